@@ -1,0 +1,103 @@
+"""Every error that a user or a caller may meet, as one tree.
+
+SwarmnodeError                     what happened; `hint`: what to do next
+├── ConfigError                    a setting is unknown, mistyped or contradicts another
+├── StorageError                   a disk is full, a folder cannot be written
+├── IdentityError
+│   └── IdentityInUse              another process runs on this key
+├── NetworkError
+│   ├── PortInUse                  the port we were told to listen on is taken
+│   ├── HostDown                   the network process is not running (it is being restarted)
+│   ├── PeerUnreachable            no connection to the peer, or it hung up
+│   ├── RequestTimeout             the peer did not answer before the deadline
+│   └── MessageTooLarge            a frame exceeds its bound
+├── TaskError                      a task cannot be found, loaded, drawn or scored
+├── ModelError                     a model cannot be found, loaded or does not fit
+├── EngineError                    a rollout engine refused a request
+├── CheckpointError                a checkpoint is damaged or belongs to something else
+└── Rejected                       what a peer sent was not accepted; `reason` is a short code for counters
+
+The CLI prints `message` and `hint` on one line each and exits with `exit_code`. Nothing else is caught there.
+"""
+
+
+class SwarmnodeError(Exception):
+    """Base of the tree.
+
+    >>> str(SwarmnodeError("the disk is full", hint="free 20 MB"))
+    'the disk is full. free 20 MB'
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}. {self.hint}" if self.hint else self.message
+
+
+class ConfigError(SwarmnodeError):
+    exit_code = 2
+
+
+class StorageError(SwarmnodeError):
+    exit_code = 3
+
+
+class IdentityError(SwarmnodeError):
+    exit_code = 4
+
+
+class IdentityInUse(IdentityError):
+    pass
+
+
+class NetworkError(SwarmnodeError):
+    exit_code = 5
+
+
+class PortInUse(NetworkError):
+    pass
+
+
+class HostDown(NetworkError):
+    pass
+
+
+class PeerUnreachable(NetworkError):
+    pass
+
+
+class RequestTimeout(NetworkError):
+    pass
+
+
+class MessageTooLarge(NetworkError):
+    pass
+
+
+class TaskError(SwarmnodeError):
+    exit_code = 6
+
+
+class ModelError(SwarmnodeError):
+    exit_code = 7
+
+
+class EngineError(SwarmnodeError):
+    exit_code = 8
+
+
+class CheckpointError(SwarmnodeError):
+    exit_code = 9
+
+
+class Rejected(SwarmnodeError):
+    """What a peer sent was not accepted. Counted by `reason`, never fatal."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason

@@ -1,0 +1,79 @@
+"""Where things live on disk: the XDG folders, or one folder for everything when SWARMNODE_HOME is set.
+
+The identity is data, not cache: emptying the cache never changes who a node is.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Folders of one node. Nothing is created until it is written to."""
+
+    config: Path
+    data: Path
+    state: Path
+    cache: Path
+
+    @property
+    def user_config(self) -> Path:
+        return self.config / "config.toml"
+
+    @property
+    def identity(self) -> Path:
+        return self.data / "identity" / "node.key"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.data / "checkpoints"
+
+    @property
+    def peers(self) -> Path:
+        return self.state / "peers.json"
+
+    @property
+    def logs(self) -> Path:
+        return self.state / "logs"
+
+    @property
+    def running(self) -> Path:
+        """Written while a node runs: pid and local HTTP port, for `swarmnode status`."""
+        return self.state / "running.json"
+
+    @property
+    def models(self) -> Path:
+        return self.cache / "models"
+
+
+def resolve_paths(home: Path | None = None, environ: Mapping[str, str] | None = None) -> Paths:
+    """Folders for `--home`, else SWARMNODE_HOME, else XDG.
+
+    >>> resolve_paths(Path("/data")).identity.as_posix()
+    '/data/data/identity/node.key'
+    """
+    env = os.environ if environ is None else environ
+    if home is None and env.get("SWARMNODE_HOME"):
+        home = Path(env["SWARMNODE_HOME"])
+    if home is not None:
+        root = home.expanduser().absolute()
+        return Paths(config=root / "config", data=root / "data", state=root / "state", cache=root / "cache")
+
+    def xdg(variable: str, fallback: str) -> Path:
+        return Path(env.get(variable) or Path.home() / fallback) / "swarmnode"
+
+    return Paths(
+        config=xdg("XDG_CONFIG_HOME", ".config"),
+        data=xdg("XDG_DATA_HOME", ".local/share"),
+        state=xdg("XDG_STATE_HOME", ".local/state"),
+        cache=xdg("XDG_CACHE_HOME", ".cache"),
+    )
+
+
+def builtin_folder(name: str) -> Path:
+    """`rewards` or `configs`: inside the wheel, or at the repository's root in an editable install."""
+    package = Path(__file__).parent
+    packed = package / "_builtin" / name
+    return packed if packed.is_dir() else package.parent / name

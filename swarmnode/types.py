@@ -1,0 +1,96 @@
+"""The nouns that travel through every folder.
+
+tasks draw an [Example] -> the engine answers with [Completion]s -> scored, they are a [RolloutGroup]
+-> the exchange shares it -> the trainer learns from it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, pstdev
+from typing import Any, Literal
+
+FinishReason = Literal["stop", "length", "abort"]
+"""stop: the policy ended its answer (EOS or a stop token); length: out of tokens; abort: we cut it."""
+
+Scores = Mapping[str, float | None]
+"""Named rewards of one completion. None means "not scored", which is not zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleKey:
+    """The name by which anyone can draw an example again from their own copy of the task."""
+
+    task: str
+    version: str
+    seed: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One question, and what its reward functions need to judge an answer."""
+
+    key: ExampleKey
+    prompt: str
+    columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Every other dataset column (`answer`, ...), handed to reward functions by name as TRL does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One sampled answer. `token_ids` include the EOS token when `finish` is "stop"."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...] | None
+    """Log-probability of each token under the distribution it was sampled from. None: a stranger's."""
+    policy_version: int
+    finish: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutGroup:
+    """One example with G completions and their scores: the unit of exchange and of training."""
+
+    example: Example
+    completions: tuple[Completion, ...]
+    scores: tuple[Scores, ...]
+    author: str
+    """Peer id of the node that sampled the completions."""
+    policy_version: int
+    """The author's policy version. Versions of different authors cannot be compared."""
+
+    def __post_init__(self) -> None:
+        if len(self.completions) != len(self.scores):
+            raise ValueError(f"{len(self.completions)} completions but {len(self.scores)} scores")
+
+    @property
+    def rewards(self) -> tuple[float | None, ...]:
+        """Total reward per completion, shape [G]."""
+        return tuple(total_reward(scores) for scores in self.scores)
+
+    @property
+    def reward_mean(self) -> float | None:
+        """Mean of the scored rewards, None when nothing was scored."""
+        return mean_or_none([r for r in self.rewards if r is not None])
+
+    @property
+    def reward_std(self) -> float | None:
+        """Population standard deviation of the scored rewards, None when nothing was scored."""
+        scored = [r for r in self.rewards if r is not None]
+        return pstdev(scored) if scored else None
+
+
+def total_reward(scores: Scores) -> float | None:
+    """Sum of the named rewards that were scored; None when none of them was.
+
+    >>> total_reward({"correct": 1.0, "format": None})
+    1.0
+    """
+    scored = [value for value in scores.values() if value is not None]
+    return float(sum(scored)) if scored else None
+
+
+def mean_or_none(values: Sequence[float]) -> float | None:
+    """Mean, or None for no values: zero would be a measurement."""
+    return fmean(values) if values else None

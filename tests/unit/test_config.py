@@ -1,0 +1,111 @@
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from swarmnode.config import KEYS, Config, load_config, presets
+from swarmnode.errors import ConfigError
+from swarmnode.paths import builtin_folder
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_each_layer_overrides_the_one_before_and_is_remembered(tmp_path: Path) -> None:
+    layers = {
+        "preset": write(tmp_path / "home.toml", "[rollout]\ngroups = 1\ngroup_size = 3\n"),
+        "user_file": write(tmp_path / "config.toml", "[rollout]\ngroups = 2\n[node]\nseed = 2\n"),
+        "config_file": write(tmp_path / "mine.toml", "[node]\nseed = 3\nrounds = 3\n"),
+    }
+    environ = {"SWARMNODE_NODE__ROUNDS": "4", "SWARMNODE_NODE__CHECKPOINT_EVERY": "4", "HOME": "/root"}
+    loaded = load_config(
+        **layers,
+        environ=environ,
+        assignments=["node.checkpoint_every=5", "node.keep_checkpoints=5"],
+        flags={"node.keep_checkpoints": 6},
+    )
+    config = loaded.config
+    assert (config.rollout.groups, config.rollout.group_size) == (2, 3)
+    assert (config.node.seed, config.node.rounds) == (3, 4)
+    assert (config.node.checkpoint_every, config.node.keep_checkpoints) == (5, 6)
+    assert loaded.origins["rollout.group_size"] == "preset home"
+    assert loaded.origins["rollout.groups"] == str(tmp_path / "config.toml")
+    assert loaded.origins["node.seed"] == f"--config {tmp_path / 'mine.toml'}"
+    assert loaded.origins["node.rounds"] == "SWARMNODE_NODE__ROUNDS"
+    assert loaded.origins["node.checkpoint_every"] == "--set"
+    assert loaded.origins["node.keep_checkpoints"] == "command line"
+    assert loaded.origins["policy.model"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("assignment", "closest"),
+    [
+        ("rollout.group=3", "rollout.groups"),
+        ("trainig.learning_rate=3", "training.learning_rate"),
+        ("learning_rate=3", "training.learning_rate"),
+    ],
+)
+def test_an_unknown_key_names_the_closest_one(assignment: str, closest: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(environ={}, assignments=[assignment])
+    assert "unknown setting" in caught.value.message
+    assert closest in caught.value.hint
+
+
+def test_an_unknown_key_far_from_all_points_to_the_list() -> None:
+    with pytest.raises(ConfigError, match="config show"):
+        load_config(environ={}, assignments=["zzz.qqq=1"])
+
+
+def test_a_wrong_value_names_the_key_the_value_and_its_origin() -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.groups = 'many'.*SWARMNODE_ROLLOUT__GROUPS"):
+        load_config(environ={"SWARMNODE_ROLLOUT__GROUPS": "many"})
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ConfigError, match="nothing to train on"):
+        load_config(environ={}, assignments=["exchange.local_groups=0", "exchange.external_groups=0"])
+
+
+def test_the_home_variable_is_not_a_setting() -> None:
+    assert load_config(environ={"SWARMNODE_HOME": "/data"}).config == Config()
+
+
+def test_a_list_can_be_given_on_the_command_line() -> None:
+    loaded = load_config(environ={}, assignments=['tasks.names=["rev", "sort"]'])
+    assert loaded.config.tasks.names == ("rev", "sort")
+
+
+@pytest.mark.parametrize("text", ["[rollout", "seed = 3", "\xff\xfe"])
+def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"broken\.toml"):
+        load_config(environ={}, config_file=path)
+
+
+def test_a_missing_config_file_is_an_error_but_a_missing_user_file_is_not(tmp_path: Path) -> None:
+    load_config(environ={}, user_file=tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_config(environ={}, config_file=tmp_path / "none.toml")
+
+
+def test_settings_cannot_be_changed_afterwards() -> None:
+    with pytest.raises(ValidationError):
+        Config().node.seed = 3  # type: ignore[misc]
+
+
+def test_every_preset_loads() -> None:
+    found = presets(builtin_folder("configs"))
+    assert "tiny" in found
+    for path in found.values():
+        load_config(environ={}, preset=path)
+
+
+def test_every_setting_is_explained_in_a_sentence() -> None:
+    for key in KEYS:
+        section, _, name = key.partition(".")
+        field = Config.model_fields[section].annotation.model_fields[name]  # type: ignore[union-attr]
+        assert field.description and field.description.strip().endswith("."), key
