@@ -1,0 +1,115 @@
+"""The seam between us and any network: what a node may ask of the host it runs on.
+
+node, exchange -> [Host] -> memory.py (one process, for tests) | p2pd.py (go-libp2p daemon)
+
+A host may lose its daemon and get it back. While it is down, calls that need it raise HostDown at once;
+subscriptions and served protocols survive and work again afterwards, so callers never re-register.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, Protocol, Self
+
+HostState = Literal["starting", "up", "restarting", "closed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A gossip message. `sender` signed it at the libp2p layer; who forwarded it does not matter."""
+
+    topic: str
+    sender: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HostStatus:
+    """What a screen shows of the network. Times are seconds since the epoch."""
+
+    state: HostState
+    since: float
+    restarts: int
+    detail: str
+    """One sentence for a person: why the state is what it is. Empty when there is nothing to say."""
+
+
+Handler = Callable[[str, bytes], Awaitable[bytes]]
+"""Called with (peer id, request bytes); returns the response bytes. Raising resets the stream."""
+
+
+class Subscription(Protocol):
+    """An endless stream of messages of one topic; our own messages are not among them.
+
+    The queue behind it is bounded: a reader that is too slow loses the oldest messages, counted in `dropped`.
+    """
+
+    @property
+    def dropped(self) -> int: ...
+
+    def __aiter__(self) -> AsyncIterator[Message]: ...
+
+    async def __anext__(self) -> Message:
+        """The next message. Raises StopAsyncIteration once the subscription or the host is closed."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+class Host(Protocol):
+    """One identity on the network. `async with host:` starts and stops it; constructors do nothing.
+
+    Peers are named by their libp2p peer id in base58. Addresses are multiaddrs as text that end in
+    `/p2p/<peer id>`. Every call has a deadline; NetworkError and its children are all that they raise.
+    """
+
+    @property
+    def peer_id(self) -> str: ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None: ...
+
+    def status(self) -> HostStatus: ...
+
+    async def addresses(self) -> tuple[str, ...]:
+        """Addresses under which others may dial us, each ending in `/p2p/<peer id>`."""
+        ...
+
+    async def peers(self) -> tuple[str, ...]:
+        """Peer ids we hold a connection to."""
+        ...
+
+    async def connect(self, address: str, *, timeout_s: float = 10.0) -> str:
+        """Dial a peer and return its id. Raises PeerUnreachable, RequestTimeout."""
+        ...
+
+    async def publish(self, topic: str, data: bytes) -> None:
+        """Gossip `data` (at most MAX_GOSSIP_BYTES). Succeeds also when nobody listens."""
+        ...
+
+    async def subscribe(self, topic: str, *, queue_size: int = 1024) -> Subscription: ...
+
+    async def serve(self, protocol: str, handler: Handler, *, max_request_bytes: int) -> None:
+        """Answer requests of `protocol`. A larger request is refused before it is read into memory."""
+        ...
+
+    async def request(
+        self, peer_id: str, protocol: str, data: bytes, *, timeout_s: float = 10.0, max_response_bytes: int
+    ) -> bytes:
+        """One request, one response. Raises PeerUnreachable, RequestTimeout, MessageTooLarge."""
+        ...
+
+    async def advertise(self, namespace: str, *, timeout_s: float = 10.0) -> None:
+        """Announce in the routing table (Kademlia provider record) that we belong to `namespace`."""
+        ...
+
+    async def find(self, namespace: str, *, limit: int = 16, timeout_s: float = 10.0) -> tuple[str, ...]:
+        """Addresses of peers that advertised `namespace`, ourselves left out."""
+        ...
+
+
+MAX_GOSSIP_BYTES = 64 * 1024
+"""Well below GossipSub's 1 MiB, over which go-libp2p drops silently. Headers are under 1 KiB anyway."""

@@ -1,0 +1,1 @@
+"""Questions in, sampled answers with their true log-probabilities out."""

@@ -1,0 +1,92 @@
+"""The Task Protocol, and the pure rules by which every node draws the same examples.
+
+[Task.examples(seed)] -> draw_train / draw_held_out -> rollout
+exchange: ExampleKey  -> redraw                      -> score again, locally
+
+A task is a stream of examples for each seed. Which examples train and which are held out is not the task's
+choice: a hash of the prompt decides (`is_held_out`), so the two can never overlap, on any node, for any task.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Protocol
+
+from swarmnode.errors import TaskError
+from swarmnode.types import Example, ExampleKey, Scores
+
+MAX_INDEX = 4096
+"""Examples per seed. Redrawing index i costs at most i draws, so a peer cannot name an expensive one."""
+
+MAX_SEED = 2**63 - 1
+
+HELD_OUT_SHARE = 5
+"""One prompt in five is held out for evaluation."""
+
+
+class Task(Protocol):
+    """A source of questions with a local judge.
+
+    `version` must change whenever `examples` or `score` would give another result: nodes exchange rollouts
+    only when both name and version agree.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> str: ...
+
+    def examples(self, seed: int) -> Iterable[Example]:
+        """The examples of one seed, in order; the same for the same seed, everywhere. May be endless."""
+        ...
+
+    def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
+        """Named rewards per completion, in order. None: this reward does not apply. Raises TaskError."""
+        ...
+
+
+def is_held_out(prompt: str) -> bool:
+    """Whether a prompt belongs to the evaluation draw. Depends on nothing but its text."""
+    return hashlib.blake2b(prompt.encode(), digest_size=8).digest()[0] % HELD_OUT_SHARE == 0
+
+
+def draw_train(task: Task, seed: int) -> Iterator[Example]:
+    """Training examples of one seed: those within MAX_INDEX that are not held out."""
+    return (e for e in islice(task.examples(seed), MAX_INDEX) if not is_held_out(e.prompt))
+
+
+def draw_held_out(task: Task, seed: int) -> Iterator[Example]:
+    """Evaluation examples of one seed. No node ever trains on them."""
+    return (e for e in islice(task.examples(seed), MAX_INDEX) if is_held_out(e.prompt))
+
+
+def redraw(task: Task, key: ExampleKey) -> Example:
+    """Draw the example that `key` names from our own copy of the task.
+
+    Raises TaskError when the key is out of bounds, names nothing, or names a held-out example.
+    """
+    if (key.task, key.version) != (task.name, task.version):
+        raise TaskError(f"task {key.task} {key.version} is not {task.name} {task.version}")
+    if not (0 <= key.seed <= MAX_SEED and 0 <= key.index < MAX_INDEX):
+        raise TaskError(f"seed {key.seed} or index {key.index} is out of bounds")
+    example = next(islice(task.examples(key.seed), key.index, None), None)
+    if example is None:
+        raise TaskError(f"{task.name} has no example {key.index} for seed {key.seed}")
+    if is_held_out(example.prompt):
+        raise TaskError(f"{task.name} example {key.index} of seed {key.seed} is held out for evaluation")
+    return example
+
+
+def score_strictly(task: Task, example: Example, completions: Sequence[str]) -> tuple[Scores, ...]:
+    """`task.score`, with the length and every number checked, so that a broken judge is an error and not a zero."""
+    scores = task.score(example, completions)
+    if len(scores) != len(completions):
+        raise TaskError(
+            f"{task.name}.score returned {len(scores)} results for {len(completions)} completions"
+        )
+    for named in scores:
+        for name, value in named.items():
+            if value is not None and not (float("-inf") < value < float("inf")):
+                raise TaskError(f"{task.name}.score: reward {name!r} is {value}, not a finite number")
+    return tuple(scores)
