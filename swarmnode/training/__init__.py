@@ -1,0 +1,1 @@
+"""From scored rollout groups to a new policy version."""

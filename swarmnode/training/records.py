@@ -1,0 +1,47 @@
+"""What training reports and a checkpoint remembers. No torch here: node and tests read these without it.
+
+trainer.py, evaluation.py, checkpoint.py -> [records] -> node
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+
+@dataclass(slots=True)
+class TrainReport:
+    """What one round of training did. None means that there was nothing to measure."""
+
+    own_groups: int = 0
+    external_groups: int = 0
+    zero_advantage_own: int = 0
+    zero_advantage_external: int = 0
+    tokens: int = 0
+    optimizer_steps: int = 0
+    loss: float | None = None
+    grad_norm: float | None = None
+    clipped_share: float | None = None
+    engine_gap: float | None = None
+    """Mean |log-probability of the engine - of the trainer| per own token of the first step, in nats."""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Mean reward per task on held-out examples, and the mean over tasks. None: nothing was scored."""
+
+    per_task: Mapping[str, float | None]
+    mean: float | None
+
+
+class Counters(msgspec.Struct, kw_only=True):
+    """Numbers that continue over restarts. None: not measured yet."""
+
+    round: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    reward_first: float | None = None
+    reward_last: float | None = None
+    evaluated_round: int | None = None
+    external_groups_trained: dict[str, int] = {}

@@ -1,0 +1,222 @@
+"""One round of learning: groups in, a new policy version out.
+
+exchange, rollout -> [trainer] -> policy.version + 1 -> engine, checkpoint
+
+GRPO on LoRA parameters as SAPO trains (section 4): group-normalised advantages, asymmetric clip, no KL.
+External groups are treated as if our own policy had sampled them: the ratio's denominator is our policy at
+the start of the round.
+"""
+
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from swarmnode.config import TrainingConfig
+from swarmnode.errors import ModelError
+from swarmnode.training.logprob import completion_logprobs
+from swarmnode.training.loss import clipped_policy_loss
+from swarmnode.training.packing import MicroBatch, TrainingSample, micro_batches, to_samples
+from swarmnode.training.policy import Policy
+from swarmnode.training.records import TrainReport
+from swarmnode.types import RolloutGroup, mean_or_none
+
+log = logging.getLogger(__name__)
+
+ADAM_BETAS = (0.9, 0.99)
+SMALLEST_MICRO_BATCH = 64
+"""Tokens below which halving the micro-batch cannot help any more."""
+
+Result = TypeVar("Result")
+OldLogprobs = dict[int, Tensor]
+"""id(sample) -> log-probabilities of its tokens before the round."""
+
+
+@dataclass(slots=True)
+class _StepSums:
+    """Sums over the micro-batches of one optimizer step."""
+
+    loss: float = 0.0
+    clipped: int = 0
+    gap: float = 0.0
+    gap_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Round:
+    """Per-step measurements of one round, before they become a report."""
+
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    clipped: int = 0
+    gap: float | None = None
+
+
+class Trainer:
+    """Owns the optimizer of one policy's adapter. Calls block; the node has a worker thread for them."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        config: TrainingConfig,
+        *,
+        temperature: float,
+        seed: int,
+        render: Callable[[str], tuple[int, ...]],
+    ) -> None:
+        self.policy = policy
+        self.config = config
+        self.temperature = temperature
+        self.seed = seed
+        self.render = render
+        self.micro_batch_tokens = config.micro_batch_tokens
+        self.optimizer = torch.optim.AdamW(
+            list(policy.trainable().values()), lr=config.learning_rate, betas=ADAM_BETAS, weight_decay=0.0
+        )
+
+    def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport:
+        """Train on the groups that have a gradient, and raise the policy version by one.
+
+        The model stays in eval mode: with dropout the ratio would compare two different networks.
+        Without a single such group no optimizer step is taken (Adam would move on momentum alone) and the
+        version stays.
+        """
+        started = time.perf_counter()
+        report = TrainReport()
+        samples = self._samples(own, external, report)
+        measured = _Round()
+        steps = self._shuffled_steps(samples)
+        old = self._old_logprobs([sample for step in steps[1:] for sample in step])
+        for number, step in enumerate(steps):
+            self._optimizer_step(step, old, measured, first=number == 0)
+        report.optimizer_steps = len(measured.losses)
+        report.tokens = sum(len(sample.completion_ids) for sample in samples)
+        report.loss = mean_or_none(measured.losses)
+        report.grad_norm = mean_or_none(measured.norms)
+        report.clipped_share = measured.clipped / report.tokens if report.tokens else None
+        report.engine_gap = measured.gap
+        report.seconds = time.perf_counter() - started
+        self.policy.version += 1 if samples else 0
+        return report
+
+    def _samples(
+        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], report: TrainReport
+    ) -> list[TrainingSample]:
+        samples: list[TrainingSample] = []
+        for group, is_external in [(g, False) for g in own] + [(g, True) for g in external]:
+            found = to_samples(group, self.render(group.example.prompt), external=is_external)
+            if is_external:
+                report.external_groups += found is not None
+                report.zero_advantage_external += found is None
+            else:
+                report.own_groups += found is not None
+                report.zero_advantage_own += found is None
+            samples.extend(found or ())
+        return samples
+
+    def _shuffled_steps(self, samples: Sequence[TrainingSample]) -> list[list[TrainingSample]]:
+        order = list(samples)
+        random.Random(f"{self.seed}:{self.policy.version}").shuffle(order)
+        size = self.config.sequences_per_step
+        return [order[i : i + size] for i in range(0, len(order), size)]
+
+    def _old_logprobs(self, samples: Sequence[TrainingSample]) -> OldLogprobs:
+        """Log-probabilities before the round's first update.
+
+        Samples of the first step need none: policy and old policy are the same there, the ratio is 1.
+        """
+
+        @torch.no_grad()
+        def measure() -> OldLogprobs:
+            old: OldLogprobs = {}
+            for batch in micro_batches(samples, self.micro_batch_tokens, self.policy.device):
+                flat_N = completion_logprobs(self.policy.model, batch, self.temperature)
+                old.update(zip(map(id, batch.samples), _rows(flat_N, batch), strict=True))
+            return old
+
+        return self._with_memory_to_spare(measure)
+
+    def _optimizer_step(
+        self, step: Sequence[TrainingSample], old: OldLogprobs, measured: _Round, *, first: bool
+    ) -> None:
+        sums = self._with_memory_to_spare(lambda: self._accumulate(step, old))
+        norm = torch.nn.utils.clip_grad_norm_(self.policy.trainable().values(), self.config.grad_clip)
+        if torch.isfinite(norm):
+            self.optimizer.step()
+            measured.losses.append(sums.loss)
+            measured.norms.append(norm.item())
+            measured.clipped += sums.clipped
+        else:
+            log.warning("skipped an optimizer step: the gradient norm is %s", norm.item())
+        self.optimizer.zero_grad(set_to_none=True)
+        if first and sums.gap_tokens:
+            measured.gap = sums.gap / sums.gap_tokens
+
+    def _with_memory_to_spare(self, work: Callable[[], Result]) -> Result:
+        """Do the work; out of memory, halve the micro-batch and do it again from its start."""
+        while True:
+            try:
+                return work()
+            except torch.OutOfMemoryError as error:
+                self.optimizer.zero_grad(set_to_none=True)
+                if self.micro_batch_tokens // 2 < SMALLEST_MICRO_BATCH:
+                    raise ModelError(
+                        "out of memory with the smallest micro-batch",
+                        hint="use a smaller --model or --set rollout.max_tokens=...",
+                    ) from error
+                self.micro_batch_tokens //= 2
+                log.warning(
+                    "out of memory: micro-batch halved to %d tokens, the step is repeated",
+                    self.micro_batch_tokens,
+                )
+            torch.cuda.empty_cache()
+
+    def _accumulate(self, step: Sequence[TrainingSample], old: OldLogprobs) -> _StepSums:
+        """Gradient of one optimizer step, summed over its micro-batches."""
+        normaliser = float(sum(len(sample.completion_ids) for sample in step))
+        sums = _StepSums()
+        for batch in micro_batches(step, self.micro_batch_tokens, self.policy.device):
+            logprobs_N = completion_logprobs(self.policy.model, batch, self.temperature)
+            own_N = logprobs_N.detach()
+            result = clipped_policy_loss(
+                logprobs_N,
+                _old_or_own(batch, old, own_N),
+                _per_token(batch),
+                clip_low=self.config.clip_low,
+                clip_high=self.config.clip_high,
+                normaliser=normaliser,
+            )
+            result.loss.backward()
+            sums.loss += result.loss.item()
+            sums.clipped += int(result.clipped)
+            _add_engine_gap(sums, batch, own_N)
+        return sums
+
+
+def _rows(flat_N: Tensor, batch: MicroBatch) -> tuple[Tensor, ...]:
+    """Cut per-token values of a batch into one tensor per completion."""
+    return flat_N.split([len(sample.completion_ids) for sample in batch.samples])
+
+
+def _per_token(batch: MicroBatch) -> Tensor:
+    counts = torch.tensor([len(s.completion_ids) for s in batch.samples], device=batch.advantages_B.device)
+    return batch.advantages_B.repeat_interleave(counts)
+
+
+def _old_or_own(batch: MicroBatch, old: OldLogprobs, own_N: Tensor) -> Tensor:
+    """Old log-probabilities, and the current ones for samples whose ratio is 1 by construction."""
+    rows = zip(batch.samples, _rows(own_N, batch), strict=True)
+    return torch.cat([old.get(id(sample), row) for sample, row in rows])
+
+
+def _add_engine_gap(sums: _StepSums, batch: MicroBatch, logprobs_N: Tensor) -> None:
+    for sample, row in zip(batch.samples, _rows(logprobs_N, batch), strict=True):
+        if sample.behaviour_logprobs is not None:
+            recorded = torch.tensor(sample.behaviour_logprobs, device=row.device)
+            sums.gap += float((recorded - row).abs().sum())
+            sums.gap_tokens += len(row)

@@ -1,0 +1,73 @@
+"""A random two-layer Qwen2 as base model, and rollout groups for it."""
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from swarmnode.config import PolicyConfig
+from swarmnode.training.policy import BaseModel, Policy
+from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup
+
+VOCABULARY = 40
+EOS = 1
+
+
+@pytest.fixture
+def base() -> BaseModel:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
+        eos_token_id=EOS,
+        pad_token_id=0,
+    )
+    model = Qwen2ForCausalLM(config).eval()
+    return BaseModel("random", model, SimpleNamespace(eos_token_id=EOS), "fingerprint")
+
+
+@pytest.fixture
+def policy(base: BaseModel) -> Policy:
+    return Policy(base, PolicyConfig(lora_rank=4, lora_alpha=8), seed=0)
+
+
+@pytest.fixture
+def nudged(policy: Policy) -> Policy:
+    """A policy whose adapter is not the identity any more."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in policy.trainable().values():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return policy
+
+
+@pytest.fixture
+def group() -> Callable[..., RolloutGroup]:
+    def make(
+        completions: Sequence[Sequence[int]],
+        rewards: Sequence[float | None],
+        *,
+        logprobs: Sequence[Sequence[float]] | None = None,
+        author: str = "me",
+        prompt: str = "prompt",
+        **extra: Any,
+    ) -> RolloutGroup:
+        key = ExampleKey("fake", "1", 0, 0)
+        answers = tuple(
+            Completion(
+                "", tuple(ids), tuple(logprobs[i]) if logprobs else None, 0, extra.get("finish", "stop")
+            )
+            for i, ids in enumerate(completions)
+        )
+        scores = tuple({"correct": reward} for reward in rewards)
+        return RolloutGroup(Example(key, prompt), answers, scores, author, 0)
+
+    return make

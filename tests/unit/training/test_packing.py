@@ -1,0 +1,58 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnode.errors import EngineError
+from swarmnode.training.packing import TrainingSample, micro_batches, to_samples
+from swarmnode.types import RolloutGroup
+
+CPU = torch.device("cpu")
+lengths = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30)), min_size=1, max_size=40)
+
+
+def sample(prompt: int, completion: int) -> TrainingSample:
+    return TrainingSample((3,) * prompt, (4,) * completion, 0.5, None, external=False)
+
+
+@given(lengths, st.integers(16, 200))
+def test_every_sample_travels_once_and_no_batch_exceeds_the_budget(
+    lengths: list[tuple[int, int]], budget: int
+) -> None:
+    samples = [sample(*pair) for pair in lengths]
+    batches = list(micro_batches(samples, budget, CPU))
+    assert sorted(id(s) for b in batches for s in b.samples) == sorted(map(id, samples))
+    assert all(b.input_ids_BT.numel() <= budget or len(b.samples) == 1 for b in batches)
+
+
+def test_the_mask_covers_exactly_the_completion_with_its_end() -> None:
+    one = TrainingSample((5, 6), (7, 1), 0.5, None, external=False)
+    other = TrainingSample((5,), (7, 8, 9, 1), -0.5, None, external=True)
+    (batch,) = micro_batches([one, other], 100, CPU)
+    assert batch.completion_mask_BT.tolist() == [
+        [False, False, True, True, False],
+        [False, True, True, True, True],
+    ]
+    assert batch.input_ids_BT.tolist() == [[5, 6, 7, 1, 0], [5, 7, 8, 9, 1]]
+
+
+def test_a_group_of_equal_rewards_yields_no_samples(group: Callable[..., RolloutGroup]) -> None:
+    assert to_samples(group([[7, 1], [8, 1]], [1.0, 1.0]), (2,), external=False) is None
+
+
+def test_the_end_token_is_trained(group: Callable[..., RolloutGroup]) -> None:
+    samples = to_samples(group([[7, 1], [8, 1]], [1.0, 0.0]), (2,), external=False)
+    assert samples is not None and [s.completion_ids for s in samples] == [(7, 1), (8, 1)]
+
+
+def test_an_aborted_or_unscored_completion_is_not_trained_on(group: Callable[..., RolloutGroup]) -> None:
+    unscored = to_samples(group([[7, 1], [8, 1], [9, 1]], [1.0, 0.0, None]), (2,), external=False)
+    assert unscored is not None and len(unscored) == 2
+    assert to_samples(group([[7], [8]], [1.0, 0.0], finish="abort"), (2,), external=False) == []
+
+
+def test_an_empty_prompt_is_an_error() -> None:
+    with pytest.raises(EngineError, match="at least one prompt"):
+        list(micro_batches([TrainingSample((), (4,), 0.5, None, external=False)], 100, CPU))
