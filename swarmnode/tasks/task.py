@@ -79,7 +79,7 @@ def redraw(task: Task, key: ExampleKey) -> Example:
 
 
 def score_strictly(task: Task, example: Example, completions: Sequence[str]) -> tuple[Scores, ...]:
-    """`task.score`, with the length and every number checked, so that a broken judge is an error and not a zero."""
+    """`task.score`, with length and numbers checked: a broken judge is an error and not a zero."""
     scores = task.score(example, completions)
     if len(scores) != len(completions):
         raise TaskError(

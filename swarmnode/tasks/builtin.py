@@ -1,0 +1,134 @@
+"""Eight small procedural tasks, endless and without a download: what a fresh machine trains on.
+
+[rev sort next bitop pop max bin gcd] -> draw_train -> rollout -> exact_match
+
+Every prompt reads `<task> <query>=`; every answer has at most nine characters, short enough for the tiny
+policy (`training/tiny.py`). An example depends on nothing but the task's name and version, the seed and the
+index: the draw comes from BLAKE2b and not from `random`, whose `randint` and `choice` may differ between
+Python versions, so two nodes draw the same example on any platform, now and in ten years.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from swarmnode.tasks.rewards import load_reward, score_with
+from swarmnode.types import Example, ExampleKey
+
+VERSION = "1"
+"""Change it with any draw below: nodes exchange rollouts only when versions agree."""
+
+_ALPHABET = "abcdefghijklmnopqrstuvwxyz"
+_DIGITS = "0123456789"
+
+
+class StableRandom:
+    """Random numbers that are the same on every platform: BLAKE2b of a name and a counter.
+
+    >>> StableRandom("rev/1/0/0").between(0, 99)
+    45
+    """
+
+    def __init__(self, name: str) -> None:
+        self._words = _words(name)
+
+    def between(self, low: int, high: int) -> int:
+        """A whole number from `low` to `high`, both included. Off uniform by less than one part in 2**40."""
+        return low + next(self._words) % (high - low + 1)
+
+    def text(self, alphabet: str, shortest: int, longest: int) -> str:
+        """From `shortest` to `longest` characters, each drawn from `alphabet`."""
+        length = self.between(shortest, longest)
+        return "".join(alphabet[self.between(0, len(alphabet) - 1)] for _ in range(length))
+
+
+def _words(name: str) -> Iterator[int]:
+    """64-bit words without end."""
+    for block in count():
+        digest = hashlib.blake2b(f"{name}/{block}".encode()).digest()
+        yield from (int.from_bytes(digest[at : at + 8], "little") for at in range(0, len(digest), 8))
+
+
+Question = tuple[str, str]
+"""A query and its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProceduralTask:
+    """A task that is a function from random numbers to a question."""
+
+    name: str
+    ask: Callable[[StableRandom], Question]
+    version: str = VERSION
+
+    def examples(self, seed: int) -> Iterator[Example]:
+        """Examples without end."""
+        for index in count():
+            query, answer = self.ask(StableRandom(f"{self.name}/{self.version}/{seed}/{index}"))
+            key = ExampleKey(self.name, self.version, seed, index)
+            yield Example(key, f"{self.name} {query}=", {"answer": answer})
+
+    def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
+        """1.0 for the answer and nothing else, white space around it aside."""
+        return score_with({"correct": load_reward("exact_match")}, example, completions)
+
+
+def _reverse(random: StableRandom) -> Question:
+    word = random.text(_ALPHABET[:20], 3, 4)
+    return word, word[::-1]
+
+
+def _sort(random: StableRandom) -> Question:
+    digits = random.text(_DIGITS, 3, 5)
+    return digits, "".join(sorted(digits))
+
+
+def _next_letters(random: StableRandom) -> Question:
+    word = random.text(_ALPHABET[:25], 3, 4)
+    return word, "".join(chr(ord(letter) + 1) for letter in word)
+
+
+def _bit_operation(random: StableRandom) -> Question:
+    left, right = random.between(0, 31), random.between(0, 31)
+    results = {"&": left & right, "|": left | right, "^": left ^ right}
+    operator = "&|^"[random.between(0, 2)]
+    return f"{left:05b}{operator}{right:05b}", f"{results[operator]:05b}"
+
+
+def _count_ones(random: StableRandom) -> Question:
+    bits = random.text("01", 4, 9)
+    return bits, str(bits.count("1"))
+
+
+def _largest_digit(random: StableRandom) -> Question:
+    digits = random.text(_DIGITS, 3, 6)
+    return digits, max(digits)
+
+
+def _octal_to_binary(random: StableRandom) -> Question:
+    octal = random.text("01234567", 2, 3)
+    return octal, "".join(f"{int(digit):03b}" for digit in octal)
+
+
+def _greatest_common_divisor(random: StableRandom) -> Question:
+    # Numbers with a common factor on purpose: of two plain random numbers, the answer is 1 in 61 % of cases.
+    factor = random.between(1, 9)
+    left, right = factor * random.between(1, 6), factor * random.between(1, 6)
+    return f"{left},{right}", str(math.gcd(left, right))
+
+
+BUILTIN_TASKS = tuple(
+    ProceduralTask(name, ask)
+    for name, ask in {
+        "rev": _reverse,
+        "sort": _sort,
+        "next": _next_letters,
+        "bitop": _bit_operation,
+        "pop": _count_ones,
+        "max": _largest_digit,
+        "bin": _octal_to_binary,
+        "gcd": _greatest_common_divisor,
+    }.items()
+)

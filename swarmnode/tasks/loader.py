@@ -1,0 +1,166 @@
+"""From the name a user types to a Task: one of ours, or ten lines of Python in a file.
+
+"rev" | "builtin" | "path/to/my_task.py" -> [load_tasks] -> draw_round
+
+A task file has at most three functions, the last two optional:
+
+    def examples(seed):                      # the same examples for the same seed, on every machine
+        for number in range(100):
+            yield f"{number} + {seed % 10} =", str(number + seed % 10)
+
+    def reward(completions, answer, **columns):    # TRL's contract; without it: exact match with the answer
+        return [1.0 if c.strip() == a else 0.0 for c, a in zip(completions, answer)]
+
+    def version():                           # only when the examples depend on more than this file
+        return "questions.jsonl of 2025-01-07"
+
+`examples` yields a (prompt, answer) pair, a dictionary with "prompt" and any other columns, or a bare prompt.
+Further functions named `reward_...` add to the reward. The task is called after the file.
+"""
+
+import difflib
+import hashlib
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from swarmnode.errors import TaskError
+from swarmnode.tasks.builtin import BUILTIN_TASKS
+from swarmnode.tasks.rewards import Reward, load_reward, score_with
+from swarmnode.tasks.source import load_source, where
+from swarmnode.tasks.task import Task
+from swarmnode.types import Example, ExampleKey
+
+ALL_BUILTIN = "builtin"
+"""Stands for every built-in task."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+"""Task names travel in headers and metrics."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileTask:
+    """A task that lives in a Python file of the user. Two files with one name but other text never exchange:
+    the version is a digest of the source."""
+
+    name: str
+    version: str
+    path: Path
+    draw: Callable[[int], Iterable[Any]]
+    rewards: Mapping[str, Reward]
+
+    def examples(self, seed: int) -> Iterator[Example]:
+        """The file's own examples. Raises TaskError when it fails or yields something else."""
+        for index, row in enumerate(self._rows(seed)):
+            prompt, columns = _columns(row, self.path)
+            yield Example(ExampleKey(self.name, self.version, seed, index), prompt, columns)
+
+    def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
+        """The file's own rewards."""
+        return score_with(self.rewards, example, completions)
+
+    def _rows(self, seed: int) -> Iterator[Any]:
+        try:
+            yield from self.draw(seed)
+        except Exception as error:
+            raise TaskError(f"{self.path}: examples({seed}) failed: {error!r}", hint=where(error)) from error
+
+
+def load_tasks(specs: Iterable[str]) -> tuple[Task, ...]:
+    """Load several tasks, `builtin` standing for all eight of ours. Raises TaskError when two share a name.
+
+    >>> [task.name for task in load_tasks(["rev", "sort"])]
+    ['rev', 'sort']
+    """
+    tasks: dict[str, Task] = {}
+    for spec in specs:
+        for task in BUILTIN_TASKS if spec == ALL_BUILTIN else (load_task(spec),):
+            if task.name in tasks:
+                raise TaskError(f"two tasks are called {task.name}", hint="name each task once")
+            tasks[task.name] = task
+    if not tasks:
+        raise TaskError("there is no task to train on", hint=f"name one, or {ALL_BUILTIN}")
+    return tuple(tasks.values())
+
+
+def load_task(spec: str) -> Task:
+    """Load one task: a built-in one by name, or a Python file.
+
+    >>> load_task("rev").version
+    '1'
+    """
+    if spec.endswith(".py"):
+        return _load_file(Path(spec))
+    for task in BUILTIN_TASKS:
+        if task.name == spec:
+            return task
+    raise _unknown(spec)
+
+
+def _unknown(spec: str) -> TaskError:
+    names = [task.name for task in BUILTIN_TASKS]
+    close = difflib.get_close_matches(spec, names, n=1)
+    hint = (
+        f"did you mean {close[0]}?"
+        if close
+        else f"built in are {', '.join(names)}; or give a path to a .py file"
+    )
+    return TaskError(f"there is no task {spec!r}", hint=hint)
+
+
+def _load_file(path: Path) -> Task:
+    if not _NAME.fullmatch(path.stem):
+        raise TaskError(f"{path.name} is no name for a task", hint="use letters, digits, dots, - and _")
+    source = load_source(path)
+    draw = vars(source.module).get("examples")
+    if not inspect.isfunction(draw) or not inspect.signature(draw).parameters:
+        raise TaskError(
+            f"{path} has no function examples(seed)", hint="write: def examples(seed): yield prompt, answer"
+        )
+    version = _version(source.module, source.digest, path)
+    return FileTask(path.stem, version, source.path, draw, _rewards(source.module))
+
+
+def _rewards(module: ModuleType) -> dict[str, Reward]:
+    """`reward` and every `reward_<name>` of the file; exact match when there is none."""
+    found = {
+        name.removeprefix("reward_"): function
+        for name, function in vars(module).items()
+        if (name == "reward" or name.startswith("reward_")) and callable(function)
+    }
+    return found or {"correct": load_reward("exact_match")}
+
+
+def _version(module: ModuleType, digest: str, path: Path) -> str:
+    """The digest of the source, mixed with what the file's own `version()` says."""
+    version = vars(module).get("version")
+    if not callable(version):
+        return digest
+    try:
+        text = f"{digest}/{version()}"
+    except Exception as error:
+        raise TaskError(f"{path}: version() failed: {error!r}", hint=where(error)) from error
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _columns(row: Any, path: Path) -> tuple[str, dict[str, Any]]:
+    """The prompt and the other columns of what `examples` yielded."""
+    match row:
+        case str():
+            prompt, columns = row, {}
+        case (prompt, str(answer)):
+            columns = {"answer": answer}
+        case {"prompt": prompt, **columns}:
+            columns = cast(dict[str, Any], columns)
+        case _:
+            raise TaskError(
+                f"{path}: examples yielded {row!r:.80}",
+                hint='yield (prompt, answer), {"prompt": ..., "answer": ...} or a prompt, all text',
+            )
+    if not (isinstance(prompt, str) and prompt):
+        raise TaskError(f"{path}: a prompt is {prompt!r:.80}", hint="a prompt is a text that is not empty")
+    return prompt, columns

@@ -1,0 +1,57 @@
+"""Which examples a round trains on: a fair share of every task, fresh each round, cheap to draw again.
+
+tasks -> [draw_round] -> one round of examples -> rollout
+
+Pure: the same node seed and round give the same examples, so a node that resumes goes on where it was. Every
+round has a seed of its own, and examples come from the beginning of it, so that a stranger who draws
+one again needs a handful of draws and not thousands.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from itertools import chain, cycle, islice
+
+from swarmnode.errors import TaskError
+from swarmnode.tasks.task import MAX_SEED, Task, draw_train
+from swarmnode.types import Example
+
+MAX_SEEDS_PER_ROUND = 64
+"""How many seeds of a finite task may be read for one round before we call it too small."""
+
+
+def round_seed(node_seed: int, round_index: int, attempt: int = 0) -> int:
+    """The seed of one round of one node: no two agree but by an accident of one in 2**63.
+
+    >>> round_seed(0, 1) != round_seed(1, 0)
+    True
+    """
+    name = f"{node_seed}/{round_index}/{attempt}".encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") & MAX_SEED
+
+
+def draw_round(tasks: Sequence[Task], node_seed: int, round_index: int, count: int) -> list[Example]:
+    """Training examples of one round: `count` of them, the tasks taking turns.
+
+    The turn begins with another task each round, so that few examples a round still reach all tasks.
+    Raises TaskError when a task has too few training examples.
+    """
+    streams = {task.name: _stream(task, node_seed, round_index) for task in tasks}
+    first = round_index * count % len(tasks)
+    turns = islice(cycle(tasks), first, first + count)
+    return [_take(task, streams[task.name]) for task in turns]
+
+
+def _stream(task: Task, node_seed: int, round_index: int) -> Iterator[Example]:
+    """Training examples of the round's seed, then of further ones where the task's are finite."""
+    seeds = (round_seed(node_seed, round_index, attempt) for attempt in range(MAX_SEEDS_PER_ROUND))
+    return chain.from_iterable(draw_train(task, seed) for seed in seeds)
+
+
+def _take(task: Task, stream: Iterator[Example]) -> Example:
+    example = next(stream, None)
+    if example is None:
+        raise TaskError(
+            f"{task.name} has too few training examples for one round",
+            hint=f"try: swarmnode task check {task.name}",
+        )
+    return example

@@ -1,0 +1,234 @@
+"""Reward functions: found by name, called on TRL's contract unchanged, and never believed blindly.
+
+example + completions -> [call_reward] -> one finite number or None per completion
+
+TRL passes prompts, completions, completion_ids and every dataset column by keyword, to a sync or an async
+function, and does not check what comes back (trl#6533). We pass a function only what its signature accepts,
+and raise TaskError when a result has the wrong length or type or is not finite.
+"""
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import logging
+import math
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from numbers import Real
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from swarmnode.errors import TaskError
+from swarmnode.tasks.source import load_source, where
+from swarmnode.types import Example
+
+Reward = Callable[..., Any]
+"""`fn(prompts, completions, completion_ids=None, **columns) -> list[float | None]`, or a coroutine of it."""
+
+_PACKAGE = "_swarmnode_rewards"
+"""Name under which the built-in rewards are imported: `rewards` may well be the user's own package."""
+
+_MODULES = ("exact", "format", "length", "math")
+
+_RESERVED = frozenset(
+    {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
+)
+"""Arguments of the contract, which no column may be named after."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerState:
+    """What a reward may ask of TRL's trainer. Always the beginning: the same text must score the same on
+    every node, so a reward cannot depend on how far one node has come."""
+
+    global_step: int = 0
+    max_steps: int = 0
+    epoch: float = 0.0
+
+
+def load_reward(spec: str) -> Reward:
+    """Find a reward: `exact_match` (ours), `rewards.format:think_format` (ours), `path/file.py:function` or
+    `installed.module:function`.
+
+    >>> load_reward("exact_match")(["2+2="], ["4"], answer=["4"])
+    [1.0]
+    """
+    origin, _, name = spec.rpartition(":")
+    reward = vars(_module(origin)).get(name) if origin else _builtin_rewards().get(name)
+    if not callable(reward):
+        raise TaskError(f"there is no reward {spec!r}", hint=f"ours are {', '.join(builtin_rewards())}")
+    return reward
+
+
+def builtin_rewards() -> list[str]:
+    """Names of the reward functions that come with swarmnode."""
+    return list(_builtin_rewards())
+
+
+@cache
+def _builtin_rewards() -> dict[str, Reward]:
+    return {
+        name: value
+        for module in map(_builtin, _MODULES)
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and _is_reward(value)
+    }
+
+
+def _is_reward(function: Callable[..., Any]) -> bool:
+    return list(inspect.signature(function).parameters)[:2] == ["prompts", "completions"]
+
+
+def _module(origin: str) -> ModuleType:
+    if origin.endswith(".py"):
+        return load_source(Path(origin)).module
+    package, _, module = origin.partition(".")
+    if package == "rewards" and module in _MODULES:
+        return _builtin(module)
+    try:
+        return importlib.import_module(origin)
+    except ImportError as error:
+        raise TaskError(
+            f"cannot import {origin}: {error}", hint="is it installed in this environment?"
+        ) from error
+
+
+def _builtin(module: str) -> ModuleType:
+    if _PACKAGE not in sys.modules:
+        _import_package(_builtin_folder())
+    return importlib.import_module(f"{_PACKAGE}.{module}")
+
+
+def _builtin_folder() -> Path:
+    """Where the wheel puts `rewards/`, or the repository's own in an editable install."""
+    package = Path(__file__).parents[1]
+    installed = package / "_builtin" / "rewards"
+    return installed if installed.is_dir() else package.parent / "rewards"
+
+
+def _import_package(folder: Path) -> None:
+    location = folder / "__init__.py"
+    spec = importlib.util.spec_from_file_location(
+        _PACKAGE, location, submodule_search_locations=[str(folder)]
+    )
+    if spec is None or spec.loader is None or not location.is_file():
+        raise TaskError(f"the built-in rewards are missing from {folder}", hint="install swarmnode again")
+    package = importlib.util.module_from_spec(spec)
+    sys.modules[_PACKAGE] = package
+    spec.loader.exec_module(package)
+
+
+def call_reward(
+    reward: Reward,
+    prompts: Sequence[str],
+    completions: Sequence[str],
+    completion_ids: Sequence[Sequence[int]] | None = None,
+    columns: Mapping[str, Sequence[Any]] | None = None,
+) -> list[float | None]:
+    """Call any TRL reward with what it accepts, and check its answer. None stays None.
+
+    Blocks until an async reward is done, so call it off the event loop. Raises TaskError.
+
+    >>> call_reward(lambda completions, **columns: [len(c) for c in completions], ["?"], ["four"])
+    [4.0]
+    """
+    columns = columns or {}
+    if clash := _RESERVED & columns.keys():
+        raise TaskError(
+            f"column {min(clash)!r} has the name of an argument of rewards", hint="rename the column"
+        )
+    arguments: dict[str, Any] = {
+        "prompts": list(prompts),
+        "completions": list(completions),
+        "trainer_state": TrainerState(),
+        "log_extra": _log_value,
+        "log_metric": _log_value,
+        **{name: list(values) for name, values in columns.items()},
+    }
+    if completion_ids is not None:
+        arguments["completion_ids"] = [list(ids) for ids in completion_ids]
+    accepted = _accepted(reward, arguments)
+    try:
+        result = reward(**accepted)
+        if inspect.isawaitable(result):
+            result = _wait(result)
+    except Exception as error:
+        raise TaskError(f"reward {_name(reward)} failed: {error!r}", hint=where(error)) from error
+    return _checked(reward, result, len(completions))
+
+
+def score_with(
+    rewards: Mapping[str, Reward], example: Example, completions: Sequence[str]
+) -> list[Mapping[str, float | None]]:
+    """Score the completions of one example with several named rewards: what `Task.score` returns."""
+    count = len(completions)
+    prompts = [example.prompt] * count
+    columns = {name: [value] * count for name, value in example.columns.items()}
+    values = [call_reward(reward, prompts, completions, columns=columns) for reward in rewards.values()]
+    return [dict(zip(rewards, row, strict=True)) for row in zip(*values, strict=True)]
+
+
+def _accepted(reward: Reward, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that the function takes. Raises TaskError when it needs one that we do not have."""
+    try:
+        parameters = inspect.signature(reward).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise TaskError(f"reward {reward!r:.80} cannot be called: {error}") from error
+    keywords = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    for parameter in keywords:
+        if parameter.default is parameter.empty and parameter.name not in arguments:
+            columns = ", ".join(sorted(arguments.keys() - _RESERVED)) or "none"
+            raise TaskError(
+                f"reward {_name(reward)} needs {parameter.name!r}, which the example does not have",
+                hint=f"its columns are: {columns}",
+            )
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return dict(arguments)
+    return {p.name: arguments[p.name] for p in keywords if p.name in arguments}
+
+
+def _wait(awaitable: Awaitable[Any]) -> Any:
+    """Run an async reward to its end. In a thread of its own, because the caller's may already run a loop."""
+
+    async def result() -> Any:
+        return await awaitable
+
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(lambda: asyncio.run(result())).result()
+
+
+def _checked(reward: Reward, result: Any, count: int) -> list[float | None]:
+    if not isinstance(result, list | tuple):
+        raise TaskError(f"reward {_name(reward)} returned {type(result).__name__}, not a list")
+    values = cast(Sequence[Any], result)
+    if len(values) != count:
+        raise TaskError(f"reward {_name(reward)} returned {len(values)} values for {count} completions")
+    return [None if value is None else _finite(reward, value) for value in values]
+
+
+def _finite(reward: Reward, value: Any) -> float:
+    # True and False are numbers, and numpy's are Real: all are fine answers to "is it right?"
+    if not isinstance(value, Real):
+        raise TaskError(f"reward {_name(reward)} returned a {type(value).__name__}, not a number or None")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise TaskError(f"reward {_name(reward)} returned {number}", hint="None means: does not apply")
+    return number
+
+
+def _name(reward: Reward) -> str:
+    return reward.__name__ if inspect.isroutine(reward) else type(reward).__name__
+
+
+def _log_value(name: str, value: Any) -> None:
+    _log.debug("reward reports %s: %s", name, value)

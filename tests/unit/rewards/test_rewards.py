@@ -1,0 +1,129 @@
+"""The reward functions that come with swarmnode, called the way TRL calls them."""
+
+import time
+from fractions import Fraction
+
+import pytest
+
+from rewards.exact import exact_match
+from rewards.format import answer_tags, think_format
+from rewards.length import concise, soft_overlong
+from rewards.math import boxed_match, last_boxed, numeric_match, parse_number
+
+
+def as_conversation(text):
+    return [{"role": "assistant", "content": text}]
+
+
+def test_exact_match_ignores_only_the_white_space_around_an_answer():
+    completions = ["4", " 4\n", "44", "4 4", "", "the answer is 4"]
+    assert exact_match(["?"] * 6, completions, answer=["4"] * 6) == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("reward", "text", "columns"),
+    [
+        (exact_match, "4", {"answer": ["4"]}),
+        (numeric_match, "so 4", {"answer": ["4"]}),
+        (boxed_match, r"\boxed{4}", {"answer": ["4"]}),
+        (think_format, "<think>hm</think>4", {}),
+        (answer_tags, "<think>hm</think><answer>4</answer>", {}),
+    ],
+)
+def test_a_conversation_scores_like_its_text_and_further_columns_do_no_harm(reward, text, columns):
+    for completion in (text, as_conversation(text)):
+        scores = reward(
+            prompts=["?"], completions=[completion], completion_ids=[[1]], level=["easy"], **columns
+        )
+        assert scores == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("42", Fraction(42)),
+        ("-1,234.50", Fraction(-2469, 2)),
+        (".5", Fraction(1, 2)),
+        ("50%", Fraction(1, 2)),
+        ("1/2", Fraction(1, 2)),
+        (r"$\frac{1}{2}$", Fraction(1, 2)),
+        ("1/0", None),
+        ("four", None),
+        ("", None),
+        ("1e999999999", None),
+        ("9" * 65, None),
+    ],
+)
+def test_a_number_is_read_exactly_or_not_at_all(text, number):
+    assert parse_number(text) == number
+
+
+def test_the_last_number_of_a_completion_counts():
+    completions = ["first 3, then 1,000.", "1000, or perhaps 7", "no idea"]
+    assert numeric_match(["?"] * 3, completions, answer=["1000"] * 3) == [1.0, 0.0, 0.0]
+
+
+def test_numeric_match_does_not_apply_where_the_answer_is_no_number():
+    assert numeric_match(["?"], ["4"], answer=["a poem"]) == [None]
+
+
+def test_the_last_box_counts_with_its_braces_balanced():
+    assert last_boxed(r"\boxed{1}, no: \boxed{\sqrt{\frac{1}{2}}}.") == r"\sqrt{\frac{1}{2}}"
+    assert last_boxed(r"\boxed{never closed") is None
+    assert last_boxed("nothing") is None
+
+
+def test_a_box_is_compared_as_a_number_or_else_as_text():
+    completions = [r"\boxed{0.50}", r"\boxed{x + 1}", r"\boxed{x+2}", "x+1"]
+    answers = ["1/2", "x+1", "x+1", "x+1"]
+    assert boxed_match(["?"] * 4, completions, answer=answers) == [1.0, 1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "hostile", ["9" * 300_000, "1," * 150_000, r"\boxed{" * 50_000, r"\frac{1}" * 50_000]
+)
+def test_a_hostile_completion_is_not_expensive(hostile):
+    start = time.process_time()
+    numeric_match(["?"], [hostile], answer=["4"])
+    boxed_match(["?"], [hostile], answer=["4"])
+    assert time.process_time() - start < 5.0
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ("<think>two and two</think>4", 1.0),
+        ("\n<think>\n</think>\n4", 1.0),
+        ("<think>two and two</think>", 0.0),
+        ("<think>a</think><think>b</think>4", 0.0),
+        ("4 <think>afterwards</think>", 0.0),
+        ("</think>4<think>", 0.0),
+        ("4", 0.0),
+    ],
+)
+def test_thinking_comes_once_and_first_and_an_answer_follows(text, score):
+    assert think_format(["?"], [text]) == [score]
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ("<think>a</think> <answer>4</answer>", 1.0),
+        ("<think>a</think><answer>4</answer> or 5", 0.0),
+        ("<think>a</think><answer>4</answer><answer>5</answer>", 0.0),
+        ("<think><answer>4</answer></think>", 0.0),
+        ("<answer>4</answer>", 0.0),
+    ],
+)
+def test_one_tagged_answer_follows_the_thinking(text, score):
+    assert answer_tags(["?"], [text]) == [score]
+
+
+def test_the_overlong_penalty_grows_over_the_last_tokens():
+    reward = soft_overlong(max_tokens=100, soft_tokens=20)
+    completion_ids = [[0] * length for length in (0, 80, 90, 100, 500)]
+    assert reward(["?"] * 5, [""] * 5, completion_ids) == [0.0, 0.0, -0.5, -1.0, -1.0]
+
+
+def test_brevity_pays_and_never_costs():
+    assert concise(["?"] * 3, ["", "x" * 500, "x" * 5000]) == [1.0, 0.5, 0.0]

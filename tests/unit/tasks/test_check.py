@@ -1,0 +1,122 @@
+"""`swarmnode task check`: what it measures, and each thing that it must notice."""
+
+import pytest
+
+from swarmnode.errors import TaskError
+from swarmnode.tasks.check import check_task
+
+GOOD = """
+import random
+
+def examples(seed):
+    rng = random.Random(seed)
+    for _ in range(1000):
+        number = rng.randrange(10_000)
+        yield f"{number} + 1 =", str(number + 1)
+"""
+
+
+@pytest.fixture
+def check(tmp_path):
+    def check_source(source):
+        path = tmp_path / "mine.py"
+        path.write_text(source)
+        return check_task(str(path))
+
+    return check_source
+
+
+def errors(report):
+    return [f.what for f in report.findings if f.level == "error"]
+
+
+def warnings(report):
+    return [f.what for f in report.findings if f.level == "warning"]
+
+
+def test_a_good_task_has_nothing_to_mend(check):
+    report = check(GOOD)
+    assert report.ok
+    assert report.findings == ()
+    assert report.drawn == 600
+    assert report.distinct_share is not None
+    assert report.distinct_share > 0.9
+    assert report.held_out_share is not None
+    assert 0.1 < report.held_out_share < 0.3
+    assert report.draws_per_s is not None
+    assert report.scores_per_s is not None
+    assert report.sample is not None
+    assert report.sample.columns["answer"]
+
+
+def test_the_builtin_tasks_pass():
+    assert check_task("rev").findings == ()
+
+
+def test_a_global_random_number_is_noticed(check):
+    report = check(GOOD.replace("random.Random(seed)", "random.Random()"))
+    assert errors(report) == ["two draws of the same seed differ"]
+
+
+def test_the_order_of_a_hash_is_noticed_although_one_process_agrees_with_itself(check):
+    report = check(GOOD.replace("rng.randrange(10_000)", "hash(str(rng.random()))"))
+    assert errors(report) == ["another process draws other examples"]
+
+
+def test_an_unstable_reward_is_noticed(check):
+    source = "import itertools\nticks = itertools.count()\n"
+    report = check(
+        f"{source}{GOOD}\ndef reward(completions):\n    return [float(next(ticks)) for _ in completions]\n"
+    )
+    assert errors(report) == ["the same text scores differently the second time"]
+
+
+def test_a_reward_that_fails_is_an_error_with_a_hint(check):
+    report = check(f"{GOOD}\ndef reward(completions):\n    return [1.0]\n")
+    assert errors(report) == ["reward reward returned 1 values for 4 completions"]
+    assert report.scores_per_s is None
+
+
+def test_rewards_that_never_apply_and_rewards_that_never_differ_are_noticed(check):
+    never = check(f"{GOOD}\ndef reward(completions):\n    return [None] * len(completions)\n")
+    assert "no completion gets any reward, only None" in errors(never)
+    same = check(f"{GOOD}\ndef reward(completions):\n    return [0.5] * len(completions)\n")
+    assert warnings(same) == ["a right answer scores no better than nonsense"]
+    assert same.ok
+
+
+def test_a_task_without_known_answers_is_not_blamed_for_scoring_nonsense_alike(check):
+    report = check(
+        "def examples(seed):\n    return [f'a poem about {seed + i}' for i in range(300)]\n\n"
+        "def reward(completions):\n    return [0.0] * len(completions)\n"
+    )
+    assert report.findings == ()
+
+
+def test_examples_that_fail_are_an_error_and_what_was_drawn_is_still_counted(check):
+    report = check(f"{GOOD}        if seed == 1: raise OSError('no such file')\n")
+    assert len(errors(report)) == 1
+    assert "examples(1) failed" in errors(report)[0]
+    assert report.drawn == 201
+
+
+def test_an_empty_task_is_an_error_and_nothing_is_made_up(check):
+    report = check("def examples(seed):\n    return []\n")
+    assert not report.ok
+    assert (report.distinct_share, report.held_out_share, report.draws_per_s, report.scores_per_s) == (
+        None,
+    ) * 4
+    assert report.sample is None
+
+
+def test_few_questions_over_and_over_are_noticed(check):
+    report = check(
+        "def examples(seed):\n    return [(f'{i % 9} + 1 =', str(i % 9 + 1)) for i in range(300)]\n"
+    )
+    assert any("repetitions" in what for what in warnings(report))
+    assert any("two seeds begin" in what for what in warnings(report))
+
+
+def test_a_task_that_cannot_be_loaded_is_no_report(check):
+    with pytest.raises(TaskError, match="syntax error"):
+        check("def examples(seed)")

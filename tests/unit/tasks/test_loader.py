@@ -1,0 +1,192 @@
+"""From what a user types to a task, or to one clear sentence about what is wrong."""
+
+import pytest
+
+from swarmnode.errors import TaskError
+from swarmnode.tasks.loader import load_task, load_tasks
+from swarmnode.tasks.mix import draw_round
+
+TEN_LINES = """
+import random
+
+def examples(seed):
+    rng = random.Random(seed)
+    while True:
+        a, b = rng.randrange(100), rng.randrange(100)
+        yield f"{a} + {b} =", str(a + b)
+
+def reward(completions, answer, **columns):
+    return [1.0 if c.strip() == a else 0.0 for c, a in zip(completions, answer)]
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_task(source, name="sums.py"):
+        path = tmp_path / name
+        path.write_text(source)
+        return str(path)
+
+    return write_task
+
+
+def first(task, seed=0):
+    return next(iter(task.examples(seed)))
+
+
+def test_a_person_writes_a_task_in_ten_lines(write):
+    task = load_task(write(TEN_LINES))
+    example = first(task)
+    assert task.name == "sums"
+    assert task.score(example, [example.columns["answer"], "no"]) == [{"reward": 1.0}, {"reward": 0.0}]
+    assert [e.key.task for e in draw_round([task], 0, 0, 3)] == ["sums"] * 3
+
+
+def test_without_a_reward_of_its_own_the_exact_answer_counts(write):
+    task = load_task(write('def examples(seed):\n    yield "2 + 2 =", "4"\n'))
+    assert task.score(first(task), ["4", "5"]) == [{"correct": 1.0}, {"correct": 0.0}]
+
+
+def test_examples_may_be_pairs_dictionaries_and_bare_prompts(write):
+    source = """
+def examples(seed):
+    return ["a poem", ("2 + 2 =", "4"), {"prompt": "3 + 3 =", "answer": "6", "level": 1}]
+
+def reward(completions):
+    return [0.0] * len(completions)
+"""
+    drawn = list(load_task(write(source)).examples(0))
+    assert [(e.prompt, e.columns) for e in drawn] == [
+        ("a poem", {}),
+        ("2 + 2 =", {"answer": "4"}),
+        ("3 + 3 =", {"answer": "6", "level": 1}),
+    ]
+    assert [e.key.index for e in drawn] == [0, 1, 2]
+
+
+def test_several_rewards_keep_their_names(write):
+    source = """
+from swarmnode.tasks.rewards import load_reward
+
+def examples(seed):
+    yield "?", "4"
+
+def reward(completions, **columns):
+    return [float(len(c)) for c in completions]
+
+reward_format = load_reward("think_format")
+"""
+    task = load_task(write(source))
+    assert task.score(first(task), ["four"]) == [{"reward": 4.0, "format": 0.0}]
+
+
+def test_the_version_is_that_of_the_text_and_not_of_its_place_or_line_endings(write, tmp_path):
+    version = load_task(write(TEN_LINES)).version
+    (tmp_path / "windows").mkdir()
+    copy = tmp_path / "windows" / "sums.py"
+    copy.write_bytes(TEN_LINES.replace("\n", "\r\n").encode())
+    assert load_task(str(copy)).version == version
+    assert load_task(write(TEN_LINES + "# changed\n")).version != version
+
+
+def test_a_version_function_tells_apart_files_that_read_other_data(write):
+    version = (
+        "from pathlib import Path\n\ndef version():\n    return Path(__file__).with_name('d').read_text()\n"
+    )
+    source = TEN_LINES + version
+    versions = set()
+    for data in ("first", "second"):
+        write(data, "d")
+        versions.add(load_task(write(source)).version)
+    assert len(versions) == 2
+
+
+def test_dataclasses_work_in_a_task_file(write):
+    source = """
+from __future__ import annotations
+from dataclasses import dataclass
+
+@dataclass
+class Question:
+    text: str
+
+def examples(seed):
+    yield Question("?").text, "4"
+"""
+    assert first(load_task(write(source))).prompt == "?"
+
+
+def test_builtin_stands_for_all_eight():
+    assert len(load_tasks(["builtin"])) == 8
+    assert [t.name for t in load_tasks(["gcd", "rev"])] == ["gcd", "rev"]
+
+
+@pytest.mark.parametrize("specs", [["rev", "rev"], ["builtin", "rev"]])
+def test_a_task_is_named_once(specs):
+    with pytest.raises(TaskError, match="two tasks are called rev"):
+        load_tasks(specs)
+
+
+def test_no_task_at_all_is_an_error():
+    with pytest.raises(TaskError, match="no task"):
+        load_tasks([])
+
+
+def test_a_mistyped_name_is_answered_with_the_closest():
+    with pytest.raises(TaskError) as caught:
+        load_task("bitopp")
+    assert caught.value.hint == "did you mean bitop?"
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint", "line"),
+    [
+        ("def examples(seed)\n    yield 1\n", "syntax error", 1),
+        ("x = 1\nimport not_installed_at_all\n", "not_installed_at_all", 2),
+        ("x = 1\n\nraise SystemExit('bye')\n", "cannot be loaded", 3),
+        ("def examples(seed):\n    yield '?'\n\ndef version():\n    return 1 / 0\n", "version", 5),
+    ],
+)
+def test_a_file_that_cannot_be_loaded_is_named_with_its_line(write, source, complaint, line):
+    path = write(source)
+    with pytest.raises(TaskError, match=complaint) as caught:
+        load_task(path)
+    assert path in str(caught.value)
+    assert caught.value.hint == f"see {path} line {line}"
+
+
+@pytest.mark.parametrize("source", ["", "examples = 3\n", "def examples():\n    yield '?'\n"])
+def test_a_file_without_examples_is_told_what_to_write(write, source):
+    with pytest.raises(TaskError, match=r"no function examples\(seed\)") as caught:
+        load_task(write(source))
+    assert "def examples(seed)" in caught.value.hint
+
+
+def test_a_missing_file_and_one_that_is_no_text_are_task_errors(tmp_path):
+    with pytest.raises(TaskError, match="cannot read"):
+        load_task(str(tmp_path / "nowhere.py"))
+    (tmp_path / "binary.py").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(TaskError, match="UTF-8"):
+        load_task(str(tmp_path / "binary.py"))
+
+
+def test_a_file_name_must_do_as_a_task_name(write):
+    with pytest.raises(TaskError, match="no name for a task"):
+        load_task(write(TEN_LINES, "my sums.py"))
+
+
+def test_examples_that_fail_midway_say_where(write):
+    path = write("def examples(seed):\n    yield '?', '4'\n    yield '?', str(1 / seed)\n")
+    examples = load_task(path).examples(0)
+    next(iter(examples))
+    with pytest.raises(TaskError, match="ZeroDivisionError") as caught:
+        list(load_task(path).examples(0))
+    assert caught.value.hint == f"see {path} line 3"
+
+
+@pytest.mark.parametrize(
+    "row", ["3", "('?', 4)", "{'question': '?'}", "{'prompt': 3}", "''", "('', '4')", "None"]
+)
+def test_examples_of_another_shape_are_refused(write, row):
+    with pytest.raises(TaskError):
+        first(load_task(write(f"def examples(seed):\n    yield {row}\n")))

@@ -1,0 +1,169 @@
+"""TRL's reward contract: what is passed, what may come back, and where a reward is found."""
+
+import asyncio
+import functools
+import math
+import sys
+
+import numpy as np
+import pytest
+
+from swarmnode.errors import TaskError
+from swarmnode.tasks.rewards import builtin_rewards, call_reward, load_reward, score_with
+from swarmnode.types import Example, ExampleKey
+
+
+def call(reward, completions=("a", "bb"), **columns):
+    prompts = ["?"] * len(completions)
+    return call_reward(
+        reward, prompts, completions, columns={k: [v] * len(prompts) for k, v in columns.items()}
+    )
+
+
+def test_a_reward_with_keywords_gets_everything_that_trl_passes():
+    seen = {}
+
+    def reward(prompts, completions, **columns):
+        seen.update(columns)
+        return [0.0] * len(prompts)
+
+    call_reward(reward, ["p", "p"], ["a", "b"], [[1], [2, 3]], {"answer": ["x", "y"]})
+    assert seen.pop("trainer_state").global_step == 0
+    seen.pop("log_extra")("column", ["u", "v"])
+    seen.pop("log_metric")("metric", 0.5)
+    assert seen == {"answer": ["x", "y"], "completion_ids": [[1], [2, 3]]}
+
+
+def test_a_reward_without_keywords_gets_only_what_it_names():
+    def reward(completions, answer):
+        return [float(c == a) for c, a in zip(completions, answer, strict=True)]
+
+    assert call(reward, answer="a", level="easy") == [1.0, 0.0]
+
+
+def test_a_missing_column_is_named():
+    def reward(completions, solution): ...
+
+    with pytest.raises(TaskError, match="needs 'solution'") as caught:
+        call(reward, answer="a")
+    assert caught.value.hint == "its columns are: answer"
+
+
+def test_token_ids_are_missing_only_for_a_reward_that_insists_on_them():
+    def insists(completions, completion_ids): ...
+
+    def copes(completions, completion_ids=None):
+        return [float(completion_ids is None)] * len(completions)
+
+    assert call(copes) == [1.0, 1.0]
+    with pytest.raises(TaskError, match="completion_ids"):
+        call(insists)
+
+
+async def an_async_reward(completions, **columns):
+    await asyncio.sleep(0)
+    return [float(len(c)) for c in completions]
+
+
+def test_an_async_reward_is_awaited():
+    assert call(an_async_reward) == [1.0, 2.0]
+
+
+async def test_an_async_reward_is_awaited_even_from_within_a_running_loop():
+    assert call(an_async_reward) == [1.0, 2.0]
+
+
+def test_objects_and_partial_functions_are_rewards_too():
+    class Reward:
+        def __call__(self, completions):
+            return [1] * len(completions)
+
+    assert call(Reward()) == [1.0, 1.0]
+    assert call(functools.partial(lambda completions, value: [value] * len(completions), value=2)) == [
+        2.0,
+        2.0,
+    ]
+
+
+@pytest.mark.parametrize("value", [1, 0.5, True, np.float32(0.5), np.int64(2)])
+def test_any_real_number_is_a_reward_and_none_stays_none(value):
+    assert call(lambda completions: [value, None]) == [float(value), None]
+
+
+@pytest.mark.parametrize(
+    ("result", "complaint"),
+    [
+        ([1.0], "1 values for 2 completions"),
+        ([1.0] * 3, "3 values for 2 completions"),
+        (1.0, "float, not a list"),
+        (None, "NoneType, not a list"),
+        (["1", "0"], "a str, not a number"),
+        ([math.nan, 0.0], "returned nan"),
+        ([math.inf, 0.0], "returned inf"),
+        ([10**400, 0.0], "returned inf"),
+        ([1j, 0.0], "a complex, not a number"),
+    ],
+)
+def test_a_wrong_result_is_an_error_and_never_a_zero(result, complaint):
+    with pytest.raises(TaskError, match=complaint):
+        call(lambda completions: result)
+
+
+def test_a_failing_reward_says_where():
+    def reward(completions):
+        raise KeyError("solution")
+
+    with pytest.raises(TaskError, match="reward failed: KeyError") as caught:
+        call(reward)
+    assert f"{__file__} line {reward.__code__.co_firstlineno + 1}" in caught.value.hint
+
+
+@pytest.mark.parametrize("column", ["prompts", "completion_ids", "trainer_state"])
+def test_a_column_may_not_be_named_after_an_argument(column):
+    with pytest.raises(TaskError, match=column):
+        call(an_async_reward, **{column: "x"})
+
+
+def test_scores_are_named_and_follow_the_completions():
+    example = Example(ExampleKey("t", "1", 0, 0), "?", {"answer": "a"})
+    rewards = {"correct": load_reward("exact_match"), "none": lambda completions: [None] * len(completions)}
+    assert score_with(rewards, example, ["a", "b"]) == [
+        {"correct": 1.0, "none": None},
+        {"correct": 0.0, "none": None},
+    ]
+    assert score_with(rewards, example, []) == []
+
+
+def test_every_builtin_reward_is_found_by_its_name_alone():
+    assert {"exact_match", "numeric_match", "boxed_match", "think_format", "answer_tags", "concise"} == set(
+        builtin_rewards()
+    )
+    for name in builtin_rewards():
+        assert load_reward(name).__name__ == name
+
+
+def test_builtin_rewards_do_not_take_the_name_of_the_users_own_package(tmp_path, monkeypatch):
+    (tmp_path / "rewards").mkdir()
+    (tmp_path / "rewards" / "__init__.py").write_text("")
+    (tmp_path / "rewards" / "mine.py").write_text(
+        "def reward(completions):\n    return [7.0] * len(completions)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "rewards", raising=False)
+    assert call(load_reward("rewards.mine:reward")) == [7.0, 7.0]
+    assert call(load_reward("rewards.exact:exact_match"), answer="a") == [1.0, 0.0]
+
+
+def test_a_reward_is_found_in_a_file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("def brief(completions, **columns):\n    return [-len(c) for c in completions]\n")
+    assert call(load_reward(f"{path}:brief")) == [-1.0, -2.0]
+
+
+@pytest.mark.parametrize(
+    "spec", ["exact_math", "rewards.format:nothing", "not_installed_at_all:reward", "json:loads2"]
+)
+def test_an_unknown_reward_is_a_clear_error(spec):
+    with pytest.raises(TaskError) as caught:
+        load_reward(spec)
+    assert caught.value.hint
