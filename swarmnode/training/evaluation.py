@@ -6,7 +6,7 @@ tasks (held-out draws) -> engine -> score -> [evaluation] -> node, `swarmnode ev
 from collections.abc import Callable, Mapping
 from itertools import islice
 
-from swarmnode.rollout.collector import collect_groups
+from swarmnode.rollout.collector import collect
 from swarmnode.rollout.engine import Engine, SamplingParams
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.tasks.task import Task, draw_held_out, score_strictly
@@ -32,16 +32,13 @@ def evaluate(
         example for task in tasks.values() for example in islice(draw_held_out(task, EVAL_SEED), examples)
     ]
     rewards: dict[str, list[float]] = {name: [] for name in tasks}
-    answered = 0
-    for group in collect_groups(engine, renderer, drawn, 1, sampling, seed=seed, should_stop=should_stop):
-        answered += 1
-        example = group.example
-        reward = total_reward(
-            score_strictly(tasks[example.key.task], example, [group.completions[0].text])[0]
-        )
+    for answered in collect(engine, renderer, drawn, 1, sampling, seed=seed, should_stop=should_stop):
+        example, completion = answered.example, answered.completions[0]
+        scores = score_strictly(tasks[example.key.task], example, [completion.text])
+        reward = total_reward(scores[0])
         if reward is not None:
             rewards[example.key.task].append(reward)
-    if answered < len(drawn):
+    if should_stop():
         return None
     per_task = {name: mean_or_none(values) for name, values in rewards.items()}
     return Evaluation(per_task, mean_or_none([mean for mean in per_task.values() if mean is not None]))

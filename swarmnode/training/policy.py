@@ -130,7 +130,10 @@ def load_base_model(spec: str, config: PolicyConfig) -> BaseModel:
     Raises ModelError that says which of the two could not be found or loaded, and what to do.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as transformers_logging
 
+    # Its bars count tensors, not minutes; the hub's own bars for downloads stay.
+    transformers_logging.disable_progress_bar()
     source = _source(spec)
     device = _device(config.device)
     try:
