@@ -1,0 +1,231 @@
+"""The node key: made at first run, kept for good, read by the go daemon as it is.
+
+first run -> [node.key] -> peer id, name, signatures; p2pd reads the same file
+
+The file is libp2p's protobuf private key, 68 bytes: `08 01 12 40`, seed (32), public key (32). A key is never
+overwritten: what stands in its way is kept beside it, and a file we cannot read is an error, not a new key.
+"""
+
+import binascii
+import logging
+import os
+import time
+from base64 import b64decode, b64encode
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from stat import S_IMODE
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from swarmnode.errors import IdentityError
+from swarmnode.identity.names import memorable_name
+from swarmnode.identity.peer_id import peer_id_from_public_key
+
+log = logging.getLogger(__name__)
+
+SEED_BYTES = 32
+KEY_FILE_BYTES = 68
+_KEY_FILE_PREFIX = bytes.fromhex("08011240")
+_TEXT_PREFIX = "swarmnode-key-1"
+_SECRET_MODE = 0o600
+_RESTORE_HINT = "put your backup back, or move the file away and start again under a new identity"
+
+
+@dataclass(frozen=True)
+class NodeKey:
+    """An Ed25519 key pair. The peer id and the name follow from it.
+
+    >>> NodeKey(bytes(32)).peer_id
+    '12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN'
+    """
+
+    seed: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.seed) != SEED_BYTES:
+            raise IdentityError(f"an Ed25519 seed has {SEED_BYTES} bytes, not {len(self.seed)}")
+
+    @classmethod
+    def generate(cls) -> "NodeKey":
+        return cls(os.urandom(SEED_BYTES))
+
+    @cached_property
+    def _private(self) -> Ed25519PrivateKey:
+        return Ed25519PrivateKey.from_private_bytes(self.seed)
+
+    @cached_property
+    def public_bytes(self) -> bytes:
+        return self._private.public_key().public_bytes_raw()
+
+    @cached_property
+    def peer_id(self) -> str:
+        return peer_id_from_public_key(self.public_bytes)
+
+    @property
+    def name(self) -> str:
+        return memorable_name(self.peer_id)
+
+    def sign(self, data: bytes) -> bytes:
+        """The raw signature of `data`, 64 bytes. Messages go through envelope.py, which adds the context."""
+        return self._private.sign(data)
+
+    def to_protobuf(self) -> bytes:
+        """The key as libp2p stores it; what the file holds."""
+        return _KEY_FILE_PREFIX + self.seed + self.public_bytes
+
+    @classmethod
+    def from_protobuf(cls, data: bytes) -> "NodeKey":
+        """Read `to_protobuf` back. Raises IdentityError for anything but a consistent Ed25519 key."""
+        if len(data) != KEY_FILE_BYTES or not data.startswith(_KEY_FILE_PREFIX):
+            raise IdentityError(
+                f"not a libp2p Ed25519 private key ({len(data)} bytes, expected {KEY_FILE_BYTES})",
+                hint=_RESTORE_HINT,
+            )
+        key = cls(data[4 : 4 + SEED_BYTES])
+        if data[4 + SEED_BYTES :] != key.public_bytes:
+            raise IdentityError(
+                "the key is damaged: its public half does not belong to its seed", hint=_RESTORE_HINT
+            )
+        return key
+
+
+def load_or_create(path: Path) -> NodeKey:
+    """The key at `path`, made if there is none. What cannot be read is an IdentityError, never replaced."""
+    if not os.path.lexists(path):
+        key = NodeKey.generate()
+        if _install(key, path):
+            log.info("created the identity %s (%s) in %s", key.name, key.peer_id, path)
+            return key
+    return load(path)
+
+
+def load(path: Path) -> NodeKey:
+    """The key at `path`. Permissions that let others read it are repaired, with a warning."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(KEY_FILE_BYTES + 1)
+            _keep_secret(path, file.fileno())
+    except OSError as error:
+        raise IdentityError(
+            f"cannot read the identity {path}: {error.strerror}", hint=_RESTORE_HINT
+        ) from error
+    try:
+        return NodeKey.from_protobuf(data)
+    except IdentityError as error:
+        raise IdentityError(f"{path}: {error.message}", hint=error.hint) from error
+
+
+def export_key(path: Path) -> str:
+    """The key at `path` as one line of text, for a password manager or a piece of paper.
+
+    The line names its peer id, by which `import_key` notices a slip of the pen. Whoever has it is this node.
+    """
+    key = load(path)
+    return f"{_TEXT_PREFIX}:{key.peer_id}:{b64encode(key.to_protobuf()).decode('ascii')}"
+
+
+def import_key(text: str, path: Path, *, overwrite: bool = False) -> NodeKey:
+    """Install an exported key at `path`. A key that is already there is kept beside it, never lost."""
+    key = _parse_exported(text)
+    if not os.path.lexists(path) and _install(key, path):
+        return key
+    if not overwrite:
+        raise IdentityError(
+            f"{path} already holds an identity",
+            hint="import with --overwrite to replace it; the old key is then kept beside it as a backup",
+        )
+    backup = _back_up(path)
+    _install(key, path, replace=True)
+    log.warning(
+        "the identity in %s is now %s (%s); the one before is kept in %s", path, key.name, key.peer_id, backup
+    )
+    return key
+
+
+def _parse_exported(text: str) -> NodeKey:
+    hint = "paste the whole line that `swarmnode identity export` printed"
+    parts = text.strip().split(":")
+    if len(parts) != 3 or parts[0] != _TEXT_PREFIX:
+        raise IdentityError("this is not an exported swarmnode key", hint=hint)
+    try:
+        key = NodeKey.from_protobuf(b64decode(parts[2], validate=True))
+    except (binascii.Error, ValueError, IdentityError) as error:
+        raise IdentityError("the exported key is damaged", hint=hint) from error
+    if key.peer_id != parts[1]:
+        raise IdentityError(
+            f"the exported key is damaged: it should be {parts[1]} but is {key.peer_id}", hint=hint
+        )
+    return key
+
+
+def _keep_secret(path: Path, descriptor: int) -> None:
+    """Repair rather than refuse: a key restored with `cp` should not keep a node off the network."""
+    mode = S_IMODE(os.fstat(descriptor).st_mode)
+    if not mode & 0o077:
+        return
+    try:
+        os.fchmod(descriptor, _SECRET_MODE)
+    except OSError as error:
+        raise IdentityError(
+            f"other users of this machine can read {path} (mode {mode:04o})", hint=f"run: chmod 600 {path}"
+        ) from error
+    log.warning(
+        "other users could read %s (mode %04o); it is now yours alone. If one may have, make a new key",
+        path,
+        mode,
+    )
+
+
+def _install(key: NodeKey, path: Path, *, replace: bool = False) -> bool:
+    """Put the key file in place whole or not at all. False: somebody else's key got there first."""
+    temporary = path.with_name(f".{path.name}.{os.urandom(3).hex()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _write_secret(temporary, key.to_protobuf())
+        try:
+            if replace:
+                temporary.replace(path)
+            else:
+                # Unlike a rename, a link never overwrites a key that another process made meanwhile.
+                path.hardlink_to(temporary)
+        except FileExistsError:
+            return False
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise IdentityError(
+            f"cannot write the identity {path}: {error.strerror}",
+            hint="check the disk, or choose another --home DIR",
+        ) from error
+    return True
+
+
+def _back_up(path: Path) -> Path:
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    backup = path.with_name(f"{path.name}.{stamp}.{os.urandom(3).hex()}.bak")
+    try:
+        _write_secret(backup, path.read_bytes())
+    except OSError as error:
+        raise IdentityError(
+            f"cannot keep a backup of {path}: {error.strerror}", hint="nothing was changed"
+        ) from error
+    return backup
+
+
+def _write_secret(path: Path, data: bytes) -> None:
+    """A new file that is readable by us alone from its first moment, and on the disk when we return."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _SECRET_MODE)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

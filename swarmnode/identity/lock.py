@@ -1,0 +1,60 @@
+"""One process per identity: two nodes under one peer id would each receive half of what is sent to them.
+
+cli -> [lock] -> node
+
+The lock is the kernel's (flock), so it is gone the moment its holder is, SIGKILL included; the file that is
+left behind locks nothing. It is never deleted, because deleting a lock file is a race.
+"""
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from swarmnode.errors import IdentityError, IdentityInUse
+
+
+class IdentityLock:
+    """Hold the identity at `path` (the key file) while the block runs. Raises IdentityInUse.
+
+    >>> with IdentityLock(paths.identity):      # doctest: +SKIP
+    ...     key = load_or_create(paths.identity)
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.with_name(path.name + ".lock")
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> Self:
+        descriptor = self._open()
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+            os.close(descriptor)
+            raise IdentityInUse(
+                f"process {holder or 'unknown'} already runs on this identity",
+                hint="run the second node on its own identity: swarmnode join --home DIR",
+            ) from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        self._descriptor = descriptor
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _open(self) -> int:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            return os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise IdentityError(
+                f"cannot open the lock {self.path}: {error.strerror}",
+                hint="choose another folder with --home DIR",
+            ) from error
