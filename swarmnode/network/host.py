@@ -93,7 +93,10 @@ class Host(Protocol):
     async def subscribe(self, topic: str, *, queue_size: int = 1024) -> Subscription: ...
 
     async def serve(self, protocol: str, handler: Handler, *, max_request_bytes: int) -> None:
-        """Answer requests of `protocol`. A larger request is refused before it is read into memory."""
+        """Answer requests of `protocol`. A larger request is refused before it is read into memory.
+
+        Serving a protocol again replaces its handler.
+        """
         ...
 
     async def request(
@@ -103,11 +106,14 @@ class Host(Protocol):
         ...
 
     async def advertise(self, namespace: str, *, timeout_s: float = 10.0) -> None:
-        """Announce in the routing table (Kademlia provider record) that we belong to `namespace`."""
+        """Announce in the routing table (Kademlia provider record) that we belong to `namespace`.
+
+        Raises PeerUnreachable when there was no peer to keep the record.
+        """
         ...
 
     async def find(self, namespace: str, *, limit: int = 16, timeout_s: float = 10.0) -> tuple[str, ...]:
-        """Addresses of peers that advertised `namespace`, ourselves left out."""
+        """Addresses of at most `limit` peers that advertised `namespace`, ourselves left out."""
         ...
 
 

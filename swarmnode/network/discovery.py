@@ -1,0 +1,213 @@
+"""Keeps a node attached to its swarm: dials, advertises, looks around, forever.
+
+static seeds, cached peers, Kademlia providers, mDNS -> PeerBook -> [Discovery] -> Host.connect
+
+With every seed down the node starts alone, says so, and attaches as soon as anyone appears. Nothing that a
+peer or the daemon does ends `run`.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from swarmnode.errors import HostDown, NetworkError, StorageError
+from swarmnode.network.host import Host
+from swarmnode.network.peers import KnownAddress, PeerBook, Source, next_dials
+
+logger = logging.getLogger(__name__)
+
+TARGET_PEERS = 8
+"""GossipSub keeps 6 neighbours per topic and tolerates 4 to 12; the rest is found by others dialling us."""
+
+MAX_DIALS_AT_ONCE = 8
+DIAL_TIMEOUT_S = 10.0
+
+WATCH_INTERVAL_S = 2.0
+"""How often the connections are counted, at most. An address that becomes due earlier is dialled then."""
+
+FIND_INTERVAL_S = (5.0, 60.0)
+"""Between look-ups of the namespace: the first while peers are wanted, doubling up to the second."""
+
+ADVERTISE_INTERVAL_S = 600.0
+"""Provider records live for a day, but the peers that keep them come and go."""
+
+ADVERTISE_RETRY_S = (1.0, 60.0)
+
+MDNS_RETRY_S = 60.0
+
+
+class Discovery:
+    """Finds and keeps peers for a running host.
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(Discovery(host, PeerBook.load(path), seeds, swarm_id).run())
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        book: PeerBook,
+        seeds: Sequence[str],
+        namespace: str,
+        *,
+        mdns: bool = False,
+        mdns_interfaces: Sequence[str] = (),
+        target: int = TARGET_PEERS,
+        rng: random.Random | None = None,
+    ) -> None:
+        """`namespace` is what we advertise and look for.
+
+        Raises NetworkError for a malformed seed: a typing error should stop the start, not be retried."""
+        for seed in seeds:
+            book.learn(seed, "seed")
+        self._host = host
+        self._book = book
+        self._namespace = namespace
+        self._mdns = mdns
+        self._mdns_interfaces = tuple(mdns_interfaces)
+        self._target = target
+        self._rng = rng or random.Random()
+        self._attached = asyncio.Event()
+        self._said_attached: bool | None = None
+        self._news = asyncio.Event()
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._dial_forever())
+            tasks.create_task(self._advertise_forever())
+            tasks.create_task(self._find_forever())
+            if self._mdns:
+                tasks.create_task(self._browse_forever())
+
+    async def _dial_forever(self) -> None:
+        while True:
+            self._news.clear()
+            try:
+                await self._dial_due(await self._host.peers())
+                self._report(await self._host.peers())
+            except NetworkError as error:
+                logger.debug("not dialling: %s", error)
+            await self._pause()
+
+    async def _pause(self) -> None:
+        # Not wait_for: on Python 3.11 it loses a cancellation that comes together with the news.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WATCH_INTERVAL_S):
+                await self._news.wait()
+
+    async def _dial_due(self, connected: Sequence[str]) -> None:
+        due = next_dials(self._others(), connected, time.time(), self._target)[:MAX_DIALS_AT_ONCE]
+        async with asyncio.TaskGroup() as tasks:
+            dials = [tasks.create_task(self._dial(address)) for address in due]
+        if any(dial.result() for dial in dials):
+            self._save()
+
+    async def _dial(self, address: str) -> bool:
+        try:
+            await self._host.connect(address, timeout_s=DIAL_TIMEOUT_S)
+        except HostDown:
+            return False  # says nothing about the peer
+        except NetworkError as error:
+            logger.debug("%s", error)
+            self._book.failed(address, time.time(), self._rng)
+            return False
+        self._book.succeeded(address, time.time())
+        return True
+
+    def _report(self, connected: Sequence[str]) -> None:
+        """Log a change between attached and alone, once."""
+        if connected:
+            self._attached.set()
+        else:
+            self._attached.clear()
+        if self._said_attached == bool(connected):
+            return
+        self._said_attached = bool(connected)
+        if connected:
+            logger.info("attached to %s", _count(len(connected), "peer"))
+        else:
+            logger.warning("%s", self._why_alone())
+
+    def _why_alone(self) -> str:
+        others = self._others()
+        if not others:
+            return "alone: no seed and no known peer; waiting for others to dial us"
+        seeds = sum(known.source == "seed" for known in others)
+        retry_in_s = max(0.0, min(known.retry_at for known in others) - time.time())
+        tried = (_count(seeds, "seed"), _count(len(others) - seeds, "other known address"))
+        return f"alone: {' and '.join(filter(None, tried))} unreachable, retrying in {retry_in_s:.0f} s"
+
+    def _others(self) -> list[KnownAddress]:
+        # Every node of a swarm may be given the same seeds, the seeds themselves included.
+        return [known for known in self._book if known.peer_id != self._host.peer_id]
+
+    def _save(self) -> None:
+        try:
+            self._book.save()
+        except StorageError as error:
+            logger.warning("%s; peers found now will not be known after a restart", error)
+
+    async def _advertise_forever(self) -> None:
+        first_retry_s, last_retry_s = ADVERTISE_RETRY_S
+        retry_s = first_retry_s
+        while True:
+            await self._attached.wait()
+            try:
+                await self._host.advertise(self._namespace)
+            except NetworkError as error:
+                logger.debug("not advertised: %s", error)
+                await asyncio.sleep(retry_s)
+                retry_s = min(2 * retry_s, last_retry_s)
+            else:
+                retry_s = first_retry_s
+                await asyncio.sleep(ADVERTISE_INTERVAL_S)
+
+    async def _find_forever(self) -> None:
+        shortest_s, longest_s = FIND_INTERVAL_S
+        pause_s = shortest_s
+        while True:
+            if not self._attached.is_set():
+                pause_s = shortest_s
+            await self._attached.wait()
+            try:
+                for address in await self._host.find(self._namespace):
+                    self._learn(address, "kademlia")
+            except NetworkError as error:
+                logger.debug("not looked up: %s", error)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, longest_s)
+
+    async def _browse_forever(self) -> None:
+        while True:
+            try:
+                await self._browse()
+            except NetworkError as error:
+                logger.warning("mDNS is off: %s; retrying in %.0f s", error, MDNS_RETRY_S)
+            await asyncio.sleep(MDNS_RETRY_S)
+
+    async def _browse(self) -> None:
+        # zeroconf is imported only by those who asked for it.
+        from swarmnode.network.mdns import local_peers
+
+        async with local_peers(await self._host.addresses(), interfaces=self._mdns_interfaces) as local:
+            async for addresses in local:
+                for address in addresses:
+                    self._learn(address, "mdns")
+
+    def _learn(self, address: str, source: Source) -> None:
+        try:
+            self._book.learn(address, source)
+        except NetworkError as error:
+            logger.debug("%s", error)
+        else:
+            self._news.set()
+
+
+def _count(number: int, noun: str) -> str:
+    """1 seed, 2 seeds, 2 addresses; empty for none."""
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}{plural if number > 1 else ''}" if number else ""

@@ -1,0 +1,255 @@
+"""Peer ids and multiaddrs, text <-> bytes: only the protocols a swarmnode address is made of.
+
+CLI, configuration, mDNS, peers -> [multiaddr] -> p2pd_control.py (binary form)
+
+Everything that comes from a person or a peer is parsed strictly; a malformed address is a NetworkError whose
+message can be shown as it is.
+"""
+
+import ipaddress
+import re
+from collections.abc import Iterable, Iterator
+
+import base58
+
+from swarmnode.errors import NetworkError
+from swarmnode.network.framing import decode_uvarint, encode_uvarint
+
+MAX_ADDRESS_BYTES = 512
+"""Text form. The longest honest one (DNS name through a relay) stays under 400."""
+
+MAX_ADDRESSES_PER_PEER = 8
+"""Kept of those a peer claims. An honest host has a handful; a hostile one may name any number."""
+
+MAX_PEER_ID_CHARS = 64
+"""Ed25519 ids have 52 characters, RSA ids 46."""
+
+_CODES = {
+    "ip4": 4,
+    "tcp": 6,
+    "ip6": 41,
+    "dns4": 54,
+    "dns6": 55,
+    "udp": 273,
+    "p2p-circuit": 290,
+    "p2p": 421,
+    "quic-v1": 461,
+}
+_NAMES = {code: name for name, code in _CODES.items()}
+_IP_CLASSES = {"ip4": ipaddress.IPv4Address, "ip6": ipaddress.IPv6Address}
+_WITHOUT_VALUE = {"p2p-circuit", "quic-v1"}
+_FIXED_SIZE_BYTES = {"ip4": 4, "ip6": 16, "tcp": 2, "udp": 2}
+
+_DNS_LABEL = r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}"
+_DNS_NAME = re.compile(rf"(?=.{{1,253}}$){_DNS_LABEL}(\.{_DNS_LABEL})*\.?")
+
+_TRANSPORT = re.compile(r"(/(ip4|ip6|dns4|dns6)/[^/]+)(/tcp/[0-9]+|/udp/[0-9]+/quic-v1)")
+_DIALABLE = re.compile(rf"{_TRANSPORT.pattern}(/p2p/[^/]+/p2p-circuit)?")
+
+ADDRESS_HINT = "an address looks like /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW..."
+
+Component = tuple[str, str]
+"""A protocol name and its value, "" for protocols that have none."""
+
+
+def address_to_bytes(address: str) -> bytes:
+    """The binary multiaddr. Raises NetworkError for a malformed address.
+
+    >>> address_to_bytes("/ip4/127.0.0.1/tcp/4001").hex()
+    '047f000001060fa1'
+    """
+    return b"".join(
+        encode_uvarint(_CODES[name]) + _value_to_bytes(name, value, address)
+        for name, value in parse_address(address)
+    )
+
+
+def address_from_bytes(data: bytes) -> str:
+    """The text of a binary multiaddr. Raises NetworkError for one that we cannot read.
+
+    >>> address_from_bytes(bytes.fromhex("047f000001060fa1"))
+    '/ip4/127.0.0.1/tcp/4001'
+    """
+    return format_address(_components_of(data))
+
+
+def format_address(components: Iterable[Component]) -> str:
+    """The text of an address.
+
+    >>> format_address([("ip4", "127.0.0.1"), ("udp", "4001"), ("quic-v1", "")])
+    '/ip4/127.0.0.1/udp/4001/quic-v1'
+    """
+    return "".join(f"/{name}/{value}" if value else f"/{name}" for name, value in components)
+
+
+def readable_addresses(addresses: list[bytes]) -> tuple[str, ...]:
+    """The texts of those binary multiaddrs that we can read: peers may well listen on transports we lack."""
+    texts: list[str] = []
+    for data in addresses:
+        try:
+            texts.append(address_from_bytes(data))
+        except NetworkError:
+            continue
+    return tuple(texts)
+
+
+def parse_address(address: str) -> tuple[Component, ...]:
+    """The components of an address, values checked. Raises NetworkError.
+
+    >>> parse_address("/ip4/127.0.0.1/udp/4001/quic-v1")
+    (('ip4', '127.0.0.1'), ('udp', '4001'), ('quic-v1', ''))
+    """
+    if len(address) > MAX_ADDRESS_BYTES:
+        raise NetworkError(f"an address of {len(address)} characters is too long", hint=ADDRESS_HINT)
+    if not address.startswith("/") or len(address) == 1:
+        raise _malformed(address, "it must start with /ip4, /ip6, /dns4 or /dns6")
+    components = tuple(_split(address))
+    for name, value in components:
+        _value_to_bytes(name, value, address)
+    return components
+
+
+def split_peer(address: str) -> tuple[str, str]:
+    """What to dial and whom to expect there: (address without the last /p2p/..., peer id).
+
+    >>> split_peer("/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWBg3mteN12tDjA4HCvoEkdCkuQqXhSdTLU7DrzthpZ4tp")
+    ('/ip4/127.0.0.1/tcp/4001', '12D3KooWBg3mteN12tDjA4HCvoEkdCkuQqXhSdTLU7DrzthpZ4tp')
+    """
+    parse_address(address)
+    transport, separator, peer_id = address.rpartition("/p2p/")
+    if not separator or "/" in peer_id:
+        raise _malformed(address, "it does not end in /p2p/<peer id>")
+    if not _DIALABLE.fullmatch(transport):
+        raise _malformed(address, "it needs a host, then /tcp/<port> or /udp/<port>/quic-v1")
+    return transport, peer_id
+
+
+def split_listen(address: str) -> tuple[str, str, int]:
+    """(IP address, "tcp" or "udp", port) of an address to listen on. Raises NetworkError.
+
+    >>> split_listen("/ip4/0.0.0.0/tcp/4001")
+    ('0.0.0.0', 'tcp', 4001)
+    """
+    components = parse_address(address)
+    if components[0][0] not in _IP_CLASSES or not _TRANSPORT.fullmatch(address):
+        raise NetworkError(
+            f"cannot listen on {address}",
+            hint="listen on /ip4/0.0.0.0/tcp/<port> or /ip4/0.0.0.0/udp/<port>/quic-v1",
+        )
+    (_, host), (transport, port) = components[:2]
+    return host, transport, int(port)
+
+
+def check_peer_id(peer_id: str) -> str:
+    """The peer id itself, when it is one. Raises NetworkError."""
+    peer_id_to_bytes(peer_id)
+    return peer_id
+
+
+def peer_id_to_bytes(peer_id: str) -> bytes:
+    """The multihash behind a base58 peer id. Raises NetworkError.
+
+    >>> peer_id_to_bytes("12D3KooWBg3mteN12tDjA4HCvoEkdCkuQqXhSdTLU7DrzthpZ4tp")[:6].hex()
+    '002408011220'
+    """
+    malformed = NetworkError(f"{peer_id[:80]!r} is not a peer id", hint="peer ids look like 12D3KooW...")
+    # Decoding base58 is quadratic, so the length is checked first.
+    if not 0 < len(peer_id) <= MAX_PEER_ID_CHARS:
+        raise malformed
+    try:
+        multihash = base58.b58decode(peer_id)
+    except ValueError as error:
+        raise malformed from error
+    if not _is_peer_multihash(multihash):
+        raise malformed
+    return multihash
+
+
+def peer_id_from_bytes(multihash: bytes) -> str:
+    """The base58 text of a peer id. Raises NetworkError for bytes that are none."""
+    if not _is_peer_multihash(multihash):
+        raise NetworkError(f"a peer id of {len(multihash)} bytes is malformed")
+    return base58.b58encode(multihash).decode()
+
+
+def _is_peer_multihash(multihash: bytes) -> bool:
+    # Identity-hashed public keys (Ed25519: 36 bytes, at most 42 by the spec) or SHA-256 of larger keys (RSA).
+    if len(multihash) < 2 or len(multihash) != multihash[1] + 2:
+        return False
+    return (multihash[0] == 0x00 and multihash[1] <= 42) or (multihash[0] == 0x12 and multihash[1] == 32)
+
+
+def _split(address: str) -> Iterator[Component]:
+    words = iter(address[1:].split("/"))
+    for name in words:
+        if name not in _CODES:
+            raise _malformed(address, f"{name!r} is not a protocol we know")
+        if name in _WITHOUT_VALUE:
+            yield name, ""
+            continue
+        value = next(words, "")
+        if not value:
+            raise _malformed(address, f"/{name} has no value")
+        yield name, value
+
+
+def _value_to_bytes(name: str, value: str, address: str) -> bytes:
+    match name:
+        case "ip4" | "ip6":
+            try:
+                return _IP_CLASSES[name](value).packed
+            except ValueError as error:
+                raise _malformed(address, str(error)) from error
+        case "tcp" | "udp":
+            if not (value.isascii() and value.isdecimal() and int(value) <= 65535):
+                raise _malformed(address, f"{value!r} is not a port")
+            return int(value).to_bytes(2, "big")
+        case "dns4" | "dns6":
+            if not _DNS_NAME.fullmatch(value):
+                raise _malformed(address, f"{value!r} is not a DNS name")
+            return encode_uvarint(len(value)) + value.encode("ascii")
+        case "p2p":
+            multihash = peer_id_to_bytes(value)
+            return encode_uvarint(len(multihash)) + multihash
+        case _:
+            return b""
+
+
+def _components_of(data: bytes) -> Iterator[Component]:
+    offset = 0
+    while offset < len(data):
+        code, offset = decode_uvarint(data, offset)
+        name = _NAMES.get(code)
+        if name is None:
+            raise NetworkError(f"a binary address contains the unknown protocol {code}")
+        size_bytes = 0
+        if name not in _WITHOUT_VALUE:
+            size_bytes = _FIXED_SIZE_BYTES.get(name, -1)
+            if size_bytes < 0:
+                size_bytes, offset = decode_uvarint(data, offset)
+        value = data[offset : offset + size_bytes]
+        if len(value) < size_bytes:
+            raise NetworkError("a binary address is cut off")
+        offset += size_bytes
+        yield name, _value_to_text(name, value)
+
+
+def _value_to_text(name: str, value: bytes) -> str:
+    match name:
+        case "ip4" | "ip6":
+            return str(ipaddress.ip_address(value))
+        case "tcp" | "udp":
+            return str(int.from_bytes(value, "big"))
+        case "dns4" | "dns6":
+            text = value.decode("ascii", errors="replace")
+            if not _DNS_NAME.fullmatch(text):
+                raise NetworkError("a binary address contains a malformed DNS name")
+            return text
+        case "p2p":
+            return peer_id_from_bytes(value)
+        case _:
+            return ""
+
+
+def _malformed(address: str, reason: str) -> NetworkError:
+    return NetworkError(f"malformed address {address!r}: {reason}", hint=ADDRESS_HINT)

@@ -1,0 +1,310 @@
+"""The default host: go-libp2p's daemon (p2pd) under supervision, behind the Host Protocol.
+
+node, exchange -> [P2pdHost] -> p2pd_supervisor.py (keeps the daemon alive)
+                             -> p2pd_control.py (asks it), rpc.py (bytes on a stream)
+
+The daemon does the networking: GossipSub with strict signatures, Kademlia, Noise and TLS. This file keeps
+what must outlive it: subscriptions, served protocols and the peers to dial again.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from swarmnode.errors import HostDown, MessageTooLarge, NetworkError, PeerUnreachable, RequestTimeout
+from swarmnode.network.host import MAX_GOSSIP_BYTES, Handler, HostStatus, Message
+from swarmnode.network.multiaddr import MAX_ADDRESSES_PER_PEER, check_peer_id, split_peer
+from swarmnode.network.p2pd_control import ControlClient, DaemonRefused, PeerAddresses, Stream
+from swarmnode.network.p2pd_process import DaemonOptions
+from swarmnode.network.p2pd_supervisor import DaemonSupervisor
+from swarmnode.network.pubsub import MessageQueue
+from swarmnode.network.rpc import READ_TIMEOUT_S, Service, answer, ask
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_LISTEN = ("/ip4/127.0.0.1/tcp/0",)
+"""Loopback only: being reachable from elsewhere is the user's decision."""
+
+MAX_STREAMS = 256
+MAX_STREAMS_PER_PEER = 32
+"""Requests being served at once; further streams are closed unread, so no peer can exhaust our memory."""
+
+MAX_REMEMBERED_PEERS = 64
+"""Dialled again after a restart. GossipSub needs 6 to 12 neighbours, discovery finds the others."""
+
+MAX_LOOKUPS_PER_PROBE = 8
+LOOKUP_TIMEOUT_S = 1.0
+"""The daemon knows a connected peer's addresses; one that left meanwhile must not hold up the probes."""
+
+REDIAL_TIMEOUT_S = 10.0
+
+
+def namespace_cid(namespace: str) -> bytes:
+    """The Kademlia key of a namespace: CIDv1, raw codec, SHA-256.
+
+    >>> namespace_cid("swarm").hex()[:8]
+    '01551220'
+    """
+    return bytes.fromhex("01551220") + hashlib.sha256(namespace.encode()).digest()
+
+
+class P2pdHost:
+    """A `Host` on the go-libp2p daemon of the hivemind wheel.
+
+    async with P2pdHost(paths.identity, listen=("/ip4/0.0.0.0/tcp/4001",)) as host:
+        await host.connect("/dns4/seed.example.org/tcp/4001/p2p/12D3KooW...")
+    """
+
+    def __init__(
+        self, identity_path: Path, *, listen: Sequence[str] = DEFAULT_LISTEN, announce: Sequence[str] = ()
+    ) -> None:
+        """`listen`: where to accept connections; port 0 picks a port once and keeps it.
+        `announce`: what to tell others instead, when they reach us under other addresses."""
+        self._supervisor = DaemonSupervisor(
+            DaemonOptions(identity_path, tuple(listen), tuple(announce)),
+            restore=self._restore,
+            observe=self._observe,
+        )
+        self._exit = AsyncExitStack()
+        self._peer_id = ""
+        self._tasks = asyncio.TaskGroup()
+        self._running: set[asyncio.Task[None]] = set()
+        self._topics: dict[MessageQueue, asyncio.StreamWriter] = {}
+        self._services: dict[str, Service] = {}
+        self._remembered: dict[str, PeerAddresses] = {}
+        self._streams: Counter[str] = Counter()
+
+    @property
+    def peer_id(self) -> str:
+        return self._peer_id
+
+    @property
+    def daemon_pid(self) -> int | None:
+        """Process id of the daemon, None while there is none: for monitoring, and for tests that kill it."""
+        return self._supervisor.pid
+
+    async def __aenter__(self) -> Self:
+        await self._exit.enter_async_context(self._run())
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        # The task group must not see the caller's exception: it would wrap it into a group.
+        await self._exit.aclose()
+
+    def status(self) -> HostStatus:
+        return self._supervisor.status
+
+    async def addresses(self) -> tuple[str, ...]:
+        identity = await self._supervisor.control.identify()
+        return _full_addresses(identity)
+
+    async def peers(self) -> tuple[str, ...]:
+        connections = await self._supervisor.control.connected_peers()
+        return tuple(sorted({connection.peer_id for connection in connections}))
+
+    async def connect(self, address: str, *, timeout_s: float = 10.0) -> str:
+        transport, peer_id = split_peer(address)
+        peer = PeerAddresses(peer_id, (transport,))
+        try:
+            await self._supervisor.control.connect(peer, timeout_s)
+        except DaemonRefused as error:
+            raise PeerUnreachable(f"no connection to {address}: {_reason(error)}") from error
+        except RequestTimeout as error:
+            raise RequestTimeout(f"no connection to {address} within {timeout_s:g} s") from error
+        self._remembered.setdefault(peer_id, peer)
+        return peer_id
+
+    async def publish(self, topic: str, data: bytes) -> None:
+        if len(data) > MAX_GOSSIP_BYTES:
+            raise MessageTooLarge(f"a gossip message of {len(data)} bytes exceeds {MAX_GOSSIP_BYTES} bytes")
+        await self._supervisor.control.publish(topic, data)
+
+    async def subscribe(self, topic: str, *, queue_size: int = 1024) -> MessageQueue:
+        control = self._supervisor.control
+        stream = await control.subscribe(topic)
+        try:
+            self._supervisor.check_current(control)
+        except HostDown:
+            stream[1].transport.abort()
+            raise
+        queue = MessageQueue(topic, queue_size, self._unsubscribe)
+        self._attach(queue, control, stream)
+        return queue
+
+    async def serve(self, protocol: str, handler: Handler, *, max_request_bytes: int) -> None:
+        control = self._supervisor.control
+        if protocol not in self._services:
+            await control.handle_streams(protocol, self._listener)
+            self._supervisor.check_current(control)
+        self._services[protocol] = Service(protocol, handler, max_request_bytes)
+
+    async def request(
+        self, peer_id: str, protocol: str, data: bytes, *, timeout_s: float = 10.0, max_response_bytes: int
+    ) -> bytes:
+        check_peer_id(peer_id)
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                self._stream(peer_id, protocol, timeout_s) as (reader, writer),
+            ):
+                return await ask(reader, writer, data, max_response_bytes=max_response_bytes)
+        except TimeoutError as error:
+            raise RequestTimeout(f"{peer_id} did not answer within {timeout_s:g} s") from error
+
+    async def advertise(self, namespace: str, *, timeout_s: float = 10.0) -> None:
+        try:
+            await self._supervisor.control.provide(namespace_cid(namespace), timeout_s)
+        except DaemonRefused as error:
+            raise PeerUnreachable(f"the announcement reached nobody: {error.message}") from error
+
+    async def find(self, namespace: str, *, limit: int = 16, timeout_s: float = 10.0) -> tuple[str, ...]:
+        # One more than asked for: we may be among them.
+        providers = await self._supervisor.control.find_providers(
+            namespace_cid(namespace), limit + 1, timeout_s
+        )
+        others = [provider for provider in providers if provider.peer_id != self._peer_id][:limit]
+        return tuple(address for peer in others for address in _full_addresses(peer))
+
+    @property
+    def _listener(self) -> Path:
+        """The socket that the daemon connects to for each incoming stream. It outlives the daemon."""
+        return self._supervisor.folder / "streams.sock"
+
+    @asynccontextmanager
+    async def _run(self) -> AsyncGenerator[None, None]:
+        self._peer_id = await self._supervisor.start()
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                server = await asyncio.start_unix_server(self._accept, str(self._listener))
+                self._spawn(self._supervisor.run())
+                try:
+                    yield
+                finally:
+                    self._supervisor.retire()
+                    server.close()
+                    self._end_tasks()
+        finally:
+            await self._supervisor.stop()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = self._tasks.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    def _end_tasks(self) -> None:
+        for queue in tuple(self._topics):
+            queue.close()
+        for task in self._running:
+            task.cancel()
+
+    async def _restore(self, control: ControlClient) -> None:
+        """Give a new daemon what the old one had."""
+        for protocol in tuple(self._services):
+            await control.handle_streams(protocol, self._listener)
+        for queue in tuple(self._topics):
+            self._attach(queue, control, await control.subscribe(queue.topic))
+        for peer in self._remembered.values():
+            self._spawn(self._redial(control, peer))
+
+    async def _redial(self, control: ControlClient, peer: PeerAddresses) -> None:
+        try:
+            await control.connect(peer, REDIAL_TIMEOUT_S)
+        except NetworkError as error:
+            logger.debug("%s was not reached again after the restart: %s", peer.peer_id, error)
+
+    async def _observe(self, control: ControlClient) -> None:
+        """Remember whom we are connected to, with every address they told the daemon."""
+        connected = {connection.peer_id for connection in await control.connected_peers()}
+        self._remembered = {
+            peer_id: peer for peer_id, peer in self._remembered.items() if peer_id in connected
+        }
+        room = min(MAX_REMEMBERED_PEERS - len(self._remembered), MAX_LOOKUPS_PER_PROBE)
+        for peer_id in sorted(connected - self._remembered.keys())[: max(room, 0)]:
+            peer = await control.find_peer(peer_id, LOOKUP_TIMEOUT_S)
+            if peer.addresses:
+                self._remembered[peer_id] = peer
+
+    def _attach(self, queue: MessageQueue, control: ControlClient, stream: Stream) -> None:
+        if not queue.closed:  # by its reader, while we asked the daemon
+            self._topics[queue] = stream[1]
+        self._spawn(self._pump(queue, control, stream))
+
+    def _unsubscribe(self, queue: MessageQueue) -> None:
+        writer = self._topics.pop(queue, None)
+        if writer is not None:
+            writer.transport.abort()
+
+    async def _pump(self, queue: MessageQueue, control: ControlClient, stream: Stream) -> None:
+        """Move messages from the daemon to the queue. It must never wait: the daemon drops after 32."""
+        reader, writer = stream
+        try:
+            while not queue.closed:
+                frame = await control.read_gossip(reader)
+                if frame.sender != self._peer_id and len(frame.data) <= MAX_GOSSIP_BYTES:
+                    queue.put(Message(queue.topic, frame.sender, frame.data))
+        except NetworkError:
+            if not queue.closed:
+                self._supervisor.suspect(control)
+        finally:
+            writer.transport.abort()
+
+    @asynccontextmanager
+    async def _stream(self, peer_id: str, protocol: str, timeout_s: float) -> AsyncGenerator[Stream, None]:
+        try:
+            reader, writer = await self._supervisor.control.open_stream(peer_id, protocol, timeout_s)
+        except DaemonRefused as error:
+            raise PeerUnreachable(f"no {protocol} stream to {peer_id}: {_reason(error)}") from error
+        try:
+            yield reader, writer
+        finally:
+            writer.transport.abort()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._supervisor.status.state == "closed":
+            writer.transport.abort()
+        else:
+            self._spawn(self._serve_stream(reader, writer))
+
+    async def _serve_stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                peer_id, protocol = await self._supervisor.control.read_stream_info(reader)
+            with self._slot(peer_id) as admitted:
+                service = self._services.get(protocol)
+                if admitted and service is not None:
+                    await answer(reader, writer, peer_id, service)
+                else:
+                    logger.debug("refused a stream of %s from %s", protocol, peer_id)
+        except (NetworkError, TimeoutError) as error:
+            logger.debug("lost an incoming stream: %s", error)
+        finally:
+            writer.transport.abort()
+
+    @contextmanager
+    def _slot(self, peer_id: str) -> Generator[bool, None, None]:
+        if self._streams[peer_id] >= MAX_STREAMS_PER_PEER or self._streams.total() >= MAX_STREAMS:
+            yield False
+            return
+        self._streams[peer_id] += 1
+        try:
+            yield True
+        finally:
+            self._streams[peer_id] -= 1
+            self._streams += Counter()  # forgets the peers at zero
+
+
+def _full_addresses(peer: PeerAddresses) -> tuple[str, ...]:
+    return tuple(f"{address}/p2p/{peer.peer_id}" for address in peer.addresses[:MAX_ADDRESSES_PER_PEER])
+
+
+def _reason(error: DaemonRefused) -> str:
+    # go-libp2p: "failed to dial 12D3...: all dials failed * [ADDRESS] what really happened".
+    return error.message.rpartition("] ")[2]

@@ -1,0 +1,42 @@
+"""What we use of the hivemind wheel: the go-libp2p daemon and its protobuf messages.
+
+hivemind wheel -> [p2pd_bundle] -> p2pd_process.py (binary), p2pd_control.py (messages)
+
+hivemind itself is not imported: it would import torch. `find_spec` only looks where the package lies.
+"""
+
+import importlib.util
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from swarmnode.errors import NetworkError
+
+INSTALL_HINT = "install it with: pip install 'swarmnode[train]'"
+
+
+def find_daemon() -> Path:
+    """The p2pd executable. Raises NetworkError when hivemind, or its daemon for this platform, is missing."""
+    return _find("hivemind_cli/p2pd", "the go-libp2p daemon (p2pd)")
+
+
+@cache
+def load_messages() -> Any:
+    """The module with the daemon's protobuf messages (p2pd_pb2). It is generated code without types."""
+    path = _find("proto/p2pd_pb2.py", "the messages of the go-libp2p daemon (p2pd_pb2.py)")
+    spec = importlib.util.spec_from_file_location("swarmnode_p2pd_pb2", path)
+    if spec is None or spec.loader is None:
+        raise NetworkError(f"{path} cannot be loaded", hint=INSTALL_HINT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _find(relative: str, what: str) -> Path:
+    spec = importlib.util.find_spec("hivemind")
+    if spec is None or spec.origin is None:
+        raise NetworkError(f"{what} is missing: hivemind is not installed", hint=INSTALL_HINT)
+    path = Path(spec.origin).parent / relative
+    if not path.is_file():
+        raise NetworkError(f"{what} is missing: {path} does not exist", hint=INSTALL_HINT)
+    return path

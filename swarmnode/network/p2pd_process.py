@@ -1,0 +1,259 @@
+"""One life of the go-libp2p daemon: arguments, start, readiness, end.
+
+p2pd_supervisor.py -> [DaemonProcess] -> p2pd_launch.py -> p2pd
+
+The daemon dies with us (Linux: also when we are killed), writes to no terminal, and offers its control socket
+in a folder that only we may enter: whoever can connect to that socket is the node.
+"""
+
+import asyncio
+import errno
+import logging
+import os
+import re
+import socket
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarmnode.errors import NetworkError, PortInUse, StorageError
+from swarmnode.identity import keys
+from swarmnode.network.multiaddr import format_address, parse_address, split_listen
+from swarmnode.network.p2pd_bundle import find_daemon
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 30.0
+"""It takes 0.15 s on a quiet machine; a laptop that is training at the same time may need far longer."""
+
+TERMINATE_TIMEOUT_S = 2.0
+"""How long the daemon may take to say goodbye to its peers before it is killed."""
+
+MAX_SOCKET_PATH_BYTES = 103
+"""Of a Unix socket: 103 on macOS, 107 on Linux, plus the final zero."""
+
+MAX_CONNECTIONS = (192, 256)
+"""Over the second, the daemon closes idle connections down to the first. It has no other limit."""
+
+MAX_OUTPUT_BYTES = 4096
+"""The end of what the daemon printed is kept for error messages; it prints nearly nothing."""
+
+_LAUNCHER = Path(__file__).with_name("p2pd_launch.py")
+_PEER_ID = re.compile(rb"^Peer ID: (\S+)\n", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonOptions:
+    """What a daemon is started with; the same for every life of it."""
+
+    identity: Path
+    listen: tuple[str, ...]
+    announce: tuple[str, ...]
+
+    def arguments(self, control_socket: Path) -> list[str]:
+        """The command line. Nothing here lets the daemon dial, map or relay anything that we did not ask for.
+
+        `-b` is never passed: without an explicit list it would join the public IPFS network.
+        """
+        low, high = MAX_CONNECTIONS
+        arguments = [
+            f"-listen=/unix{control_socket}",
+            f"-id={self.identity}",
+            f"-hostAddrs={','.join(self.listen)}",
+            *("-natPortMap=0", "-autonat=0", "-relay=0", "-relayService=0"),
+            "-dhtServer=1",
+            *("-pubsub=1", "-pubsubRouter=gossipsub", "-pubsubSign=1", "-pubsubSignStrict=1"),
+            *("-connManager=1", f"-connLo={low}", f"-connHi={high}"),
+        ]
+        return [*arguments, f"-announceAddrs={','.join(self.announce)}"] if self.announce else arguments
+
+
+class DaemonProcess(asyncio.SubprocessProtocol):
+    """A running daemon, made by `start_daemon`. asyncio calls the methods without docstrings."""
+
+    def __init__(self, on_exit: Callable[[], None]) -> None:
+        self.exited = asyncio.Event()
+        self._on_exit = on_exit
+        self.peer_id: str | None = None
+        """None until the daemon is ready."""
+        self._output = bytearray()
+        self._news = asyncio.Event()
+        self._transport: asyncio.SubprocessTransport | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._running().get_pid()
+
+    @property
+    def last_words(self) -> str:
+        """The end of what it printed, for an error message."""
+        return self._output.decode(errors="replace").strip()[-400:] or "it printed nothing"
+
+    @property
+    def exit_story(self) -> str:
+        """How it ended, for a person."""
+        code = self._running().get_returncode()
+        if code is None:
+            return "is running"
+        return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.SubprocessTransport)
+        self._transport = transport
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        self._output += data
+        match = _PEER_ID.search(self._output)
+        if self.peer_id is None and match:
+            self.peer_id = match[1].decode()
+        del self._output[:-MAX_OUTPUT_BYTES]
+        self._news.set()
+
+    def process_exited(self) -> None:
+        self.exited.set()
+        self._news.set()
+        self._on_exit()
+
+    async def ready(self) -> None:
+        """Wait until the daemon announces itself or ends."""
+        while self.peer_id is None and not self.exited.is_set():
+            await self._news.wait()
+            self._news.clear()
+
+    async def stop(self) -> None:
+        """End it, politely if it listens."""
+        if not self.exited.is_set():
+            self._running().terminate()
+            try:
+                async with asyncio.timeout(TERMINATE_TIMEOUT_S):
+                    await self.exited.wait()
+            except TimeoutError:
+                await self.kill()
+        self._running().close()
+
+    async def kill(self) -> None:
+        """End it at once. A frozen daemon obeys nothing else."""
+        if not self.exited.is_set():
+            self._running().kill()
+            await self.exited.wait()
+        self._running().close()
+
+    def _running(self) -> asyncio.SubprocessTransport:
+        assert self._transport is not None
+        return self._transport
+
+
+async def start_daemon(
+    options: DaemonOptions, control_socket: Path, on_exit: Callable[[], None]
+) -> DaemonProcess:
+    """Start a daemon and wait until it is ready; `on_exit` is called when it ends, whyever.
+
+    Raises PortInUse, IdentityError, NetworkError.
+    """
+    binary = find_daemon()
+    keys.load(options.identity)  # its errors say more than the daemon's
+    for address in options.announce:
+        parse_address(address)
+    for address in options.listen:
+        check_port_is_free(address)
+    process = await _spawn([str(binary), *options.arguments(control_socket)], on_exit)
+    try:
+        async with asyncio.timeout(START_TIMEOUT_S):
+            await process.ready()
+        if process.peer_id is None:
+            raise _start_error(process, options)
+    except TimeoutError as error:
+        await process.kill()
+        raise NetworkError(f"the network process was not ready after {START_TIMEOUT_S:g} s") from error
+    except BaseException:
+        await process.kill()
+        raise
+    return process
+
+
+async def _spawn(command: list[str], on_exit: Callable[[], None]) -> DaemonProcess:
+    launcher = [sys.executable, "-I", "-S", str(_LAUNCHER), str(os.getpid())]
+    try:
+        _, process = await asyncio.get_running_loop().subprocess_exec(
+            lambda: DaemonProcess(on_exit),
+            *launcher,
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise NetworkError(f"no process can be started for the network: {error.strerror}") from error
+    return process
+
+
+def make_socket_folder() -> Path:
+    """A new private folder (0700) whose path is short enough for a Unix socket. The caller removes it."""
+    # mkdtemp adds 8 random characters, our sockets at most 24 more.
+    parent = Path(tempfile.gettempdir())
+    if len(os.fsencode(parent)) + len("/swarmnode-") + 8 + 24 > MAX_SOCKET_PATH_BYTES:
+        parent = Path("/tmp")
+    try:
+        return Path(tempfile.mkdtemp(prefix="swarmnode-", dir=parent))
+    except OSError as error:
+        raise StorageError(
+            f"no folder for the network sockets can be made in {parent}: {error.strerror}"
+        ) from error
+
+
+def check_port_is_free(address: str) -> None:
+    """Raise PortInUse when another process listens there, NetworkError when we may not.
+
+    The daemon would not tell: it sets SO_REUSEPORT and would share the port with another node of this user.
+    """
+    host, transport, port = split_listen(address)
+    try:
+        _bind(host, transport, port).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUse(
+                f"port {port} ({transport}) is taken by another process",
+                hint="stop it, or listen on another port (0 picks a free one)",
+            ) from error
+        raise NetworkError(f"cannot listen on {address}: {error.strerror}") from error
+
+
+def resolve_port(address: str) -> str:
+    """The address with a free port in place of port 0; other addresses as they are.
+
+    We pick rather than the daemon, so that every life of it has the same port.
+    """
+    host, transport, port = split_listen(address)
+    if port != 0:
+        return address
+    try:
+        with _bind(host, transport, 0) as probe:
+            port = probe.getsockname()[1]
+    except OSError as error:
+        raise NetworkError(f"cannot listen on {address}: {error.strerror}") from error
+    family, _, *rest = parse_address(address)
+    return format_address((family, (transport, str(port)), *rest))
+
+
+def _bind(host: str, transport: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    probe = socket.socket(family, socket.SOCK_STREAM if transport == "tcp" else socket.SOCK_DGRAM)
+    try:
+        if family == socket.AF_INET6:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        if transport == "tcp":
+            # Connections of the previous life in TIME_WAIT do not make the port taken.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
+    except OSError:
+        probe.close()
+        raise
+    return probe
+
+
+def _start_error(process: DaemonProcess, options: DaemonOptions) -> NetworkError:
+    if "address already in use" in process.last_words:
+        return PortInUse(f"a port of {', '.join(options.listen)} is taken by another process")
+    return NetworkError(f"the network process {process.exit_story} at its start: {process.last_words}")

@@ -1,0 +1,64 @@
+"""The bounded queue between a topic and its reader: what `Host.subscribe` hands out.
+
+gossip -> memory.py | p2pd.py -> [MessageQueue] -> exchange
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from swarmnode.network.host import Message
+
+
+class MessageQueue:
+    """A `Subscription`. The host puts, one reader iterates; `on_close` tells the host to stop putting.
+
+    A full queue drops its oldest message: fresh rollouts are worth more than stale ones.
+    """
+
+    def __init__(self, topic: str, queue_size: int, on_close: "Callable[[MessageQueue], None]") -> None:
+        if queue_size < 1:
+            raise ValueError(f"queue_size is {queue_size}, it must be at least 1")
+        self.topic = topic
+        self._messages: deque[Message] = deque(maxlen=queue_size)
+        self._changed = asyncio.Event()
+        self._on_close = on_close
+        self._closed = False
+        self._dropped = 0
+
+    @property
+    def dropped(self) -> int:
+        return self._dropped
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def put(self, message: Message) -> None:
+        """Queue a message; dropped and counted is the oldest when there is no room."""
+        if self._closed:
+            return
+        self._dropped += len(self._messages) == self._messages.maxlen
+        self._messages.append(message)
+        self._changed.set()
+
+    def close(self) -> None:
+        """End the iteration; messages not yet read are discarded."""
+        if not self._closed:
+            self._closed = True
+            self._changed.set()
+            self._on_close(self)
+
+    def __aiter__(self) -> "MessageQueue":
+        return self
+
+    async def __anext__(self) -> Message:
+        while not self._closed and not self._messages:
+            self._changed.clear()
+            await self._changed.wait()
+        if self._closed:
+            raise StopAsyncIteration
+        return self._messages.popleft()
+
+    async def aclose(self) -> None:
+        self.close()
