@@ -1,0 +1,106 @@
+"""From an own group to what is announced: the sending half of validation.py.
+
+trainer's groups -> [compose] -> header, body -> gossip, store
+
+What no peer could use is not announced: groups that are unfinished, unscored or without advantage, and texts
+that exceed the wire's bounds. The reason is counted like those of strangers.
+"""
+
+from dataclasses import dataclass
+
+from swarmnode.errors import Rejected
+from swarmnode.exchange.codec import encode_body, encode_header, hash_body
+from swarmnode.exchange.limits import (
+    MAX_ABS_REWARD,
+    MAX_COMPLETION_CHARS,
+    MAX_GROUP_SIZE,
+    MAX_HEADER_BYTES,
+    MIN_GROUP_SIZE,
+    PROTOCOL,
+)
+from swarmnode.exchange.messages import Answer, Body, Header
+from swarmnode.exchange.reasons import Reason
+from swarmnode.exchange.validation import HEADER_CONTEXT, require_advantage
+from swarmnode.identity.envelope import seal
+from swarmnode.identity.keys import NodeKey
+from swarmnode.types import Completion, RolloutGroup
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLabel:
+    """What others are told of our policy; for their curiosity, nothing is decided by it."""
+
+    family: str
+    size: int | None
+    """Parameters; None: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """A group ready to be announced."""
+
+    header: Header
+    sealed: bytes
+    body: bytes
+
+
+def compose(group: RolloutGroup, key: NodeKey, *, swarm: str, model: ModelLabel, now: float) -> Composed:
+    """Pack and sign a group of ours. Raises Rejected with the reason why it cannot be shared."""
+    if group.author != key.peer_id:
+        raise Rejected(Reason.NOT_OURS)
+    if not MIN_GROUP_SIZE <= len(group.completions) <= MAX_GROUP_SIZE:
+        raise Rejected(Reason.GROUP_SIZE)
+    require_advantage(group)
+    body = encode_body(_body(group))
+    header = _header(group, body, swarm=swarm, model=model, now=now)
+    sealed = seal(key, HEADER_CONTEXT, encode_header(header))
+    if len(sealed) > MAX_HEADER_BYTES:
+        raise Rejected(Reason.TOO_LARGE, f"a header of {len(sealed)} bytes")
+    return Composed(header, sealed, body)
+
+
+def _body(group: RolloutGroup) -> Body:
+    key = group.example.key
+    return Body(
+        author=group.author,
+        task=key.task,
+        version=key.version,
+        seed=key.seed,
+        index=key.index,
+        answers=tuple(_answer(completion) for completion in group.completions),
+    )
+
+
+def _answer(completion: Completion) -> Answer:
+    if completion.finish == "abort":
+        raise Rejected(Reason.UNFINISHED)
+    if len(completion.text) > MAX_COMPLETION_CHARS:
+        raise Rejected(Reason.TOO_LONG)
+    return Answer(completion.text, completion.finish)
+
+
+def _header(group: RolloutGroup, body: bytes, *, swarm: str, model: ModelLabel, now: float) -> Header:
+    key = group.example.key
+    return Header(
+        protocol=PROTOCOL,
+        swarm=swarm,
+        body_hash=hash_body(body),
+        body_bytes=len(body),
+        task=key.task,
+        version=key.version,
+        seed=key.seed,
+        index=key.index,
+        group_size=len(group.completions),
+        reward_mean=_claimable(group.reward_mean),
+        reward_std=_claimable(group.reward_std),
+        model_family=model.family,
+        model_size=model.size,
+        policy_version=group.policy_version,
+        created_ms=int(now * 1000),
+    )
+
+
+def _claimable(reward: float | None) -> float | None:
+    if reward is not None and abs(reward) > MAX_ABS_REWARD:
+        raise Rejected(Reason.TOO_LARGE, f"a reward of {reward}")
+    return reward

@@ -1,0 +1,144 @@
+"""The body plane: bodies are asked for by their hash, from their author or from anyone who has them.
+
+choose -> [fetch] -> stream /swarmnode/rollouts/1 -> [answer] of another node -> check_body
+
+Request: the 32 bytes of a hash. Response: the body, or nothing at all for "not here" and "not now".
+The hash is checked before a body is looked into, so it does not matter who gave it.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+
+from swarmnode.errors import HostDown, MessageTooLarge, NetworkError, Rejected, RequestTimeout
+from swarmnode.exchange.codec import hash_body
+from swarmnode.exchange.ledger import Ledger
+from swarmnode.exchange.limits import FALLBACK_PEERS, MAX_OWN_BODIES, PROTOCOL
+from swarmnode.exchange.messages import Announcement, Header
+from swarmnode.exchange.reasons import Reason
+from swarmnode.exchange.reputation import TokenBucket
+from swarmnode.exchange.settings import ExchangeSettings
+from swarmnode.exchange.store import BodyStore
+from swarmnode.network.host import Host
+
+log = logging.getLogger(__name__)
+
+BODY_PROTOCOL = f"/swarmnode/rollouts/{PROTOCOL}"
+HASH_BYTES = 32
+UPLOAD_BURST_S = 4.0
+"""Seconds' worth of upload that may be used at once: after a round everybody asks at the same time."""
+
+FOREIGN_PART = 4
+"""Others' bodies may take up a quarter of what our own may: ours are asked for more often."""
+
+
+class BodyPlane:
+    """Serves the bodies we have and fetches those we want."""
+
+    def __init__(
+        self,
+        host: Host,
+        settings: ExchangeSettings,
+        ledger: Ledger,
+        *,
+        clock: Callable[[], float],
+        rng: random.Random,
+    ) -> None:
+        self._host = host
+        self._timeout_s = settings.fetch_timeout_s
+        self._ledger = ledger
+        self._clock = clock
+        self._rng = rng
+        self.own = BodyStore(max_bytes=settings.store_bytes, max_bodies=MAX_OWN_BODIES)
+        self.foreign = BodyStore(max_bytes=settings.store_bytes // FOREIGN_PART, max_bodies=MAX_OWN_BODIES)
+        self._upload = TokenBucket(
+            rate_per_s=settings.upload_bytes_per_s, burst=settings.upload_bytes_per_s * UPLOAD_BURST_S
+        )
+
+    async def serve(self) -> bool:
+        """Start to answer requests; False when the host is down."""
+        try:
+            await self._host.serve(BODY_PROTOCOL, self.answer, max_request_bytes=HASH_BYTES)
+        except NetworkError as error:
+            log.info("not yet serving rollouts: %s", error)
+            return False
+        return True
+
+    async def answer(self, peer: str, request: bytes) -> bytes:
+        """The body that a peer asks for, or nothing."""
+        now = self._clock()
+        reputation = self._ledger.reputation
+        if reputation.is_banned(peer, now) or not reputation.may_request(peer, now):
+            self._ledger.drop(Reason.UPLOAD_LIMITED, peer)
+            return b""
+        if len(request) != HASH_BYTES:
+            self._ledger.drop(Reason.BAD_REQUEST, peer)
+            return b""
+        body = self._held(request)
+        if body is None:
+            return b""
+        if not self._upload.take(len(body), now=now):
+            self._ledger.drop(Reason.UPLOAD_LIMITED, peer)
+            return b""
+        self._ledger.served += 1
+        self._ledger.bytes_out += len(body)
+        return body
+
+    async def fetch(self, announcement: Announcement) -> bytes:
+        """The body of a header, its hash checked. Raises Rejected (unavailable, timeout), HostDown."""
+        header = announcement.header
+        held = self._held(header.body_hash)
+        if held is not None:
+            return held
+        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        body = await self._ask(announcement.author, header, deadline)
+        if body is None:
+            for peer in await self._others(announcement.author):
+                body = body or await self._ask(peer, header, deadline)
+        if body is None:
+            raise Rejected(Reason.UNAVAILABLE)
+        self._ledger.fetched += 1
+        self._ledger.bytes_in += len(body)
+        return body
+
+    def _held(self, body_hash: bytes) -> bytes | None:
+        return self.own.get(body_hash) or self.foreign.get(body_hash)
+
+    async def _others(self, author: str) -> list[str]:
+        """A few peers that may have fetched a body from an author who cannot give it to us."""
+        others = [peer for peer in await self._host.peers() if peer != author]
+        return self._rng.sample(others, min(FALLBACK_PEERS, len(others)))
+
+    async def _ask(self, peer: str, header: Header, deadline: float) -> bytes | None:
+        """The body from one peer, or None. Raises HostDown, and Rejected when it let us wait in vain."""
+        reputation = self._ledger.reputation
+        timeout_s = deadline - asyncio.get_running_loop().time()
+        if timeout_s <= 0:
+            return None
+        try:
+            body = await self._host.request(
+                peer,
+                BODY_PROTOCOL,
+                header.body_hash,
+                timeout_s=timeout_s,
+                max_response_bytes=header.body_bytes,
+            )
+        except HostDown:
+            raise
+        except MessageTooLarge:
+            body = b"larger than announced"
+        except RequestTimeout as error:
+            reputation.did_not_answer(peer, self._clock())
+            raise Rejected(Reason.TIMEOUT, f"{peer} did not answer") from error
+        except NetworkError as error:
+            log.debug("no body from %s: %s", peer, error)
+            reputation.did_not_answer(peer, self._clock())
+            return None
+        reputation.did_answer(peer)
+        if not body:
+            return None
+        if hash_body(body) != header.body_hash:
+            self._ledger.drop(Reason.WRONG_BODY, peer)
+            return None
+        return body

@@ -1,0 +1,139 @@
+"""The replay buffer: accepted groups wait here until the trainer draws them.
+
+Fetcher -> [buffer] -> Exchange.collect -> trainer
+
+A group enters once, ages by our policy version and by time, and leaves drawn, stale or displaced: the methods
+say how many left and why, so that nothing leaves silently.
+"""
+
+import random
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+from swarmnode.errors import CheckpointError
+from swarmnode.exchange.limits import MAX_AUTHOR_SHARE, MAX_BODY_BYTES, MAX_HEADER_BYTES, MIN_AUTHOR_GROUPS
+from swarmnode.exchange.messages import Announcement, Arrival
+from swarmnode.exchange.reasons import Reason
+from swarmnode.exchange.selection import is_fresh
+from swarmnode.types import RolloutGroup
+
+SNAPSHOT_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A group that passed every check, with what is needed to check it again after a restart."""
+
+    announcement: Announcement
+    body: bytes
+    group: RolloutGroup
+
+    @property
+    def author(self) -> str:
+        return self.announcement.author
+
+
+class SavedGroup(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One group of a snapshot: wire bytes and not results, because it will be checked and scored again."""
+
+    header: Annotated[bytes, msgspec.Meta(max_length=MAX_HEADER_BYTES)]
+    body: Annotated[bytes, msgspec.Meta(max_length=MAX_BODY_BYTES)]
+    arrived_at: float
+    arrived_version: int
+
+    @property
+    def arrival(self) -> Arrival:
+        return Arrival(self.arrived_at, self.arrived_version)
+
+
+class Snapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    format: int
+    policy_version: int
+    """Ours at that moment: what is heard between a restart and its first round is as old as that."""
+    groups: tuple[SavedGroup, ...]
+
+
+class ReplayBuffer:
+    """At most `capacity` groups, and not too many of them by one author."""
+
+    def __init__(self, capacity: int, *, max_age_s: float, max_age_versions: int) -> None:
+        self.capacity = capacity
+        self._max_per_author = min(capacity, max(MIN_AUTHOR_GROUPS, int(capacity * MAX_AUTHOR_SHARE)))
+        self._max_age_s = max_age_s
+        self._max_age_versions = max_age_versions
+        self._groups: list[Accepted] = []
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def add(self, accepted: Accepted) -> Reason | None:
+        """Put a group in; returns why another left for it, if one did: the oldest of its author or of all."""
+        of_author = self._by(accepted.author)
+        self._groups.append(accepted)
+        if len(of_author) >= self._max_per_author:
+            self._groups.remove(of_author[0])
+            return Reason.OVER_SHARE
+        if len(self._groups) > self.capacity:
+            self._groups.pop(0)
+            return Reason.CROWDED_OUT
+        return None
+
+    def has_room_for(self, author: str) -> bool:
+        """Whether one more group of this author would not displace another of the same author."""
+        return len(self._by(author)) < self._max_per_author
+
+    def drop_stale(self, now: float, policy_version: int) -> int:
+        """Let go of groups that are too old for this policy version; returns how many."""
+        kept = [accepted for accepted in self._groups if self._is_fresh(accepted, now, policy_version)]
+        dropped = len(self._groups) - len(kept)
+        self._groups = kept
+        return dropped
+
+    def draw(self, count: int, rng: random.Random) -> list[RolloutGroup]:
+        """Take out up to `count` groups, uniformly without replacement."""
+        drawn = set(rng.sample(range(len(self._groups)), min(count, len(self._groups))))
+        groups = [accepted.group for place, accepted in enumerate(self._groups) if place in drawn]
+        self._groups = [accepted for place, accepted in enumerate(self._groups) if place not in drawn]
+        return groups
+
+    def snapshot(self, policy_version: int) -> bytes:
+        """The waiting groups as bytes, for a checkpoint."""
+        saved = (
+            SavedGroup(
+                accepted.announcement.sealed,
+                accepted.body,
+                accepted.announcement.arrival.at,
+                accepted.announcement.arrival.policy_version,
+            )
+            for accepted in self._groups
+        )
+        return msgspec.msgpack.encode(Snapshot(SNAPSHOT_FORMAT, policy_version, tuple(saved)))
+
+    def _by(self, author: str) -> list[Accepted]:
+        return [accepted for accepted in self._groups if accepted.author == author]
+
+    def _is_fresh(self, accepted: Accepted, now: float, policy_version: int) -> bool:
+        return is_fresh(
+            accepted.announcement.arrival,
+            now,
+            policy_version,
+            max_age_s=self._max_age_s,
+            max_age_versions=self._max_age_versions,
+        )
+
+
+def read_snapshot(data: bytes) -> Snapshot:
+    """What `snapshot` wrote; an empty one for no bytes. Raises CheckpointError."""
+    if not data:
+        return Snapshot(SNAPSHOT_FORMAT, 0, ())
+    try:
+        snapshot = msgspec.msgpack.decode(data, type=Snapshot)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"the saved external groups are damaged: {error}") from error
+    if snapshot.format != SNAPSHOT_FORMAT:
+        raise CheckpointError(
+            f"the saved external groups have format {snapshot.format}, this version reads {SNAPSHOT_FORMAT}"
+        )
+    return snapshot

@@ -1,0 +1,249 @@
+"""The exchange as one object: publish own groups, collect those of others.
+
+rollout -> [publish] -> the swarm -> [collect] -> trainer
+
+Headers of everybody are heard and pooled; bodies are fetched only as far as the trainer has use for them (J a
+round and a small reserve), so the cost of taking part grows with J and not with the swarm. A peer can cost us
+one fetch deadline and one judgement at a time, and nothing it sends reaches the caller as an exception.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from swarmnode.errors import ConfigError, IdentityError, NetworkError, Rejected
+from swarmnode.exchange.announcing import ModelLabel, compose
+from swarmnode.exchange.bodies import BodyPlane
+from swarmnode.exchange.buffer import ReplayBuffer, SavedGroup, read_snapshot
+from swarmnode.exchange.codec import hash_body
+from swarmnode.exchange.fetcher import Fetcher
+from swarmnode.exchange.gossip import HeaderPlane, topics_to_listen_to
+from swarmnode.exchange.inbox import Inbox
+from swarmnode.exchange.ledger import ExchangeStats, Ledger
+from swarmnode.exchange.limits import MAX_NAME_CHARS
+from swarmnode.exchange.messages import Arrival
+from swarmnode.exchange.pool import HeaderPool
+from swarmnode.exchange.reasons import Reason
+from swarmnode.exchange.reputation import Reputation
+from swarmnode.exchange.settings import ExchangeSettings
+from swarmnode.exchange.validation import BodyRules, Encode, check_header
+from swarmnode.identity.keys import NodeKey
+from swarmnode.network.host import Host
+from swarmnode.tasks.task import Task
+from swarmnode.types import RolloutGroup
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+"""Pause before we subscribe and serve again on a host that was down when we started."""
+
+
+class Exchange:
+    """One node's part in the swarm's exchange of rollouts.
+
+    async with Exchange(host, key, tasks, encode=..., settings=ExchangeSettings(), ...) as exchange:
+        await exchange.publish(own_groups)
+        external = await exchange.collect(4, policy_version, deadline_s=5.0)
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        key: NodeKey,
+        tasks: Mapping[str, Task],
+        *,
+        encode: Encode,
+        settings: ExchangeSettings,
+        model_family: str,
+        model_size: int | None,
+        clock: Callable[[], float] = time.time,
+        rng: random.Random | None = None,
+    ) -> None:
+        """`encode` gives the local policy's tokens of a text; `model_size` is its number of parameters."""
+        _check_names(tasks)
+        self._host = host
+        self._key = key
+        self._settings = settings
+        self._model = ModelLabel(model_family[:MAX_NAME_CHARS], model_size)
+        self._clock = clock
+        self._rng = rng or random.Random()
+        self._tasks = tasks
+        self._policy_version = 0
+        self._serving = False
+        self._host_was_down = False
+        self._ledger = Ledger(Reputation(), clock)
+        self._pool = HeaderPool()
+        self._buffer = ReplayBuffer(
+            settings.buffer_groups, max_age_s=settings.max_age_s, max_age_versions=settings.max_age_versions
+        )
+        self._bodies = BodyPlane(host, settings, self._ledger, clock=clock, rng=self._rng)
+        self._fetcher = Fetcher(
+            host,
+            self._bodies,
+            self._pool,
+            self._buffer,
+            self._ledger,
+            settings=settings,
+            rules=BodyRules(tasks, encode, settings.max_completion_tokens),
+            arrive=self._arrive,
+            rng=self._rng,
+        )
+        self._inbox = Inbox(
+            self._pool,
+            self._ledger,
+            settings=settings,
+            tasks=tasks,
+            arrive=self._arrive,
+            on_admitted=self._fetcher.wake,
+        )
+        self._headers = HeaderPlane(host, settings, topics_to_listen_to(settings, tasks), self._inbox.hear)
+        self._group = asyncio.TaskGroup()
+
+    async def __aenter__(self) -> Self:
+        if self._host.peer_id != self._key.peer_id:
+            raise IdentityError(
+                f"the host runs as {self._host.peer_id} but the key is {self._key.peer_id}",
+                hint="headers are believed only from their author: give both the same key",
+            )
+        await self._reach_host()
+        await self._group.__aenter__()
+        self._running = self._group.create_task(self._run(), name="exchange")
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._running.cancel()
+        if isinstance(exc, asyncio.CancelledError):
+            await self._group.__aexit__(exc_type, exc, tb)
+        else:
+            # A TaskGroup wraps the exception of its block in a group; the caller's should reach it as it is.
+            await self._group.__aexit__(None, None, None)
+
+    async def publish(self, groups: Sequence[RolloutGroup]) -> None:
+        """Announce own groups and keep their bodies for whoever asks. What cannot be announced is counted."""
+        for group in groups:
+            try:
+                await self._announce(group)
+            except Rejected as rejected:
+                self._ledger.unpublished[rejected.reason] += 1
+            except NetworkError as error:
+                self._ledger.unpublished[Reason.HOST_DOWN] += 1
+                self._note_host(error)
+            else:
+                self._note_host(None)
+
+    async def collect(self, j: int, policy_version: int, deadline_s: float) -> list[RolloutGroup]:
+        """Up to `j` accepted groups of others, drawn uniformly; waits for them at most `deadline_s`.
+
+        With nobody connected it does not wait. No fault of a peer or of the network is raised here.
+        """
+        self._policy_version = policy_version
+        self._fetcher.want(j)
+        if self._fetcher.fresh_groups() < j and await self._is_anybody_there():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(deadline_s):
+                    await self._fetcher.wait_for(j)
+        groups = self._buffer.draw(j, self._rng)
+        self._ledger.drawn += len(groups)
+        self._fetcher.wake()
+        return groups
+
+    def snapshot(self) -> bytes:
+        """The accepted groups that still wait, for a checkpoint."""
+        return self._buffer.snapshot(self._policy_version)
+
+    def restore(self, data: bytes) -> None:
+        """Take up the groups of a snapshot. They are checked and scored again before they are used.
+
+        To be called before the exchange starts. Raises CheckpointError when the snapshot cannot be read.
+        """
+        snapshot = read_snapshot(data)
+        self._policy_version = snapshot.policy_version
+        for saved in snapshot.groups:
+            try:
+                self._readmit(saved)
+            except Rejected as rejected:
+                self._ledger.let_go(Reason(rejected.reason))
+
+    def stats(self) -> ExchangeStats:
+        ledger = self._ledger
+        return ExchangeStats(
+            headers_seen=ledger.headers_seen,
+            headers_accepted=ledger.headers_accepted,
+            headers_waiting=len(self._pool),
+            headers_overflowed=self._headers.overflowed,
+            fetched=ledger.fetched,
+            accepted=ledger.accepted,
+            drawn=ledger.drawn,
+            buffered=len(self._buffer),
+            dropped={str(reason): count for reason, count in ledger.dropped.items()},
+            accepted_by_peer=ledger.reputation.accepted_by_peer(),
+            lowered_scores=ledger.reputation.lowered_scores(self._clock()),
+            banned_peers=ledger.reputation.banned_peers(),
+            published=ledger.published,
+            unpublished={str(reason): count for reason, count in ledger.unpublished.items()},
+            served=ledger.served,
+            bytes_in=ledger.bytes_in,
+            bytes_out=ledger.bytes_out,
+            judgements_stuck=self._fetcher.judgements_stuck,
+        )
+
+    async def _run(self) -> None:
+        while not await self._reach_host():  # noqa: ASYNC110  a Host has no event to wait for
+            await asyncio.sleep(RETRY_S)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._headers.run(), name="listen for rollouts")
+            tasks.create_task(self._fetcher.run(), name="fetch rollouts")
+
+    async def _reach_host(self) -> bool:
+        """Serve and subscribe, once each; False when the host is down. It keeps both through a restart."""
+        self._serving = self._serving or await self._bodies.serve()
+        return self._serving and await self._headers.subscribe()
+
+    async def _announce(self, group: RolloutGroup) -> None:
+        composed = compose(group, self._key, swarm=self._settings.swarm, model=self._model, now=self._clock())
+        self._bodies.own.put(composed.header.body_hash, composed.body)
+        await self._headers.announce(composed.header.task, composed.sealed)
+        self._ledger.published += 1
+        self._ledger.bytes_out += len(composed.sealed)
+
+    def _readmit(self, saved: SavedGroup) -> None:
+        announcement = check_header(saved.header, saved.arrival, settings=self._settings, tasks=self._tasks)
+        self._inbox.admit(announcement)
+        # The fetcher looks here first, so a restored group takes the way of all others without the network.
+        if hash_body(saved.body) == announcement.header.body_hash:
+            self._bodies.foreign.put(announcement.header.body_hash, saved.body)
+
+    def _arrive(self) -> Arrival:
+        return Arrival(self._clock(), self._policy_version)
+
+    async def _is_anybody_there(self) -> bool:
+        try:
+            return bool(await self._host.peers())
+        except NetworkError:
+            return False
+
+    def _note_host(self, error: NetworkError | None) -> None:
+        """Say once that the network went away, and once that it is back."""
+        if error is not None and not self._host_was_down:
+            log.warning("rollouts are not announced until the network is back: %s", error)
+        elif error is None and self._host_was_down:
+            log.info("the network is back: rollouts are announced again")
+        self._host_was_down = error is not None
+
+
+def _check_names(tasks: Mapping[str, Task]) -> None:
+    for name, task in tasks.items():
+        if name != task.name:
+            raise ConfigError(f"task {task.name} is listed as {name}")
+        if not (0 < len(name) <= MAX_NAME_CHARS and 0 < len(task.version) <= MAX_NAME_CHARS):
+            raise ConfigError(
+                f"task {name} {task.version} cannot be exchanged: its name or version is empty or too long",
+                hint=f"at most {MAX_NAME_CHARS} characters each",
+            )

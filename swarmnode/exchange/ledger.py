@@ -1,0 +1,98 @@
+"""Counts everything and lets peers feel what they did: the one place where a Reason has consequences.
+
+gossip, bodies, exchange -> [Ledger] -> ExchangeStats -> status, metrics, log
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from swarmnode.exchange.reasons import PENALTIES, Reason
+from swarmnode.exchange.reputation import BAN_BELOW, Reputation
+from swarmnode.identity.names import memorable_name
+
+log = logging.getLogger(__name__)
+
+_KNOWN = frozenset(Reason)
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeStats:
+    """What the exchange did since it was made, and what it holds now."""
+
+    headers_seen: int
+    """Gossip messages that reached us, whatever became of them."""
+    headers_accepted: int
+    headers_waiting: int
+    headers_overflowed: int
+    """Lost because we read too slowly."""
+    fetched: int
+    """Bodies received from peers."""
+    accepted: int
+    """Groups that passed every check here."""
+    drawn: int
+    """Groups handed to the trainer."""
+    buffered: int
+    dropped: Mapping[str, int]
+    """By reason (reasons.py)."""
+    accepted_by_peer: Mapping[str, int]
+    lowered_scores: Mapping[str, float]
+    """Peers with less than the full score of 100."""
+    banned_peers: tuple[str, ...]
+    published: int
+    """Own groups announced."""
+    unpublished: Mapping[str, int]
+    """Own groups not announced, by reason."""
+    served: int
+    """Bodies given to peers."""
+    bytes_in: int
+    """Headers and bodies received, as their authors sent them (without gossip's own overhead)."""
+    bytes_out: int
+    judgements_stuck: int
+
+
+class Ledger:
+    """Counters and reputations, brought together."""
+
+    def __init__(self, reputation: Reputation, clock: Callable[[], float]) -> None:
+        self.reputation = reputation
+        self._clock = clock
+        self.dropped: Counter[str] = Counter()
+        self.unpublished: Counter[str] = Counter()
+        self.headers_seen = 0
+        self.headers_accepted = 0
+        self.fetched = 0
+        self.accepted = 0
+        self.drawn = 0
+        self.published = 0
+        self.served = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
+
+    def drop(self, reason: str, peer: str, detail: str = "") -> None:
+        """Count something that was not used, and take its price from the peer it came from."""
+        # A task may raise Rejected with words of its own.
+        known = Reason(reason) if reason in _KNOWN else Reason.INTERNAL
+        self.dropped[known] += 1
+        penalty = PENALTIES.get(known)
+        if penalty is None:
+            return
+        log.debug("%s from %s: %s", known, peer, detail)
+        if self.reputation.punish(peer, penalty, self._clock()):
+            log.warning(
+                "%s (%s) is ignored for now: its score fell below %.0f, at last for %s",
+                memorable_name(peer),
+                peer,
+                BAN_BELOW,
+                known,
+            )
+
+    def let_go(self, reason: Reason, count: int = 1) -> None:
+        """Count what left the pool or the buffer without being used; nobody is to blame."""
+        if count:
+            self.dropped[reason] += count
+
+    def accept(self, peer: str) -> None:
+        self.accepted += 1
+        self.reputation.was_accepted(peer)

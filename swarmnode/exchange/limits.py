@@ -1,0 +1,93 @@
+"""The bounds of the wire format, each with its reason. Every node of a swarm must agree on the first half.
+
+[limits] -> messages, codec, validation, pool, reputation
+
+What an operator may want to change lives in settings.py instead.
+"""
+
+# ---- what may travel: a change here needs a new PROTOCOL ----
+
+PROTOCOL = 1
+"""Version of the messages. It is part of the topic and stream names, so that two versions never meet."""
+
+MAX_HEADER_BYTES = 1024
+"""A signed header, whole. Gossip multiplies each byte by about 16 on the wire (reference/network.md 1.6)."""
+
+MAX_BODY_BYTES = 1024 * 1024
+"""A compressed body. 4 x 8 completions of 1024 tokens are about 130 KiB before compression."""
+
+MAX_RAW_BODY_BYTES = 4 * 1024 * 1024
+"""A body once decompressed: what one hostile body can make us allocate, whatever its compression ratio."""
+
+MIN_GROUP_SIZE = 2
+"""One completion has no advantage over anything."""
+
+MAX_GROUP_SIZE = 64
+"""No published GRPO setting uses more; it also bounds the work of scoring one body."""
+
+MAX_COMPLETION_CHARS = 128 * 1024
+"""About 32k tokens: more than any policy that fits a home machine writes."""
+
+MAX_NAME_CHARS = 64
+"""Swarm, task, version and model names. Four of them must fit into MAX_HEADER_BYTES."""
+
+MAX_ABS_REWARD = 1e6
+"""Bounds claimed rewards; NaN and the infinities fall outside of any bound."""
+
+# ---- how we judge what arrives ----
+
+MAX_CLOCK_SKEW_S = 120.0
+"""How far ahead of ours an author's clock may be. Home machines without NTP drift by about this much."""
+
+CLAIM_TOLERANCE = 1e-3
+"""Claimed and own reward may differ by rounding, relative to their size (absolute below 1)."""
+
+MIN_REWARD_SPREAD = 1e-6
+"""Rewards closer than this are equal: the group has no advantage, only rounding errors."""
+
+# ---- what we keep in memory ----
+
+MAX_POOL_HEADERS = 1024
+"""Headers waiting for selection, about 1 MiB. Selection is uniform, so a sample of the swarm will do."""
+
+MAX_POOL_HEADERS_PER_AUTHOR = 32
+"""A few rounds' worth of one node; it cannot fill the pool by talking more."""
+
+MAX_SEEN = 32_768
+"""Remembered headers and group contents, against replays: 5 to 7 MiB each."""
+
+MAX_AUTHOR_SHARE = 0.25
+"""Share of the replay buffer that one author may hold."""
+
+MIN_AUTHOR_GROUPS = 16
+"""What one author may hold of a small buffer all the same: in a swarm of two there is nobody else."""
+
+MAX_TRACKED_PEERS = 4096
+"""Peers whose conduct we remember, about 2 MiB. Those not heard of for longest are forgotten first."""
+
+MAX_OWN_BODIES = 4096
+"""Bodies kept for others to fetch, besides the bound in bytes."""
+
+# ---- how much of us a peer may use ----
+
+HEADERS_PER_S = 4.0
+"""Sustained headers of one peer: 32 groups every 8 seconds is faster than any node generates."""
+
+HEADERS_BURST = 64.0
+"""A node announces all groups of a round at once."""
+
+TOTAL_HEADERS_PER_S = 500.0
+"""All peers together. A header costs 0.16 ms, so this bounds listening to 8 % of a core."""
+
+TOTAL_HEADERS_BURST = 2000.0
+
+REQUESTS_PER_S = 8.0
+"""Sustained body requests of one peer; it trains on a handful of groups per round."""
+
+REQUESTS_BURST = 64.0
+
+FALLBACK_PEERS = 2
+"""Connected peers asked for a body whose author cannot be reached."""
+
+MAX_STUCK_JUDGEMENTS = 4
+"""Scoring threads that overran and cannot be killed; with more, nothing is judged until one returns."""

@@ -1,0 +1,90 @@
+"""Every reason why something was not used, in one table, with what it costs the peer it came from.
+
+validation, bodies, pool, buffer -> [Reason] -> ledger -> status, metrics
+
+A penalty is taken from a score of 100; below 20 the peer is ignored (reputation.py). Being slow, late, far
+away, badly clocked or interested in other tasks costs nothing; saying what cannot be honest costs a lot.
+"""
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """Short codes for counters. Values never come from the wire, so their number is bounded."""
+
+    # A header was not taken in.
+    BANNED = "banned"
+    RATE_LIMITED = "rate_limited"
+    OVER_CAPACITY = "over_capacity"
+    TOO_LARGE = "too_large"
+    MALFORMED = "malformed"
+    BAD_PEER_ID = "bad_peer_id"
+    BAD_SIGNATURE = "bad_signature"
+    SENDER_MISMATCH = "sender_mismatch"
+    NOT_A_PUBLISHER = "not_a_publisher"
+    OTHER_PROTOCOL = "other_protocol"
+    OTHER_SWARM = "other_swarm"
+    OTHER_TASK = "other_task"
+    EXPIRED = "expired"
+    FROM_THE_FUTURE = "from_the_future"
+    GROUP_SIZE = "group_size"
+    NO_SPREAD = "no_spread"
+    DUPLICATE = "duplicate"
+
+    # A body could not be had.
+    UNAVAILABLE = "unavailable"
+    TIMEOUT = "timeout"
+    WRONG_BODY = "wrong_body"
+
+    # A body was had and not accepted.
+    BAD_COMPRESSION = "bad_compression"
+    MALFORMED_BODY = "malformed_body"
+    BODY_MISMATCH = "body_mismatch"
+    NOT_DRAWABLE = "not_drawable"
+    NO_TOKENS = "no_tokens"
+    TOO_LONG = "too_long"
+    COPIED = "copied"
+    UNSCORABLE = "unscorable"
+    SCORE_TIMEOUT = "score_timeout"
+    JUDGE_STUCK = "judge_stuck"
+    ZERO_ADVANTAGE = "zero_advantage"
+    INTERNAL = "internal"
+
+    # It was accepted all the same, and counted.
+    FALSE_CLAIM = "false_claim"
+
+    # It waited and was never drawn.
+    STALE = "stale"
+    CROWDED_OUT = "crowded_out"
+    OVER_SHARE = "over_share"
+
+    # A request to us was not answered.
+    BAD_REQUEST = "bad_request"
+    UPLOAD_LIMITED = "upload_limited"
+
+    # A group of our own was not announced.
+    NOT_OURS = "not_ours"
+    UNFINISHED = "unfinished"
+    HOST_DOWN = "host_down"
+
+
+PENALTIES: dict[Reason, float] = {
+    Reason.TOO_LARGE: 10,
+    Reason.MALFORMED: 10,
+    Reason.BAD_PEER_ID: 10,
+    Reason.BAD_SIGNATURE: 20,
+    Reason.SENDER_MISMATCH: 20,
+    Reason.OTHER_SWARM: 10,
+    Reason.WRONG_BODY: 20,
+    Reason.BAD_COMPRESSION: 20,
+    Reason.MALFORMED_BODY: 20,
+    Reason.BODY_MISMATCH: 20,
+    Reason.NOT_DRAWABLE: 10,
+    Reason.NO_TOKENS: 10,
+    # Three at most, so that one peer alone cannot get MAX_STUCK_JUDGEMENTS threads stuck.
+    Reason.SCORE_TIMEOUT: 30,
+    # Judges that run code may flicker; a node that lies does it in every group.
+    Reason.FALSE_CLAIM: 10,
+    Reason.BAD_REQUEST: 10,
+}
+"""What is not listed costs nothing."""

@@ -1,0 +1,155 @@
+"""From untrusted bytes to a group that was drawn, tokenized and scored on this machine.
+
+gossip -> [check_gossip] -> pool -> bodies -> [check_body] -> buffer -> trainer
+
+All checks are pure: they look at everything before anything is kept, and raise Rejected with a Reason.
+Those of headers take a tenth of a millisecond and run on the event loop; check_body calls the task and the
+tokenizer and runs in the judge's thread.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from swarmnode.errors import Rejected, TaskError
+from swarmnode.exchange.codec import decode_body, decode_header, fingerprint
+from swarmnode.exchange.limits import (
+    CLAIM_TOLERANCE,
+    MAX_CLOCK_SKEW_S,
+    MAX_HEADER_BYTES,
+    MIN_REWARD_SPREAD,
+    PROTOCOL,
+)
+from swarmnode.exchange.messages import Announcement, Answer, Arrival, Body, Header
+from swarmnode.exchange.reasons import Reason
+from swarmnode.exchange.settings import ExchangeSettings
+from swarmnode.identity.envelope import unseal
+from swarmnode.tasks.task import Task, redraw, score_strictly
+from swarmnode.types import Completion, Example, FinishReason, RolloutGroup, Scores
+
+HEADER_CONTEXT = f"swarmnode/{PROTOCOL}/rollout-header"
+
+Encode = Callable[[str, FinishReason], tuple[int, ...]]
+"""The local policy's tokens of a completion; with its EOS token when the finish is "stop"."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyRules:
+    """What check_body judges by: our tasks, our tokenizer, our limits."""
+
+    tasks: Mapping[str, Task]
+    encode: Encode
+    max_completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedBody:
+    """A group ready for training, and the fingerprint of its answers."""
+
+    group: RolloutGroup
+    fingerprint: bytes
+
+
+def check_gossip(
+    data: bytes, sender: str, arrival: Arrival, *, settings: ExchangeSettings, tasks: Mapping[str, Task]
+) -> Announcement:
+    """The announcement in a gossip message: sent by its author, in time, sound in itself. Raises Rejected."""
+    announcement = check_header(data, arrival, settings=settings, tasks=tasks)
+    if announcement.author != sender:
+        raise Rejected(Reason.SENDER_MISMATCH, f"{sender} sent a header of {announcement.author}")
+    _check_time(announcement.header, arrival.at, settings.max_age_s)
+    return announcement
+
+
+def check_header(
+    data: bytes, arrival: Arrival, *, settings: ExchangeSettings, tasks: Mapping[str, Task]
+) -> Announcement:
+    """The announcement in a sealed header: signed, well-formed and of use to us. Raises Rejected."""
+    envelope = unseal(data, HEADER_CONTEXT, max_bytes=MAX_HEADER_BYTES)
+    header = decode_header(envelope.payload)
+    if settings.publishers is not None and envelope.author not in settings.publishers:
+        raise Rejected(Reason.NOT_A_PUBLISHER)
+    _check_fits(header, settings, tasks)
+    return Announcement(envelope.author, header, data, arrival)
+
+
+def _check_fits(header: Header, settings: ExchangeSettings, tasks: Mapping[str, Task]) -> None:
+    if header.protocol != PROTOCOL:
+        raise Rejected(Reason.OTHER_PROTOCOL, f"protocol {header.protocol}")
+    if header.swarm != settings.swarm:
+        raise Rejected(Reason.OTHER_SWARM)
+    task = tasks.get(header.task)
+    if task is None or task.version != header.version:
+        raise Rejected(Reason.OTHER_TASK)
+    if header.group_size > settings.max_group_size:
+        raise Rejected(
+            Reason.GROUP_SIZE, f"{header.group_size} completions, we take {settings.max_group_size}"
+        )
+    if header.reward_std is None or header.reward_std < MIN_REWARD_SPREAD:
+        raise Rejected(Reason.NO_SPREAD, "by its author's own account it teaches nothing")
+
+
+def _check_time(header: Header, now: float, max_age_s: float) -> None:
+    if header.created_s > now + MAX_CLOCK_SKEW_S:
+        raise Rejected(Reason.FROM_THE_FUTURE, f"by {header.created_s - now:.0f} s")
+    if header.created_s < now - max_age_s:
+        raise Rejected(Reason.EXPIRED, f"{now - header.created_s:.0f} s old")
+
+
+def check_body(data: bytes, announcement: Announcement, rules: BodyRules) -> CheckedBody:
+    """Redraw the example, tokenize and score the answers. Raises Rejected; blocks while the task works."""
+    header = announcement.header
+    body = decode_body(data)
+    if (body.author, body.key, len(body.answers)) != (announcement.author, header.key, header.group_size):
+        raise Rejected(Reason.BODY_MISMATCH, "the body belongs to another header")
+    task = rules.tasks[header.task]
+    example = _redraw(task, header)
+    completions = tuple(_completion(answer, header.policy_version, rules) for answer in body.answers)
+    group = RolloutGroup(
+        example=example,
+        completions=completions,
+        scores=_score(task, example, body),
+        author=announcement.author,
+        policy_version=header.policy_version,
+    )
+    return CheckedBody(group, fingerprint(body))
+
+
+def require_advantage(group: RolloutGroup) -> None:
+    """SAPO's filter: a group whose rewards are all equal teaches nothing. Raises Rejected."""
+    std = group.reward_std
+    if std is None or std < MIN_REWARD_SPREAD:
+        raise Rejected(Reason.ZERO_ADVANTAGE)
+
+
+def is_false_claim(header: Header, group: RolloutGroup) -> bool:
+    """Whether the author announced other rewards than our judge gives."""
+    return _differ(header.reward_mean, group.reward_mean) or _differ(header.reward_std, group.reward_std)
+
+
+def _differ(claimed: float | None, own: float | None) -> bool:
+    if claimed is None or own is None:
+        return claimed is not own
+    return abs(claimed - own) > CLAIM_TOLERANCE * max(1.0, abs(own))
+
+
+def _redraw(task: Task, header: Header) -> Example:
+    try:
+        return redraw(task, header.key)
+    except TaskError as error:
+        raise Rejected(Reason.NOT_DRAWABLE, error.message) from error
+
+
+def _completion(answer: Answer, policy_version: int, rules: BodyRules) -> Completion:
+    token_ids = rules.encode(answer.text, answer.finish)
+    if not token_ids:
+        raise Rejected(Reason.NO_TOKENS, "an answer without a token")
+    if len(token_ids) > rules.max_completion_tokens:
+        raise Rejected(Reason.TOO_LONG, f"{len(token_ids)} tokens, we take {rules.max_completion_tokens}")
+    return Completion(answer.text, token_ids, None, policy_version, answer.finish)
+
+
+def _score(task: Task, example: Example, body: Body) -> tuple[Scores, ...]:
+    try:
+        return score_strictly(task, example, [answer.text for answer in body.answers])
+    except TaskError as error:
+        raise Rejected(Reason.UNSCORABLE, error.message) from error

@@ -1,0 +1,137 @@
+"""A small task whose answers are easy to get right or wrong, and groups of answers to it."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import pytest
+
+from swarmnode.exchange.announcing import Composed, ModelLabel, compose
+from swarmnode.exchange.messages import Announcement, Arrival
+from swarmnode.exchange.settings import ExchangeSettings
+from swarmnode.exchange.validation import BodyRules, check_header
+from swarmnode.identity.keys import NodeKey
+from swarmnode.tasks.task import draw_train, score_strictly
+from swarmnode.types import Completion, Example, ExampleKey, FinishReason, RolloutGroup
+
+
+@dataclass(frozen=True)
+class Addition:
+    """`12 + 7`, endlessly; the reward is 1 for the sum and 0 for anything else."""
+
+    name: str = "addition"
+    version: str = "1"
+
+    def examples(self, seed: int) -> Iterator[Example]:
+        rng = random.Random(seed)
+        index = 0
+        while True:
+            a, b = rng.randrange(1000), rng.randrange(1000)
+            key = ExampleKey(self.name, self.version, seed, index)
+            yield Example(key, f"{a} + {b} =", {"answer": str(a + b)})
+            index += 1
+
+    def score(self, example: Example, completions: Sequence[str]) -> list[dict[str, float | None]]:
+        return [{"correct": float(text.strip() == example.columns["answer"])} for text in completions]
+
+
+class Clock:
+    """Stands still until it is moved."""
+
+    def __init__(self, now: float = 1_700_000_000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def encode(text: str, finish: FinishReason) -> tuple[int, ...]:
+    """One token per byte, and 256 for the end."""
+    return tuple(text.encode()) + ((256,) if finish == "stop" else ())
+
+
+def make_group(
+    author: str, *, seed: int = 1, number: int = 0, right: int = 2, wrong: int = 2, version: int = 3
+) -> RolloutGroup:
+    """The `number`-th training example of a seed, answered rightly and wrongly so many times."""
+    task = Addition()
+    example = next(islice(draw_train(task, seed), number, None))
+    texts = [example.columns["answer"]] * right + [f"no idea {i}" for i in range(wrong)]
+    return RolloutGroup(
+        example=example,
+        completions=tuple(Completion(text, encode(text, "stop"), None, version, "stop") for text in texts),
+        scores=score_strictly(task, example, texts),
+        author=author,
+        policy_version=version,
+    )
+
+
+@pytest.fixture
+def task() -> Addition:
+    return Addition()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def key() -> NodeKey:
+    return NodeKey(b"\1" * 32)
+
+
+@pytest.fixture
+def other_key() -> NodeKey:
+    return NodeKey(b"\2" * 32)
+
+
+@pytest.fixture
+def settings() -> ExchangeSettings:
+    return ExchangeSettings(swarm="test")
+
+
+@pytest.fixture
+def rules(task: Addition) -> BodyRules:
+    return BodyRules({task.name: task}, encode, max_completion_tokens=64)
+
+
+@pytest.fixture
+def group(key: NodeKey) -> RolloutGroup:
+    return make_group(key.peer_id)
+
+
+@pytest.fixture
+def composed(group: RolloutGroup, key: NodeKey, clock: Clock) -> Composed:
+    return compose(group, key, swarm="test", model=ModelLabel("tiny", 1000), now=clock())
+
+
+@pytest.fixture
+def announced(task: Addition, settings: ExchangeSettings) -> Callable[..., Announcement]:
+    """The announcement that a receiver makes of `number`-th group of an author."""
+
+    def announce(
+        key: NodeKey, number: int = 0, *, at: float = 1_700_000_000.0, policy_version: int = 0
+    ) -> Announcement:
+        sent = compose(
+            make_group(key.peer_id, number=number), key, swarm="test", model=ModelLabel("tiny", None), now=at
+        )
+        return check_header(
+            sent.sealed, Arrival(at, policy_version), settings=settings, tasks={task.name: task}
+        )
+
+    return announce
+
+
+@pytest.fixture
+def groups_of() -> Callable[..., RolloutGroup]:
+    return make_group
+
+
+@pytest.fixture
+def encoder() -> Callable[[str, FinishReason], tuple[int, ...]]:
+    return encode

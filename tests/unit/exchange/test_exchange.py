@@ -1,0 +1,424 @@
+"""Two and three exchanges on one in-memory network, end to end."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+import msgspec
+import pytest
+
+from swarmnode.errors import CheckpointError, ConfigError, IdentityError
+from swarmnode.exchange.buffer import SavedGroup, Snapshot, read_snapshot
+from swarmnode.exchange.exchange import Exchange
+from swarmnode.exchange.settings import ExchangeSettings
+from swarmnode.identity.keys import NodeKey
+from swarmnode.network.memory import MemoryHost, MemoryNetwork
+from swarmnode.types import RolloutGroup
+
+
+@dataclass(frozen=True)
+class Node:
+    key: NodeKey
+    host: MemoryHost
+    exchange: Exchange
+
+    def dropped(self, reason: str) -> int:
+        return self.exchange.stats().dropped.get(reason, 0)
+
+
+@pytest.fixture
+def make_exchange(task, encoder, clock) -> Callable[..., Exchange]:
+    def make(host: MemoryHost, key: NodeKey, *, tasks=None, **settings: object) -> Exchange:
+        return Exchange(
+            host,
+            key,
+            {task.name: task} if tasks is None else tasks,
+            encode=encoder,
+            settings=ExchangeSettings(swarm="test", **settings),
+            model_family="tiny",
+            model_size=1000,
+            clock=clock,
+            rng=random.Random(key.seed),
+        )
+
+    return make
+
+
+@pytest.fixture
+def start(make_exchange):
+    """Start node `number` on a network, connected to the nodes given."""
+
+    @asynccontextmanager
+    async def run(
+        network: MemoryNetwork, number: int, *others: Node, snapshot: bytes = b"", **settings: object
+    ) -> AsyncIterator[Node]:
+        key = NodeKey(bytes([number]) * 32)
+        async with network.host(key.peer_id) as host:
+            for other in others:
+                await host.connect(other.host.address)
+            exchange = make_exchange(host, key, **settings)
+            exchange.restore(snapshot)
+            async with exchange:
+                yield Node(key, host, exchange)
+
+    return run
+
+
+@pytest.fixture
+def own_groups(groups_of):
+    def make(node: Node, count: int, *, first: int = 0) -> list[RolloutGroup]:
+        return [groups_of(node.key.peer_id, number=first + number) for number in range(count)]
+
+    return make
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110  counters have no event to wait for
+            await asyncio.sleep(0.01)
+
+
+async def collect(node: Node, j: int, *, version: int = 0, deadline_s: float = 30.0) -> list[RolloutGroup]:
+    return await node.exchange.collect(j, version, deadline_s)
+
+
+async def test_what_one_node_publishes_another_collects(start, own_groups):
+    network = MemoryNetwork()
+    async with start(network, 1) as alice, start(network, 2, alice) as bob:
+        published = own_groups(alice, 4)
+        await alice.exchange.publish(published)
+        collected = await collect(bob, 4)
+        assert {group.example.key for group in collected} == {group.example.key for group in published}
+        assert all(group in published for group in collected)
+
+
+async def test_exchange_goes_both_ways(start, own_groups):
+    network = MemoryNetwork()
+    async with start(network, 1) as alice, start(network, 2, alice) as bob:
+        await alice.exchange.publish(own_groups(alice, 2))
+        await bob.exchange.publish(own_groups(bob, 2, first=10))
+        assert {group.author for group in await collect(bob, 2)} == {alice.key.peer_id}
+        assert {group.author for group in await collect(alice, 2)} == {bob.key.peer_id}
+
+
+async def test_no_group_is_collected_twice(start, own_groups):
+    network = MemoryNetwork()
+    async with start(network, 1) as alice, start(network, 2, alice) as bob:
+        await alice.exchange.publish(own_groups(alice, 6))
+        collected = await collect(bob, 4) + await collect(bob, 2)
+        assert len({group.example.key for group in collected}) == 6
+        assert await collect(bob, 1, deadline_s=0.05) == []
+
+
+async def test_the_counters_tell_what_happened(start, own_groups):
+    network = MemoryNetwork()
+    async with start(network, 1) as alice, start(network, 2, alice) as bob:
+        await alice.exchange.publish(own_groups(alice, 3))
+        await collect(bob, 3)
+        sent, received = alice.exchange.stats(), bob.exchange.stats()
+        assert (sent.published, sent.served, sent.unpublished) == (3, 3, {})
+        assert (received.headers_seen, received.headers_accepted, received.headers_waiting) == (3, 3, 0)
+        assert (received.fetched, received.accepted, received.drawn, received.buffered) == (3, 3, 3, 0)
+        assert received.accepted_by_peer == {alice.key.peer_id: 3}
+        assert received.dropped == {}
+        assert received.bytes_in == sent.bytes_out > 0
+
+
+async def test_bodies_are_fetched_only_as_far_as_the_trainer_has_use_for_them(start, own_groups):
+    network = MemoryNetwork()
+    async with start(network, 1) as alice, start(network, 2, alice, prefetch_groups=2) as bob:
+        await alice.exchange.publish(own_groups(alice, 20))
+        await collect(bob, 3)
+        await until(lambda: bob.exchange.stats().buffered == 5)
+        await asyncio.sleep(0.05)
+        stats = bob.exchange.stats()
+        assert stats.headers_accepted == 20
+        assert stats.fetched == stats.drawn + stats.buffered == 8
+
+
+async def test_a_small_buffer_bounds_what_is_fetched(start, own_groups):
+    network = MemoryNetwork()
+    async with start(network, 1) as alice, start(network, 2, alice, buffer_groups=2) as bob:
+        await alice.exchange.publish(own_groups(alice, 20))
+        assert len(await collect(bob, 4, deadline_s=0.2)) == 2
+        await asyncio.sleep(0.05)
+        assert bob.exchange.stats().fetched <= 4
+        assert bob.exchange.stats().dropped == {}
+
+
+async def test_one_author_is_not_fetched_from_beyond_its_share(start, own_groups):
+    network = MemoryNetwork()
+    async with start(network, 1) as alice, start(network, 2, alice, buffer_groups=40) as bob:
+        await alice.exchange.publish(own_groups(alice, 24))
+        assert len(await collect(bob, 20, deadline_s=0.5)) == 16
+        assert bob.dropped("over_share") == 0
+
+
+async def test_a_node_that_wants_no_groups_fetches_none(start, own_groups):
+    network = MemoryNetwork()
+    async with start(network, 1) as alice, start(network, 2, alice) as bob:
+        assert await collect(bob, 0) == []
+        await alice.exchange.publish(own_groups(alice, 5))
+        await until(lambda: bob.exchange.stats().headers_accepted == 5)
+        await asyncio.sleep(0.05)
+        assert bob.exchange.stats().fetched == 0
+
+
+async def test_groups_are_fetched_ahead_of_the_round_that_asks_for_them(start, own_groups):
+    network = MemoryNetwork()
+    async with start(network, 1) as alice, start(network, 2, alice) as bob:
+        await alice.exchange.publish(own_groups(alice, 4))
+        await until(lambda: bob.exchange.stats().buffered == 4)
+        assert len(await collect(bob, 4, deadline_s=0.0)) == 4
+
+
+async def test_collect_gives_what_came_by_the_deadline(start, own_groups):
+    network = MemoryNetwork()
+    async with start(network, 1) as alice, start(network, 2, alice) as bob:
+        await alice.exchange.publish(own_groups(alice, 2))
+        assert len(await collect(bob, 4, deadline_s=0.3)) == 2
+
+
+async def test_a_node_alone_does_not_wait(start):
+    async with start(MemoryNetwork(), 1) as alice, asyncio.timeout(30):
+        assert await collect(alice, 4, deadline_s=600.0) == []
+
+
+async def test_three_nodes_hear_each_other_through_the_one_in_the_middle(start, own_groups):
+    network = MemoryNetwork()
+    async with start(network, 1) as alice, start(network, 2, alice) as bob, start(network, 3, bob) as carol:
+        await alice.exchange.publish(own_groups(alice, 2))
+        await bob.exchange.publish(own_groups(bob, 2, first=10))
+        authors = {group.author for group in await collect(carol, 4)}
+        assert authors == {alice.key.peer_id, bob.key.peer_id}
+
+
+async def test_loss_of_headers_loses_groups_and_nothing_else(start, own_groups):
+    network = MemoryNetwork(seed=3, loss=0.5)
+    async with (
+        start(network, 1) as alice,
+        start(network, 2, alice) as bob,
+        start(network, 3, alice, bob) as carol,
+    ):
+        await alice.exchange.publish(own_groups(alice, 30))
+        await bob.exchange.publish(own_groups(bob, 30, first=100))
+        assert len(await collect(carol, 10)) == 10
+        seen = carol.exchange.stats().headers_seen
+        assert 15 < seen < 45
+        assert carol.exchange.stats().dropped == {}
+
+
+async def test_a_partition_is_lived_through_and_healed(start, own_groups):
+    network = MemoryNetwork()
+    async with (
+        start(network, 1) as alice,
+        start(network, 2, alice) as bob,
+        start(network, 3, alice, bob) as carol,
+    ):
+        network.partition([[alice.host], [bob.host, carol.host]])
+        await alice.exchange.publish(own_groups(alice, 2))
+        await bob.exchange.publish(own_groups(bob, 2, first=10))
+        assert {group.author for group in await collect(carol, 2)} == {bob.key.peer_id}
+        assert await collect(carol, 1, deadline_s=0.05) == []
+        network.heal()
+        await alice.exchange.publish(own_groups(alice, 2, first=20))
+        assert {group.author for group in await collect(carol, 2)} == {alice.key.peer_id}
+
+
+async def test_a_host_that_goes_down_costs_headers_but_raises_nothing(start, own_groups):
+    network = MemoryNetwork()
+    async with start(network, 1) as alice, start(network, 2, alice) as bob:
+        alice.host.go_down()
+        await alice.exchange.publish(own_groups(alice, 2))
+        assert alice.exchange.stats().unpublished == {"host_down": 2}
+        assert await collect(alice, 2, deadline_s=60.0) == []
+        alice.host.come_back()
+        await alice.exchange.publish(own_groups(alice, 2, first=10))
+        assert len(await collect(bob, 2)) == 2
+
+
+async def test_headers_wait_while_the_host_is_down(start, own_groups, clock):
+    network = MemoryNetwork()
+    async with start(network, 1) as alice, start(network, 2, alice, prefetch_groups=0) as bob:
+        await alice.exchange.publish(own_groups(alice, 2))
+        await until(lambda: bob.exchange.stats().headers_waiting == 2)
+        bob.host.go_down()
+        assert await collect(bob, 2, deadline_s=60.0) == []
+        assert bob.exchange.stats().headers_waiting == 2
+        bob.host.come_back()
+        assert len(await collect(bob, 2)) == 2
+
+
+async def test_an_exchange_may_start_while_its_host_is_down(start, own_groups, make_exchange):
+    network = MemoryNetwork()
+    key = NodeKey(b"\2" * 32)
+    async with start(network, 1) as alice, network.host(key.peer_id) as host:
+        await host.connect(alice.host.address)
+        host.go_down()
+        async with make_exchange(host, key) as exchange:
+            bob = Node(key, host, exchange)
+            host.come_back()
+            async with asyncio.timeout(30):
+                while not await collect(bob, 1, deadline_s=0.2):
+                    await alice.exchange.publish(own_groups(alice, 1, first=exchange.stats().headers_seen))
+                    await bob.exchange.publish(own_groups(bob, 1))
+            assert await collect(alice, 1)
+
+
+async def test_a_body_comes_from_a_third_node_when_its_author_is_gone(start, own_groups):
+    network = MemoryNetwork()
+    async with start(network, 2) as bob, start(network, 3, bob, prefetch_groups=0) as carol:
+        async with start(network, 1, bob) as alice:
+            published = own_groups(alice, 1)
+            await alice.exchange.publish(published)
+            await until(lambda: carol.exchange.stats().headers_waiting == 1)
+            await until(lambda: bob.exchange.stats().accepted == 1)
+        assert await collect(carol, 1) == published
+        assert bob.exchange.stats().served == 1
+
+
+async def test_an_author_who_is_gone_is_counted_and_not_blamed(start, own_groups):
+    network = MemoryNetwork()
+    quiet = {"prefetch_groups": 0}
+    async with start(network, 2, **quiet) as bob, start(network, 3, bob, **quiet) as carol:
+        async with start(network, 1, bob) as alice:
+            await alice.exchange.publish(own_groups(alice, 1))
+            await until(lambda: bob.exchange.stats().headers_waiting == 1)
+        await carol.exchange.publish(own_groups(carol, 1, first=10))
+        assert [group.author for group in await collect(bob, 2, deadline_s=0.5)] == [carol.key.peer_id]
+        assert bob.exchange.stats().dropped == {"unavailable": 1}
+        assert bob.exchange.stats().banned_peers == ()
+
+
+async def test_a_group_that_waits_too_many_of_our_versions_is_let_go(start, own_groups):
+    network = MemoryNetwork()
+    async with (
+        start(network, 1) as alice,
+        start(network, 2, alice, max_age_versions=2, prefetch_groups=2) as bob,
+    ):
+        await alice.exchange.publish(own_groups(alice, 2))
+        await until(lambda: bob.exchange.stats().buffered == 2)
+        assert len(await collect(bob, 1, version=2)) == 1
+        assert await collect(bob, 1, version=3, deadline_s=0.05) == []
+        assert bob.dropped("stale") == 1
+
+
+async def test_headers_that_wait_too_long_are_let_go(start, own_groups, clock):
+    network = MemoryNetwork()
+    async with start(network, 1) as alice, start(network, 2, alice, prefetch_groups=0) as bob:
+        await alice.exchange.publish(own_groups(alice, 2))
+        await until(lambda: bob.exchange.stats().headers_waiting == 2)
+        clock.advance(1801)
+        await until(lambda: bob.exchange.stats().headers_waiting == 0)
+        assert bob.dropped("stale") == 2
+
+
+async def test_a_snapshot_is_taken_up_by_the_next_start_without_a_network(start, own_groups):
+    network = MemoryNetwork()
+    async with start(network, 1) as alice, start(network, 2, alice) as bob:
+        published = own_groups(alice, 3)
+        await alice.exchange.publish(published)
+        await until(lambda: bob.exchange.stats().buffered == 3)
+        snapshot = bob.exchange.snapshot()
+    async with start(MemoryNetwork(), 2, snapshot=snapshot) as bob:
+        await until(lambda: bob.exchange.stats().buffered == 3)
+        collected = await collect(bob, 3)
+        assert {group.example.key for group in collected} == {group.example.key for group in published}
+        assert bob.exchange.stats().fetched == 0
+
+
+async def test_what_is_heard_before_the_first_round_after_a_restart_is_not_stale(start, own_groups):
+    async with start(MemoryNetwork(), 2) as bob:
+        await collect(bob, 0, version=500)
+        snapshot = bob.exchange.snapshot()
+    network = MemoryNetwork()
+    async with start(network, 1) as alice, start(network, 2, alice, snapshot=snapshot) as bob:
+        await alice.exchange.publish(own_groups(alice, 2))
+        await until(lambda: bob.exchange.stats().buffered == 2)
+        assert len(await collect(bob, 2, version=500)) == 2
+
+
+async def test_restored_groups_are_checked_and_scored_again(start, own_groups, task):
+    class Stricter(type(task)):
+        def score(self, example, completions):
+            return [{"correct": 0.25 * score["correct"]} for score in super().score(example, completions)]
+
+    network = MemoryNetwork()
+    async with start(network, 1) as alice, start(network, 2, alice) as bob:
+        await alice.exchange.publish(own_groups(alice, 1))
+        await until(lambda: bob.exchange.stats().buffered == 1)
+        snapshot = bob.exchange.snapshot()
+    async with start(MemoryNetwork(), 2, snapshot=snapshot, tasks={task.name: Stricter()}) as bob:
+        await until(lambda: bob.exchange.stats().buffered == 1)
+        [group] = await collect(bob, 1)
+        assert group.rewards == (0.25, 0.25, 0.0, 0.0)
+    newer = replace(task, version="2")
+    async with start(MemoryNetwork(), 2, snapshot=snapshot, tasks={task.name: newer}) as bob:
+        assert bob.exchange.stats().dropped == {"other_task": 1}
+
+
+async def test_a_snapshot_is_not_believed(start, own_groups):
+    network = MemoryNetwork()
+    async with start(network, 1) as alice, start(network, 2, alice) as bob:
+        await alice.exchange.publish(own_groups(alice, 2))
+        await until(lambda: bob.exchange.stats().buffered == 2)
+        first, second = read_snapshot(bob.exchange.snapshot()).groups
+    forged = SavedGroup(first.header[:-1] + bytes([first.header[-1] ^ 1]), first.body, first.arrived_at, 0)
+    swapped = SavedGroup(second.header, first.body, second.arrived_at, 0)
+    snapshot = msgspec.msgpack.encode(Snapshot(1, 0, (forged, swapped)))
+    async with start(MemoryNetwork(), 2, snapshot=snapshot) as bob:
+        await until(lambda: bob.dropped("unavailable") == 1)
+        assert bob.dropped("bad_signature") == 1
+        assert await collect(bob, 2, deadline_s=0.05) == []
+
+
+async def test_a_damaged_snapshot_is_an_error_at_restore(make_exchange, key: NodeKey):
+    exchange = make_exchange(MemoryNetwork().host(key.peer_id), key)
+    with pytest.raises(CheckpointError):
+        exchange.restore(b"what is left of a snapshot")
+
+
+async def test_key_and_host_must_be_one_identity(make_exchange, key: NodeKey, other_key: NodeKey):
+    async with MemoryNetwork().host(key.peer_id) as host:
+        with pytest.raises(IdentityError, match="the host runs as"):
+            async with make_exchange(host, other_key):
+                pass
+
+
+@pytest.mark.parametrize("listed", ["addition", "x" * 65])
+async def test_tasks_must_have_names_that_can_travel(make_exchange, key: NodeKey, task, listed: str):
+    named = replace(task, name="x" * 65)
+    with pytest.raises(ConfigError):
+        make_exchange(MemoryNetwork().host(key.peer_id), key, tasks={listed: named})
+
+
+async def test_an_exception_of_the_caller_comes_out_as_it_is(start):
+    with pytest.raises(KeyError):
+        async with start(MemoryNetwork(), 1):
+            raise KeyError("the caller's own")
+
+
+async def test_cancelling_the_caller_ends_the_exchange(start):
+    entered = asyncio.Event()
+
+    async def live() -> None:
+        async with start(MemoryNetwork(), 1):
+            entered.set()
+            await asyncio.Event().wait()
+
+    async with asyncio.TaskGroup() as tasks:
+        living = tasks.create_task(live())
+        await entered.wait()
+        living.cancel()
+    assert living.cancelled()
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_an_exchange_leaves_no_task_behind(start, own_groups):
+    network = MemoryNetwork()
+    async with start(network, 1) as alice, start(network, 2, alice) as bob:
+        await alice.exchange.publish(own_groups(alice, 20))
+        await collect(bob, 2)
+    assert len(asyncio.all_tasks()) == 1

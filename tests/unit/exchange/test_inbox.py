@@ -1,0 +1,45 @@
+import pytest
+
+from swarmnode.exchange.inbox import Inbox
+from swarmnode.exchange.ledger import Ledger
+from swarmnode.exchange.limits import TOTAL_HEADERS_BURST, TOTAL_HEADERS_PER_S
+from swarmnode.exchange.messages import Arrival
+from swarmnode.exchange.pool import HeaderPool
+from swarmnode.exchange.reputation import Reputation
+from swarmnode.network.host import Message
+
+
+@pytest.fixture
+def ledger(clock) -> Ledger:
+    return Ledger(Reputation(), clock)
+
+
+@pytest.fixture
+def inbox(ledger: Ledger, settings, task, clock) -> Inbox:
+    return Inbox(
+        HeaderPool(),
+        ledger,
+        settings=settings,
+        tasks={task.name: task},
+        arrive=lambda: Arrival(clock(), 0),
+        on_admitted=lambda: None,
+    )
+
+
+def test_a_crowd_of_strangers_is_not_listened_to_beyond_what_we_can_afford(
+    inbox: Inbox, ledger: Ledger, clock
+):
+    for number in range(int(TOTAL_HEADERS_BURST) + 100):
+        inbox.hear(Message("topic", f"stranger {number}", b""))
+    assert ledger.dropped == {"malformed": TOTAL_HEADERS_BURST, "over_capacity": 100}
+    clock.advance(1.0)
+    for number in range(1000):
+        inbox.hear(Message("topic", f"newcomer {number}", b""))
+    assert ledger.dropped["malformed"] == TOTAL_HEADERS_BURST + TOTAL_HEADERS_PER_S
+    assert ledger.headers_seen == TOTAL_HEADERS_BURST + 1100
+
+
+def test_what_was_heard_is_counted_in_bytes(inbox: Inbox, ledger: Ledger, composed, key):
+    inbox.hear(Message("topic", key.peer_id, composed.sealed))
+    assert ledger.headers_accepted == 1
+    assert ledger.bytes_in == len(composed.sealed)

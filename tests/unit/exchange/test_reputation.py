@@ -1,0 +1,107 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnode.exchange.limits import HEADERS_BURST, MAX_STUCK_JUDGEMENTS, REQUESTS_BURST
+from swarmnode.exchange.reasons import PENALTIES, Reason
+from swarmnode.exchange.reputation import FORGIVE_AT, FULL_SCORE, LONGEST_PAUSE_S, Reputation, TokenBucket
+
+HOUR = 3600.0
+
+
+@given(st.lists(st.tuples(st.floats(0, 10), st.floats(0.1, 5)), max_size=60))
+def test_a_bucket_never_gives_more_than_burst_and_rate_allow(steps: list[tuple[float, float]]):
+    bucket, now, taken = TokenBucket(rate_per_s=2.0, burst=10.0), 0.0, 0.0
+    for wait_s, amount in steps:
+        now += wait_s
+        if bucket.take(amount, now=now):
+            taken += amount
+    assert taken <= 10.0 + 2.0 * now + 1e-6
+
+
+def test_a_clock_that_is_set_back_gives_and_takes_nothing():
+    bucket = TokenBucket(rate_per_s=1.0, burst=2.0)
+    assert bucket.take(2.0, now=100.0)
+    assert not bucket.take(now=50.0)
+    assert bucket.take(now=51.0)
+
+
+def test_a_peer_may_announce_a_burst_and_then_at_its_rate():
+    reputation = Reputation()
+    allowed = sum(reputation.may_announce("a", 0.0) for _ in range(1000))
+    assert allowed == HEADERS_BURST
+    assert reputation.may_announce("a", 1.0)
+    assert reputation.may_announce("b", 0.0)
+
+
+def test_a_peer_may_ask_for_a_burst_of_bodies():
+    reputation = Reputation()
+    assert sum(reputation.may_request("a", 0.0) for _ in range(1000)) == REQUESTS_BURST
+
+
+def test_offences_lower_the_score_and_time_restores_it():
+    reputation = Reputation()
+    reputation.punish("a", 30.0, 0.0)
+    assert reputation.lowered_scores(0.0) == {"a": 70.0}
+    assert reputation.lowered_scores(600.0) == {"a": 80.0}
+    assert reputation.lowered_scores(HOUR) == {}
+
+
+def test_a_peer_is_banned_once_and_forgiven_slowly():
+    reputation = Reputation()
+    assert [reputation.punish("a", 30.0, 0.0) for _ in range(4)] == [False, False, True, False]
+    assert reputation.is_banned("a", 0.0)
+    assert reputation.banned_peers() == ("a",)
+    assert reputation.is_banned("a", 60.0 * (FORGIVE_AT - 1))
+    assert not reputation.is_banned("a", 60.0 * (FORGIVE_AT + 1))
+    assert reputation.banned_peers() == ()
+
+
+def test_one_offence_never_bans():
+    assert all(penalty <= FULL_SCORE - 20.0 for penalty in PENALTIES.values())
+
+
+def test_one_peer_is_banned_before_it_can_get_every_judge_stuck():
+    reputation = Reputation()
+    strikes = 1
+    while not reputation.punish("a", PENALTIES[Reason.SCORE_TIMEOUT], 0.0):
+        strikes += 1
+    assert strikes < MAX_STUCK_JUDGEMENTS
+
+
+def test_silence_is_no_offence_but_makes_us_wait_longer_each_time():
+    reputation = Reputation()
+    now, pauses = 0.0, []
+    for _ in range(10):
+        reputation.did_not_answer("a", now)
+        pause = next(s for s in range(1, 1000) if reputation.may_be_asked("a", now + s))
+        pauses.append(pause)
+        now += pause
+    assert pauses[:4] == [5, 10, 20, 40]
+    assert pauses[-1] == LONGEST_PAUSE_S
+    assert reputation.lowered_scores(now) == {}
+    reputation.did_answer("a")
+    assert reputation.may_be_asked("a", now)
+
+
+def test_silence_for_days_does_not_overflow():
+    reputation = Reputation()
+    for _ in range(5000):
+        reputation.did_not_answer("a", 0.0)
+    assert reputation.may_be_asked("a", LONGEST_PAUSE_S)
+
+
+def test_only_so_many_peers_are_remembered_and_the_noisy_ones_longest():
+    reputation = Reputation(max_peers=3)
+    reputation.punish("bad", 90.0, 0.0)
+    for number in range(10):
+        reputation.may_announce(f"passer-by {number}", 0.0)
+        assert reputation.is_banned("bad", 0.0)
+    assert len(reputation) == 3
+
+
+def test_accepted_groups_are_counted_by_peer():
+    reputation = Reputation()
+    for peer in ("a", "b", "a"):
+        reputation.was_accepted(peer)
+    reputation.may_announce("c", 0.0)
+    assert reputation.accepted_by_peer() == {"a": 2, "b": 1}

@@ -1,0 +1,259 @@
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from swarmnode.errors import Rejected, TaskError
+from swarmnode.exchange.announcing import Composed
+from swarmnode.exchange.codec import encode_body, encode_header, hash_body
+from swarmnode.exchange.messages import Announcement, Answer, Arrival, Body
+from swarmnode.exchange.settings import ExchangeSettings
+from swarmnode.exchange.validation import (
+    HEADER_CONTEXT,
+    BodyRules,
+    check_body,
+    check_gossip,
+    is_false_claim,
+    require_advantage,
+)
+from swarmnode.identity.envelope import seal
+from swarmnode.identity.keys import NodeKey
+from swarmnode.tasks.task import is_held_out
+from swarmnode.types import Example, RolloutGroup
+
+NOW = 1_700_000_000.0
+
+
+@pytest.fixture
+def check(settings: ExchangeSettings, task):
+    def run(data: bytes, sender: NodeKey, now: float = NOW, **changes: object) -> Announcement:
+        ours = replace(settings, **changes)
+        return check_gossip(data, sender.peer_id, Arrival(now, 0), settings=ours, tasks={task.name: task})
+
+    return run
+
+
+def reason_of(check, *arguments, **settings) -> str:
+    with pytest.raises(Rejected) as caught:
+        check(*arguments, **settings)
+    return caught.value.reason
+
+
+def resealed(composed: Composed, key: NodeKey, **changes: object) -> bytes:
+    return seal(key, HEADER_CONTEXT, encode_header(msgspec.structs.replace(composed.header, **changes)))
+
+
+# ---- headers ----
+
+
+def test_a_sound_header_becomes_an_announcement_of_its_author(check, composed: Composed, key: NodeKey):
+    announcement = check(composed.sealed, key)
+    assert announcement.author == key.peer_id
+    assert announcement.header == composed.header
+    assert announcement.arrival == Arrival(NOW, 0)
+
+
+def test_a_header_that_another_peer_sends_is_rejected(check, composed: Composed, other_key: NodeKey):
+    assert reason_of(check, composed.sealed, other_key) == "sender_mismatch"
+
+
+def test_a_forged_signature_is_rejected(check, composed: Composed, key: NodeKey):
+    forged = composed.sealed[:-1] + bytes([composed.sealed[-1] ^ 1])
+    assert reason_of(check, forged, key) == "bad_signature"
+
+
+def test_a_signature_for_another_purpose_is_rejected(check, composed: Composed, key: NodeKey):
+    assert reason_of(check, seal(key, "manifest", encode_header(composed.header)), key) == "bad_signature"
+
+
+def test_a_large_header_is_rejected(check, key: NodeKey):
+    assert reason_of(check, seal(key, HEADER_CONTEXT, bytes(1024)), key) == "too_large"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"protocol": 2}, "other_protocol"),
+        ({"swarm": "elsewhere"}, "other_swarm"),
+        ({"task": "subtraction"}, "other_task"),
+        ({"version": "2"}, "other_task"),
+        ({"created_ms": int((NOW - 1801) * 1000)}, "expired"),
+        ({"created_ms": 0}, "expired"),
+        ({"created_ms": int((NOW + 121) * 1000)}, "from_the_future"),
+        ({"created_ms": 2**53}, "from_the_future"),
+        ({"reward_std": 0.0}, "no_spread"),
+        ({"reward_std": None}, "no_spread"),
+    ],
+)
+def test_a_header_that_is_of_no_use_is_rejected(
+    check, composed: Composed, key: NodeKey, changes, reason: str
+):
+    assert reason_of(check, resealed(composed, key, **changes), key) == reason
+
+
+@pytest.mark.parametrize("created_s", [NOW - 1799, NOW + 119])
+def test_clocks_may_differ_a_little(check, composed: Composed, key: NodeKey, created_s: float):
+    check(resealed(composed, key, created_ms=int(created_s * 1000)), key)
+
+
+def test_an_old_header_cannot_be_replayed(check, composed: Composed, key: NodeKey):
+    check(composed.sealed, key, NOW + 1799)
+    assert reason_of(check, composed.sealed, key, NOW + 1801) == "expired"
+
+
+def test_larger_groups_than_we_take_are_left_alone(check, composed: Composed, key: NodeKey):
+    assert reason_of(check, composed.sealed, key, max_group_size=3) == "group_size"
+
+
+def test_a_swarm_may_list_who_publishes(check, composed: Composed, key: NodeKey, other_key: NodeKey):
+    check(composed.sealed, key, publishers=frozenset({key.peer_id}))
+    reason = reason_of(check, composed.sealed, key, publishers=frozenset({other_key.peer_id}))
+    assert reason == "not_a_publisher"
+
+
+# ---- bodies ----
+
+
+def announce(composed: Composed, author: NodeKey, **changes: object) -> Announcement:
+    header = msgspec.structs.replace(composed.header, **changes)
+    return Announcement(author.peer_id, header, composed.sealed, Arrival(NOW, 0))
+
+
+def body_of(group: RolloutGroup, **changes: object) -> Body:
+    key = group.example.key
+    answers = tuple(Answer(completion.text, "stop") for completion in group.completions)
+    body = Body(
+        author=group.author,
+        task=key.task,
+        version=key.version,
+        seed=key.seed,
+        index=key.index,
+        answers=answers,
+    )
+    return msgspec.structs.replace(body, **changes)
+
+
+def test_a_sound_body_becomes_a_group_that_was_scored_here(
+    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup
+):
+    checked = check_body(composed.body, announce(composed, key), rules)
+    assert checked.group == group
+    assert checked.group.completions[0].logprobs is None
+
+
+def test_a_claim_is_never_trained_on(composed: Composed, key: NodeKey, rules: BodyRules):
+    liar = announce(composed, key, reward_mean=1.0, reward_std=0.1)
+    checked = check_body(composed.body, liar, rules)
+    assert checked.group.rewards == (1.0, 1.0, 0.0, 0.0)
+    assert is_false_claim(liar.header, checked.group)
+
+
+def test_an_honest_claim_may_be_off_by_rounding(composed: Composed, group: RolloutGroup):
+    header = msgspec.structs.replace(composed.header, reward_mean=0.5004, reward_std=0.4996)
+    assert not is_false_claim(header, group)
+    assert is_false_claim(msgspec.structs.replace(header, reward_mean=0.502), group)
+    assert is_false_claim(msgspec.structs.replace(header, reward_std=0.45), group)
+    assert is_false_claim(msgspec.structs.replace(header, reward_mean=None), group)
+
+
+def test_the_finish_reason_decides_about_the_end_token(
+    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup
+):
+    answers = (Answer("7", "stop"), Answer("7", "length"))
+    data = encode_body(body_of(group, answers=answers))
+    stopped, cut = check_body(data, announce(composed, key, group_size=2), rules).group.completions
+    assert stopped.token_ids == (ord("7"), 256)
+    assert cut.token_ids == (ord("7"),)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"author": "somebody else"}, {"seed": 2}, {"index": 99}, {"task": "subtraction"}, {"version": "2"}],
+)
+def test_a_body_fits_under_its_own_header_only(
+    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup, changes
+):
+    data = encode_body(body_of(group, **changes))
+    assert reason_of(check_body, data, announce(composed, key), rules) == "body_mismatch"
+
+
+def test_a_body_has_as_many_answers_as_its_header_says(composed: Composed, key: NodeKey, rules: BodyRules):
+    assert (
+        reason_of(check_body, composed.body, announce(composed, key, group_size=5), rules) == "body_mismatch"
+    )
+
+
+def test_a_held_out_example_is_never_trained_on(
+    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup, task
+):
+    held_out = next(example for example in task.examples(1) if is_held_out(example.prompt))
+    data = encode_body(body_of(group, index=held_out.key.index))
+    assert (
+        reason_of(check_body, data, announce(composed, key, index=held_out.key.index), rules)
+        == "not_drawable"
+    )
+
+
+def test_an_example_beyond_the_end_of_a_task_is_rejected(
+    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup, task
+):
+    class Short(type(task)):
+        def examples(self, seed: int):
+            return iter(())
+
+    short = replace(rules, tasks={task.name: Short()})
+    assert reason_of(check_body, composed.body, announce(composed, key), short) == "not_drawable"
+
+
+def test_an_answer_has_at_least_one_token(
+    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup
+):
+    data = encode_body(body_of(group, answers=(Answer("", "length"), Answer("7", "stop"))))
+    assert reason_of(check_body, data, announce(composed, key, group_size=2), rules) == "no_tokens"
+
+
+def test_an_answer_has_at_most_as_many_tokens_as_we_train_on(
+    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup
+):
+    data = encode_body(body_of(group, answers=(Answer("x" * 64, "length"), Answer("7", "stop"))))
+    check_body(data, announce(composed, key, group_size=2), rules)
+    data = encode_body(body_of(group, answers=(Answer("x" * 64, "stop"), Answer("7", "stop"))))
+    assert reason_of(check_body, data, announce(composed, key, group_size=2), rules) == "too_long"
+
+
+def test_what_the_task_cannot_score_is_rejected(composed: Composed, key: NodeKey, rules: BodyRules, task):
+    class Moody(type(task)):
+        def score(self, example: Example, completions: Sequence[str]):
+            raise TaskError("not today")
+
+    class Broken(type(task)):
+        def score(self, example: Example, completions: Sequence[str]):
+            return [{"correct": float("nan")} for _ in completions]
+
+    for judge in (Moody(), Broken()):
+        moody = replace(rules, tasks={task.name: judge})
+        assert reason_of(check_body, composed.body, announce(composed, key), moody) == "unscorable"
+
+
+def test_a_group_without_advantage_teaches_nothing(groups_of, key: NodeKey):
+    require_advantage(groups_of(key.peer_id, right=1, wrong=3))
+    for right, wrong in ((0, 4), (4, 0)):
+        assert (
+            reason_of(require_advantage, groups_of(key.peer_id, right=right, wrong=wrong)) == "zero_advantage"
+        )
+
+
+def test_a_group_that_was_not_scored_has_no_advantage(group: RolloutGroup):
+    unscored = replace(group, scores=({"correct": None},) * 4)
+    assert reason_of(require_advantage, unscored) == "zero_advantage"
+
+
+def test_two_authors_of_the_same_answers_share_a_fingerprint(
+    composed: Composed, key: NodeKey, other_key: NodeKey, rules: BodyRules, group: RolloutGroup
+):
+    copied = encode_body(body_of(group, author=other_key.peer_id))
+    copy = announce(composed, other_key, body_hash=hash_body(copied), body_bytes=len(copied))
+    ours = check_body(composed.body, announce(composed, key), rules)
+    theirs = check_body(copied, copy, rules)
+    assert ours.fingerprint == theirs.fingerprint
