@@ -1,0 +1,110 @@
+"""What every benchmark shares: its command line, interleaved repeats, a last line for machines to read.
+
+python benchmarks/NAME.py [--quick] [--json FILE] -> text for people ... and one JSON object as the last line
+"""
+
+import os
+
+# Before torch is loaded: beside other work, a second thread costs far more than it brings.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+
+torch.set_num_threads(1)
+
+
+def arguments(description: str) -> argparse.Namespace:
+    """The options that every benchmark has: `quick` (bool) and `json` (Path | None)."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="fewer repeats: does it run, roughly how fast")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there as well")
+    return parser.parse_args()
+
+
+def report(
+    name: str,
+    claims: Mapping[str, float],
+    spread: Mapping[str, Sequence[float]],
+    json_path: Path | None,
+    extra: Mapping[str, Any] | None = None,
+) -> None:
+    """Print the result as one JSON object, which must be the last line, and write it to `json_path`.
+
+    `spread` holds (low, high) around each claim.
+    """
+    result = {
+        "benchmark": name,
+        "claims": {claim: _rounded(value) for claim, value in claims.items()},
+        "spread": {claim: [_rounded(low), _rounded(high)] for claim, (low, high) in spread.items()},
+        "machine": machine(),
+        **(extra or {}),
+    }
+    line = json.dumps(result)
+    if json_path is not None:
+        json_path.write_text(line + "\n")
+    print(line, flush=True)
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def cpu_seconds(work: Callable[[], object]) -> float:
+    """CPU time of this process for `work`: on a shared machine steadier than the clock on the wall."""
+    started = time.process_time()
+    work()
+    return time.process_time() - started
+
+
+def interleaved(variants: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+    """Measure each variant once per round, so that a noisy minute falls on all of them alike."""
+    found: dict[str, list[float]] = {name: [] for name in variants}
+    for _ in range(repeats):
+        for name, measure in variants.items():
+            found[name].append(measure())
+    return found
+
+
+def ratios(numerator: Sequence[float], denominator: Sequence[float]) -> list[float]:
+    """Ratio round by round, of two variants measured interleaved."""
+    return [a / b for a, b in zip(numerator, denominator, strict=True)]
+
+
+def middle(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
+    """Median, and the quartiles around it.
+
+    >>> middle([1.0, 2.0, 3.0])
+    (2.0, (1.5, 2.5))
+    """
+    if len(values) == 1:
+        return values[0], (values[0], values[0])
+    low, _, high = quantiles(values, n=4, method="inclusive")
+    return median(values), (low, high)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")

@@ -1,0 +1,109 @@
+"""The forward pass of a dense decoder over a flat list of tokens. Attention is the caller's.
+
+weights.py -> [decoder] <- attention.py (over prompts, or over the cache)
+                 |
+                 v  hidden states, logits -> sampler.py
+
+Tokens of all sequences lie one after another, shape [N]; only attention knows which belong together.
+"""
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from swarmnode.rollout.weights import FusedWeights, Layer
+
+
+class Attention(Protocol):
+    """Attends within the sequences of one batch."""
+
+    def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """queries [N, kv_heads, group, d], keys and values [N, kv_heads, d] -> attended [N, heads * d]."""
+        ...
+
+
+class Decoder:
+    """Runs `FusedWeights`. Holds no sequence."""
+
+    def __init__(self, weights: FusedWeights) -> None:
+        self.weights = weights
+        self._rotary = Rotary(weights.inv_freq, weights.rotary_scaling)
+        shape = weights.shape
+        self._width = (shape.hidden,)
+        self._eps = shape.norm_eps
+        self._fused = (-1, shape.kv_heads, shape.group + 2, shape.head_dim)
+        self._pairs = (-1, shape.kv_heads, shape.group + 1, shape.head_dim // 2, 2)
+
+    def reserve(self, length: int) -> None:
+        """Be ready for positions below `length`."""
+        self._rotary.reserve(length)
+
+    def forward(
+        self, tokens_N: Tensor, positions_N: Tensor, attention: Attention, wanted: Tensor | None = None
+    ) -> Tensor:
+        """Hidden states before the final norm: [N, hidden], or [len(wanted), hidden] of those wanted."""
+        hidden = F.embedding(tokens_N, self.weights.embedding)
+        rotation = self._rotary.at(positions_N)
+        last = len(self.weights.layers) - 1
+        for index, layer in enumerate(self.weights.layers):
+            attended = attention(index, *self._project(layer, hidden, rotation))
+            if index == last and wanted is not None:
+                # Nobody attends to the last layer, so the rest of it is computed only where it is read.
+                hidden, attended = hidden[wanted], attended[wanted]
+            add_linear_(hidden, attended, layer.out, layer.out_bias)
+            normal = F.rms_norm(hidden, self._width, layer.mlp_norm, self._eps)
+            gate, up = F.linear(normal, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
+            add_linear_(hidden, F.silu(gate).mul_(up), layer.down, layer.down_bias)
+        return hidden
+
+    def logits(self, hidden_N: Tensor) -> Tensor:
+        """Next-token logits [N, vocab] in float32."""
+        normal = F.rms_norm(hidden_N, self._width, self.weights.final_norm, self._eps)
+        return F.linear(normal, self.weights.head).float()
+
+    def _project(self, layer: Layer, hidden: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        normal = F.rms_norm(hidden, self._width, layer.attention_norm, self._eps)
+        fused = F.linear(normal, layer.qkv, layer.qkv_bias).view(self._fused)
+        group = self.weights.shape.group
+        queries_key = fused.narrow(2, 0, group + 1)
+        if layer.qk_norm is not None:
+            queries_key = F.rms_norm(queries_key, (self._fused[3],), None, self._eps) * layer.qk_norm
+        rotated = self._rotate(queries_key, rotation)
+        return rotated.narrow(2, 0, group), rotated.select(2, group), fused.select(2, group + 1)
+
+    def _rotate(self, heads: Tensor, rotation: Tensor) -> Tensor:
+        """Rotate every pair of neighbours; the product is formed in float32."""
+        pairs = torch.view_as_complex(heads.float().view(self._pairs))
+        return torch.view_as_real(pairs * rotation).view(heads.shape).to(heads.dtype)
+
+
+class Rotary:
+    """Rotations e^(i * position * frequency), from a table that grows to the longest sequence asked for."""
+
+    def __init__(self, inv_freq: Tensor, scaling: float) -> None:
+        self._inv_freq = inv_freq
+        self._scaling = scaling
+        self._table = inv_freq.new_empty(0, 2 * len(inv_freq))
+
+    def reserve(self, length: int) -> None:
+        """Extend the table to positions below `length`."""
+        if length <= len(self._table):
+            return
+        positions = torch.arange(max(length, 2 * len(self._table)), device=self._inv_freq.device)
+        angles = positions.float()[:, None] * self._inv_freq
+        # Cosine and sine as `transformers` computes them, so that both agree to the last bit.
+        self._table = (torch.stack([angles.cos(), angles.sin()], dim=-1) * self._scaling).flatten(1)
+
+    def at(self, positions_N: Tensor) -> Tensor:
+        """[N, 1, 1, head_dim / 2] complex: one rotation per pair of dimensions, shared by the heads."""
+        rows = F.embedding(positions_N, self._table)
+        return torch.view_as_complex(rows.view(len(rows), 1, 1, -1, 2))
+
+
+def add_linear_(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """residual += x @ weight.T + bias, without a tensor in between."""
+    residual.addmm_(x, weight.T)
+    if bias is not None:
+        residual.add_(bias)

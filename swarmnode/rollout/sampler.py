@@ -1,0 +1,152 @@
+"""Next tokens from logits, one random stream per request, whatever else is in the batch.
+
+decoder.py | fallback.py -> logits -> [sampler] -> tokens and their log-probabilities
+
+A token is the winner of an exponential race: argmax of p_i / e_i with independent e_i ~ Exp(1) picks i with
+probability p_i (the Gumbel-max trick without logarithms of p). The e_i depend on nothing but (seed, position,
+i), so a request draws the same tokens alone, among others, or resumed. And where another batch shape changes
+the last bit of the logits, the winner changes as rarely as the distribution does, which would not be so if a
+uniform number were looked up in the cumulative sum.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from swarmnode.rollout.engine import SamplingParams
+
+WORDS = 1 << 18
+"""Random words per table. Two tables give 2^36 different rows of noise."""
+
+STRIDES = (162_015, 100_129)
+"""Steps of the two offsets per position. Odd, so that each visits its whole table before it repeats."""
+
+TABLE_SEED = 0x5EED
+UNIT = (1 - 2**-24) / 2**31
+"""31 random bits to (0, 1), and not to 1.0 in float32: its noise would be infinite."""
+
+NEVER_CUT = 2.0
+"""A top_p that keeps every token: a rounded cumulative sum may exceed 1 before the last of them."""
+
+
+class Noise:
+    """Standard exponential noise [rows, vocab], one stream per row.
+
+    Two tables hold fixed random words. A row reads one window of each, at offsets that its seed and position
+    decide, and adds them modulo 2^32: the sum is uniform whatever one of them holds, and rows have noise in
+    common only where both offsets agree. That is two copies, where hashing every cell is a dozen passes.
+    """
+
+    def __init__(self, vocab: int, rows: int, device: torch.device) -> None:
+        generator = torch.Generator().manual_seed(TABLE_SEED)
+        size = (2, WORDS + vocab)
+        words = torch.randint(-(2**31), 2**31, size, dtype=torch.int32, generator=generator)
+        # Even words and odd words: their sum is never 0, and neither is the noise.
+        words = words.bitwise_and_(-2).add_(torch.tensor([[0], [1]], dtype=torch.int32)).to(device)
+        self._windows = [table.as_strided((WORDS, vocab), (1, 1)) for table in words]
+        self._offsets = torch.zeros(2, rows, dtype=torch.int64, device=device)
+        self._strides = torch.tensor(STRIDES, device=device)[:, None]
+
+    def seed(self, rows: Tensor, seeds: Sequence[int | None], positions: Sequence[int]) -> None:
+        """Start the streams of `rows` just before `positions`. No seed: one that nobody can repeat."""
+        offsets = [_offsets(seed, position - 1) for seed, position in zip(seeds, positions, strict=True)]
+        self._offsets.index_copy_(1, rows, torch.tensor(offsets, device=rows.device).T)
+
+    def keep(self, rows: Tensor) -> None:
+        """Row i becomes what row `rows[i]` was."""
+        self._offsets[:, : len(rows)] = self._offsets[:, rows]
+
+    def advance(self, rows: int) -> Tensor:
+        """Minus the noise of the next position for the first `rows` rows."""
+        offsets = self._offsets[:, :rows].add_(self._strides).bitwise_and_(WORDS - 1)
+        words = self._windows[0].index_select(0, offsets[0])
+        words.add_(self._windows[1].index_select(0, offsets[1]))
+        # log1p(-u) and not log(u): float32 is fine near 0, where the winners are, and coarse near 1.
+        return words.abs_().float().mul_(-UNIT).log1p_()
+
+
+def _offsets(seed: int | None, position: int) -> tuple[int, int]:
+    key = secrets.token_bytes(16) if seed is None else seed.to_bytes(16, "little", signed=True)
+    digest = hashlib.blake2b(key, digest_size=8).digest()
+    starts = int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
+    first, second = (
+        (start + position * stride) % WORDS for start, stride in zip(starts, STRIDES, strict=True)
+    )
+    return first, second
+
+
+class Sampler:
+    """Sampling settings and random streams of up to `rows` rows."""
+
+    def __init__(self, vocab: int, rows: int, device: torch.device) -> None:
+        self._noise = Noise(vocab, rows, device)
+        self._settings = torch.zeros(4, rows, device=device)
+        self._ranks = torch.arange(vocab, device=device)
+        self.reset()
+
+    def reset(self) -> None:
+        """No row is in use: forget which settings occur."""
+        self._any_sampled = self._any_greedy = self._any_tempered = self._any_filtered = False
+
+    def write(self, rows: Tensor, sampling: Sequence[SamplingParams], positions: Sequence[int]) -> None:
+        """Set `rows` up for requests whose next token has these positions in its sequence."""
+        vocab = len(self._ranks)
+        settings = torch.tensor([_settings(params, vocab) for params in sampling], device=rows.device)
+        self._settings.index_copy_(1, rows, settings.T)
+        self._noise.seed(rows, [params.seed for params in sampling], positions)
+        greedy = [params.temperature == 0 for params in sampling]
+        self._any_greedy |= any(greedy)
+        self._any_sampled |= not all(greedy)
+        self._any_tempered |= any(params.temperature not in (0, 1) for params in sampling)
+        self._any_filtered |= any(_filters(params) for params in sampling)
+
+    def keep(self, rows: Tensor) -> None:
+        """Row i becomes what row `rows[i]` was."""
+        self._settings[:, : len(rows)] = self._settings[:, rows]
+        self._noise.keep(rows)
+
+    def sample(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens [rows] and their log-probabilities [rows] for float32 logits [rows, vocab]."""
+        count = len(logits)
+        temperature, top_p, top_k, greedy = self._settings[:, :count, None]
+        if self._any_tempered:
+            logits = logits / temperature
+        if self._any_filtered:
+            logits = keep_likely(logits, top_p, top_k, self._ranks)
+        probs = logits.softmax(-1)
+        if not self._any_sampled:
+            tokens = probs.argmax(-1)
+        else:
+            noise = self._noise.advance(count)
+            if self._any_greedy:
+                noise.masked_fill_(greedy.bool(), -1.0)
+            tokens = torch.div(probs, noise, out=noise).argmin(-1)
+        return tokens, probs.gather(1, tokens[:, None])[:, 0].log_()
+
+
+def _filters(params: SamplingParams) -> bool:
+    return params.temperature > 0 and (params.top_p < 1 or params.top_k > 0)
+
+
+def _settings(params: SamplingParams, vocab: int) -> tuple[float, float, float, float]:
+    """temperature, top_p, top_k, greedy. A greedy row reports the plain softmax: nothing else applies."""
+    if params.temperature == 0:
+        return 1.0, NEVER_CUT, float(vocab), 1.0
+    top_p = params.top_p if params.top_p < 1 else NEVER_CUT
+    return params.temperature, top_p, float(params.top_k or vocab), 0.0
+
+
+def keep_likely(logits: Tensor, top_p: Tensor, top_k: Tensor, ranks: Tensor) -> Tensor:
+    """-inf for all but the `top_k` likeliest tokens, then for all but the fewest with `top_p` of the mass.
+
+    The likeliest token always stays. top_p and top_k are [rows, 1]; equal logits rank by token id.
+    """
+    ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
+    ordered.masked_fill_(ranks >= top_k, float("-inf"))
+    probs = ordered.softmax(-1)
+    mass_before = probs.cumsum(-1).sub_(probs)
+    ordered.masked_fill_(mass_before >= top_p, float("-inf"))
+    return torch.empty_like(logits).scatter_(1, tokens, ordered)

@@ -1,0 +1,75 @@
+"""Text to tokens and back, with and without a chat template."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from swarmnode.errors import ModelError
+from swarmnode.rollout.renderer import Renderer
+
+CHAT = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def byte_tokenizer(chat_template: str | None = None, eos: str | None = "<eos>") -> PreTrainedTokenizerFast:
+    """256 bytes, and the special tokens behind them."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=eos)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|user|>", "<|assistant|>"]})
+    tokenizer.chat_template = chat_template
+    return tokenizer
+
+
+PLAIN = Renderer(byte_tokenizer())
+CHATTY = Renderer(byte_tokenizer(CHAT))
+
+
+@given(st.text())
+@settings(max_examples=60, deadline=None)
+def test_any_text_survives(text: str) -> None:
+    text = text.encode("utf-8", "ignore").decode()
+    assert PLAIN.decode(PLAIN.encode_completion(text, "stop")) == text
+    assert PLAIN.decode(PLAIN.prompt_ids(text)) == text
+
+
+def test_without_a_template_a_prompt_is_its_text() -> None:
+    assert PLAIN.prompt_ids("1+1=") == PLAIN.encode_completion("1+1=", "length")
+
+
+def test_a_template_makes_the_prompt_a_turn_and_opens_the_answer() -> None:
+    tokenizer = byte_tokenizer(CHAT)
+    ids = CHATTY.prompt_ids("höher?")
+    user, assistant, eos = tokenizer.convert_tokens_to_ids(["<|user|>", "<|assistant|>", "<eos>"])
+    assert ids == (user, *CHATTY.encode_completion("höher?", "stop"), assistant)
+    assert ids[-2] == eos
+    assert CHATTY.decode(ids) == "höher?"
+
+
+def test_eos_is_written_only_where_the_author_stopped() -> None:
+    eos = PLAIN.eos_token_ids[0]
+    assert PLAIN.encode_completion("4", "stop") == (*PLAIN.encode_completion("4", "length"), eos)
+    assert eos not in PLAIN.encode_completion("4", "abort")
+
+
+def test_every_token_that_ends_an_answer_is_left_out_of_its_text() -> None:
+    renderer = Renderer(byte_tokenizer(), eos_token_ids=(256, 33))
+    assert renderer.decode((*renderer.encode_completion("ok", "length"), 33)) == "ok"
+
+
+def test_half_a_character_does_not_raise() -> None:
+    whole = PLAIN.encode_completion("ü", "length")
+    assert len(whole) == 2
+    assert PLAIN.decode(whole[:1]) == "\N{REPLACEMENT CHARACTER}"
+
+
+def test_a_tokenizer_without_eos_must_be_told_one() -> None:
+    with pytest.raises(ModelError, match="EOS"):
+        Renderer(byte_tokenizer(eos=None))
+    assert Renderer(byte_tokenizer(eos=None), eos_token_ids=(7,)).eos_token_ids == (7,)
