@@ -80,6 +80,8 @@ class RolloutConfig(Section):
     """Completions per example (G)."""
     max_tokens: int = Field(512, ge=1)
     """Longest completion in tokens."""
+    max_prompt_tokens: int = Field(1024, ge=1)
+    """Longest prompt in tokens. Examples with longer ones are left out, with a line in the log."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature. Training needs exploration, so it cannot be 0."""
     top_p: float = Field(1.0, gt=0, le=1)
@@ -119,8 +121,8 @@ class TrainingConfig(Section):
 
 
 class NodeConfig(Section):
-    seed: int = Field(0, ge=0, le=2**31 - 1)
-    """Seed of draws, sampling and adapter initialisation."""
+    seed: int | None = Field(None, ge=0, le=2**31 - 1)
+    """Seed of draws, sampling and adapter. Unset: from the peer id, so that nodes ask different questions."""
     rounds: int | None = Field(None, ge=0)
     """Stop when this many rounds are done, counted over all starts. Unset: go on until stopped."""
     checkpoint_every: int = Field(10, ge=1)

@@ -11,8 +11,6 @@ from swarmnode.config import Config
 from swarmnode.errors import ModelError
 from swarmnode.hardware import GIB, nvidia_gpus
 
-PROMPT_TOKENS = 512
-"""Room for prompts when the KV cache is planned."""
 WEIGHT_BYTES = 2
 """bfloat16."""
 ENGINE_COPIES = 2
@@ -102,6 +100,25 @@ def choose_model(
     )
 
 
+def find_model(spec: str) -> str:
+    """A folder when `spec` looks like one or is one, else the hub name it must be. Raises ModelError.
+
+    >>> find_model("owner/name")
+    'owner/name'
+    """
+    path = Path(spec).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").exists():
+            raise ModelError(f"{path} has no config.json", hint="point --model at a saved transformers model")
+        return str(path)
+    if path.exists() or spec.startswith((".", "/", "~")) or spec.count("/") > 1:
+        raise ModelError(
+            f"--model {spec}: no such folder",
+            hint="check the path, or use `tiny` or a hub name like owner/name",
+        )
+    return spec
+
+
 def resolve_model(config: Config, cards_file: Path) -> tuple[str, str]:
     """The model that `policy.model` means on this machine, and the reason in one sentence."""
     if config.policy.model != "auto":
@@ -115,7 +132,7 @@ def resolve_model(config: Config, cards_file: Path) -> tuple[str, str]:
         load_cards(cards_file),
         free_bytes,
         slots=min(rollout.slots, rollout.groups * rollout.group_size),
-        sequence_tokens=PROMPT_TOKENS + rollout.max_tokens,
+        sequence_tokens=rollout.max_prompt_tokens + rollout.max_tokens,
         micro_batch_tokens=config.training.micro_batch_tokens,
     )
     return card.name, f"{plan.describe()} of {free_bytes / GIB:.1f} GiB free"

@@ -139,9 +139,10 @@ class Exchange:
                 self._note_host(None)
 
     async def collect(self, j: int, policy_version: int, deadline_s: float) -> list[RolloutGroup]:
-        """Up to `j` accepted groups of others, drawn uniformly; waits for them at most `deadline_s`.
+        """Up to `j` accepted groups of others, drawn uniformly.
 
-        With nobody connected it does not wait. No fault of a peer or of the network is raised here.
+        Waits at most `deadline_s`, and only for groups that are announced or on their way, not for ones that
+        somebody may announce later. No fault of a peer or of the network is raised here.
         """
         self._policy_version = policy_version
         self._fetcher.want(j)

@@ -71,7 +71,7 @@ class Fetcher:
         self._fetching: set[str] = set()
         self._swept_at = 0.0
         self._woken = asyncio.Event()
-        self._accepted = asyncio.Event()
+        self._progress = asyncio.Event()
 
     @property
     def judgements_stuck(self) -> int:
@@ -88,16 +88,28 @@ class Fetcher:
         self.wake()
 
     async def wait_for(self, groups: int) -> None:
-        """Return once the buffer holds this many fresh groups."""
+        """Return once the buffer holds this many fresh groups, or nothing that could become one is on its way.
+
+        Without the second half, nodes that are equally fast would wait for each other's next round.
+        """
         while self.fresh_groups() < groups:
-            self._accepted.clear()
-            await self._accepted.wait()
+            self._progress.clear()
+            patience_s = None if self._something_is_coming() else self._settings.patience_s
+            try:
+                async with asyncio.timeout(patience_s):
+                    await self._progress.wait()
+            except TimeoutError:
+                return
 
     def fresh_groups(self) -> int:
         """Groups that could be drawn now; those too old are let go."""
         now = self._arrive()
         self._ledger.let_go(Reason.STALE, self._buffer.drop_stale(now.at, now.policy_version))
         return len(self._buffer)
+
+    def _something_is_coming(self) -> bool:
+        waiting = self._pool.waiting.items()
+        return bool(self._fetching) or any(headers and self._may_ask(author) for author, headers in waiting)
 
     async def run(self) -> None:
         """Fetch until cancelled."""
@@ -110,6 +122,7 @@ class Fetcher:
                 self._drop_stale_headers()
                 if self._host.status().state == "up":
                     self._start_fetches(fetches)
+                self._progress.set()
 
     def _start_fetches(self, fetches: asyncio.TaskGroup) -> None:
         while self._has_room():
@@ -152,6 +165,7 @@ class Fetcher:
             self._ledger.drop(Reason.INTERNAL, author)
         finally:
             self._fetching.discard(author)
+            self._progress.set()
             self.wake()
 
     def _accept(self, announcement: Announcement, body: bytes, checked: CheckedBody) -> None:
@@ -166,7 +180,6 @@ class Fetcher:
         if displaced is not None:
             self._ledger.let_go(displaced)
         self._ledger.accept(author)
-        self._accepted.set()
 
     def _drop_stale_headers(self) -> None:
         """Once a tick, because it looks at every header in the pool."""

@@ -38,6 +38,8 @@ class ExchangeSettings:
     """Groups fetched ahead of the round that asks for them, so that the trainer need not wait."""
     fetch_concurrency: int = 4
     """Bodies fetched at the same time, at most one per author."""
+    patience_s: float = 0.2
+    """How long `collect` waits for a first announcement when nothing is on its way."""
     fetch_timeout_s: float = 10.0
     """What a slow or silent peer may cost, and no more."""
     score_timeout_s: float = 20.0
@@ -63,6 +65,7 @@ class ExchangeSettings:
         _require(self.buffer_groups >= 1, "buffer_groups", "at least 1")
         _require(self.prefetch_groups >= 0, "prefetch_groups", "0 or more")
         _require(self.fetch_concurrency >= 1, "fetch_concurrency", "at least 1")
+        _require(self.patience_s > 0, "patience_s", "positive")
         _require(self.fetch_timeout_s > 0, "fetch_timeout_s", "positive")
         _require(self.score_timeout_s > 0, "score_timeout_s", "positive")
         _require(

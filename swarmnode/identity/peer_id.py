@@ -40,7 +40,7 @@ def public_key_from_peer_id(peer_id: str) -> bytes:
         multihash = base58.b58decode(peer_id)
     except ValueError as error:
         raise Rejected("bad_peer_id", "not base58") from error
-    public_key = multihash.removeprefix(_MULTIHASH_PREFIX)
-    if len(public_key) != PUBLIC_KEY_BYTES or peer_id_from_public_key(public_key) != peer_id:
+    prefix, public_key = multihash[:-PUBLIC_KEY_BYTES], multihash[-PUBLIC_KEY_BYTES:]
+    if prefix != _MULTIHASH_PREFIX:
         raise Rejected("bad_peer_id", f"{peer_id} is not an Ed25519 peer id")
     return public_key

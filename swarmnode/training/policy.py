@@ -16,6 +16,7 @@ import torch
 
 from swarmnode.config import PolicyConfig
 from swarmnode.errors import CheckpointError, ModelError
+from swarmnode.models import find_model
 from swarmnode.rollout.engine import PolicyUpdate
 
 FINGERPRINT_VALUES = 64
@@ -134,7 +135,7 @@ def load_base_model(spec: str, config: PolicyConfig) -> BaseModel:
 
     # Its bars count tensors, not minutes; the hub's own bars for downloads stay.
     transformers_logging.disable_progress_bar()
-    source = _source(spec)
+    source = find_model(spec)
     device = _device(config.device)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
@@ -156,21 +157,6 @@ def load_base_model(spec: str, config: PolicyConfig) -> BaseModel:
         )
     model.eval()
     return BaseModel(spec, model, tokenizer, _fingerprint(model))
-
-
-def _source(spec: str) -> str:
-    """A folder when the spec looks like one or is one, else a hub name."""
-    path = Path(spec).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").exists():
-            raise ModelError(f"{path} has no config.json", hint="point --model at a saved transformers model")
-        return str(path)
-    if path.exists() or spec.startswith((".", "/", "~")) or spec.count("/") > 1:
-        raise ModelError(
-            f"--model {spec}: no such folder",
-            hint="check the path, or use `tiny` or a hub name like owner/name",
-        )
-    return spec
 
 
 def _advice(spec: str) -> str:

@@ -9,6 +9,7 @@ The folder is cached under a digest of everything that made it, written aside an
 either whole or absent, also when two processes build it at once.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -35,6 +36,9 @@ VOCABULARY = 258
 """256 bytes, whose token id is the byte itself, padding and the end."""
 
 MAX_POSITIONS = 512
+
+FOLDER_BYTES = 1_000_000
+"""More than the folder takes (0.5 MB), asked for before fifteen seconds of work are spent on it."""
 
 Progress = Callable[[int, int, str], None]
 """Called with (steps done, steps in all, what is being done)."""
@@ -86,6 +90,8 @@ def build_tiny(
         # Before the work: whether the folder can be written at all.
         models_folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=models_folder).close()
+        if shutil.disk_usage(models_folder).free < FOLDER_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     model = _trained(recipe, seed, progress or _silent)
     with _storage_errors(target):
         _publish(model, target)

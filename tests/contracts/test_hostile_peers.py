@@ -196,7 +196,7 @@ def stage() -> Callable[..., object]:
                 key,
                 {"addition": task},
                 encode=encode,
-                settings=ExchangeSettings(swarm="test", **own),
+                settings=ExchangeSettings(swarm="test", **{"patience_s": 30.0, **own}),
                 model_family="tiny",
                 model_size=1,
                 clock=clock,

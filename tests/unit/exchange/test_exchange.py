@@ -36,7 +36,7 @@ def make_exchange(task, encoder, clock) -> Callable[..., Exchange]:
             key,
             {task.name: task} if tasks is None else tasks,
             encode=encoder,
-            settings=ExchangeSettings(swarm="test", **settings),
+            settings=ExchangeSettings(swarm="test", **{"patience_s": 30.0, **settings}),
             model_family="tiny",
             model_size=1000,
             clock=clock,
@@ -422,3 +422,12 @@ async def test_an_exchange_leaves_no_task_behind(start, own_groups):
         await alice.exchange.publish(own_groups(alice, 20))
         await collect(bob, 2)
     assert len(asyncio.all_tasks()) == 1
+
+
+async def test_equally_fast_nodes_do_not_wait_for_each_others_next_round(start, own_groups):
+    network = MemoryNetwork()
+    async with start(network, 1) as alice, start(network, 2, alice, patience_s=0.05) as bob:
+        await alice.exchange.publish(own_groups(alice, 2))
+        assert len(await collect(bob, 2)) == 2
+        async with asyncio.timeout(10):
+            assert await collect(bob, 4, deadline_s=1000.0) == []

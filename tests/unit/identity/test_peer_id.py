@@ -15,35 +15,25 @@ def test_a_peer_id_gives_its_public_key_back(public_key: bytes):
     assert public_key_from_peer_id(peer_id_from_public_key(public_key)) == public_key
 
 
-@pytest.mark.parametrize(
-    "peer_id",
-    [
-        "",
-        "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N",
-        GOOD[:-1],
-        GOOD + "1",
-        "1" + GOOD,
-        GOOD + "\n",
-        " " + GOOD,
-        GOOD[:-1] + "0",
-        "1" * 100_000,
-        "\u0661" * 52,
-        base58.b58encode(bytes.fromhex("0024080212") + b"\x20" + bytes(32)).decode(),
-    ],
-    ids=[
-        "empty",
-        "rsa",
-        "short",
-        "long",
-        "padded",
-        "newline",
-        "space",
-        "alphabet",
-        "huge",
-        "unicode",
-        "secp256k1",
-    ],
-)
+NO_PEER_IDS = {
+    "empty": "",
+    "rsa": "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N",
+    "one short": GOOD[:-1],
+    "one long": GOOD + "1",
+    "leading one": "1" + GOOD,
+    "newline": GOOD + "\n",
+    "newline for a character": GOOD[:-1] + "\n",
+    "leading space": " " + GOOD[1:],
+    "zero is not in the alphabet": GOOD[:-1] + "0",
+    "huge": "1" * 100_000,
+    "digits of another script": "\u0661" * 52,
+    "secp256k1": base58.b58encode(bytes.fromhex("002408021220") + bytes(32)).decode(),
+    "public key alone": base58.b58encode(bytes(range(32))).decode(),
+    "prefix alone": base58.b58encode(bytes.fromhex("002408011220")).decode(),
+}
+
+
+@pytest.mark.parametrize("peer_id", NO_PEER_IDS.values(), ids=NO_PEER_IDS)
 def test_what_is_no_ed25519_peer_id_is_rejected(peer_id: str):
     with pytest.raises(Rejected) as caught:
         public_key_from_peer_id(peer_id)

@@ -1,0 +1,5 @@
+"""`python -m swarmnode` is the `swarmnode` command."""
+
+from swarmnode.cli.app import main
+
+main()

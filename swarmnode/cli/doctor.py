@@ -1,0 +1,33 @@
+"""`swarmnode doctor`: is this machine fit to join, and if not, what to do first."""
+
+import typer
+
+from swarmnode.cli.settings import Assignments, ConfigFile, Home, Json, Preset, load_settings
+
+
+def doctor(
+    home: Home = None,
+    preset: Preset = None,
+    config: ConfigFile = None,
+    set_: Assignments = None,
+    json: Json = False,
+) -> None:
+    """Check machine, memory, disk, ports, clock and versions. Exits with 1 when a node could not run."""
+    settings = load_settings(home=home, preset=preset, config_file=config, assignments=set_)
+    import msgspec
+
+    from swarmnode.node.doctor import examine
+
+    findings = examine(settings.config, settings.model, settings.model_reason, settings.paths)
+    if json:
+        typer.echo(msgspec.json.encode(findings).decode())
+    else:
+        for finding in findings:
+            typer.echo(f"{finding.verdict:8} {finding.subject:9} {finding.text}")
+        steps = [finding.advice for finding in findings if finding.advice]
+        for number, step in enumerate(steps, 1):
+            typer.echo(("\nNext steps\n" if number == 1 else "") + f"  {number}. {step}")
+        if not steps:
+            typer.echo("\nNothing to do: run `swarmnode join`.")
+    if any(finding.verdict == "problem" for finding in findings):
+        raise typer.Exit(1)

@@ -1,0 +1,29 @@
+"""`swarmnode export`: take what was learnt elsewhere."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from swarmnode.cli.settings import Assignments, ConfigFile, Home, Model, Preset, load_settings
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(help="Where to write; must not exist yet.")],
+    merged: Annotated[
+        bool, typer.Option("--merged", help="The whole model with the adapter merged in.")
+    ] = False,
+    model: Model = None,
+    home: Home = None,
+    preset: Preset = None,
+    config: ConfigFile = None,
+    set_: Assignments = None,
+) -> None:
+    """Write the newest checkpoint's adapter as a PEFT folder, or the merged model."""
+    settings = load_settings(
+        home=home, preset=preset, config_file=config, assignments=set_, flags={"policy.model": model}
+    )
+    from swarmnode.node.offline import export_offline
+
+    what = export_offline(settings.config, settings.model, settings.paths, folder, merged=merged)
+    typer.echo(f"wrote {what} to {folder}")

@@ -1,0 +1,71 @@
+"""`swarmnode identity`: who this node is, and how to take that along to another machine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from swarmnode.cli.settings import Home, Json
+from swarmnode.paths import resolve_paths
+
+app = typer.Typer(help="Show, back up and restore the key that this node is known by.", no_args_is_help=True)
+
+
+@app.command()
+def show(home: Home = None, json: Json = False) -> None:
+    """Print peer id and name; the key is made at the first call."""
+    import msgspec
+
+    from swarmnode.identity.keys import load_or_create
+
+    path = resolve_paths(home).identity
+    key = load_or_create(path)
+    if json:
+        typer.echo(
+            msgspec.json.encode({"peer_id": key.peer_id, "name": key.name, "path": str(path)}).decode()
+        )
+        return
+    typer.echo(f"{key.name}\npeer id  {key.peer_id}\nkey      {path}")
+
+
+@app.command()
+def export(home: Home = None) -> None:
+    """Print the key as one line. Whoever has that line is this node: keep it secret."""
+    from swarmnode.identity.keys import export_key
+
+    typer.echo(export_key(resolve_paths(home).identity))
+
+
+@app.command("import")
+def import_(
+    source: Annotated[
+        str, typer.Argument(metavar="FILE", help="File with the exported line, or - for stdin.")
+    ],
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the present key; it is kept as a backup.")
+    ] = False,
+    home: Home = None,
+) -> None:
+    """Install an exported key. A node must not be running on the present one."""
+    from swarmnode.identity.keys import import_key
+    from swarmnode.identity.lock import IdentityLock
+
+    path = resolve_paths(home).identity
+    with IdentityLock(path):
+        key = import_key(_read(source), path, overwrite=overwrite)
+    typer.echo(f"this node is now {key.name} ({key.peer_id})")
+
+
+def _read(source: str) -> str:
+    import sys
+
+    from swarmnode.errors import IdentityError
+
+    if source == "-":
+        return sys.stdin.read()
+    try:
+        return Path(source).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise IdentityError(
+            f"cannot read {source}: {error}", hint="name the file with the exported line"
+        ) from error

@@ -1,0 +1,54 @@
+"""`swarmnode join`: start this machine's node and run it until it is done or told to stop."""
+
+from typing import Annotated
+
+import typer
+
+from swarmnode.cli.settings import Assignments, ConfigFile, Home, Model, Preset, TaskSpecs, load_settings
+
+
+def join(
+    addresses: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[ADDRESS]...", help="Peers to dial, as their `join` printed them. None: a new swarm."
+        ),
+    ] = None,
+    swarm: Annotated[str | None, typer.Option("--swarm", help="Name of the swarm.")] = None,
+    model: Model = None,
+    task: TaskSpecs = None,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", help="Stop after this many rounds in all.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of draws, sampling and adapter.")] = None,
+    port: Annotated[int | None, typer.Option("--port", help="TCP port to listen on.")] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start over; earlier checkpoints are kept aside.")
+    ] = False,
+    home: Home = None,
+    preset: Preset = None,
+    config: ConfigFile = None,
+    set_: Assignments = None,
+) -> None:
+    """Join a swarm, or start one: ask, answer, share, listen, learn.
+
+    The last line printed is JSON with rounds, tokens, seconds, reward_first and reward_last.
+    """
+    settings = load_settings(
+        home=home,
+        preset=preset,
+        config_file=config,
+        assignments=set_,
+        flags={
+            "swarm.name": swarm,
+            "network.port": port,
+            "network.seeds": tuple(addresses) if addresses else None,
+            "policy.model": model,
+            "tasks.names": tuple(task) if task else None,
+            "node.rounds": rounds,
+            "node.seed": seed,
+        },
+    )
+    from swarmnode.node.run import run_node
+
+    print(run_node(settings.config, settings.model, settings.model_reason, settings.paths, fresh=fresh))

@@ -1,0 +1,167 @@
+"""Looks at a machine the way a patient colleague would: facts first, then what to do, in order.
+
+hardware, paths, config -> [examine] -> `swarmnode doctor`
+"""
+
+import platform
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+from swarmnode import __version__
+from swarmnode.config import Config
+from swarmnode.errors import SwarmnodeError
+from swarmnode.hardware import GIB, Machine, free_disk_bytes, inspect_machine
+from swarmnode.network.p2pd_bundle import find_daemon
+from swarmnode.node.running import read_running
+from swarmnode.paths import Paths
+
+PACKAGES = ("torch", "transformers", "peft", "safetensors", "hivemind")
+LEAST_DISK_BYTES = 200 * 2**20
+"""Checkpoints of the tiny policy are 1 MB; logs and an update of the cache fit beside them."""
+LEAST_MEMORY_BYTES = 2 * 2**30
+"""torch and transformers take about 0.5 GiB, the tiny policy and its KV cache the same again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at. `advice` is empty when there is nothing to do."""
+
+    subject: str
+    verdict: Literal["ok", "note", "problem"]
+    text: str
+    advice: str = ""
+
+
+def examine(config: Config, model: str, model_reason: str, paths: Paths) -> list[Finding]:
+    """Everything that decides whether `join` will work here."""
+    machine = inspect_machine()
+    return [
+        *_versions(machine),
+        _memory(machine),
+        _gpus(machine),
+        Finding("model", "ok", f"{model} ({model_reason})"),
+        *_folders(paths),
+        _daemon(),
+        _port(config, paths),
+        _clock(),
+    ]
+
+
+def _versions(machine: Machine) -> Iterator[Finding]:
+    where = f"{platform.system()} {platform.release()}, Python {platform.python_version()}, {machine.cpu}"
+    yield Finding("machine", "ok", f"swarmnode {__version__} on {where}, {machine.cores} cores")
+    found = {name: _version(name) for name in PACKAGES}
+    missing = [name for name, number in found.items() if number is None]
+    text = ", ".join(f"{name} {number or 'missing'}" for name, number in found.items())
+    advice = "install what training needs: pip install 'swarmnode[train]'" if missing else ""
+    yield Finding("versions", "problem" if missing else "ok", text, advice)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _memory(machine: Machine) -> Finding:
+    text = f"{machine.memory_free_bytes / GIB:.1f} of {machine.memory_total_bytes / GIB:.1f} GiB free"
+    if machine.memory_free_bytes < LEAST_MEMORY_BYTES:
+        return Finding(
+            "memory", "problem", text, f"free memory: a node needs {LEAST_MEMORY_BYTES / GIB:.0f} GiB"
+        )
+    return Finding("memory", "ok", text)
+
+
+def _gpus(machine: Machine) -> Finding:
+    if not machine.gpus:
+        return Finding("gpu", "note", "none found: the CPU trains the tiny policy or small models")
+    text = ", ".join(
+        f"{gpu.name} ({(gpu.memory_free_bytes or 0) / GIB:.1f} GiB free)" for gpu in machine.gpus
+    )
+    if not _torch_sees_a_gpu():
+        advice = "torch cannot use this GPU: compare the driver (nvidia-smi) with torch.version.cuda"
+        return Finding("gpu", "problem", text, advice)
+    return Finding("gpu", "ok", text)
+
+
+def _torch_sees_a_gpu() -> bool:
+    if _version("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _folders(paths: Paths) -> Iterator[Finding]:
+    for subject, folder in (("data", paths.data), ("cache", paths.cache)):
+        free = free_disk_bytes(folder)
+        text = f"{folder} ({free / GIB:.1f} GiB free)"
+        if not _writable(folder):
+            yield Finding(
+                subject, "problem", text, f"{folder} cannot be written: change its owner, or use --home DIR"
+            )
+        elif free < LEAST_DISK_BYTES:
+            yield Finding(
+                subject, "problem", text, f"free at least {LEAST_DISK_BYTES / 2**20:.0f} MB in {folder}"
+            )
+        else:
+            yield Finding(subject, "ok", text)
+
+
+def _writable(folder: Path) -> bool:
+    import os
+
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    return os.access(existing, os.W_OK | os.X_OK)
+
+
+def _daemon() -> Finding:
+    try:
+        return Finding("daemon", "ok", str(find_daemon()))
+    except SwarmnodeError as error:
+        return Finding("daemon", "problem", error.message, error.hint)
+
+
+def _port(config: Config, paths: Paths) -> Finding:
+    running = read_running(paths.running)
+    if running is not None:
+        return Finding(
+            "port", "ok", f"a node runs here (process {running.pid}): {', '.join(running.addresses)}"
+        )
+    where = f"{config.network.listen}:{config.network.port}"
+    try:
+        with socket.create_server((config.network.listen, config.network.port)):
+            pass
+    except OSError as error:
+        advice = "choose another --port, or 0 for any free one; to see who has it: ss -ltnp"
+        return Finding("port", "problem", f"cannot listen on {where}: {error.strerror}", advice)
+    text = "any free port" if config.network.port == 0 else where
+    return Finding("port", "ok", f"{text}; for peers outside your network, forward it in the router")
+
+
+def _clock() -> Finding:
+    """Peers ignore headers whose time is far off, so a wrong clock makes a node unheard."""
+    tool = shutil.which("timedatectl")
+    if tool is None:
+        return Finding("clock", "note", "unknown whether it is synchronized (no timedatectl)")
+    command = [tool, "show", "--property=NTPSynchronized", "--value"]
+    try:
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=5, check=False
+        ).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        answer = ""
+    if answer == "no":
+        return Finding(
+            "clock", "note", "not synchronized", "switch time synchronization on: timedatectl set-ntp true"
+        )
+    return Finding(
+        "clock", "ok" if answer == "yes" else "note", "synchronized" if answer == "yes" else "unknown"
+    )

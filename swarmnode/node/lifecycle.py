@@ -1,0 +1,105 @@
+"""What the node does next, decided from a view of itself: pure, so that every branch can be tested in a line.
+
+node.py asks [next_action] after everything it did, and does it.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the decision depends on. Rounds count from 1; round 0 is the state before the first."""
+
+    round: int
+    rounds_limit: int | None
+    stopping: bool
+    evaluated_round: int | None
+    saved_round: int | None
+    """Last round whose checkpoint was written or tried in vain: a full disk is not tried again at once."""
+    eval_every: int
+    checkpoint_every: int
+    peers: int
+    peers_wanted: int
+    waited_s: float
+    longest_wait_s: float
+
+    @property
+    def done(self) -> bool:
+        return self.rounds_limit is not None and self.round >= self.rounds_limit
+
+
+@dataclass(frozen=True, slots=True)
+class WaitForPeers:
+    missing: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class SaveCheckpoint:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class RunRound:
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    reason: str
+
+
+Action = WaitForPeers | Evaluate | SaveCheckpoint | RunRound | Stop
+
+
+def next_action(view: View) -> Action:
+    """The node's whole behaviour in one expression.
+
+    >>> next_action(View(3, 3, False, 3, 3, 0, 10, 0, 0, 0.0, 60.0))
+    Stop(reason='3 of 3 rounds are done')
+    """
+    return (
+        _stop(view)
+        or _wait_for_peers(view)
+        or _evaluate(view)
+        or _save(view)
+        or _finish(view)
+        or RunRound(view.round + 1)
+    )
+
+
+def _stop(view: View) -> Action | None:
+    if not view.stopping:
+        return None
+    return SaveCheckpoint() if _unsaved(view) else Stop("stopped on request")
+
+
+def _wait_for_peers(view: View) -> Action | None:
+    missing = view.peers_wanted - view.peers
+    return WaitForPeers(missing) if missing > 0 and view.waited_s < view.longest_wait_s else None
+
+
+def _evaluate(view: View) -> Action | None:
+    """At the very start, at the end, and every `eval_every` rounds; each round once."""
+    if view.evaluated_round == view.round:
+        return None
+    due = view.eval_every and view.round % view.eval_every == 0
+    first = view.round == 0 and view.evaluated_round is None
+    return Evaluate() if first or due or view.done else None
+
+
+def _save(view: View) -> Action | None:
+    due = view.round % view.checkpoint_every == 0
+    return SaveCheckpoint() if _unsaved(view) and (due or view.done) else None
+
+
+def _finish(view: View) -> Action | None:
+    return Stop(f"{view.round} of {view.rounds_limit} rounds are done") if view.done else None
+
+
+def _unsaved(view: View) -> bool:
+    return view.round > 0 and view.saved_round != view.round

@@ -1,0 +1,114 @@
+"""Who is told what happened: the JSONL file always, a panel on a terminal, plain lines elsewhere.
+
+node.py -> [Monitor]s -> metrics.jsonl | panel.py | a stream
+"""
+
+import json
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, TextIO
+
+from swarmnode.node.status import NodeStatus, measurements
+
+log = logging.getLogger(__name__)
+
+
+class Monitor(Protocol):
+    """Told after every round, and on every tick (about twice a second) with the current status."""
+
+    def round_done(self, status: NodeStatus) -> None: ...
+
+    def tick(self, status: NodeStatus) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonlMonitor:
+    """Appends one JSON object per round. A full disk pauses the log, says so once, and is tried again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._paused = False
+
+    def round_done(self, status: NodeStatus) -> None:
+        line = json.dumps({"time": time.time(), "peer": status.peer_id, **measurements(status)})
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            if not self._paused:
+                log.warning(
+                    "metrics paused: cannot write %s (%s); training goes on", self.path, error.strerror
+                )
+            self._paused = True
+            return
+        if self._paused:
+            log.info("metrics resumed: %s can be written again", self.path)
+        self._paused = False
+
+    def tick(self, status: NodeStatus) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class PlainMonitor:
+    """One line per round, without escape codes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def round_done(self, status: NodeStatus) -> None:
+        self._stream.write(f"{time.strftime('%H:%M:%S')} {round_line(status)}\n")
+        self._stream.flush()
+
+    def tick(self, status: NodeStatus) -> None:
+        pass
+
+    def close(self) -> None:
+        self._stream.flush()
+
+
+class Monitors:
+    """Several monitors as one."""
+
+    def __init__(self, members: Sequence[Monitor]) -> None:
+        self._members = members
+
+    def round_done(self, status: NodeStatus) -> None:
+        for member in self._members:
+            member.round_done(status)
+
+    def tick(self, status: NodeStatus) -> None:
+        for member in self._members:
+            member.tick(status)
+
+    def close(self) -> None:
+        for member in self._members:
+            member.close()
+
+
+def round_line(status: NodeStatus) -> str:
+    """A round in one line: reward, data, speed, swarm."""
+    training, progress = status.training, status.progress
+    limit = f"/{progress.rounds_limit}" if progress.rounds_limit is not None else ""
+    return (
+        f"round {progress.round}{limit}  reward {shown(status.reward.own)} own"
+        f" {shown(status.reward.external)} external"
+        f"  trained on {training.own_groups} own + {training.external_groups} external groups"
+        f"  {shown(status.speed.tokens_per_s, '.0f')} tokens/s  {status.network.peers} peers"
+        f"  accepted {status.exchange.accepted} dropped {sum(status.exchange.dropped.values())}"
+    )
+
+
+def shown(value: float | None, spec: str = ".3f") -> str:
+    """A number, or `-` for what is unknown.
+
+    >>> shown(None), shown(0.25)
+    ('-', '0.250')
+    """
+    return "-" if value is None else format(value, spec)

@@ -1,0 +1,400 @@
+"""The node: asks its policy questions, tells the swarm, listens, learns, and goes on.
+
+    draw -> generate -> score -> publish  }
+                collect others' groups    }  -> mix I own + J external -> train -> new policy version -> again
+
+The loop lives on asyncio and never blocks: everything that computes runs in one worker thread (learner.py),
+everything that waits for others has a deadline. What to do next is decided in lifecycle.py.
+"""
+
+import asyncio
+import logging
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, TypeVar, TypeVarTuple
+
+import msgspec
+
+from swarmnode import __version__
+from swarmnode.config import Config
+from swarmnode.errors import NetworkError, StorageError
+from swarmnode.exchange.exchange import Exchange
+from swarmnode.network.discovery import Discovery
+from swarmnode.network.host import Host
+from swarmnode.node.learner import Learner, RoundRollouts
+from swarmnode.node.lifecycle import (
+    Action,
+    Evaluate,
+    RunRound,
+    SaveCheckpoint,
+    Stop,
+    View,
+    WaitForPeers,
+    next_action,
+)
+from swarmnode.node.monitors import Monitor, shown
+from swarmnode.node.status import Network, NodeStatus, Phase, Progress, Saved, Sharing, Speed, Training
+from swarmnode.node.supervisor import supervise
+from swarmnode.training.records import Counters
+from swarmnode.types import RolloutGroup, mean_or_none
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
+
+TICK_S = 0.5
+"""How often the panel is redrawn and the number of peers looked up."""
+
+COLLECT_DEADLINE_S = 5.0
+"""Longest wait for other nodes' groups in a round; what has not come by then is replaced by own groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkParts:
+    """What a node that exchanges rollouts is made of, besides its learner."""
+
+    host: Host
+    exchange: Exchange
+    discovery: Discovery
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The result of one run: the last line that `swarmnode join` prints."""
+
+    peer: str
+    rounds: int
+    tokens: int
+    seconds: float
+    reward_first: float | None
+    reward_last: float | None
+    external_groups_trained: dict[str, int]
+    stopped: str
+
+
+class Node:
+    """One member of the swarm. `async with Node(...) as node: summary = await node.run()`.
+
+    Without `network` it trains alone. `request_stop` ends the run after the work in hand, with a checkpoint.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        learner: Learner,
+        monitor: Monitor,
+        *,
+        peer_id: str,
+        name: str,
+        model: str,
+        seed: int,
+        network: NetworkParts | None,
+    ) -> None:
+        self._config = config
+        self._learner = learner
+        self._monitor = monitor
+        self._seed = seed
+        self._network = network
+        self._counters = Counters()
+        self._saved_round: int | None = None
+        self._stopping = False
+        self._started = time.monotonic()
+        self._stack = AsyncExitStack()
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="learner")
+        self._status = NodeStatus(
+            peer_id=peer_id,
+            name=name,
+            swarm=config.swarm.name,
+            model=model,
+            version=__version__,
+            pid=os.getpid(),
+            started_at=time.time(),
+            phase=Phase("starting", time.time()),
+        )
+
+    @property
+    def status(self) -> NodeStatus:
+        return self._status
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping
+
+    def request_stop(self) -> None:
+        """Finish what can be finished quickly, save, and return from `run`."""
+        self._stopping = True
+        self._learner.interrupt()
+
+    async def __aenter__(self) -> Self:
+        await self._in_worker(self._resume)
+        if self._network is not None:
+            await self._stack.enter_async_context(self._network.host)
+            await self._stack.enter_async_context(self._network.exchange)
+            await self._look_at_network()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._learner.interrupt()
+        self._worker.shutdown(wait=True)
+        await self._stack.aclose()
+
+    async def run(self) -> Summary:
+        """Do what `next_action` says until it says Stop."""
+        async with asyncio.TaskGroup() as services:
+            owned = [services.create_task(supervise("screen and peers", self._keep_looking))]
+            if self._network is not None:
+                owned.append(services.create_task(supervise("discovery", self._network.discovery.run)))
+            reason = await self._work()
+            for task in owned:
+                task.cancel()
+        self._monitor.tick(self._status)
+        return self._summary(reason)
+
+    async def _work(self) -> str:
+        while True:
+            action = next_action(self._view())
+            if isinstance(action, Stop):
+                self._enter("stopped", action.reason)
+                return action.reason
+            await self._do(action)
+
+    async def _do(self, action: Action) -> None:
+        match action:
+            case WaitForPeers(missing):
+                self._enter("waiting for peers", f"{missing} more before round 1")
+                await asyncio.sleep(TICK_S)
+            case Evaluate():
+                await self._evaluate()
+            case SaveCheckpoint():
+                await self._save()
+            case RunRound(number):
+                await self._round(number)
+            case Stop():
+                pass
+
+    def _view(self) -> View:
+        config = self._config
+        waits = self._network is not None and self._counters.round == 0
+        return View(
+            round=self._counters.round,
+            rounds_limit=config.node.rounds,
+            stopping=self._stopping,
+            evaluated_round=self._counters.evaluated_round,
+            saved_round=self._saved_round,
+            eval_every=config.node.eval_every,
+            checkpoint_every=config.node.checkpoint_every,
+            peers=self._status.network.peers,
+            peers_wanted=config.network.wait_for_peers if waits else 0,
+            waited_s=time.monotonic() - self._started,
+            longest_wait_s=config.network.wait_for_peers_s,
+        )
+
+    # ---- one round ----
+
+    async def _round(self, number: int) -> None:
+        started = time.perf_counter()
+        self._enter(
+            "generating", f"{self._config.rollout.groups} groups of {self._config.rollout.group_size}"
+        )
+        rollouts = await self._in_worker(self._learner.rollouts, number)
+        if not rollouts.complete:
+            return
+        await self._publish(rollouts.groups)
+        external = await self._collect()
+        own = self._choose_own(rollouts.groups, number, len(external))
+        self._enter("training", f"{len(own)} own + {len(external)} external groups")
+        report = await self._in_worker(self._learner.train, own, external)
+        self._count(number, rollouts, external, time.perf_counter() - started)
+        self._report(
+            rollouts, external, msgspec.convert(report, Training, from_attributes=True), report.seconds
+        )
+        self._monitor.round_done(self._status)
+
+    async def _collect(self) -> Sequence[RolloutGroup]:
+        """Groups of others. They were fetched and scored while we generated; this waits for the last of them."""
+        wanted = self._config.exchange.external_groups
+        if self._network is None or wanted == 0:
+            return ()
+        version = self._learner.policy_version
+        return await self._network.exchange.collect(wanted, version, COLLECT_DEADLINE_S)
+
+    async def _publish(self, groups: Sequence[RolloutGroup]) -> None:
+        if self._network is not None:
+            await self._network.exchange.publish(groups)
+
+    def _choose_own(self, groups: Sequence[RolloutGroup], number: int, external: int) -> list[RolloutGroup]:
+        """I own groups, and as many more as external ones are missing; uniform among those with a gradient.
+
+        SAPO's rule for external groups (section 5: drop zero advantage, then sample uniformly), applied to
+        our own as well: a group without a gradient would only take the place of one that has it.
+        """
+        exchange = self._config.exchange
+        room = max(0, exchange.local_groups + exchange.external_groups - external)
+        useful = [group for group in groups if group.reward_std]
+        if not exchange.enabled or len(useful) <= room:
+            return useful
+        return random.Random(f"{self._seed}:{number}:own").sample(useful, room)
+
+    def _count(
+        self, number: int, rollouts: RoundRollouts, external: Sequence[RolloutGroup], seconds: float
+    ) -> None:
+        counters = self._counters
+        counters.round = number
+        counters.tokens += rollouts.tokens
+        counters.seconds += seconds
+        trained = Counter(counters.external_groups_trained)
+        trained.update(group.author for group in external)
+        counters.external_groups_trained = dict(trained)
+
+    # ---- evaluation, checkpoints ----
+
+    async def _evaluate(self) -> None:
+        self._enter("evaluating", "held-out draws")
+        result = await self._in_worker(self._learner.evaluate)
+        if result is None:
+            return
+        counters = self._counters
+        counters.evaluated_round = counters.round
+        counters.reward_last = result.mean
+        if counters.reward_first is None:
+            counters.reward_first = result.mean
+        log.info("held-out reward at round %d: %s", counters.round, shown(result.mean))
+        self._set(
+            reward=msgspec.structs.replace(self._status.reward, **_evaluated(counters, result.per_task))
+        )
+
+    async def _save(self) -> None:
+        counters = self._counters
+        self._enter("saving", f"checkpoint of round {counters.round}")
+        waiting = self._network.exchange.snapshot() if self._network is not None else b""
+        self._saved_round = counters.round
+        try:
+            await self._in_worker(self._learner.save, counters, waiting)
+        except StorageError as error:
+            log.error("%s; training goes on", error)
+            self._set(checkpoint=msgspec.structs.replace(self._status.checkpoint, error=error.message))
+            return
+        self._set(checkpoint=Saved(counters.round, time.time()))
+
+    def _resume(self) -> None:
+        resumed = self._learner.resume()
+        if resumed is None:
+            return
+        self._counters = resumed.counters
+        self._saved_round = resumed.counters.round
+        log.info("resumed after round %d, policy version %d", self._saved_round, self._learner.policy_version)
+        if self._network is not None:
+            self._network.exchange.restore(resumed.exchange)
+        self._set(
+            progress=self._progress(),
+            reward=msgspec.structs.replace(self._status.reward, **_evaluated(resumed.counters, {})),
+        )
+
+    # ---- what others see ----
+
+    def _report(
+        self, rollouts: RoundRollouts, external: Sequence[RolloutGroup], training: Training, train_s: float
+    ) -> None:
+        reward = msgspec.structs.replace(
+            self._status.reward, own=_mean_reward(rollouts.groups), external=_mean_reward(external)
+        )
+        speed = Speed(
+            tokens_per_s=rollouts.tokens / rollouts.seconds if rollouts.seconds else None,
+            generate_s=rollouts.seconds,
+            train_s=train_s,
+        )
+        self._set(
+            progress=self._progress(), reward=reward, speed=speed, training=training, exchange=self._sharing()
+        )
+
+    def _progress(self) -> Progress:
+        counters = self._counters
+        return Progress(
+            round=counters.round,
+            rounds_limit=self._config.node.rounds,
+            policy_version=self._learner.policy_version,
+            tokens=counters.tokens,
+            seconds=counters.seconds,
+        )
+
+    def _sharing(self) -> Sharing:
+        trained = dict(self._counters.external_groups_trained)
+        if self._network is None:
+            return Sharing(trained=trained)
+        stats = self._network.exchange.stats()
+        return Sharing(
+            published=stats.published,
+            headers=stats.headers_seen,
+            fetched=stats.fetched,
+            accepted=stats.accepted,
+            dropped=dict(stats.dropped),
+            buffered=stats.buffered,
+            trained=trained,
+        )
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await self._look_at_network()
+            self._set(exchange=self._sharing())
+            self._monitor.tick(self._status)
+            await asyncio.sleep(TICK_S)
+
+    async def _look_at_network(self) -> None:
+        if self._network is None:
+            return
+        host = self._network.host
+        state = host.status()
+        peers, addresses = 0, self._status.network.addresses
+        if state.state == "up":
+            try:
+                peers, addresses = len(await host.peers()), await host.addresses()
+            except NetworkError as error:
+                log.debug("the network did not answer: %s", error)
+        self._set(network=Network(state.state, state.since, state.restarts, state.detail, peers, addresses))
+
+    def _enter(self, name: str, detail: str = "") -> None:
+        """Say what is being done; the clock of a phase runs on while its name stays the same."""
+        since = self._status.phase.since if self._status.phase.name == name else time.time()
+        self._set(phase=Phase(name, since, detail))
+
+    def _set(self, **parts: object) -> None:
+        self._status = msgspec.structs.replace(self._status, **parts)
+
+    def _summary(self, reason: str) -> Summary:
+        counters = self._counters
+        return Summary(
+            peer=self._status.peer_id,
+            rounds=counters.round,
+            tokens=counters.tokens,
+            seconds=round(counters.seconds, 3),
+            reward_first=counters.reward_first,
+            reward_last=counters.reward_last,
+            external_groups_trained=dict(counters.external_groups_trained),
+            stopped=reason,
+        )
+
+    async def _in_worker(self, work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._worker, work, *arguments)
+
+
+def _mean_reward(groups: Sequence[RolloutGroup]) -> float | None:
+    return mean_or_none([mean for group in groups if (mean := group.reward_mean) is not None])
+
+
+def _evaluated(counters: Counters, per_task: Mapping[str, float | None]) -> dict[str, object]:
+    return {
+        "eval_first": counters.reward_first,
+        "eval_last": counters.reward_last,
+        "eval_round": counters.evaluated_round,
+        "eval_tasks": dict(per_task),
+    }

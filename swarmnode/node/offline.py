@@ -1,0 +1,106 @@
+"""What can be done with a checkpoint while no node runs: measure it, take it elsewhere.
+
+cli eval, export -> [offline] -> assemble.py, training/evaluation.py
+"""
+
+import logging
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarmnode.config import Config
+from swarmnode.errors import CheckpointError, StorageError
+from swarmnode.node.assemble import LocalPolicy, load_policy
+from swarmnode.paths import Paths
+from swarmnode.rollout.engine import SamplingParams
+from swarmnode.tasks.loader import load_tasks
+from swarmnode.training.checkpoint import Checkpoint
+from swarmnode.training.evaluation import evaluate
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineEvaluation:
+    """What `swarmnode eval` prints. Rewards are means over held-out examples; None: nothing was scored."""
+
+    model: str
+    policy: str
+    sampling: str
+    examples: int
+    per_task: Mapping[str, float | None]
+    mean: float | None
+
+
+def evaluate_offline(
+    config: Config, model: str, paths: Paths, *, base: bool = False, greedy: bool = False
+) -> OfflineEvaluation:
+    """Measure the newest checkpoint, or the base model where there is none or `base` asks for it."""
+    local = load_policy(config, model, paths, _no_progress)
+    checkpoint = None if base else local.store.latest()
+    if checkpoint is not None:
+        local.policy.load_adapter(checkpoint.adapter)
+        local.engine.set_policy(local.policy.update())
+    temperature = 0.0 if greedy else config.rollout.temperature
+    sampling = SamplingParams(config.rollout.max_tokens, temperature, config.rollout.top_p)
+    examples = config.tasks.eval_examples
+    tasks = {task.name: task for task in load_tasks(config.tasks.names)}
+    result = evaluate(local.engine, local.renderer, tasks, sampling, examples=examples)
+    assert result is not None, "only an interrupted evaluation has no result"
+    return OfflineEvaluation(
+        model=model,
+        policy="base model"
+        if checkpoint is None
+        else f"checkpoint of round {checkpoint.state.counters.round}",
+        sampling="greedy" if greedy else f"sampled at temperature {temperature:g}",
+        examples=examples,
+        per_task=result.per_task,
+        mean=result.mean,
+    )
+
+
+def export_offline(config: Config, model: str, paths: Paths, folder: Path, *, merged: bool) -> str:
+    """Write the newest checkpoint's adapter, or the merged model, to `folder`; returns what was written."""
+    if folder.exists():
+        raise StorageError(f"{folder} exists already", hint="name a folder that does not")
+    local = load_policy(config, model, paths, _no_progress)
+    checkpoint = _newest(local)
+    aside = folder.with_name(f".{folder.name}.partial")
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        if merged:
+            _write_merged(local, checkpoint, aside)
+        else:
+            shutil.copytree(checkpoint.adapter, aside)
+        aside.rename(folder)
+    except OSError as error:
+        raise StorageError(
+            f"cannot write {folder}: {error.strerror}", hint="check the disk and the path"
+        ) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    what = "the merged model" if merged else "the adapter (PEFT)"
+    return f"{what} of round {checkpoint.state.counters.round}"
+
+
+def _newest(local: LocalPolicy) -> Checkpoint:
+    checkpoint = local.store.latest()
+    if checkpoint is None:
+        raise CheckpointError(
+            f"there is no checkpoint in {local.store.folder}",
+            hint="train first (`swarmnode join`), and use the same --model and --home",
+        )
+    return checkpoint
+
+
+def _write_merged(local: LocalPolicy, checkpoint: Checkpoint, folder: Path) -> None:
+    local.policy.load_adapter(checkpoint.adapter)
+    local.policy.peft_model.merge_and_unload().save_pretrained(folder)
+    local.base.tokenizer.save_pretrained(folder)
+
+
+def _no_progress(done: int, total: int, what: str) -> None:
+    if done == 0:
+        log.info("%s", what)

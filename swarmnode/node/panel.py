@@ -1,0 +1,164 @@
+"""The live panel on a terminal: what the node does, learns, hears, drops and waits for.
+
+status.py -> [panel] -> rich. `render` is a pure function of a status, so a picture of it is a real one.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from swarmnode.node.monitors import shown
+from swarmnode.node.status import NodeStatus
+
+LOG_LINES = 6
+HISTORY_ROUNDS = 60
+SPARKS = "▁▂▃▄▅▆▇█"
+
+
+class PanelMonitor(logging.Handler):
+    """Draws the panel in place and shows the latest log lines inside it."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.INFO)
+        self._lines: deque[str] = deque(maxlen=LOG_LINES)
+        self._rewards: deque[float] = deque(maxlen=HISTORY_ROUNDS)
+        self._live = Live(console=console, auto_refresh=False, transient=False)
+        self._live.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(f"{time.strftime('%H:%M:%S')} {record.getMessage()}")
+
+    def round_done(self, status: NodeStatus) -> None:
+        if status.reward.own is not None:
+            self._rewards.append(status.reward.own)
+        self.tick(status)
+
+    def tick(self, status: NodeStatus) -> None:
+        self._live.update(render(status, self._rewards, self._lines, time.time()), refresh=True)
+
+    def close(self) -> None:
+        self._live.stop()
+        super().close()
+
+
+def render(status: NodeStatus, rewards: Sequence[float], lines: Sequence[str], now: float) -> RenderableType:
+    """The whole panel for one moment."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", justify="right")
+    grid.add_column()
+    for label, content in _rows(status, rewards, now):
+        # Names, reasons and details are text: what looks like markup in them is not ours.
+        grid.add_row(label, Text(content) if isinstance(content, str) else content)
+    title = Text.assemble((status.name, "bold"), f"  {status.peer_id[:6]}..{status.peer_id[-6:]}")
+    body = Group(
+        grid, Text(), *(Text(line, style="dim", overflow="ellipsis", no_wrap=True) for line in lines)
+    )
+    return Panel(body, title=title, subtitle=_invitation(status), border_style=_colour(status))
+
+
+def _rows(status: NodeStatus, rewards: Sequence[float], now: float) -> list[tuple[str, RenderableType]]:
+    reward, training, sharing, speed = status.reward, status.training, status.exchange, status.speed
+    return [
+        ("doing", f"{status.phase.name} for {age(now - status.phase.since)}  {status.phase.detail}"),
+        ("policy", f"{status.model}, version {status.progress.policy_version}, swarm {status.swarm}"),
+        ("round", _progress(status)),
+        ("reward", f"own {shown(reward.own)}  external {shown(reward.external)}  {sparkline(rewards)}"),
+        (
+            "held out",
+            f"{shown(reward.eval_first)} first, {shown(reward.eval_last)} after {_none(reward.eval_round)}",
+        ),
+        (
+            "trained on",
+            f"{training.own_groups} own + {training.external_groups} external groups, without gradient: "
+            f"{training.zero_advantage_own} own {training.zero_advantage_external} external",
+        ),
+        (
+            "speed",
+            f"{shown(speed.tokens_per_s, '.0f')} tokens/s, round {shown(speed.round_s, '.2f')} s "
+            f"(generate {shown(speed.generate_s, '.2f')}, train {shown(speed.train_s, '.2f')})",
+        ),
+        ("network", _network(status, now)),
+        (
+            "exchange",
+            f"published {sharing.published}, heard {sharing.headers}, fetched {sharing.fetched}, "
+            f"accepted {sharing.accepted}, waiting {sharing.buffered}",
+        ),
+        ("dropped", ", ".join(f"{reason} {n}" for reason, n in sorted(sharing.dropped.items())) or "nothing"),
+        ("saved", _saved(status, now)),
+    ]
+
+
+def _progress(status: NodeStatus) -> RenderableType:
+    progress = status.progress
+    if progress.rounds_limit is None:
+        return f"{progress.round} (until stopped), {progress.tokens:,} tokens"
+    row = Table.grid(padding=(0, 1))
+    bar = ProgressBar(total=max(progress.rounds_limit, 1), completed=progress.round, width=40)
+    row.add_row(f"{progress.round}/{progress.rounds_limit}", bar, f"{progress.tokens:,} tokens")
+    return row
+
+
+def _network(status: NodeStatus, now: float) -> str:
+    network = status.network
+    restarts = f", restarted {network.restarts} times" if network.restarts else ""
+    story = f": {network.detail}" if network.detail else ""
+    since = f" for {age(now - network.since)}" if network.since else ""
+    return f"{network.peers} peers, {network.state}{since}{restarts}{story}"
+
+
+def _saved(status: NodeStatus, now: float) -> RenderableType:
+    saved = status.checkpoint
+    if saved.error:
+        return Text(saved.error, style="red")
+    if saved.round is None or saved.at is None:
+        return "nothing yet"
+    return f"round {saved.round}, {age(now - saved.at)} ago"
+
+
+def _invitation(status: NodeStatus) -> Text | None:
+    if not status.network.addresses:
+        return None
+    return Text(f"another machine joins with: swarmnode join {status.network.addresses[0]}")
+
+
+def _colour(status: NodeStatus) -> str:
+    return "red" if status.checkpoint.error else "yellow" if status.network.state == "restarting" else "green"
+
+
+def _none(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A curve in characters, from the lowest to the highest value shown.
+
+    >>> sparkline([0.0, 0.5, 1.0])
+    '▁▄█'
+    """
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(SPARKS[int((value - low) * scale)] for value in values)
+
+
+def age(seconds: float) -> str:
+    """A duration as a person would say it.
+
+    >>> age(75), age(7300)
+    ('1 min 15 s', '2 h 1 min')
+    """
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

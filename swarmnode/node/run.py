@@ -1,0 +1,138 @@
+"""One run of a node as a process: lock, parts, signals, screen, and the last line.
+
+cli join -> [run_node] -> assemble.py, node.py
+"""
+
+import asyncio
+import logging
+import os
+import signal
+from contextlib import ExitStack
+
+import msgspec
+
+from swarmnode.config import Config
+from swarmnode.errors import IdentityInUse, SwarmnodeError
+from swarmnode.identity.keys import NodeKey, load_or_create
+from swarmnode.identity.lock import IdentityLock
+from swarmnode.models import find_model
+from swarmnode.node.assemble import (
+    build_learner,
+    build_network,
+    check_addresses,
+    choose_port,
+    load_policy,
+    remember_port,
+    seed_of,
+)
+from swarmnode.node.http import StatusServer
+from swarmnode.node.monitors import JsonlMonitor, Monitors
+from swarmnode.node.node import Node, Summary
+from swarmnode.node.running import Running, read_running, remove_running, write_running
+from swarmnode.node.screen import Screen
+from swarmnode.paths import Paths
+from swarmnode.tasks.loader import load_tasks
+
+log = logging.getLogger(__name__)
+
+
+def run_node(config: Config, model: str, model_reason: str, paths: Paths, *, fresh: bool) -> str:
+    """Run until done or stopped (SIGINT, SIGTERM); returns the last line to print: the summary as JSON."""
+    with ExitStack() as stack:
+        screen = stack.enter_context(Screen(paths.logs / "node.log"))
+        key = _identity(stack, paths)
+        tasks = {task.name: task for task in load_tasks(config.tasks.names)}
+        if model != "tiny":
+            find_model(model)
+        check_addresses(config.network)
+        port = choose_port(config.network, paths)
+        log.info("this node is %s, peer id %s", key.name, key.peer_id)
+        log.info("model %s: %s", model, model_reason)
+        seed = seed_of(config, key.peer_id)
+        local = load_policy(config, model, paths, screen.progress, seed=seed)
+        if fresh and (archived := local.store.archive()):
+            log.info("starting over; earlier checkpoints are kept in %s", archived)
+        learner = build_learner(config, local, tasks, author=key.peer_id, seed=seed)
+        network = build_network(config, paths, key, port, tasks, local) if config.exchange.enabled else None
+        monitor = Monitors([JsonlMonitor(paths.logs / "metrics.jsonl"), screen.start_monitor()])
+        stack.callback(monitor.close)
+        node = Node(
+            config,
+            learner,
+            monitor,
+            peer_id=key.peer_id,
+            name=key.name,
+            model=model,
+            seed=seed,
+            network=network,
+        )
+        summary = asyncio.run(_serve(node, config, paths))
+    return msgspec.json.encode(summary).decode()
+
+
+def _identity(stack: ExitStack, paths: Paths) -> NodeKey:
+    try:
+        stack.enter_context(IdentityLock(paths.identity))
+    except IdentityInUse as error:
+        running = read_running(paths.running)
+        address = f" {running.addresses[0]}" if running and running.addresses else ""
+        second = f"--home ~/swarmnode-2{address}"
+        raise IdentityInUse(
+            error.message,
+            hint=f'give a second node its own identity: make join ARGS="{second}" or swarmnode join {second}',
+        ) from None
+    return load_or_create(paths.identity)
+
+
+async def _serve(node: Node, config: Config, paths: Paths) -> Summary:
+    try:
+        async with node:
+            with StatusServer(lambda: node.status, config.node.http, config.node.http_port) as server:
+                _announce(node, server.port, config, paths)
+                _stop_on_signals(node)
+                return await node.run()
+    except BaseExceptionGroup as group:
+        raise _plain_error(group) from group
+    finally:
+        remove_running(paths.running)
+
+
+def _announce(node: Node, http_port: int, config: Config, paths: Paths) -> None:
+    """Leave a note for `swarmnode status`, and tell the person how others join."""
+    status = node.status
+    addresses = status.network.addresses
+    write_running(paths.running, Running(os.getpid(), status.peer_id, config.node.http, http_port, addresses))
+    if not addresses:
+        return
+    remember_port(paths, addresses)
+    swarm = "" if config.swarm.name == "commons" else f" --swarm {config.swarm.name}"
+    state = "joining" if config.network.seeds else "started"
+    log.info("%s swarm %s; another machine joins with:", state, config.swarm.name)
+    log.info("  swarmnode join %s%s", addresses[0], swarm)
+
+
+def _stop_on_signals(node: Node) -> None:
+    """The first SIGINT or SIGTERM stops in order, with a checkpoint; a second one at once."""
+    loop = asyncio.get_running_loop()
+    main_task = asyncio.current_task()
+
+    def stop() -> None:
+        if node.stopping and main_task is not None:
+            main_task.cancel()
+            return
+        log.info("stopping: the work in hand is ended and a checkpoint is written; once more stops at once")
+        node.request_stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+
+
+def _plain_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one error in the group that a person can read, else the group itself."""
+    found = group.subgroup(SwarmnodeError)
+    leaf: BaseException = found if found is not None else group
+    while isinstance(leaf, BaseExceptionGroup):
+        if found is None:
+            return group
+        leaf = leaf.exceptions[0]
+    return leaf

@@ -1,0 +1,44 @@
+"""The note a running node leaves for other commands on this machine: its pid, its status page, its addresses.
+
+run.py writes it -> [running.json] -> `swarmnode status`, `swarmnode swarm`
+"""
+
+import os
+from pathlib import Path
+
+import msgspec
+import psutil
+
+
+class Running(msgspec.Struct, frozen=True):
+    """A node that runs now."""
+
+    pid: int
+    peer_id: str
+    http_host: str
+    http_port: int
+    addresses: tuple[str, ...] = ()
+
+
+def write_running(path: Path, note: Running) -> None:
+    """Replace the note in one step, so that a reader never sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_bytes(msgspec.json.encode(note))
+    aside.replace(path)
+
+
+def read_running(path: Path) -> Running | None:
+    """The node that runs here, or None: no note, a damaged note, or one whose process is gone."""
+    try:
+        note = msgspec.json.decode(path.read_bytes(), type=Running)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return note if psutil.pid_exists(note.pid) else None
+
+
+def remove_running(path: Path) -> None:
+    """Take back our own note; another process's stays."""
+    note = read_running(path)
+    if note is not None and note.pid == os.getpid():
+        path.unlink(missing_ok=True)

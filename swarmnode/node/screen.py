@@ -1,0 +1,91 @@
+"""Where a node's story goes: a log file always, and a live panel on a terminal or plain lines elsewhere.
+
+run.py -> [Screen] -> node.log, stderr (stdout is kept for the last line)
+"""
+
+import logging
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from swarmnode.node.monitors import Monitor, PlainMonitor
+from swarmnode.node.panel import PanelMonitor
+
+log = logging.getLogger(__name__)
+
+PLAIN_STEPS = 5
+"""Progress lines of a long preparation where no bar can be drawn."""
+
+
+class Screen:
+    """Sets up logging for the length of a run. `start_monitor` hands the terminal over to the panel."""
+
+    def __init__(self, log_file: Path, *, terminal: bool | None = None) -> None:
+        self._log_file = log_file
+        self._terminal = sys.stderr.isatty() if terminal is None else terminal
+        self._console = Console(stderr=True)
+        self._logger = logging.getLogger("swarmnode")
+        self._handlers: list[logging.Handler] = []
+        self._lines: logging.Handler | None = None
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> Self:
+        self._logger.setLevel(logging.INFO)
+        self._logger.propagate = False
+        self._lines = self._add(logging.StreamHandler(sys.stderr), "%(asctime)s %(message)s")
+        try:
+            self._log_file.parent.mkdir(parents=True, exist_ok=True)
+            handler = logging.FileHandler(self._log_file, encoding="utf-8")
+        except OSError as error:
+            log.warning("no log file: cannot write %s (%s)", self._log_file, error.strerror)
+        else:
+            self._add(handler, "%(asctime)s %(levelname)s %(name)s: %(message)s")
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._end_bar()
+        for handler in self._handlers:
+            self._logger.removeHandler(handler)
+            handler.close()
+        self._handlers.clear()
+
+    def progress(self, done: int, total: int, what: str) -> None:
+        """Show how far a preparation is: a bar on a terminal, a few lines elsewhere."""
+        if not self._terminal:
+            if done == 0 or done * PLAIN_STEPS // total > (done - 1) * PLAIN_STEPS // total:
+                log.info("%s: %d of %d", what, done, total)
+            return
+        if self._bar is None:
+            columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+            self._bar = Progress(*columns, console=self._console, transient=True)
+            self._bar.start()
+            self._bar.add_task(what, total=total)
+        self._bar.update(self._bar.task_ids[0], completed=done, description=what)
+        if done >= total:
+            self._end_bar()
+
+    def start_monitor(self) -> Monitor:
+        """The panel, which takes over the log lines too, or plain lines."""
+        if not self._terminal or self._lines is None:
+            return PlainMonitor(sys.stderr)
+        self._logger.removeHandler(self._lines)
+        panel = PanelMonitor(self._console)
+        self._add(panel, "%(message)s")
+        return panel
+
+    def _end_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _add(self, handler: logging.Handler, line: str) -> logging.Handler:
+        handler.setFormatter(logging.Formatter(line, datefmt="%H:%M:%S"))
+        self._logger.addHandler(handler)
+        self._handlers.append(handler)
+        return handler

@@ -1,0 +1,128 @@
+"""What the node knows about itself, as one frozen record: the only source of every number on a screen.
+
+node.py replaces parts of it -> [NodeStatus] -> panel, JSONL, /status, /metrics, `swarmnode status`
+
+All of them read the same record, so they can never disagree. None means unknown, zero is a measurement.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+
+class Phase(msgspec.Struct, frozen=True):
+    """What the node is doing or waiting for, and since when (seconds since the epoch)."""
+
+    name: str
+    since: float
+    detail: str = ""
+
+
+class Progress(msgspec.Struct, frozen=True):
+    round: int = 0
+    rounds_limit: int | None = None
+    policy_version: int = 0
+    tokens: int = 0
+    """Completion tokens generated for training, over all starts."""
+    seconds: float = 0.0
+    """Wall time spent in rounds, over all starts."""
+
+
+class Rewards(msgspec.Struct, frozen=True):
+    """Mean rewards. own and external: groups of the last round, both scored here."""
+
+    own: float | None = None
+    external: float | None = None
+    eval_first: float | None = None
+    eval_last: float | None = None
+    eval_round: int | None = None
+    eval_tasks: dict[str, float | None] = {}
+
+
+class Speed(msgspec.Struct, frozen=True):
+    """Of the last round."""
+
+    tokens_per_s: float | None = None
+    generate_s: float | None = None
+    train_s: float | None = None
+    round_s: float | None = None
+
+
+class Network(msgspec.Struct, frozen=True):
+    state: str = "off"
+    since: float = 0.0
+    restarts: int = 0
+    detail: str = ""
+    peers: int = 0
+    addresses: tuple[str, ...] = ()
+
+
+class Sharing(msgspec.Struct, frozen=True):
+    """Counters of the exchange since this start; `trained` over all starts."""
+
+    published: int = 0
+    headers: int = 0
+    fetched: int = 0
+    accepted: int = 0
+    dropped: dict[str, int] = {}
+    buffered: int = 0
+    trained: dict[str, int] = {}
+
+
+class Training(msgspec.Struct, frozen=True):
+    """Of the last round; the fields of training.trainer.TrainReport."""
+
+    own_groups: int = 0
+    external_groups: int = 0
+    zero_advantage_own: int = 0
+    zero_advantage_external: int = 0
+    tokens: int = 0
+    optimizer_steps: int = 0
+    loss: float | None = None
+    grad_norm: float | None = None
+    clipped_share: float | None = None
+    engine_gap: float | None = None
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """The last checkpoint, and why the last attempt failed if it did."""
+
+    round: int | None = None
+    at: float | None = None
+    error: str = ""
+
+
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    peer_id: str
+    name: str
+    swarm: str
+    model: str
+    version: str
+    pid: int
+    started_at: float
+    phase: Phase
+    progress: Progress = Progress()
+    reward: Rewards = Rewards()
+    speed: Speed = Speed()
+    network: Network = Network()
+    exchange: Sharing = Sharing()
+    training: Training = Training()
+    checkpoint: Saved = Saved()
+    last_warning: str = ""
+
+
+def measurements(status: NodeStatus) -> dict[str, float]:
+    """Every known number by dotted name; the names of JSONL and, with underscores, of Prometheus.
+
+    Unknown ones are absent: a gauge at zero would be a lie.
+    """
+    return dict(_numbers("", msgspec.to_builtins(status)))
+
+
+def _numbers(prefix: str, tree: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _numbers(f"{prefix}{key}.", value)  # pyright: ignore[reportUnknownArgumentType]
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{prefix}{key}", float(value)

@@ -1,0 +1,241 @@
+"""One node, as a person meets it: it learns, stops, resumes, and says what is wrong in one line."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarmnode.paths import resolve_paths
+
+Join = Callable[..., Any]
+ALONE = ("--set", "exchange.enabled=false")
+
+pytestmark = pytest.mark.slow
+
+
+def complaint(node: Any) -> str:
+    """The error of a node that ended badly: exactly one line, and one that says what to do next."""
+    assert node.wait() != 0
+    lines = [line for line in node.story.splitlines() if line.startswith(("error:", "  next:"))]
+    assert len(lines) == 2, node.story
+    assert "Traceback" not in node.story
+    return "\n".join(lines)
+
+
+def swarmnode(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "swarmnode", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+def adapter(node: Any, round: int) -> bytes:
+    pattern = f"round-{round:08d}/adapter/adapter_model.safetensors"
+    return next(node.paths.checkpoints.rglob(pattern)).read_bytes()
+
+
+def test_the_tiny_policy_gets_better_on_questions_it_never_trained_on(join: Join, tiny_model: Path) -> None:
+    arguments = ("--rounds", "60", "--seed", "0", "--set", "tasks.eval_examples=64")
+    summary = join(*arguments, model=tiny_model).summary()
+    assert summary["reward_first"] < 0.30
+    assert summary["reward_last"] >= 0.45
+    assert summary["rounds"] == 60
+    assert summary["tokens"] > 0 and summary["seconds"] > 0
+
+
+def test_a_stopped_node_saves_and_continues_its_numbers(join: Join) -> None:
+    first = join("--seed", "1")
+    first.until_round(3)
+    first.kill(signal.SIGTERM)
+    before = first.summary()
+    assert before["stopped"] == "stopped on request"
+
+    more = before["rounds"] + 2
+    second = join("--seed", "1", "--rounds", str(more))
+    after = second.summary()
+    assert f"resumed after round {before['rounds']}" in second.story
+    assert (after["rounds"], after["peer"]) == (more, before["peer"])
+    assert after["reward_first"] == before["reward_first"]
+    assert after["tokens"] > before["tokens"]
+
+
+def test_a_run_in_two_parts_equals_one_in_one_piece(join: Join) -> None:
+    join(*ALONE, "--seed", "3", "--rounds", "2", home="parts").summary()
+    parts = join(*ALONE, "--seed", "3", "--rounds", "4", home="parts")
+    whole = join(*ALONE, "--seed", "3", "--rounds", "4", home="whole")
+    assert parts.summary()["tokens"] == whole.summary()["tokens"]
+    assert adapter(parts, 4) == adapter(whole, 4)
+
+
+def test_starting_fresh_begins_at_round_one_and_deletes_nothing(join: Join) -> None:
+    join(*ALONE, "--rounds", "2").summary()
+    fresh = join(*ALONE, "--rounds", "1", "--fresh")
+    assert fresh.summary()["rounds"] == 1
+    rounds = sorted(path.parent.name for path in fresh.paths.checkpoints.rglob("state.json"))
+    assert rounds == ["round-00000001", "round-00000002"]
+
+
+def test_a_running_node_answers_status_and_a_second_one_is_told_what_to_do(join: Join) -> None:
+    node = join()
+    node.until_round(1)
+    home = str(node.home)
+    answer = json.loads(swarmnode("status", "--json", "--home", home).stdout)
+    assert answer["pid"] == node.process.pid
+    assert answer["network"]["state"] == "up"
+    panel = swarmnode("status", "--home", home).stdout
+    assert answer["name"] in panel and "another machine joins with" in panel
+
+    second = complaint(join())
+    assert f"process {node.process.pid}" in second
+    assert "--home ~/swarmnode-2 /ip4/127.0.0.1/tcp/" in second, "the line can be pasted as it is"
+
+
+def test_status_without_a_node_says_so(tmp_path: Path) -> None:
+    done = swarmnode("status", "--home", str(tmp_path))
+    assert done.returncode == 1 and "no node is running" in done.stderr
+
+
+def test_eval_and_export_take_up_the_newest_checkpoint(join: Join, quick_model: Path, tmp_path: Path) -> None:
+    node = join(*ALONE, "--rounds", "2")
+    node.summary()
+    same = ("--home", str(node.home), "--model", str(quick_model), "--preset", "tiny")
+    result = json.loads(swarmnode("eval", *same, "--set", "tasks.eval_examples=4", "--json").stdout)
+    assert result["policy"] == "checkpoint of round 2"
+    assert set(result["per_task"]) == {"rev", "sort", "next", "bitop", "pop", "max", "bin", "gcd"}
+
+    assert swarmnode("export", str(tmp_path / "adapter"), *same).returncode == 0
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").read_bytes() == adapter(node, 2)
+    assert swarmnode("export", str(tmp_path / "merged"), "--merged", *same).returncode == 0
+    assert_merged_equals_adapter(quick_model, tmp_path / "adapter", tmp_path / "merged")
+    assert "exists already" in swarmnode("export", str(tmp_path / "merged"), *same).stderr
+
+
+def assert_merged_equals_adapter(base: Path, adapter_folder: Path, merged_folder: Path) -> None:
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    ids = torch.tensor([AutoTokenizer.from_pretrained(merged_folder).encode("rev abc=")])
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter_folder).eval()
+    merged = AutoModelForCausalLM.from_pretrained(merged_folder).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(merged(ids).logits, model(ids).logits, atol=1e-4, rtol=1e-4)
+
+
+def test_a_custom_task_is_trained_on(join: Join, tmp_path: Path) -> None:
+    task = tmp_path / "shout.py"
+    task.write_text(
+        "def examples(seed):\n"
+        "    for number in range(1000):\n"
+        "        yield {'prompt': f'say {seed % 1000} {number}:'}\n\n\n"
+        "def reward(completions, **columns):\n"
+        "    return [float(len(text) % 2) for text in completions]\n"
+    )
+    assert swarmnode("task", "check", str(task)).returncode == 0
+    summary = join(*ALONE, "--rounds", "2", "--task", str(task)).summary()
+    assert 0 <= summary["reward_first"] <= 1
+
+
+# ---- what can go wrong: one clear line each, a non-zero exit or a stated fall-back, nothing lost ----
+
+
+def test_a_wrong_model_path(join: Join) -> None:
+    assert "no such folder" in complaint(join(model="./nowhere"))
+
+
+def test_a_folder_that_is_no_model(join: Join, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "has no config.json" in complaint(join(model=tmp_path / "empty"))
+
+
+def test_a_busy_port(join: Join) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = complaint(join("--port", str(port)))
+    assert f"port {port}" in said and "--port" in said
+
+
+def test_an_address_that_is_none(join: Join) -> None:
+    assert "not-an-address" in complaint(join("not-an-address"))
+
+
+def test_an_unknown_task(join: Join) -> None:
+    assert "did you mean sort?" in complaint(join("--task", "sorrt"))
+
+
+def test_a_key_that_cannot_be_read(join: Join, tmp_path: Path) -> None:
+    key = resolve_paths(tmp_path / "node").identity
+    key.parent.mkdir(parents=True)
+    key.write_bytes(b"this is no key")
+    assert str(key) in complaint(join())
+    assert key.read_bytes() == b"this is no key", "a key we cannot read may be somebody's only one"
+
+
+def test_a_corrupt_checkpoint_is_set_aside_and_the_one_before_is_used(join: Join) -> None:
+    settings = (*ALONE, "--set", "node.checkpoint_every=1")
+    first = join(*settings, "--rounds", "3")
+    first.summary()
+    newest = next(first.paths.checkpoints.rglob("round-00000003"))
+    (newest / "optimizer.safetensors").write_bytes(b"rubbish")
+
+    second = join(*settings, "--rounds", "4")
+    assert second.summary()["rounds"] == 4
+    assert "checkpoint round-00000003 is damaged" in second.story
+    assert "resumed after round 2" in second.story
+    assert list(newest.parent.glob("damaged-round-00000003-*"))
+
+
+def test_with_every_seed_down_training_starts_all_the_same(join: Join) -> None:
+    nobody = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
+    node = join(nobody, "--rounds", "2")
+    assert node.summary()["rounds"] == 2
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 3 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)], check=False)
+    if mount.returncode != 0:
+        pytest.skip("mounting a small tmpfs needs root")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_loses_nothing_and_does_not_stop_the_training(join: Join, small_disk: Path) -> None:
+    settings = (*ALONE, "--set", "node.checkpoint_every=1")
+    first = join(*settings, "--rounds", "2", home="disk")
+    first.summary()
+    kept = adapter(first, 2)
+    filler = small_disk / "filler"
+    fill(filler)
+
+    second = join(*settings, "--rounds", "4", home="disk")
+    assert second.summary()["rounds"] == 4
+    assert "the disk is full" in second.story and "training goes on" in second.story
+    assert adapter(second, 2) == kept
+    assert not list(second.paths.checkpoints.rglob("round-00000004")), "no half-written checkpoint"
+
+    filler.unlink()
+    third = join(*settings, "--rounds", "4", home="disk")
+    third.summary()
+    assert "resumed after round 2" in third.story
+    assert adapter(third, 4)
+
+
+def test_a_full_disk_at_the_first_start(join: Join, small_disk: Path) -> None:
+    fill(small_disk / "filler")
+    said = complaint(join(*ALONE, "--rounds", "1", home="disk", model="tiny"))
+    assert "No space left" in said and "--home" in said
+
+
+def fill(path: Path) -> None:
+    """Leave less free space than a checkpoint takes: room for the small files of a start, none for weights."""
+    free = os.statvfs(path.parent).f_bavail * os.statvfs(path.parent).f_frsize
+    path.write_bytes(b"x" * max(0, free - 60_000))

@@ -1,0 +1,57 @@
+"""The command line is a promise: adding, removing or renaming a flag must be a deliberate change of this table."""
+
+import typer
+from swarmnode.cli.app import app
+
+SURFACE = {
+    "join": "addresses --config --fresh --home --model --port --preset --rounds --seed --set --swarm --task",
+    "swarm": "--home --model --nodes --rounds --seed --set --task",
+    "status": "--home --json",
+    "doctor": "--config --home --json --preset --set",
+    "eval": "--base --config --greedy --home --json --model --preset --set --task",
+    "export": "folder --config --home --merged --model --preset --set",
+    "task list": "--json",
+    "task show": "task --count --json --seed",
+    "task check": "task --json",
+    "identity show": "--home --json",
+    "identity export": "--home",
+    "identity import": "source --home --overwrite",
+    "config show": "--config --explain --home --json --preset --set",
+}
+
+
+def surface() -> dict[str, str]:
+    found: dict[str, str] = {}
+
+    def walk(command: object, path: tuple[str, ...]) -> None:
+        children = vars(command).get("commands")
+        if children:
+            for name, child in children.items():
+                walk(child, (*path, name))
+            return
+        words = [
+            p.name if p.param_type_name == "argument" else p.opts[0]
+            for p in command.params  # type: ignore[attr-defined]
+        ]
+        arguments = [word for word in words if not word.startswith("--")]
+        found[" ".join(path)] = " ".join(arguments + sorted(w for w in words if w.startswith("--")))
+
+    walk(typer.main.get_command(app), ())
+    return found
+
+
+def test_the_flags_are_exactly_these() -> None:
+    assert surface() == SURFACE
+
+
+def test_join_keeps_to_a_dozen_options() -> None:
+    assert len(surface()["join"].split()) <= 12
+
+
+def test_every_option_is_explained() -> None:
+    def walk(command: object) -> list[str]:
+        children = vars(command).get("commands") or {}
+        own = [p.name for p in vars(command).get("params", ()) if p.param_type_name == "option" and not p.help]
+        return own + [name for child in children.values() for name in walk(child)]
+
+    assert walk(typer.main.get_command(app)) == []

@@ -1,0 +1,94 @@
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnode.node.lifecycle import (
+    Evaluate,
+    RunRound,
+    SaveCheckpoint,
+    Stop,
+    View,
+    WaitForPeers,
+    next_action,
+)
+
+VIEW = View(
+    round=3,
+    rounds_limit=None,
+    stopping=False,
+    evaluated_round=0,
+    saved_round=None,
+    eval_every=0,
+    checkpoint_every=10,
+    peers=0,
+    peers_wanted=0,
+    waited_s=0.0,
+    longest_wait_s=60.0,
+)
+NEW = replace(VIEW, round=0, evaluated_round=None)
+
+
+def test_a_new_node_measures_itself_before_its_first_round() -> None:
+    assert next_action(NEW) == Evaluate()
+    assert next_action(replace(NEW, evaluated_round=0)) == RunRound(1)
+
+
+def test_a_node_alone_starts_at_once() -> None:
+    assert next_action(replace(NEW, peers=0)) == Evaluate()
+
+
+def test_a_node_that_wants_peers_waits_for_them_but_not_for_ever() -> None:
+    waiting = replace(NEW, peers=1, peers_wanted=2)
+    assert next_action(waiting) == WaitForPeers(1)
+    assert next_action(replace(waiting, peers=2)) == Evaluate()
+    assert next_action(replace(waiting, waited_s=61.0)) == Evaluate()
+
+
+def test_a_checkpoint_is_written_when_due_and_once() -> None:
+    due = replace(VIEW, round=10)
+    assert next_action(due) == SaveCheckpoint()
+    assert next_action(replace(due, saved_round=10)) == RunRound(11)
+
+
+def test_the_end_is_measured_saved_and_then_reached() -> None:
+    end = replace(VIEW, round=7, rounds_limit=7)
+    assert next_action(end) == Evaluate()
+    assert next_action(replace(end, evaluated_round=7)) == SaveCheckpoint()
+    assert next_action(replace(end, evaluated_round=7, saved_round=7)) == Stop("7 of 7 rounds are done")
+
+
+def test_a_stop_is_obeyed_before_anything_else_but_saves() -> None:
+    stopping = replace(VIEW, stopping=True, peers_wanted=5)
+    assert next_action(stopping) == SaveCheckpoint()
+    assert next_action(replace(stopping, saved_round=3)) == Stop("stopped on request")
+    assert next_action(replace(NEW, stopping=True)) == Stop("stopped on request")
+
+
+def test_evaluations_come_as_often_as_asked() -> None:
+    view = replace(VIEW, eval_every=3)
+    assert next_action(view) == Evaluate()
+    assert next_action(replace(view, evaluated_round=3)) == RunRound(4)
+
+
+@given(st.integers(0, 30), st.integers(0, 4), st.integers(1, 7))
+def test_a_node_that_does_what_it_is_told_always_comes_to_an_end(
+    limit: int, eval_every: int, checkpoint_every: int
+) -> None:
+    view = replace(NEW, rounds_limit=limit, eval_every=eval_every, checkpoint_every=checkpoint_every)
+    for _ in range(4 * limit + 8):
+        match next_action(view):
+            case RunRound(number):
+                assert number == view.round + 1
+                view = replace(view, round=number)
+            case Evaluate():
+                view = replace(view, evaluated_round=view.round)
+            case SaveCheckpoint():
+                view = replace(view, saved_round=view.round)
+            case Stop():
+                assert view.round == view.evaluated_round == limit
+                assert view.saved_round == limit or limit == 0
+                return
+            case WaitForPeers():
+                raise AssertionError("nobody was asked for")
+    raise AssertionError("it never stopped")

@@ -1,0 +1,216 @@
+import asyncio
+import random
+from contextlib import AsyncExitStack
+from typing import Any
+
+import msgspec
+import pytest
+
+from swarmnode.config import load_config
+from swarmnode.exchange.exchange import Exchange
+from swarmnode.exchange.settings import ExchangeSettings
+from swarmnode.identity.keys import NodeKey
+from swarmnode.network.discovery import Discovery
+from swarmnode.network.memory import MemoryHost
+from swarmnode.network.peers import PeerBook
+from swarmnode.node.node import NetworkParts, Node, Summary
+from swarmnode.node.status import NodeStatus
+from swarmnode.testing import FakeLearner, FakeTask, MemoryNetwork
+
+
+class Recorder:
+    """A monitor that remembers."""
+
+    def __init__(self) -> None:
+        self.rounds: list[NodeStatus] = []
+        self.phases: set[str] = set()
+
+    def round_done(self, status: NodeStatus) -> None:
+        self.rounds.append(status)
+
+    def tick(self, status: NodeStatus) -> None:
+        self.phases.add(status.phase.name)
+
+    def close(self) -> None:
+        pass
+
+
+def encode(text: str, finish: str) -> tuple[int, ...]:
+    return tuple(text.encode()) or (0,)
+
+
+def parts(network: MemoryNetwork, key: NodeKey, seeds: tuple[str, ...] = ()) -> NetworkParts:
+    host = network.host(key.peer_id)
+    exchange = Exchange(
+        host,
+        key,
+        {"sum": FakeTask()},
+        encode=encode,
+        settings=ExchangeSettings(fetch_timeout_s=2.0),
+        model_family="fake",
+        model_size=1,
+        rng=random.Random(0),
+    )
+    return NetworkParts(host, exchange, Discovery(host, PeerBook(), seeds, "/swarmnode/1/commons"))
+
+
+def node(
+    learner: FakeLearner, *settings: str, network: NetworkParts | None = None, monitor: Recorder | None = None
+) -> Node:
+    base = ["exchange.local_groups=2", "exchange.external_groups=2", "node.checkpoint_every=2", *settings]
+    config = load_config(environ={}, assignments=base).config
+    return Node(
+        config,
+        learner,
+        monitor or Recorder(),
+        peer_id=learner.author,
+        name="calm-blue-otter",
+        model="fake",
+        seed=0,
+        network=network,
+    )
+
+
+async def run(one: Node) -> Summary:
+    async with one:
+        return await one.run()
+
+
+async def test_a_node_alone_measures_learns_measures_and_saves() -> None:
+    learner, monitor = FakeLearner("me"), Recorder()
+    summary = await run(node(learner, "node.rounds=5", monitor=monitor))
+    assert (summary.rounds, len(learner.trained), summary.stopped) == (5, 5, "5 of 5 rounds are done")
+    assert summary.reward_first == pytest.approx(0.5)
+    assert summary.reward_last is not None and summary.reward_last > 0.6
+    assert [counters.round for _, counters, _ in learner.disk] == [2, 4, 5]
+    assert [status.progress.round for status in monitor.rounds] == [1, 2, 3, 4, 5]
+    assert monitor.rounds[-1].reward.external is None, "nobody was heard, which is not a reward of zero"
+
+
+async def test_without_peers_a_node_trains_on_as_many_groups_as_with_them() -> None:
+    learner = FakeLearner("me", groups=8)
+    await run(node(learner, "node.rounds=1"))
+    own, external = learner.trained[0]
+    assert (len(own), len(external)) == (4, 0)
+
+
+async def test_a_node_resumes_where_it_was_saved() -> None:
+    first = FakeLearner("me")
+    before = await run(node(first, "node.rounds=3"))
+    second = FakeLearner("me", disk=first.disk)
+    summary = await run(node(second, "node.rounds=5"))
+    assert (summary.rounds, len(second.trained)) == (5, 2)
+    assert summary.reward_first == pytest.approx(0.5), "the first measurement is kept over restarts"
+    assert summary.tokens > before.tokens
+
+
+async def test_a_finished_run_started_again_has_nothing_to_do() -> None:
+    first = FakeLearner("me")
+    before = await run(node(first, "node.rounds=3"))
+    again = FakeLearner("me", disk=first.disk)
+    after = await run(node(again, "node.rounds=3"))
+    assert again.trained == []
+    assert msgspec.to_builtins(after) == msgspec.to_builtins(before)
+
+
+async def test_a_full_disk_is_said_and_does_not_stop_the_training() -> None:
+    learner, monitor = FakeLearner("me", full_disk=True), Recorder()
+    one = node(learner, "node.rounds=5", monitor=monitor)
+    summary = await run(one)
+    assert summary.rounds == 5
+    assert one.status.checkpoint.error == "the disk is full"
+    assert one.status.checkpoint.round is None
+
+
+async def test_a_stop_interrupts_the_round_and_saves() -> None:
+    learner = FakeLearner("me", round_s=0.2)
+    one = node(learner)
+    async with one:
+        running = asyncio.ensure_future(one.run())
+        while not learner.trained:
+            await asyncio.sleep(0.01)
+        one.request_stop()
+        summary = await asyncio.wait_for(running, 5)
+    assert summary.stopped == "stopped on request"
+    assert learner.disk[-1][1].round == summary.rounds == len(learner.trained)
+
+
+async def test_three_nodes_train_on_groups_of_both_others() -> None:
+    network = MemoryNetwork(seed=0)
+    keys = [NodeKey.generate() for _ in range(3)]
+    learners = [FakeLearner(key.peer_id, seed=i, round_s=0.02) for i, key in enumerate(keys)]
+    members = [parts(network, key) for key in keys]
+    summaries: list[Summary] = []
+    async with AsyncExitStack() as stack:
+        nodes = [
+            await stack.enter_async_context(node(learner, "node.rounds=30", network=part))
+            for learner, part in zip(learners, members, strict=True)
+        ]
+        await connect_all(members)
+        summaries = await asyncio.gather(*(one.run() for one in nodes))
+    for summary in summaries:
+        others = {key.peer_id for key in keys} - {summary.peer}
+        assert set(summary.external_groups_trained) == others
+        assert all(count > 0 for count in summary.external_groups_trained.values())
+    own, external = learners[0].trained[-1]
+    assert len(own) + len(external) == 4
+    assert all(group.reward_std for group in external), "groups without a gradient are not trained on"
+
+
+async def test_training_goes_on_while_the_network_is_down_and_shares_again_afterwards() -> None:
+    network = MemoryNetwork(seed=0)
+    keys = [NodeKey.generate() for _ in range(2)]
+    members = [parts(network, key) for key in keys]
+    learner, other = (FakeLearner(key.peer_id, seed=i, round_s=0.02) for i, key in enumerate(keys))
+    async with AsyncExitStack() as stack:
+        one = await stack.enter_async_context(node(learner, network=members[0]))
+        two = await stack.enter_async_context(node(other, network=members[1]))
+        await connect_all(members)
+        runs = asyncio.gather(one.run(), two.run())
+        await until(lambda: any(external for _, external in learner.trained))
+
+        host = members[0].host
+        assert isinstance(host, MemoryHost)
+        host.go_down("killed")
+        rounds = len(learner.trained)
+        await until(lambda: len(learner.trained) >= rounds + 5)
+        await until(lambda: one.status.network.state == "restarting")
+        host.come_back()
+        await connect_all(members)
+        shared = one.status.exchange.published
+        await until(lambda: one.status.exchange.published > shared and one.status.network.state == "up")
+        one.request_stop()
+        two.request_stop()
+        await asyncio.wait_for(runs, 10)
+
+
+async def test_a_service_that_fails_is_started_again_and_the_node_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from swarmnode.node.supervisor import supervise
+
+    calls: list[float] = []
+
+    async def broken() -> None:
+        if len(calls) < 3:
+            raise RuntimeError("no")
+
+    async def sleep(seconds: float) -> None:
+        calls.append(seconds)
+
+    await supervise("test", broken, sleep=sleep)
+    assert calls == [0.5, 1.0, 2.0]
+    assert "no" in caplog.text and "Traceback" in caplog.text
+
+
+async def connect_all(members: list[NetworkParts]) -> None:
+    for a in members:
+        for b in members:
+            if a is not b:
+                await a.host.connect((await b.host.addresses())[0])
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - states of several nodes, no event of one
+            await asyncio.sleep(0.02)
