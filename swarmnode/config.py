@@ -30,14 +30,14 @@ class Section(BaseModel):
 
 
 class SwarmConfig(Section):
-    name: str = Field("commons", pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")
+    name: str = Field(default="commons", pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")
     """Nodes with the same swarm name exchange rollouts; others never hear each other."""
 
 
 class NetworkConfig(Section):
     listen: str = "0.0.0.0"
     """IPv4 address to listen on. 127.0.0.1 keeps the node to this machine."""
-    port: int = Field(0, ge=0, le=65535)
+    port: int = Field(default=0, ge=0, le=65535)
     """TCP port. 0: the port this node used last time, or any free one. A port named here must be free."""
     announce: tuple[str, ...] = ()
     """Public multiaddrs to tell peers instead of the ones we listen on (behind a forwarded port)."""
@@ -45,9 +45,9 @@ class NetworkConfig(Section):
     """Addresses of peers to dial first, each a multiaddr that ends in /p2p/<peer id>."""
     mdns: bool = False
     """Find peers in the local network by multicast DNS."""
-    wait_for_peers: int = Field(0, ge=0)
+    wait_for_peers: int = Field(default=0, ge=0)
     """Connected peers to wait for before round 1. 0 starts alone at once."""
-    wait_for_peers_s: float = Field(60.0, ge=0)
+    wait_for_peers_s: float = Field(default=60.0, ge=0)
     """Longest such wait in seconds; then the node starts with the peers it has."""
 
 
@@ -58,82 +58,82 @@ class PolicyConfig(Section):
     """Precision of the base weights. auto: bfloat16 on a GPU that has it, else float32."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps."""
-    threads: int = Field(1, ge=1)
+    threads: int = Field(default=1, ge=1)
     """torch threads on a CPU. More than one pays only for large models on an idle machine."""
-    lora_rank: int = Field(16, ge=1, le=512)
+    lora_rank: int = Field(default=16, ge=1, le=512)
     """Rank of the LoRA adapter, on all linear layers."""
-    lora_alpha: int = Field(32, ge=1)
+    lora_alpha: int = Field(default=32, ge=1)
     """LoRA scaling is alpha / rank."""
 
 
 class TasksConfig(Section):
     names: tuple[str, ...] = ("builtin",)
     """Built-in task names, `builtin` for all eight, or paths of task files."""
-    eval_examples: int = Field(64, ge=1, le=1024)
+    eval_examples: int = Field(default=64, ge=1, le=1024)
     """Held-out examples per task in an evaluation."""
 
 
 class RolloutConfig(Section):
-    groups: int = Field(8, ge=1, le=1024)
+    groups: int = Field(default=8, ge=1, le=1024)
     """Groups generated per round. All are shared; how many train depends on what peers sent."""
-    group_size: int = Field(8, ge=2, le=64)
+    group_size: int = Field(default=8, ge=2, le=64)
     """Completions per example (G)."""
-    max_tokens: int = Field(512, ge=1)
+    max_tokens: int = Field(default=512, ge=1)
     """Longest completion in tokens."""
-    max_prompt_tokens: int = Field(1024, ge=1)
+    max_prompt_tokens: int = Field(default=1024, ge=1)
     """Longest prompt in tokens. Examples with longer ones are left out, with a line in the log."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature. Training needs exploration, so it cannot be 0."""
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling. 1 samples from the whole distribution."""
-    slots: int = Field(256, ge=1, le=4096)
+    slots: int = Field(default=256, ge=1, le=4096)
     """Sequences generated at the same time."""
 
 
 class ExchangeConfig(Section):
     enabled: bool = True
     """Share rollouts and train on others'. Off: plain local GRPO, no network at all."""
-    local_groups: int = Field(4, ge=0)
+    local_groups: int = Field(default=4, ge=0)
     """I: own groups to train on per round (SAPO section 3; 4/4 won the paper's comparison)."""
-    external_groups: int = Field(4, ge=0)
+    external_groups: int = Field(default=4, ge=0)
     """J: other nodes' groups to train on per round. What is missing is filled up with own groups."""
-    max_age: int = Field(8, ge=0)
+    max_age: int = Field(default=8, ge=0)
     """Oldest external group still trained on, in our policy versions since it arrived."""
-    buffer_groups: int = Field(256, ge=1, le=65536)
+    buffer_groups: int = Field(default=256, ge=1, le=65536)
     """Accepted external groups kept for later rounds."""
-    shards: int = Field(1, ge=1, le=64)
+    shards: int = Field(default=1, ge=1, le=64)
     """Gossip topics the swarm's headers are spread over. All nodes of a swarm must agree."""
 
 
 class TrainingConfig(Section):
-    learning_rate: float = Field(1e-4, gt=0)
+    learning_rate: float = Field(default=1e-4, gt=0)
     """AdamW learning rate of the adapter."""
-    clip_low: float = Field(0.2, gt=0, lt=1)
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
     """Lower clip of the probability ratio (1 - clip_low)."""
-    clip_high: float = Field(0.28, gt=0)
+    clip_high: float = Field(default=0.28, gt=0)
     """Upper clip of the probability ratio (1 + clip_high); wider than below, as DAPO has it."""
-    grad_clip: float = Field(1.0, gt=0)
+    grad_clip: float = Field(default=1.0, gt=0)
     """Largest gradient norm of one optimizer step."""
-    sequences_per_step: int = Field(128, ge=1)
+    sequences_per_step: int = Field(default=128, ge=1)
     """Completions per optimizer step."""
-    micro_batch_tokens: int = Field(4096, ge=16)
+    micro_batch_tokens: int = Field(default=4096, ge=16)
     """Tokens, padding included, in one forward pass. Halved by itself when memory runs out."""
 
 
 class NodeConfig(Section):
-    seed: int | None = Field(None, ge=0, le=2**31 - 1)
+    seed: int | None = Field(default=None, ge=0, le=2**31 - 1)
     """Seed of draws, sampling and adapter. Unset: from the peer id, so that nodes ask different questions."""
-    rounds: int | None = Field(None, ge=0)
+    rounds: int | None = Field(default=None, ge=0)
     """Stop when this many rounds are done, counted over all starts. Unset: go on until stopped."""
-    checkpoint_every: int = Field(10, ge=1)
+    checkpoint_every: int = Field(default=10, ge=1)
     """Rounds between checkpoints. One more is written at every orderly stop."""
-    keep_checkpoints: int = Field(3, ge=1)
+    keep_checkpoints: int = Field(default=3, ge=1)
     """Checkpoints kept; older ones are deleted."""
-    eval_every: int = Field(0, ge=0)
+    eval_every: int = Field(default=0, ge=0)
     """Rounds between evaluations on held-out draws. 0: only at the first start and at the end."""
     http: str = "127.0.0.1"
     """Address of the status page (/healthz, /status, /metrics)."""
-    http_port: int = Field(0, ge=0, le=65535)
+    http_port: int = Field(default=0, ge=0, le=65535)
     """Port of the status page. 0: any free one; `swarmnode status` finds it."""
 
 
@@ -157,12 +157,27 @@ class Config(Section):
         return self
 
 
-SECTIONS = Config.model_fields
-KEYS = tuple(
-    f"{section}.{key}"
-    for section, field in SECTIONS.items()
-    for key in field.annotation.model_fields  # type: ignore[union-attr]
-)
+SECTIONS: dict[str, type[Section]] = {
+    "swarm": SwarmConfig,
+    "network": NetworkConfig,
+    "policy": PolicyConfig,
+    "tasks": TasksConfig,
+    "rollout": RolloutConfig,
+    "exchange": ExchangeConfig,
+    "training": TrainingConfig,
+    "node": NodeConfig,
+}
+KEYS = tuple(f"{name}.{key}" for name, section in SECTIONS.items() for key in section.model_fields)
+
+
+def explain_setting(key: str) -> str:
+    """The sentence under a setting.
+
+    >>> explain_setting("network.mdns")
+    'Find peers in the local network by multicast DNS.'
+    """
+    section, _, name = key.partition(".")
+    return " ".join((SECTIONS[section].model_fields[name].description or "").split())
 
 
 @dataclass(frozen=True, slots=True)

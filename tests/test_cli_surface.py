@@ -1,6 +1,7 @@
-"""The command line is a promise: adding, removing or renaming a flag must be a deliberate change of this table."""
+"""The command line is a promise: adding, removing or renaming a flag is a deliberate change of this table."""
 
 import typer
+
 from swarmnode.cli.app import app
 
 SURFACE = {
@@ -51,7 +52,9 @@ def test_join_keeps_to_a_dozen_options() -> None:
 def test_every_option_is_explained() -> None:
     def walk(command: object) -> list[str]:
         children = vars(command).get("commands") or {}
-        own = [p.name for p in vars(command).get("params", ()) if p.param_type_name == "option" and not p.help]
+        own = [
+            p.name for p in vars(command).get("params", ()) if p.param_type_name == "option" and not p.help
+        ]
         return own + [name for child in children.values() for name in walk(child)]
 
     assert walk(typer.main.get_command(app)) == []

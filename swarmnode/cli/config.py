@@ -1,6 +1,6 @@
 """`swarmnode config`: every setting, its value, and where that value came from."""
 
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -23,37 +23,27 @@ def show(
     """Print each setting with its value and its origin, as `join` would use them."""
     import msgspec
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
+    from swarmnode.config import explain_setting
+
     settings = load_settings(home=home, preset=preset, config_file=config, assignments=set_)
-    values = settings.config.model_dump()
-    rows = [
-        (key, values[key.partition(".")[0]][key.partition(".")[2]], origin)
-        for key, origin in settings.origins.items()
-    ]
+    tree = settings.config.model_dump()
+    values = {key: tree[key.partition(".")[0]][key.partition(".")[2]] for key in settings.origins}
     if json:
-        typer.echo(
-            msgspec.json.encode(
-                {key: {"value": value, "origin": origin} for key, value, origin in rows}
-            ).decode()
-        )
+        found = {key: {"value": values[key], "origin": origin} for key, origin in settings.origins.items()}
+        typer.echo(msgspec.json.encode(found).decode())
         return
-    table = Table(
-        "setting", "value", "origin", *(["meaning"] if explain else []), box=None, header_style="bold"
-    )
-    for key, value, origin in rows:
-        shown = (
-            "unset"
-            if value is None
-            else ", ".join(map(str, value))
-            if isinstance(value, tuple)
-            else str(value)
-        )
-        table.add_row(key, shown, origin, *([_meaning(settings.config, key)] if explain else []))
+    columns = ["setting", "value", "origin", *(["meaning"] if explain else [])]
+    table = Table(*columns, box=None, header_style="bold")
+    for key, origin in settings.origins.items():
+        meaning = [explain_setting(key)] if explain else []
+        table.add_row(*(escape(cell) for cell in (key, _shown(values[key]), origin, *meaning)))
     Console(soft_wrap=not explain).print(table)
 
 
-def _meaning(config: object, key: str) -> str:
-    section, _, name = key.partition(".")
-    fields = type(config).model_fields[section].annotation.model_fields  # pyright: ignore
-    return " ".join((fields[name].description or "").split())
+def _shown(value: Any) -> str:
+    if value is None:
+        return "unset"
+    return ", ".join(map(str, cast(tuple[object, ...], value))) if isinstance(value, tuple) else str(value)

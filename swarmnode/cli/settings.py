@@ -3,11 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from swarmnode.paths import Paths, builtin_folder, resolve_paths
+
+if TYPE_CHECKING:
+    from swarmnode.config import Config
 
 Home = Annotated[
     Path | None, typer.Option("--home", help="Keep identity, checkpoints, logs and cache under this folder.")
@@ -31,7 +34,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to 
 class Settings:
     """What a command works with. `model` is resolved: tiny, a folder or a hub name."""
 
-    config: Any
+    config: "Config"
     origins: Mapping[str, str]
     paths: Paths
     model: str
@@ -47,13 +50,13 @@ def load_settings(
     flags: Mapping[str, Any] | None = None,
 ) -> Settings:
     """Merge all layers. The tiny policy brings its preset along unless another one was named."""
-    from swarmnode.config import load_config
+    from swarmnode.config import LoadedConfig, load_config
     from swarmnode.models import resolve_model
 
     paths = resolve_paths(home)
     given = {key: value for key, value in (flags or {}).items() if value is not None}
 
-    def load(preset_file: Path | None) -> Any:
+    def load(preset_file: Path | None) -> LoadedConfig:
         return load_config(
             preset=preset_file,
             user_file=paths.user_config,

@@ -88,7 +88,7 @@ class Fetcher:
         self.wake()
 
     async def wait_for(self, groups: int) -> None:
-        """Return once the buffer holds this many fresh groups, or nothing that could become one is on its way.
+        """Return once the buffer holds this many fresh groups, or nothing more is on its way.
 
         Without the second half, nodes that are equally fast would wait for each other's next round.
         """

@@ -221,7 +221,7 @@ class Node:
         self._monitor.round_done(self._status)
 
     async def _collect(self) -> Sequence[RolloutGroup]:
-        """Groups of others. They were fetched and scored while we generated; this waits for the last of them."""
+        """Groups of others. Most were fetched and scored while we generated; this waits for the last."""
         wanted = self._config.exchange.external_groups
         if self._network is None or wanted == 0:
             return ()

@@ -39,7 +39,7 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class Output:
     """What an engine produced for a request. `logprobs` has one entry per token, under the distribution the
-    token was sampled from (after temperature, top-p and top-k). Greedy tokens: under the untempered softmax."""
+    token was sampled from (after temperature, top-p and top-k). Greedy: under the untempered softmax."""
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -80,7 +80,7 @@ class Engine(Protocol):
     def policy_version(self) -> int: ...
 
     def submit(self, requests: Iterable[Request]) -> None:
-        """Queue requests. Raises EngineError for an empty prompt, a duplicate id or one that can never fit."""
+        """Queue requests. Raises EngineError for an empty prompt, a duplicate id, one that cannot fit."""
         ...
 
     def step(self) -> Sequence[Output]:

@@ -41,7 +41,7 @@ class GenerateEngine:
         max_length: int | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        self._model = _own_copy(model, device)
+        self._model: Any = _own_copy(model, device)
         self._inputs = frozenset(inspect.signature(self._model.forward).parameters)
         self._base: dict[str, Tensor] = {}
         vocab = self._model.get_input_embeddings().weight.shape[0]
@@ -200,7 +200,7 @@ class _Batch:
 
 def _own_copy(model: PreTrainedModel, device: torch.device | str | None) -> PreTrainedModel:
     """A copy without the LoRA layers that PEFT may have put into the model."""
-    own = copy.deepcopy(model)
+    own: Any = copy.deepcopy(model)
     for name, module in list(own.named_modules()):
         if isinstance(module, BaseTunerLayer):
             own.set_submodule(name, module.get_base_layer())

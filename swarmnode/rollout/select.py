@@ -4,6 +4,7 @@ node, cli -> [make_engine] -> embedded.py, or fallback.py for what that cannot r
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -31,7 +32,7 @@ def make_engine(
     >>> reason                                                   # doctest: +SKIP
     'embedded engine: qwen2 runs continuously in our own decode loop.'
     """
-    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
     reason = unsupported_reason(base)
     if reason is None:
         engine = EmbeddedEngine(base, eos_token_ids, max_slots, max_length, device)

@@ -10,6 +10,7 @@ partners of a rotary pair are neighbours, so that a rotation is one multiplicati
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -180,7 +181,7 @@ def _rotary_neighbours(head_dim: int) -> Tensor:
     return torch.arange(head_dim).view(2, head_dim // 2).T.flatten()
 
 
-def _shape(model: PreTrainedModel) -> Shape:
+def _shape(model: Any) -> Shape:
     config = model.config
     attention = model.model.layers[0].self_attn
     return Shape(

@@ -68,7 +68,7 @@ class Policy:
             # peft 0.21 asks transformers 5 under a deprecated name; users can do nothing about it.
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
             torch.manual_seed(seed)
-            self.peft_model = get_peft_model(base.model, lora)
+            self.peft_model: Any = get_peft_model(base.model, lora)
         self.peft_model.base_model_name_or_path = base.name
         self.scaling = config.lora_alpha / config.lora_rank
 
@@ -138,8 +138,8 @@ def load_base_model(spec: str, config: PolicyConfig) -> BaseModel:
     source = find_model(spec)
     device = _device(config.device)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-        model = AutoModelForCausalLM.from_pretrained(
+        tokenizer: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        model: Any = AutoModelForCausalLM.from_pretrained(
             source, dtype=_dtype(config.dtype, device), trust_remote_code=False, use_safetensors=True
         )
         model.to(device)

@@ -236,6 +236,6 @@ def test_a_full_disk_at_the_first_start(join: Join, small_disk: Path) -> None:
 
 
 def fill(path: Path) -> None:
-    """Leave less free space than a checkpoint takes: room for the small files of a start, none for weights."""
+    """Leave less free space than a checkpoint takes: room for small files, none for weights."""
     free = os.statvfs(path.parent).f_bavail * os.statvfs(path.parent).f_frsize
     path.write_bytes(b"x" * max(0, free - 60_000))

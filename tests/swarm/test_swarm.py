@@ -1,4 +1,4 @@
-"""Several real nodes over real libp2p: they learn from each other, and nobody's death takes the others along."""
+"""Several real nodes over real libp2p: they learn from each other, and no death takes the others along."""
 
 import json
 import os

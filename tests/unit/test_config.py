@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from swarmnode.config import KEYS, Config, load_config, presets
+from swarmnode.config import KEYS, Config, explain_setting, load_config, presets
 from swarmnode.errors import ConfigError
 from swarmnode.paths import builtin_folder
 
@@ -105,7 +105,8 @@ def test_every_preset_loads() -> None:
 
 
 def test_every_setting_is_explained_in_a_sentence() -> None:
-    for key in KEYS:
-        section, _, name = key.partition(".")
-        field = Config.model_fields[section].annotation.model_fields[name]  # type: ignore[union-attr]
-        assert field.description and field.description.strip().endswith("."), key
+    assert [key for key in KEYS if not explain_setting(key).endswith(".")] == []
+
+
+def test_every_section_of_the_tree_is_listed() -> None:
+    assert {key.partition(".")[0] for key in KEYS} == set(Config.model_fields)

@@ -127,8 +127,7 @@ async def test_a_stop_interrupts_the_round_and_saves() -> None:
     one = node(learner)
     async with one:
         running = asyncio.ensure_future(one.run())
-        while not learner.trained:
-            await asyncio.sleep(0.01)
+        await until(lambda: learner.trained)
         one.request_stop()
         summary = await asyncio.wait_for(running, 5)
     assert summary.stopped == "stopped on request"
