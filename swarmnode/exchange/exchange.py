@@ -25,11 +25,11 @@ from swarmnode.exchange.fetcher import Fetcher
 from swarmnode.exchange.gossip import HeaderPlane, topics_to_listen_to
 from swarmnode.exchange.inbox import Inbox
 from swarmnode.exchange.ledger import ExchangeStats, Ledger
-from swarmnode.exchange.limits import MAX_NAME_CHARS
+from swarmnode.exchange.limits import HEADERS_BURST, HEADERS_PER_S, MAX_NAME_CHARS, PACE
 from swarmnode.exchange.messages import Arrival
 from swarmnode.exchange.pool import HeaderPool
 from swarmnode.exchange.reasons import Reason
-from swarmnode.exchange.reputation import Reputation
+from swarmnode.exchange.reputation import Reputation, TokenBucket
 from swarmnode.exchange.settings import ExchangeSettings
 from swarmnode.exchange.validation import BodyRules, Encode, check_header
 from swarmnode.identity.keys import NodeKey
@@ -74,6 +74,7 @@ class Exchange:
         self._rng = rng or random.Random()
         self._tasks = tasks
         self._policy_version = 0
+        self._pace = TokenBucket(rate_per_s=PACE * HEADERS_PER_S, burst=PACE * HEADERS_BURST)
         self._serving = False
         self._host_was_down = False
         self._ledger = Ledger(Reputation(), clock)
@@ -129,6 +130,8 @@ class Exchange:
         """Announce own groups and keep their bodies for whoever asks. What cannot be announced is counted."""
         for group in groups:
             try:
+                if not self._pace.take(now=self._clock()):
+                    raise Rejected(Reason.PACED, "others would not hear more of us in this time")
                 await self._announce(group)
             except Rejected as rejected:
                 self._ledger.unpublished[rejected.reason] += 1

@@ -65,6 +65,7 @@ class Reason(StrEnum):
     # A group of our own was not announced.
     NOT_OURS = "not_ours"
     UNFINISHED = "unfinished"
+    PACED = "paced"
     HOST_DOWN = "host_down"
 
 

@@ -431,3 +431,13 @@ async def test_equally_fast_nodes_do_not_wait_for_each_others_next_round(start, 
         assert len(await collect(bob, 2)) == 2
         async with asyncio.timeout(10):
             assert await collect(bob, 4, deadline_s=1000.0) == []
+
+
+async def test_a_fast_node_paces_itself_so_that_nobody_has_to_refuse_it(start, own_groups):
+    network = MemoryNetwork()
+    async with start(network, 1) as alice, start(network, 2, alice) as bob:
+        await alice.exchange.publish(own_groups(alice, 200))
+        stats = alice.exchange.stats()
+        assert stats.published + stats.unpublished["paced"] == 200
+        assert len(await collect(bob, 8)) == 8
+        assert "rate_limited" not in bob.exchange.stats().dropped
