@@ -9,11 +9,10 @@ everything that waits for others has a deadline. What to do next is decided in l
 
 import asyncio
 import logging
-import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -22,12 +21,12 @@ from typing import Self, TypeVar, TypeVarTuple
 
 import msgspec
 
-from swarmnode import __version__
 from swarmnode.config import Config
-from swarmnode.errors import NetworkError, StorageError
+from swarmnode.errors import StorageError
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.network.discovery import Discovery
 from swarmnode.network.host import Host
+from swarmnode.node.board import StatusBoard
 from swarmnode.node.learner import Learner, RoundRollouts
 from swarmnode.node.lifecycle import (
     Action,
@@ -40,10 +39,11 @@ from swarmnode.node.lifecycle import (
     next_action,
 )
 from swarmnode.node.monitors import Monitor, shown
-from swarmnode.node.status import Network, NodeStatus, Phase, Progress, Saved, Sharing, Speed, Training
+from swarmnode.node.status import NodeStatus
 from swarmnode.node.supervisor import supervise
+from swarmnode.training.mix import choose_own
 from swarmnode.training.records import Counters
-from swarmnode.types import RolloutGroup, mean_or_none
+from swarmnode.types import RolloutGroup
 
 log = logging.getLogger(__name__)
 
@@ -109,20 +109,17 @@ class Node:
         self._started = time.monotonic()
         self._stack = AsyncExitStack()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="learner")
-        self._status = NodeStatus(
+        self._board = StatusBoard(
             peer_id=peer_id,
             name=name,
             swarm=config.swarm.name,
             model=model,
-            version=__version__,
-            pid=os.getpid(),
-            started_at=time.time(),
-            phase=Phase("starting", time.time()),
+            rounds_limit=config.node.rounds,
         )
 
     @property
     def status(self) -> NodeStatus:
-        return self._status
+        return self._board.status
 
     @property
     def stopping(self) -> bool:
@@ -138,7 +135,7 @@ class Node:
         if self._network is not None:
             await self._stack.enter_async_context(self._network.host)
             await self._stack.enter_async_context(self._network.exchange)
-            await self._look_at_network()
+            await self._look()
         return self
 
     async def __aexit__(
@@ -157,21 +154,21 @@ class Node:
             reason = await self._work()
             for task in owned:
                 task.cancel()
-        self._monitor.tick(self._status)
+        self._monitor.tick(self.status)
         return self._summary(reason)
 
     async def _work(self) -> str:
         while True:
             action = next_action(self._view())
             if isinstance(action, Stop):
-                self._enter("stopped", action.reason)
+                self._board.enter("stopped", action.reason)
                 return action.reason
             await self._do(action)
 
     async def _do(self, action: Action) -> None:
         match action:
             case WaitForPeers(missing):
-                self._enter("waiting for peers", f"{missing} more before round 1")
+                self._board.enter("waiting for peers", f"{missing} more before round 1")
                 await asyncio.sleep(TICK_S)
             case Evaluate():
                 await self._evaluate()
@@ -193,7 +190,7 @@ class Node:
             saved_round=self._saved_round,
             eval_every=config.node.eval_every,
             checkpoint_every=config.node.checkpoint_every,
-            peers=self._status.network.peers,
+            peers=self.status.network.peers,
             peers_wanted=config.network.wait_for_peers if waits else 0,
             waited_s=time.monotonic() - self._started,
             longest_wait_s=config.network.wait_for_peers_s,
@@ -203,7 +200,7 @@ class Node:
 
     async def _round(self, number: int) -> None:
         started = time.perf_counter()
-        self._enter(
+        self._board.enter(
             "generating", f"{self._config.rollout.groups} groups of {self._config.rollout.group_size}"
         )
         rollouts = await self._in_worker(self._learner.rollouts, number)
@@ -211,14 +208,26 @@ class Node:
             return
         await self._publish(rollouts.groups)
         external = await self._collect()
-        own = self._choose_own(rollouts.groups, number, len(external))
-        self._enter("training", f"{len(own)} own + {len(external)} external groups")
+        own = choose_own(rollouts.groups, self._room_for_own(len(external)), self._rng(number))
+        self._board.enter("training", f"{len(own)} own + {len(external)} external groups")
         report = await self._in_worker(self._learner.train, own, external)
-        self._count(number, rollouts, external, time.perf_counter() - started)
-        self._report(
-            rollouts, external, msgspec.convert(report, Training, from_attributes=True), report.seconds
-        )
-        self._monitor.round_done(self._status)
+        without_gradient = sum(not group.reward_std for group in rollouts.groups)
+        report = msgspec.structs.replace(report, zero_advantage_own=without_gradient)
+        seconds = time.perf_counter() - started
+        self._count(number, rollouts, external, seconds)
+        self._board.trained(rollouts, external, report, seconds)
+        await self._look()
+        self._monitor.round_done(self.status)
+
+    def _room_for_own(self, external: int) -> int:
+        """I own groups, and as many more as external ones are missing. Without an exchange, all of them."""
+        exchange = self._config.exchange
+        if not exchange.enabled:
+            return self._config.rollout.groups
+        return max(0, exchange.local_groups + exchange.external_groups - external)
+
+    def _rng(self, number: int) -> random.Random:
+        return random.Random(f"{self._seed}:{number}:own")
 
     async def _collect(self) -> Sequence[RolloutGroup]:
         """Groups of others. Most were fetched and scored while we generated; this waits for the last."""
@@ -232,19 +241,6 @@ class Node:
         if self._network is not None:
             await self._network.exchange.publish(groups)
 
-    def _choose_own(self, groups: Sequence[RolloutGroup], number: int, external: int) -> list[RolloutGroup]:
-        """I own groups, and as many more as external ones are missing; uniform among those with a gradient.
-
-        SAPO's rule for external groups (section 5: drop zero advantage, then sample uniformly), applied to
-        our own as well: a group without a gradient would only take the place of one that has it.
-        """
-        exchange = self._config.exchange
-        room = max(0, exchange.local_groups + exchange.external_groups - external)
-        useful = [group for group in groups if group.reward_std]
-        if not exchange.enabled or len(useful) <= room:
-            return useful
-        return random.Random(f"{self._seed}:{number}:own").sample(useful, room)
-
     def _count(
         self, number: int, rollouts: RoundRollouts, external: Sequence[RolloutGroup], seconds: float
     ) -> None:
@@ -255,11 +251,12 @@ class Node:
         trained = Counter(counters.external_groups_trained)
         trained.update(group.author for group in external)
         counters.external_groups_trained = dict(trained)
+        self._board.counted(counters, self._learner.policy_version)
 
     # ---- evaluation, checkpoints ----
 
     async def _evaluate(self) -> None:
-        self._enter("evaluating", "held-out draws")
+        self._board.enter("evaluating", "held-out draws")
         result = await self._in_worker(self._learner.evaluate)
         if result is None:
             return
@@ -269,22 +266,20 @@ class Node:
         if counters.reward_first is None:
             counters.reward_first = result.mean
         log.info("held-out reward at round %d: %s", counters.round, shown(result.mean))
-        self._set(
-            reward=msgspec.structs.replace(self._status.reward, **_evaluated(counters, result.per_task))
-        )
+        self._board.evaluated(counters, result.per_task)
 
     async def _save(self) -> None:
         counters = self._counters
-        self._enter("saving", f"checkpoint of round {counters.round}")
+        self._board.enter("saving", f"checkpoint of round {counters.round}")
         waiting = self._network.exchange.snapshot() if self._network is not None else b""
         self._saved_round = counters.round
         try:
             await self._in_worker(self._learner.save, counters, waiting)
         except StorageError as error:
             log.error("%s; training goes on", error)
-            self._set(checkpoint=msgspec.structs.replace(self._status.checkpoint, error=error.message))
+            self._board.not_saved(error.message)
             return
-        self._set(checkpoint=Saved(counters.round, time.time()))
+        self._board.saved(counters.round)
 
     def _resume(self) -> None:
         resumed = self._learner.resume()
@@ -295,85 +290,27 @@ class Node:
         log.info("resumed after round %d, policy version %d", self._saved_round, self._learner.policy_version)
         if self._network is not None:
             self._network.exchange.restore(resumed.exchange)
-        self._set(
-            progress=self._progress(),
-            reward=msgspec.structs.replace(self._status.reward, **_evaluated(resumed.counters, {})),
-        )
-
-    # ---- what others see ----
-
-    def _report(
-        self, rollouts: RoundRollouts, external: Sequence[RolloutGroup], training: Training, train_s: float
-    ) -> None:
-        reward = msgspec.structs.replace(
-            self._status.reward, own=_mean_reward(rollouts.groups), external=_mean_reward(external)
-        )
-        speed = Speed(
-            tokens_per_s=rollouts.tokens / rollouts.seconds if rollouts.seconds else None,
-            generate_s=rollouts.seconds,
-            train_s=train_s,
-        )
-        self._set(
-            progress=self._progress(), reward=reward, speed=speed, training=training, exchange=self._sharing()
-        )
-
-    def _progress(self) -> Progress:
-        counters = self._counters
-        return Progress(
-            round=counters.round,
-            rounds_limit=self._config.node.rounds,
-            policy_version=self._learner.policy_version,
-            tokens=counters.tokens,
-            seconds=counters.seconds,
-        )
-
-    def _sharing(self) -> Sharing:
-        trained = dict(self._counters.external_groups_trained)
-        if self._network is None:
-            return Sharing(trained=trained)
-        stats = self._network.exchange.stats()
-        return Sharing(
-            published=stats.published,
-            headers=stats.headers_seen,
-            fetched=stats.fetched,
-            accepted=stats.accepted,
-            dropped=dict(stats.dropped),
-            buffered=stats.buffered,
-            trained=trained,
-        )
+        self._board.counted(resumed.counters, self._learner.policy_version)
+        self._board.evaluated(resumed.counters, {})
 
     async def _keep_looking(self) -> None:
+        """Keep the screen and the number of peers up to date."""
         while True:
-            await self._look_at_network()
-            self._set(exchange=self._sharing())
-            self._monitor.tick(self._status)
+            await self._look()
+            self._monitor.tick(self.status)
             await asyncio.sleep(TICK_S)
 
-    async def _look_at_network(self) -> None:
-        if self._network is None:
-            return
-        host = self._network.host
-        state = host.status()
-        peers, addresses = 0, self._status.network.addresses
-        if state.state == "up":
-            try:
-                peers, addresses = len(await host.peers()), await host.addresses()
-            except NetworkError as error:
-                log.debug("the network did not answer: %s", error)
-        self._set(network=Network(state.state, state.since, state.restarts, state.detail, peers, addresses))
-
-    def _enter(self, name: str, detail: str = "") -> None:
-        """Say what is being done; the clock of a phase runs on while its name stays the same."""
-        since = self._status.phase.since if self._status.phase.name == name else time.time()
-        self._set(phase=Phase(name, since, detail))
-
-    def _set(self, **parts: object) -> None:
-        self._status = msgspec.structs.replace(self._status, **parts)
+    async def _look(self) -> None:
+        stats = None
+        if self._network is not None:
+            await self._board.look_at(self._network.host)
+            stats = self._network.exchange.stats()
+        self._board.shared(stats, self._counters.external_groups_trained)
 
     def _summary(self, reason: str) -> Summary:
         counters = self._counters
         return Summary(
-            peer=self._status.peer_id,
+            peer=self.status.peer_id,
             rounds=counters.round,
             tokens=counters.tokens,
             seconds=round(counters.seconds, 3),
@@ -385,16 +322,3 @@ class Node:
 
     async def _in_worker(self, work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._worker, work, *arguments)
-
-
-def _mean_reward(groups: Sequence[RolloutGroup]) -> float | None:
-    return mean_or_none([mean for group in groups if (mean := group.reward_mean) is not None])
-
-
-def _evaluated(counters: Counters, per_task: Mapping[str, float | None]) -> dict[str, object]:
-    return {
-        "eval_first": counters.reward_first,
-        "eval_last": counters.reward_last,
-        "eval_round": counters.evaluated_round,
-        "eval_tasks": dict(per_task),
-    }

@@ -61,7 +61,7 @@ def render(status: NodeStatus, rewards: Sequence[float], lines: Sequence[str], n
     body = Group(
         grid, Text(), *(Text(line, style="dim", overflow="ellipsis", no_wrap=True) for line in lines)
     )
-    return Panel(body, title=title, subtitle=_invitation(status), border_style=_colour(status))
+    return Panel(body, title=title, border_style=_colour(status))
 
 
 def _rows(status: NodeStatus, rewards: Sequence[float], now: float) -> list[tuple[str, RenderableType]]:
@@ -77,8 +77,8 @@ def _rows(status: NodeStatus, rewards: Sequence[float], now: float) -> list[tupl
         ),
         (
             "trained on",
-            f"{training.own_groups} own + {training.external_groups} external groups, without gradient: "
-            f"{training.zero_advantage_own} own {training.zero_advantage_external} external",
+            f"{training.own_groups} own + {training.external_groups} external groups; "
+            f"{training.zero_advantage_own} own ones had no gradient",
         ),
         (
             "speed",
@@ -93,6 +93,7 @@ def _rows(status: NodeStatus, rewards: Sequence[float], now: float) -> list[tupl
         ),
         ("dropped", ", ".join(f"{reason} {n}" for reason, n in sorted(sharing.dropped.items())) or "nothing"),
         ("saved", _saved(status, now)),
+        ("join us", _invitation(status)),
     ]
 
 
@@ -123,10 +124,11 @@ def _saved(status: NodeStatus, now: float) -> RenderableType:
     return f"round {saved.round}, {age(now - saved.at)} ago"
 
 
-def _invitation(status: NodeStatus) -> Text | None:
+def _invitation(status: NodeStatus) -> Text:
+    """The command for another machine. It folds rather than being cut: people copy it."""
     if not status.network.addresses:
-        return None
-    return Text(f"another machine joins with: swarmnode join {status.network.addresses[0]}")
+        return Text("-")
+    return Text(f"swarmnode join {status.network.addresses[0]}", overflow="fold")
 
 
 def _colour(status: NodeStatus) -> str:

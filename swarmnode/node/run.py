@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 from contextlib import ExitStack
+from pathlib import Path
 
 import msgspec
 
@@ -62,7 +63,7 @@ def run_node(config: Config, model: str, model_reason: str, paths: Paths, *, fre
             monitor,
             peer_id=key.peer_id,
             name=key.name,
-            model=model,
+            model=Path(model).name if Path(model).is_dir() else model,
             seed=seed,
             network=network,
         )

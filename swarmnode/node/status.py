@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from swarmnode.training.records import TrainReport
+
 
 class Phase(msgspec.Struct, frozen=True):
     """What the node is doing or waiting for, and since when (seconds since the epoch)."""
@@ -70,21 +72,6 @@ class Sharing(msgspec.Struct, frozen=True):
     trained: dict[str, int] = {}
 
 
-class Training(msgspec.Struct, frozen=True):
-    """Of the last round; the fields of training.trainer.TrainReport."""
-
-    own_groups: int = 0
-    external_groups: int = 0
-    zero_advantage_own: int = 0
-    zero_advantage_external: int = 0
-    tokens: int = 0
-    optimizer_steps: int = 0
-    loss: float | None = None
-    grad_norm: float | None = None
-    clipped_share: float | None = None
-    engine_gap: float | None = None
-
-
 class Saved(msgspec.Struct, frozen=True):
     """The last checkpoint, and why the last attempt failed if it did."""
 
@@ -107,7 +94,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     speed: Speed = Speed()
     network: Network = Network()
     exchange: Sharing = Sharing()
-    training: Training = Training()
+    training: TrainReport = TrainReport()
     checkpoint: Saved = Saved()
     last_warning: str = ""
 

@@ -26,7 +26,6 @@ class TrainingSample:
     advantage: float
     behaviour_logprobs: tuple[float, ...] | None
     """Log-probabilities recorded when the tokens were sampled. None: a stranger sampled them."""
-    external: bool
 
     @property
     def length(self) -> int:
@@ -48,9 +47,7 @@ class MicroBatch:
         return sum(len(sample.completion_ids) for sample in self.samples)
 
 
-def to_samples(
-    group: RolloutGroup, prompt_ids: tuple[int, ...], *, external: bool
-) -> list[TrainingSample] | None:
+def to_samples(group: RolloutGroup, prompt_ids: tuple[int, ...]) -> list[TrainingSample] | None:
     """Trainable completions of a group, or None when the group has no gradient (all rewards equal).
 
     Aborted, empty and unscored completions are left out; their group-mates keep their advantages.
@@ -59,7 +56,7 @@ def to_samples(
     if advantages is None:
         return None
     return [
-        TrainingSample(prompt_ids, completion.token_ids, advantage, completion.logprobs, external)
+        TrainingSample(prompt_ids, completion.token_ids, advantage, completion.logprobs)
         for completion, advantage in zip(group.completions, advantages, strict=True)
         if advantage is not None and completion.token_ids and completion.finish != "abort"
     ]

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 
-@dataclass(slots=True)
-class TrainReport:
+class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
     """What one round of training did. None means that there was nothing to measure."""
 
     own_groups: int = 0

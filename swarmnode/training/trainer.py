@@ -10,6 +10,7 @@ the start of the round.
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -48,13 +49,30 @@ class _StepSums:
 
 
 @dataclass(slots=True)
-class _Round:
-    """Per-step measurements of one round, before they become a report."""
+class _Measured:
+    """What is measured during one round, before it becomes a report."""
 
-    losses: list[float] = field(default_factory=list)
-    norms: list[float] = field(default_factory=list)
+    groups: Counter[tuple[str, bool]] = field(default_factory=Counter[tuple[str, bool]])
+    """(own or external, has a gradient) -> groups."""
+    losses: list[float] = field(default_factory=list[float])
+    norms: list[float] = field(default_factory=list[float])
     clipped: int = 0
     gap: float | None = None
+
+    def report(self, tokens: int, seconds: float) -> TrainReport:
+        return TrainReport(
+            own_groups=self.groups["own", True],
+            external_groups=self.groups["external", True],
+            zero_advantage_own=self.groups["own", False],
+            zero_advantage_external=self.groups["external", False],
+            tokens=tokens,
+            optimizer_steps=len(self.losses),
+            loss=mean_or_none(self.losses),
+            grad_norm=mean_or_none(self.norms),
+            clipped_share=self.clipped / tokens if tokens else None,
+            engine_gap=self.gap,
+            seconds=seconds,
+        )
 
 
 class Trainer:
@@ -87,43 +105,32 @@ class Trainer:
         version stays.
         """
         started = time.perf_counter()
-        report = TrainReport()
-        samples = self._samples(own, external, report)
-        measured = _Round()
+        measured = _Measured()
+        samples = self._samples(own, measured, "own") + self._samples(external, measured, "external")
         steps = self._shuffled_steps(samples)
         old = self._old_logprobs([sample for step in steps[1:] for sample in step])
         for number, step in enumerate(steps):
             self._optimizer_step(step, old, measured, first=number == 0)
-        report.optimizer_steps = len(measured.losses)
-        report.tokens = sum(len(sample.completion_ids) for sample in samples)
-        report.loss = mean_or_none(measured.losses)
-        report.grad_norm = mean_or_none(measured.norms)
-        report.clipped_share = measured.clipped / report.tokens if report.tokens else None
-        report.engine_gap = measured.gap
-        report.seconds = time.perf_counter() - started
-        self.policy.version += 1 if samples else 0
-        return report
+        self.policy.version += 1 if measured.losses else 0
+        tokens = sum(len(sample.completion_ids) for sample in samples)
+        return measured.report(tokens, time.perf_counter() - started)
 
     def _samples(
-        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], report: TrainReport
+        self, groups: Sequence[RolloutGroup], measured: _Measured, origin: str
     ) -> list[TrainingSample]:
         samples: list[TrainingSample] = []
-        for group, is_external in [(g, False) for g in own] + [(g, True) for g in external]:
-            found = to_samples(group, self.render(group.example.prompt), external=is_external)
-            if is_external:
-                report.external_groups += found is not None
-                report.zero_advantage_external += found is None
-            else:
-                report.own_groups += found is not None
-                report.zero_advantage_own += found is None
+        for group in groups:
+            found = to_samples(group, self.render(group.example.prompt))
+            measured.groups[origin, found is not None] += 1
             samples.extend(found or ())
         return samples
 
     def _shuffled_steps(self, samples: Sequence[TrainingSample]) -> list[list[TrainingSample]]:
+        """As few steps as the setting allows, of equal size: a last one of few samples would be noise."""
         order = list(samples)
         random.Random(f"{self.seed}:{self.policy.version}").shuffle(order)
-        size = self.config.sequences_per_step
-        return [order[i : i + size] for i in range(0, len(order), size)]
+        count = -(-len(order) // self.config.sequences_per_step)
+        return [order[number::count] for number in range(count)]
 
     def _old_logprobs(self, samples: Sequence[TrainingSample]) -> OldLogprobs:
         """Log-probabilities before the round's first update.
@@ -142,7 +149,7 @@ class Trainer:
         return self._with_memory_to_spare(measure)
 
     def _optimizer_step(
-        self, step: Sequence[TrainingSample], old: OldLogprobs, measured: _Round, *, first: bool
+        self, step: Sequence[TrainingSample], old: OldLogprobs, measured: _Measured, *, first: bool
     ) -> None:
         sums = self._with_memory_to_spare(lambda: self._accumulate(step, old))
         norm = torch.nn.utils.clip_grad_norm_(self.policy.trainable().values(), self.config.grad_clip)

@@ -88,7 +88,7 @@ def test_a_running_node_answers_status_and_a_second_one_is_told_what_to_do(join:
     assert answer["pid"] == node.process.pid
     assert answer["network"]["state"] == "up"
     panel = swarmnode("status", "--home", home).stdout
-    assert answer["name"] in panel and "another machine joins with" in panel
+    assert answer["name"] in panel and "swarmnode join /ip4/127.0.0.1/tcp/" in panel
 
     second = complaint(join())
     assert f"process {node.process.pid}" in second

@@ -24,9 +24,9 @@ from swarmnode.node.status import (
     Saved,
     Sharing,
     Speed,
-    Training,
     measurements,
 )
+from swarmnode.training.records import TrainReport
 
 STATUS = NodeStatus(
     peer_id="12D3KooWexample",
@@ -42,7 +42,7 @@ STATUS = NodeStatus(
     speed=Speed(tokens_per_s=900.0),
     network=Network("up", 1000.0, 1, "", 2, ("/ip4/127.0.0.1/tcp/1/p2p/12D3KooWexample",)),
     exchange=Sharing(published=3, accepted=2, dropped={"bad_signature": 4}, trained={"12D3KooWother": 2}),
-    training=Training(own_groups=5, external_groups=2, loss=-0.01),
+    training=TrainReport(own_groups=5, external_groups=2, loss=-0.01),
     checkpoint=Saved(10, 1000.0),
 )
 

@@ -14,7 +14,7 @@ lengths = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30)), min_size=1,
 
 
 def sample(prompt: int, completion: int) -> TrainingSample:
-    return TrainingSample((3,) * prompt, (4,) * completion, 0.5, None, external=False)
+    return TrainingSample((3,) * prompt, (4,) * completion, 0.5, None)
 
 
 @given(lengths, st.integers(16, 200))
@@ -28,8 +28,8 @@ def test_every_sample_travels_once_and_no_batch_exceeds_the_budget(
 
 
 def test_the_mask_covers_exactly_the_completion_with_its_end() -> None:
-    one = TrainingSample((5, 6), (7, 1), 0.5, None, external=False)
-    other = TrainingSample((5,), (7, 8, 9, 1), -0.5, None, external=True)
+    one = TrainingSample((5, 6), (7, 1), 0.5, None)
+    other = TrainingSample((5,), (7, 8, 9, 1), -0.5, None)
     (batch,) = micro_batches([one, other], 100, CPU)
     assert batch.completion_mask_BT.tolist() == [
         [False, False, True, True, False],
@@ -39,20 +39,20 @@ def test_the_mask_covers_exactly_the_completion_with_its_end() -> None:
 
 
 def test_a_group_of_equal_rewards_yields_no_samples(group: Callable[..., RolloutGroup]) -> None:
-    assert to_samples(group([[7, 1], [8, 1]], [1.0, 1.0]), (2,), external=False) is None
+    assert to_samples(group([[7, 1], [8, 1]], [1.0, 1.0]), (2,)) is None
 
 
 def test_the_end_token_is_trained(group: Callable[..., RolloutGroup]) -> None:
-    samples = to_samples(group([[7, 1], [8, 1]], [1.0, 0.0]), (2,), external=False)
+    samples = to_samples(group([[7, 1], [8, 1]], [1.0, 0.0]), (2,))
     assert samples is not None and [s.completion_ids for s in samples] == [(7, 1), (8, 1)]
 
 
 def test_an_aborted_or_unscored_completion_is_not_trained_on(group: Callable[..., RolloutGroup]) -> None:
-    unscored = to_samples(group([[7, 1], [8, 1], [9, 1]], [1.0, 0.0, None]), (2,), external=False)
+    unscored = to_samples(group([[7, 1], [8, 1], [9, 1]], [1.0, 0.0, None]), (2,))
     assert unscored is not None and len(unscored) == 2
-    assert to_samples(group([[7], [8]], [1.0, 0.0], finish="abort"), (2,), external=False) == []
+    assert to_samples(group([[7], [8]], [1.0, 0.0], finish="abort"), (2,)) == []
 
 
 def test_an_empty_prompt_is_an_error() -> None:
     with pytest.raises(EngineError, match="at least one prompt"):
-        list(micro_batches([TrainingSample((), (4,), 0.5, None, external=False)], 100, CPU))
+        list(micro_batches([TrainingSample((), (4,), 0.5, None)], 100, CPU))

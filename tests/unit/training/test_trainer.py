@@ -8,6 +8,7 @@ from swarmnode.config import TrainingConfig
 from swarmnode.errors import ModelError
 from swarmnode.training import trainer as trainer_module
 from swarmnode.training.loss import LossOutput
+from swarmnode.training.packing import to_samples
 from swarmnode.training.policy import Policy
 from swarmnode.training.trainer import Trainer
 from swarmnode.types import RolloutGroup
@@ -168,3 +169,12 @@ def base_copy(base: Any) -> Any:
     from dataclasses import replace
 
     return replace(base, model=copy.deepcopy(base.model))
+
+
+def test_optimizer_steps_are_of_equal_size(policy: Policy, group: GroupMaker) -> None:
+    trainer = trainer_for(policy, sequences_per_step=4)
+    samples = to_samples(group([[7, 1]] * 9, [1.0] + [0.0] * 8), PROMPT)
+    assert samples is not None
+    steps = trainer._shuffled_steps(samples)
+    assert [len(step) for step in steps] == [3, 3, 3]
+    assert sorted(id(s) for step in steps for s in step) == sorted(map(id, samples))

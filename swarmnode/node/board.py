@@ -1,0 +1,122 @@
+"""Keeps the node's status: every change of the one record that all screens read goes through here.
+
+node.py -> [StatusBoard] -> NodeStatus -> monitors, /status, /metrics
+"""
+
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from swarmnode import __version__
+from swarmnode.errors import NetworkError
+from swarmnode.exchange.ledger import ExchangeStats
+from swarmnode.network.host import Host
+from swarmnode.node.learner import RoundRollouts
+from swarmnode.node.status import Network, NodeStatus, Phase, Progress, Saved, Sharing, Speed
+from swarmnode.training.records import Counters, TrainReport
+from swarmnode.types import RolloutGroup, mean_or_none
+
+log = logging.getLogger(__name__)
+
+
+class StatusBoard:
+    """`status` is always whole: readers in other threads see the record before a change or after it."""
+
+    def __init__(self, *, peer_id: str, name: str, swarm: str, model: str, rounds_limit: int | None) -> None:
+        now = time.time()
+        self.status = NodeStatus(
+            peer_id=peer_id,
+            name=name,
+            swarm=swarm,
+            model=model,
+            version=__version__,
+            pid=os.getpid(),
+            started_at=now,
+            phase=Phase("starting", now),
+            progress=Progress(rounds_limit=rounds_limit),
+        )
+
+    def enter(self, name: str, detail: str = "") -> None:
+        """Say what is being done; the clock of a phase runs on while its name stays the same."""
+        since = self.status.phase.since if self.status.phase.name == name else time.time()
+        self._set(phase=Phase(name, since, detail))
+
+    def counted(self, counters: Counters, policy_version: int) -> None:
+        """Take over the numbers that continue over restarts."""
+        progress = msgspec.structs.replace(
+            self.status.progress,
+            round=counters.round,
+            policy_version=policy_version,
+            tokens=counters.tokens,
+            seconds=counters.seconds,
+        )
+        self._set(progress=progress)
+
+    def trained(
+        self, rollouts: RoundRollouts, external: Sequence[RolloutGroup], report: TrainReport, round_s: float
+    ) -> None:
+        """A round is over."""
+        reward = msgspec.structs.replace(
+            self.status.reward, own=_mean_reward(rollouts.groups), external=_mean_reward(external)
+        )
+        speed = Speed(
+            tokens_per_s=rollouts.tokens / rollouts.seconds if rollouts.seconds else None,
+            generate_s=rollouts.seconds,
+            train_s=report.seconds,
+            round_s=round_s,
+        )
+        self._set(reward=reward, speed=speed, training=report)
+
+    def evaluated(self, counters: Counters, per_task: Mapping[str, float | None]) -> None:
+        reward = msgspec.structs.replace(
+            self.status.reward,
+            eval_first=counters.reward_first,
+            eval_last=counters.reward_last,
+            eval_round=counters.evaluated_round,
+            eval_tasks=dict(per_task),
+        )
+        self._set(reward=reward)
+
+    def saved(self, round: int) -> None:
+        self._set(checkpoint=Saved(round, time.time()))
+
+    def not_saved(self, why: str) -> None:
+        """The last attempt failed; the checkpoint before it is still the newest."""
+        self._set(checkpoint=msgspec.structs.replace(self.status.checkpoint, error=why))
+
+    def shared(self, stats: ExchangeStats | None, trained: Mapping[str, int]) -> None:
+        """Take over the exchange's counters; None where there is no exchange."""
+        if stats is None:
+            self._set(exchange=Sharing(trained=dict(trained)))
+            return
+        sharing = Sharing(
+            published=stats.published,
+            headers=stats.headers_seen,
+            fetched=stats.fetched,
+            accepted=stats.accepted,
+            dropped=dict(stats.dropped),
+            buffered=stats.buffered,
+            trained=dict(trained),
+        )
+        self._set(exchange=sharing)
+
+    async def look_at(self, host: Host) -> None:
+        """Ask the host for its state, peers and addresses. While it is down it has no peers."""
+        state = host.status()
+        peers, addresses = 0, self.status.network.addresses
+        if state.state == "up":
+            try:
+                peers, addresses = len(await host.peers()), await host.addresses()
+            except NetworkError as error:
+                log.debug("the network did not answer: %s", error)
+        self._set(network=Network(state.state, state.since, state.restarts, state.detail, peers, addresses))
+
+    def _set(self, **parts: object) -> None:
+        self.status = msgspec.structs.replace(self.status, **parts)
+
+
+def _mean_reward(groups: Sequence[RolloutGroup]) -> float | None:
+    return mean_or_none([mean for group in groups if (mean := group.reward_mean) is not None])
