@@ -73,7 +73,7 @@ def _rows(status: NodeStatus, rewards: Sequence[float], now: float) -> list[tupl
         ("reward", f"own {shown(reward.own)}  external {shown(reward.external)}  {sparkline(rewards)}"),
         (
             "held out",
-            f"{shown(reward.eval_first)} first, {shown(reward.eval_last)} after {_none(reward.eval_round)}",
+            f"{shown(reward.eval_first)} first, {shown(reward.eval_last)} after round {_none(reward.eval_round)}",
         ),
         (
             "trained on",

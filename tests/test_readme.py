@@ -1,0 +1,57 @@
+"""What the README promises can be typed."""
+
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+from swarmnode.cli.app import app
+from swarmnode.config import KEYS
+from swarmnode.tasks.check import check_task
+from swarmnode.tasks.loader import load_task
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_custom_task_is_ready_to_train_on(tmp_path: Path) -> None:
+    code = re.search(r"```python\n# add\.py\n(.*?)```", README, re.DOTALL)
+    assert code is not None and len(code[1].strip().splitlines()) <= 10
+    path = tmp_path / "add.py"
+    path.write_text(code[1])
+    assert check_task(str(path)).ok
+    example = next(iter(load_task(str(path)).examples(0)))
+    right, wrong = load_task(str(path)).score(example, [f"It is {example.columns['answer']}.", "no idea"])
+    assert (right, wrong) == ({"reward": 1.0}, {"reward": 0.0})
+
+
+def test_every_command_it_names_exists() -> None:
+    named = set(
+        re.findall(r"swarmnode (join|swarm|status|eval|export|doctor|task check|config show)", README)
+    )
+    commands = vars(typer.main.get_command(app))["commands"]
+    assert {name.split()[0] for name in named} <= set(commands)
+    assert len(named) == 8
+
+
+@pytest.mark.parametrize("page", ["README.md", "configs/README.md", "benchmarks/README.md"])
+def test_links_and_files_it_names_exist(page: str) -> None:
+    text = (ROOT / page).read_text()
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        assert (ROOT / page).parent.joinpath(target).exists(), target
+    for name in re.findall(r"`(?:python )?(benchmarks/\w+\.py)`", text):
+        assert (ROOT / name).exists(), name
+
+
+def test_every_benchmark_has_its_row() -> None:
+    table = (ROOT / "benchmarks" / "README.md").read_text()
+    files = {path.name for path in (ROOT / "benchmarks").glob("*.py")} - {"common.py"}
+    assert {name for name in files if f"`{name}`" not in table} == set()
+
+
+def test_settings_that_are_named_exist() -> None:
+    sections = {key.partition(".")[0] for key in KEYS}
+    for page in ("README.md", "configs/README.md"):
+        for section, key in re.findall(r"--set (\w+)\.(\w+)=", (ROOT / page).read_text()):
+            assert section not in sections or f"{section}.{key}" in KEYS
