@@ -1,4 +1,4 @@
-"""Does one command make a policy better? `swarmnode join` for 60 rounds from the tiny policy, seeds 0, 1 and 2.
+"""Does one command make a policy better? `swarmnode join`, 60 rounds from the tiny policy, seeds 0, 1, 2.
 
     python benchmarks/learning.py [--quick] [--json FILE]
 

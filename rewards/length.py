@@ -1,4 +1,7 @@
-"""Pressure on length: a penalty for running into the limit, and a bonus for being brief."""
+"""Pressure on length: a penalty for running into a limit, and a bonus for being brief.
+
+In characters, not tokens: nodes with different tokenizers must agree on the reward of one text.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,19 +14,22 @@ CONCISE_CHARS = 1000
 Reward = Callable[..., list[float | None]]
 
 
-def soft_overlong(max_tokens: int, soft_tokens: int) -> Reward:
-    """DAPO's soft overlong punishment, for a policy that may write `max_tokens`.
+def soft_overlong(max_chars: int, soft_chars: int) -> Reward:
+    """DAPO's soft overlong punishment (Yu et al. 2025, section 3.4), for answers of at most `max_chars`.
 
-    0.0 as long as `soft_tokens` are left, then a straight line down to -1.0 at the limit.
+    0.0 as long as `soft_chars` are left, then a straight line down to -1.0 at the limit.
 
-    >>> soft_overlong(10, 4)(["?"] * 3, [""] * 3, [[0] * 6, [0] * 8, [0] * 12])
+    >>> soft_overlong(10, 4)(["?"] * 3, ["six...", "eight...", "more than ten"])
     [0.0, -0.5, -1.0]
     """
 
     def soft_overlong_punishment(
-        prompts: list[Any], completions: list[Completion], completion_ids: list[list[int]], **columns: Any
+        prompts: list[Any],
+        completions: list[Completion],
+        completion_ids: list[list[int]] | None = None,
+        **columns: Any,
     ) -> list[float | None]:
-        return [_overlong(len(ids), max_tokens, soft_tokens) for ids in completion_ids]
+        return [_overlong(len(text_of(completion)), max_chars, soft_chars) for completion in completions]
 
     return soft_overlong_punishment
 
@@ -40,8 +46,6 @@ def concise(
     **columns: Any,
 ) -> list[float | None]:
     """1.0 for an empty completion, falling in a straight line to 0.0 at CONCISE_CHARS characters.
-
-    Counts characters, not tokens: nodes with different tokenizers must agree on the reward of one text.
 
     >>> concise(["?"], ["x" * 250])
     [0.75]

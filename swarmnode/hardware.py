@@ -6,6 +6,7 @@
 import shutil
 import subprocess
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import psutil
@@ -65,6 +66,23 @@ def parse_nvidia_smi(text: str) -> tuple[Gpu, ...]:
         name, total, free = (part.strip() for part in line.rsplit(",", 2))
         gpus.append(Gpu(name, _mebibytes(total), _mebibytes(free)))
     return tuple(gpus)
+
+
+def usable_gpu(device: str) -> Gpu | None:
+    """The card that torch would use for `policy.device`; None: no card, no CUDA build, not asked for."""
+    name, _, index = device.partition(":")
+    if name not in ("auto", "cuda") or not _torch_has_cuda():
+        return None
+    gpus = nvidia_gpus()
+    number = int(index or 0)
+    return gpus[number] if number < len(gpus) else None
+
+
+def _torch_has_cuda() -> bool:
+    try:
+        return "+cpu" not in version("torch")
+    except PackageNotFoundError:
+        return False
 
 
 def free_disk_bytes(path: Path) -> int:

@@ -4,12 +4,13 @@ hardware, configs/models.toml -> [models] -> cli join, doctor
 """
 
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from swarmnode.config import Config
 from swarmnode.errors import ModelError
-from swarmnode.hardware import GIB, nvidia_gpus
+from swarmnode.hardware import GIB, Gpu, usable_gpu
 
 WEIGHT_BYTES = 2
 """bfloat16."""
@@ -22,8 +23,8 @@ ADAPTER_BYTES = 16
 ACTIVATION_FACTOR = 34
 """Bytes per token, layer and hidden unit kept for the backward pass (Korthikanti et al. 2022, eq. 2)."""
 
-LOGIT_BYTES = 10
-"""Per token and vocabulary entry: bf16 logits, their fp32 copy and its gradient."""
+LOGIT_BYTES = 16
+"""Per token and vocabulary entry: logits in bf16 and fp32, softmax, and gradients of both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ def choose_model(
     need = f"{cards[-1].name} needs {plan.describe()}" if plan else "there are no model cards"
     raise ModelError(
         f"no model fits: {need}, the GPU has {free_bytes / GIB:.1f} GiB free",
-        hint="free GPU memory, lower --set rollout.slots=... or rollout.max_tokens=..., or use --model tiny",
+        hint="free GPU memory, or lower rollout.slots, rollout.max_tokens or training.micro_batch_tokens",
     )
 
 
@@ -119,20 +120,42 @@ def find_model(spec: str) -> str:
     return spec
 
 
-def resolve_model(config: Config, cards_file: Path) -> tuple[str, str]:
-    """The model that `policy.model` means on this machine, and the reason in one sentence."""
+def resolve_model(config: Config, cards_file: Path, remembered: Path) -> tuple[str, str]:
+    """The model that `policy.model` means on this machine, and the reason in one sentence.
+
+    `auto` stays with what it chose at the first start (`remembered` holds it): how much memory happens to be
+    free later must not change which policy a node trains.
+    """
     if config.policy.model != "auto":
         return config.policy.model, "as set"
-    gpus = [gpu for gpu in nvidia_gpus() if gpu.memory_free_bytes is not None]
-    if not gpus:
+    if remembered.exists():
+        return (
+            remembered.read_text().strip(),
+            f"chosen at the first start ({remembered}); --model takes another",
+        )
+    return choose_for_machine(config, load_cards(cards_file), usable_gpu(config.policy.device))
+
+
+def choose_for_machine(config: Config, cards: tuple[ModelCard, ...], gpu: Gpu | None) -> tuple[str, str]:
+    """tiny without a GPU, or when nothing fits the one there is; else the largest model that fits."""
+    if gpu is None or gpu.memory_free_bytes is None:
         return "tiny", "no GPU was found: the demonstration policy"
-    free_bytes = max(gpu.memory_free_bytes or 0 for gpu in gpus)
-    rollout = config.rollout
-    card, plan = choose_model(
-        load_cards(cards_file),
-        free_bytes,
-        slots=min(rollout.slots, rollout.groups * rollout.group_size),
-        sequence_tokens=rollout.max_prompt_tokens + rollout.max_tokens,
-        micro_batch_tokens=config.training.micro_batch_tokens,
-    )
-    return card.name, f"{plan.describe()} of {free_bytes / GIB:.1f} GiB free"
+    rollout, free_bytes = config.rollout, gpu.memory_free_bytes
+    try:
+        card, plan = choose_model(
+            cards,
+            free_bytes,
+            slots=min(rollout.slots, rollout.groups * rollout.group_size),
+            sequence_tokens=rollout.max_prompt_tokens + rollout.max_tokens,
+            micro_batch_tokens=config.training.micro_batch_tokens,
+        )
+    except ModelError as error:
+        return "tiny", f"{error.message}: the demonstration policy. {error.hint}"
+    return card.name, f"{plan.describe()} of {free_bytes / GIB:.1f} GiB free on {gpu.name}"
+
+
+def remember_model(remembered: Path, model: str) -> None:
+    """Keep what `auto` chose. A full disk only means that it chooses again."""
+    with suppress(OSError):
+        remembered.parent.mkdir(parents=True, exist_ok=True)
+        remembered.write_text(model + "\n")

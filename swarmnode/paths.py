@@ -27,6 +27,11 @@ class Paths:
         return self.data / "identity" / "node.key"
 
     @property
+    def model_choice(self) -> Path:
+        """What `--model auto` chose at the first start."""
+        return self.data / "model"
+
+    @property
     def checkpoints(self) -> Path:
         return self.data / "checkpoints"
 

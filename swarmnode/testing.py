@@ -14,7 +14,7 @@ from swarmnode.errors import StorageError
 from swarmnode.network.memory import MemoryNetwork
 from swarmnode.node.learner import Resumed, RoundRollouts
 from swarmnode.rollout.fake import FakeEngine
-from swarmnode.tasks.mix import draw_round
+from swarmnode.tasks.rounds import draw_round
 from swarmnode.tasks.task import score_strictly
 from swarmnode.training.records import Counters, Evaluation, TrainReport
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup

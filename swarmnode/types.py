@@ -15,6 +15,9 @@ FinishReason = Literal["stop", "length", "abort"]
 Scores = Mapping[str, float | None]
 """Named rewards of one completion. None means "not scored", which is not zero."""
 
+MIN_REWARD_SPREAD = 1e-6
+"""Rewards whose standard deviation is below this are equal: what is left of it is rounding."""
+
 
 @dataclass(frozen=True, slots=True)
 class ExampleKey:
@@ -79,6 +82,21 @@ class RolloutGroup:
         """Population standard deviation of the scored rewards, None when nothing was scored."""
         scored = [r for r in self.rewards if r is not None]
         return pstdev(scored) if scored else None
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether there is something to learn: rewards that differ."""
+        return has_gradient(self.rewards)
+
+
+def has_gradient(rewards: Sequence[float | None]) -> bool:
+    """Whether the scored rewards differ. Where they do not, every advantage is zero and so is the gradient.
+
+    >>> has_gradient([1.0, 0.0, None]), has_gradient([0.5, 0.5]), has_gradient([1.0, None])
+    (True, False, False)
+    """
+    scored = [reward for reward in rewards if reward is not None]
+    return len(scored) >= 2 and pstdev(scored) >= MIN_REWARD_SPREAD
 
 
 def total_reward(scores: Scores) -> float | None:

@@ -1,5 +1,6 @@
 """The `swarmnode` command: its sub-commands, and the one place where errors become exit codes."""
 
+import os
 import sys
 
 import typer
@@ -35,3 +36,10 @@ def main() -> None:
         if error.hint:
             print(f"  next: {error.hint}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        raise SystemExit(130) from None
+    except BrokenPipeError:
+        # Whoever read our output has gone. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None

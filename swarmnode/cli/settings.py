@@ -66,7 +66,9 @@ def load_settings(
         )
 
     loaded = load(_preset_file(preset) if preset else None)
-    model, reason = resolve_model(loaded.config, builtin_folder("configs") / "models.toml")
+    model, reason = resolve_model(
+        loaded.config, builtin_folder("configs") / "models.toml", paths.model_choice
+    )
     if model == "tiny" and preset is None:
         loaded = load(_preset_file("tiny"))
     return Settings(loaded.config, loaded.origins, paths, model, reason)

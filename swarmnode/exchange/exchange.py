@@ -31,7 +31,7 @@ from swarmnode.exchange.pool import HeaderPool
 from swarmnode.exchange.reasons import Reason
 from swarmnode.exchange.reputation import Reputation, TokenBucket
 from swarmnode.exchange.settings import ExchangeSettings
-from swarmnode.exchange.validation import BodyRules, Encode, check_header
+from swarmnode.exchange.validation import BodyRules, Encode, PromptIds, check_header
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.host import Host
 from swarmnode.tasks.task import Task
@@ -46,7 +46,7 @@ RETRY_S = 1.0
 class Exchange:
     """One node's part in the swarm's exchange of rollouts.
 
-    async with Exchange(host, key, tasks, encode=..., settings=ExchangeSettings(), ...) as exchange:
+    async with Exchange(host, key, tasks, encode=..., prompt_ids=..., settings=..., ...) as exchange:
         await exchange.publish(own_groups)
         external = await exchange.collect(4, policy_version, deadline_s=5.0)
     """
@@ -58,13 +58,15 @@ class Exchange:
         tasks: Mapping[str, Task],
         *,
         encode: Encode,
+        prompt_ids: PromptIds,
         settings: ExchangeSettings,
         model_family: str,
         model_size: int | None,
         clock: Callable[[], float] = time.time,
         rng: random.Random | None = None,
     ) -> None:
-        """`encode` gives the local policy's tokens of a text; `model_size` is its number of parameters."""
+        """`encode` and `prompt_ids` give the local policy's tokens of an answer and of a prompt; `model_size`
+        is its number of parameters."""
         _check_names(tasks)
         self._host = host
         self._key = key
@@ -90,7 +92,13 @@ class Exchange:
             self._buffer,
             self._ledger,
             settings=settings,
-            rules=BodyRules(tasks, encode, settings.max_completion_tokens),
+            rules=BodyRules(
+                tasks,
+                encode,
+                prompt_ids,
+                max_prompt_tokens=settings.max_prompt_tokens,
+                max_completion_tokens=settings.max_completion_tokens,
+            ),
             arrive=self._arrive,
             rng=self._rng,
         )
@@ -188,7 +196,6 @@ class Exchange:
             buffered=len(self._buffer),
             dropped={str(reason): count for reason, count in ledger.dropped.items()},
             accepted_by_peer=ledger.reputation.accepted_by_peer(),
-            lowered_scores=ledger.reputation.lowered_scores(self._clock()),
             banned_peers=ledger.reputation.banned_peers(),
             published=ledger.published,
             unpublished={str(reason): count for reason, count in ledger.unpublished.items()},

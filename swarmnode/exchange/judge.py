@@ -2,11 +2,12 @@
 
 exchange -> [Judge.run(check_body)] -> exchange
 
-One judgement at a time: tasks need not be thread-safe, and scoring must not take the cores from training.
+One judgement at a time: scoring must not take the cores from training. The learner may use the same task at
+the same time in its own thread; how tasks bear that is told in tasks/task.py.
 A thread cannot be killed. One that overruns is left behind, as a daemon so that it never holds up the exit of
 the process (asyncio.to_thread would), and counted; with too many stuck, nothing is judged until one returns.
 A judge that holds the GIL, such as a runaway regular expression, stalls Python itself: verifiers that run
-untrusted patterns or code belong in a subprocess (tasks/sandbox.py).
+untrusted patterns or code belong in a subprocess of the task's own.
 """
 
 import asyncio

@@ -37,8 +37,6 @@ class ExchangeStats:
     dropped: Mapping[str, int]
     """By reason (reasons.py)."""
     accepted_by_peer: Mapping[str, int]
-    lowered_scores: Mapping[str, float]
-    """Peers with less than the full score of 100."""
     banned_peers: tuple[str, ...]
     published: int
     """Own groups announced."""
@@ -78,8 +76,10 @@ class Ledger:
         penalty = PENALTIES.get(known)
         if penalty is None:
             return
-        log.debug("%s from %s: %s", known, peer, detail)
-        if self.reputation.punish(peer, penalty, self._clock()):
+        now = self._clock()
+        newly_banned = self.reputation.punish(peer, penalty, now)
+        log.debug("%s from %s (score %.0f): %s", known, peer, self.reputation.score(peer, now), detail)
+        if newly_banned:
             log.warning(
                 "%s (%s) is ignored for now: its score fell below %.0f, at last for %s",
                 memorable_name(peer),

@@ -42,9 +42,6 @@ MAX_CLOCK_SKEW_S = 120.0
 CLAIM_TOLERANCE = 1e-3
 """Claimed and own reward may differ by rounding, relative to their size (absolute below 1)."""
 
-MIN_REWARD_SPREAD = 1e-6
-"""Rewards closer than this are equal: the group has no advantage, only rounding errors."""
-
 # ---- what we keep in memory ----
 
 MAX_POOL_HEADERS = 1024

@@ -132,10 +132,9 @@ class Reputation:
         """Groups accepted from each peer that is still remembered."""
         return {peer: standing.accepted for peer, standing in self._standings.items() if standing.accepted}
 
-    def lowered_scores(self, now: float) -> dict[str, float]:
-        """Scores of the peers that have not, or not yet again, the full one."""
-        scores = {peer: self._recover(standing, now) for peer, standing in self._standings.items()}
-        return {peer: score for peer, score in scores.items() if score < FULL_SCORE}
+    def score(self, peer: str, now: float) -> float:
+        """What is left of a peer's score."""
+        return self._recover(self._of(peer), now)
 
     def banned_peers(self) -> tuple[str, ...]:
         return tuple(peer for peer, standing in self._standings.items() if standing.banned)

@@ -26,6 +26,8 @@ class ExchangeSettings:
     """Peer ids whose groups are accepted, in a swarm whose manifest lists them. None: anyone's."""
     max_group_size: int = MAX_GROUP_SIZE
     """Larger groups of others are left alone."""
+    max_prompt_tokens: int = 4096
+    """Longer prompts of others are left alone: our policy was not made for them."""
     max_completion_tokens: int = 4096
     """Longer completions of others are left alone: they would not fit into our training batch."""
     max_age_versions: int = 8
@@ -59,6 +61,7 @@ class ExchangeSettings:
             "max_group_size",
             f"between {MIN_GROUP_SIZE} and {MAX_GROUP_SIZE}",
         )
+        _require(self.max_prompt_tokens >= 1, "max_prompt_tokens", "at least 1")
         _require(self.max_completion_tokens >= 1, "max_completion_tokens", "at least 1")
         _require(self.max_age_versions >= 0, "max_age_versions", "0 or more")
         _require(self.max_age_s > 0, "max_age_s", "positive")

@@ -12,24 +12,21 @@ from dataclasses import dataclass
 
 from swarmnode.errors import Rejected, TaskError
 from swarmnode.exchange.codec import decode_body, decode_header, fingerprint
-from swarmnode.exchange.limits import (
-    CLAIM_TOLERANCE,
-    MAX_CLOCK_SKEW_S,
-    MAX_HEADER_BYTES,
-    MIN_REWARD_SPREAD,
-    PROTOCOL,
-)
+from swarmnode.exchange.limits import CLAIM_TOLERANCE, MAX_CLOCK_SKEW_S, MAX_HEADER_BYTES, PROTOCOL
 from swarmnode.exchange.messages import Announcement, Answer, Arrival, Body, Header
 from swarmnode.exchange.reasons import Reason
 from swarmnode.exchange.settings import ExchangeSettings
 from swarmnode.identity.envelope import unseal
 from swarmnode.tasks.task import Task, redraw, score_strictly
-from swarmnode.types import Completion, Example, FinishReason, RolloutGroup, Scores
+from swarmnode.types import MIN_REWARD_SPREAD, Completion, Example, FinishReason, RolloutGroup, Scores
 
 HEADER_CONTEXT = f"swarmnode/{PROTOCOL}/rollout-header"
 
 Encode = Callable[[str, FinishReason], tuple[int, ...]]
 """The local policy's tokens of a completion; with its EOS token when the finish is "stop"."""
+
+PromptIds = Callable[[str], tuple[int, ...]]
+"""The local policy's tokens of a prompt, chat template and all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +35,8 @@ class BodyRules:
 
     tasks: Mapping[str, Task]
     encode: Encode
+    prompt_ids: PromptIds
+    max_prompt_tokens: int
     max_completion_tokens: int
 
 
@@ -103,6 +102,7 @@ def check_body(data: bytes, announcement: Announcement, rules: BodyRules) -> Che
         raise Rejected(Reason.BODY_MISMATCH, "the body belongs to another header")
     task = rules.tasks[header.task]
     example = _redraw(task, header)
+    _check_prompt(example.prompt, rules)
     completions = tuple(_completion(answer, header.policy_version, rules) for answer in body.answers)
     group = RolloutGroup(
         example=example,
@@ -116,8 +116,7 @@ def check_body(data: bytes, announcement: Announcement, rules: BodyRules) -> Che
 
 def require_advantage(group: RolloutGroup) -> None:
     """SAPO's filter: a group whose rewards are all equal teaches nothing. Raises Rejected."""
-    std = group.reward_std
-    if std is None or std < MIN_REWARD_SPREAD:
+    if not group.has_gradient:
         raise Rejected(Reason.ZERO_ADVANTAGE)
 
 
@@ -137,6 +136,13 @@ def _redraw(task: Task, header: Header) -> Example:
         return redraw(task, header.key)
     except TaskError as error:
         raise Rejected(Reason.NOT_DRAWABLE, error.message) from error
+
+
+def _check_prompt(prompt: str, rules: BodyRules) -> None:
+    # Its author's policy may take longer prompts than ours, or its tokenizer may need fewer tokens for them.
+    length = len(rules.prompt_ids(prompt))
+    if length > rules.max_prompt_tokens:
+        raise Rejected(Reason.TOO_LONG, f"a prompt of {length} tokens, we take {rules.max_prompt_tokens}")
 
 
 def _completion(answer: Answer, policy_version: int, rules: BodyRules) -> Completion:

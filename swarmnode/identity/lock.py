@@ -8,6 +8,7 @@ left behind locks nothing. It is never deleted, because deleting a lock file is 
 
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -37,8 +38,10 @@ class IdentityLock:
                 f"process {holder or 'unknown'} already runs on this identity",
                 hint="run the second node on its own identity: swarmnode join --home DIR",
             ) from error
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        # The pid is a courtesy to the next one; the lock holds without it, on a full disk too.
+        with suppress(OSError):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._descriptor = descriptor
         return self
 

@@ -10,12 +10,14 @@ import logging
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarmnode.config import Config, NetworkConfig
-from swarmnode.errors import PortInUse
+from swarmnode.config import Config, NetworkConfig, NodeConfig
+from swarmnode.errors import ConfigError, ModelError, PortInUse
 from swarmnode.exchange.exchange import Exchange, ExchangeSettings
+from swarmnode.exchange.limits import MAX_GROUP_SIZE
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.discovery import Discovery
 from swarmnode.network.multiaddr import split_peer
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from swarmnode.rollout.engine import Engine
     from swarmnode.rollout.renderer import Renderer
     from swarmnode.training.checkpoint import CheckpointStore
-    from swarmnode.training.policy import BaseModel, Policy
+    from swarmnode.training.policy import LoadedModel, Policy
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +44,7 @@ Progress = Callable[[int, int, str], None]
 class LocalPolicy:
     """A policy, the engine that samples from it, and the place of its checkpoints."""
 
-    base: "BaseModel"
+    base: "LoadedModel"
     policy: "Policy"
     engine: "Engine"
     renderer: "Renderer"
@@ -53,6 +55,8 @@ def load_policy(
     config: Config, model: str, paths: Paths, progress: Progress, *, seed: int = 0
 ) -> LocalPolicy:
     """Load (or, for tiny, build) the base model and put a new adapter on it."""
+    if find_spec("torch") is None or find_spec("peft") is None:
+        raise ModelError("torch and peft are not installed", hint="pip install 'swarmnode[train]'")
     import torch
 
     from swarmnode.rollout.renderer import Renderer
@@ -74,10 +78,22 @@ def load_policy(
     return LocalPolicy(base, policy, engine, Renderer(base.tokenizer, base.eos_token_ids), store)
 
 
-def _longest_sequence(config: Config, base: "BaseModel") -> int:
+def _longest_sequence(config: Config, base: "LoadedModel") -> int:
     """Prompt and completion as the settings bound them, within what the model was made for."""
-    wanted = config.rollout.max_prompt_tokens + config.rollout.max_tokens
-    return min(wanted, base.model.config.max_position_embeddings)
+    rollout, limit = config.rollout, base.max_positions
+    if limit is not None and rollout.max_tokens >= limit:
+        raise ConfigError(
+            f"rollout.max_tokens = {rollout.max_tokens} leaves no room for a prompt:"
+            f" {base.name} takes {limit} tokens in all",
+            hint=f"try --set rollout.max_tokens={limit // 2}",
+        )
+    wanted = rollout.max_prompt_tokens + rollout.max_tokens
+    return wanted if limit is None else min(wanted, limit)
+
+
+def _longest_prompt(config: Config, base: "LoadedModel") -> int:
+    """The longest prompt that leaves room for a whole completion, as the engine has it."""
+    return _longest_sequence(config, base) - config.rollout.max_tokens
 
 
 def build_learner(
@@ -102,7 +118,8 @@ def build_network(
         key,
         tasks=tasks,
         encode=local.renderer.encode_completion,
-        settings=exchange_settings(config),
+        prompt_ids=local.renderer.prompt_ids,
+        settings=exchange_settings(config, _longest_prompt(config, local.base)),
         model_family=local.base.family,
         model_size=local.base.parameters,
     )
@@ -114,12 +131,14 @@ def build_network(
     return NetworkParts(host, exchange, discovery)
 
 
-def exchange_settings(config: Config) -> ExchangeSettings:
-    """The exchange's settings out of the node's."""
+def exchange_settings(config: Config, longest_prompt: int) -> ExchangeSettings:
+    """The exchange's settings out of the node's: a peer's group costs at most what two of our own do."""
     wanted = config.exchange.external_groups
     return ExchangeSettings(
         swarm=config.swarm.name,
         shards=config.exchange.shards,
+        max_group_size=min(2 * config.rollout.group_size, MAX_GROUP_SIZE),
+        max_prompt_tokens=longest_prompt,
         max_completion_tokens=config.rollout.max_tokens,
         max_age_versions=config.exchange.max_age,
         buffer_groups=config.exchange.buffer_groups,
@@ -144,6 +163,15 @@ def check_addresses(network: NetworkConfig) -> None:
     """Raises NetworkError for a seed that is no address: a typing error should stop the start at once."""
     for address in network.seeds:
         split_peer(address)
+
+
+def check_status_port(node: NodeConfig) -> None:
+    """Raises PortInUse for a status port that is taken, before the model is loaded for nothing."""
+    if node.http_port and not _is_free(node.http, node.http_port):
+        raise PortInUse(
+            f"the status page cannot listen on {node.http}:{node.http_port}",
+            hint="choose another --set node.http_port=..., or 0 for any free one",
+        )
 
 
 def choose_port(network: NetworkConfig, paths: Paths) -> int:

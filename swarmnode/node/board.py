@@ -99,6 +99,11 @@ class StatusBoard:
             accepted=stats.accepted,
             dropped=dict(stats.dropped),
             buffered=stats.buffered,
+            unpublished=dict(stats.unpublished),
+            served=stats.served,
+            bytes_in=stats.bytes_in,
+            bytes_out=stats.bytes_out,
+            banned_peers=len(stats.banned_peers),
             trained=dict(trained),
         )
         self._set(exchange=sharing)

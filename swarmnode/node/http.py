@@ -19,7 +19,12 @@ from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from swarmnode.errors import PortInUse
 from swarmnode.node.status import NodeStatus, measurements
 
-LABELLED = {"exchange.dropped": "reason", "exchange.trained": "peer", "reward.eval_tasks": "task"}
+LABELLED = {
+    "exchange.dropped": "reason",
+    "exchange.unpublished": "reason",
+    "exchange.trained": "peer",
+    "reward.eval_tasks": "task",
+}
 """Maps in the status whose keys are labels, not metric names."""
 
 CLIENT_TIMEOUT_S = 10.0

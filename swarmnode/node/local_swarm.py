@@ -71,8 +71,7 @@ def run_local_swarm(plan: SwarmPlan, home: Path | None, show: Callable[[str], No
                 assert node.process is not None
                 node.process.wait()
         finally:
-            for node in nodes:
-                stop(node)
+            stop_all(nodes)
         return [_result(node) for node in nodes]
 
 
@@ -90,16 +89,17 @@ def arguments(plan: SwarmPlan, nodes: list[LocalNode], number: int, model: str) 
     ]
 
 
-def stop(node: LocalNode) -> None:
-    """End a node that still runs: asked first, then told."""
-    if node.process is None or node.process.poll() is not None:
-        return
-    node.process.terminate()
-    try:
-        node.process.wait(STOP_GRACE_S)
-    except subprocess.TimeoutExpired:
-        node.process.kill()
-        node.process.wait()
+def stop_all(nodes: list[LocalNode]) -> None:
+    """End what still runs: all are asked first, those that do not listen are told."""
+    running = [node.process for node in nodes if node.process is not None and node.process.poll() is None]
+    for process in running:
+        process.terminate()
+    for process in running:
+        try:
+            process.wait(STOP_GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 @contextmanager
@@ -130,7 +130,10 @@ def _tiny(root: Path, show: Callable[[str], None]) -> Path:
 
 def _start(node: LocalNode, options: list[str], show: Callable[[str], None]) -> list[threading.Thread]:
     node.process = subprocess.Popen(
-        [sys.executable, "-m", "swarmnode", "join", *options],
+        # -P: a file called random.py where the person happens to be must not be taken for the library's.
+        [sys.executable, "-P", "-m", "swarmnode", "join", *options],
+        # A Ctrl-C in the terminal is for us; the nodes are then asked once, by us.
+        start_new_session=True,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

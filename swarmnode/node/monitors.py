@@ -6,7 +6,7 @@ node.py -> [Monitor]s -> metrics.jsonl | panel.py | a stream
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TextIO
 
@@ -14,11 +14,16 @@ from swarmnode.node.status import NodeStatus, measurements
 
 log = logging.getLogger(__name__)
 
+MOST_LOG_BYTES = 64 * 2**20
+"""Then the file is put aside once, so that a node that runs for months keeps its disk."""
+
 
 class Monitor(Protocol):
-    """Told after every round, and on every tick (about twice a second) with the current status."""
+    """Told after every round and evaluation, and on every tick (about twice a second)."""
 
     def round_done(self, status: NodeStatus) -> None: ...
+
+    def evaluated(self, status: NodeStatus) -> None: ...
 
     def tick(self, status: NodeStatus) -> None: ...
 
@@ -26,18 +31,28 @@ class Monitor(Protocol):
 
 
 class JsonlMonitor:
-    """Appends one JSON object per round. A full disk pauses the log, says so once, and is tried again."""
+    """Appends one JSON object per event. A full disk pauses the log, says so once, and is tried again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._paused = False
 
     def round_done(self, status: NodeStatus) -> None:
-        line = json.dumps({"time": time.time(), "peer": status.peer_id, **measurements(status)})
+        self._append("round", status)
+
+    def evaluated(self, status: NodeStatus) -> None:
+        self._append("evaluation", status)
+
+    def tick(self, status: NodeStatus) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def _append(self, event: str, status: NodeStatus) -> None:
+        record = {"event": event, "time": time.time(), "peer": status.peer_id, **measurements(status)}
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            self._write(json.dumps(record))
         except OSError as error:
             if not self._paused:
                 log.warning(
@@ -49,11 +64,12 @@ class JsonlMonitor:
             log.info("metrics resumed: %s can be written again", self.path)
         self._paused = False
 
-    def tick(self, status: NodeStatus) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+    def _write(self, line: str) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists() and self.path.stat().st_size > MOST_LOG_BYTES:
+            self.path.replace(self.path.with_suffix(".1.jsonl"))
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
 
 
 class PlainMonitor:
@@ -66,6 +82,9 @@ class PlainMonitor:
         self._stream.write(f"{time.strftime('%H:%M:%S')} {round_line(status)}\n")
         self._stream.flush()
 
+    def evaluated(self, status: NodeStatus) -> None:
+        pass
+
     def tick(self, status: NodeStatus) -> None:
         pass
 
@@ -74,22 +93,30 @@ class PlainMonitor:
 
 
 class Monitors:
-    """Several monitors as one."""
+    """Several monitors as one. One whose output is gone (a closed pipe) is dropped; the node goes on."""
 
     def __init__(self, members: Sequence[Monitor]) -> None:
-        self._members = members
+        self._members = list(members)
 
     def round_done(self, status: NodeStatus) -> None:
-        for member in self._members:
-            member.round_done(status)
+        self._each(lambda member: member.round_done(status))
+
+    def evaluated(self, status: NodeStatus) -> None:
+        self._each(lambda member: member.evaluated(status))
 
     def tick(self, status: NodeStatus) -> None:
-        for member in self._members:
-            member.tick(status)
+        self._each(lambda member: member.tick(status))
 
     def close(self) -> None:
-        for member in self._members:
-            member.close()
+        self._each(lambda member: member.close())
+
+    def _each(self, tell: Callable[[Monitor], None]) -> None:
+        for member in tuple(self._members):
+            try:
+                tell(member)
+            except OSError as error:
+                self._members.remove(member)
+                log.warning("%s stops showing anything: %s", type(member).__name__, error)
 
 
 def round_line(status: NodeStatus) -> str:

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import random
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -42,7 +41,7 @@ from swarmnode.node.monitors import Monitor, shown
 from swarmnode.node.status import NodeStatus
 from swarmnode.node.supervisor import supervise
 from swarmnode.training.mix import choose_own
-from swarmnode.training.records import Counters
+from swarmnode.training.records import Counters, tally
 from swarmnode.types import RolloutGroup
 
 log = logging.getLogger(__name__)
@@ -77,6 +76,8 @@ class Summary:
     reward_first: float | None
     reward_last: float | None
     external_groups_trained: dict[str, int]
+    saved_round: int | None
+    """Round of the newest checkpoint; less than `rounds` when the disk was full."""
     stopped: str
 
 
@@ -131,19 +132,25 @@ class Node:
         self._learner.interrupt()
 
     async def __aenter__(self) -> Self:
-        await self._in_worker(self._resume)
-        if self._network is not None:
-            await self._stack.enter_async_context(self._network.host)
-            await self._stack.enter_async_context(self._network.exchange)
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._end_worker)
+            await self._resume()
+            if self._network is not None:
+                await stack.enter_async_context(self._network.host)
+                await stack.enter_async_context(self._network.exchange)
             await self._look()
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        self._learner.interrupt()
-        self._worker.shutdown(wait=True)
         await self._stack.aclose()
+
+    async def _end_worker(self) -> None:
+        """Wait for the work in hand without holding up the event loop."""
+        self._learner.interrupt()
+        await asyncio.get_running_loop().run_in_executor(None, self._worker.shutdown)
 
     async def run(self) -> Summary:
         """Do what `next_action` says until it says Stop."""
@@ -161,6 +168,8 @@ class Node:
         while True:
             action = next_action(self._view())
             if isinstance(action, Stop):
+                if self._board.status.checkpoint.error:
+                    await self._save()
                 self._board.enter("stopped", action.reason)
                 return action.reason
             await self._do(action)
@@ -211,12 +220,12 @@ class Node:
         own = choose_own(rollouts.groups, self._room_for_own(len(external)), self._rng(number))
         self._board.enter("training", f"{len(own)} own + {len(external)} external groups")
         report = await self._in_worker(self._learner.train, own, external)
-        without_gradient = sum(not group.reward_std for group in rollouts.groups)
+        without_gradient = sum(not group.has_gradient for group in rollouts.groups)
         report = msgspec.structs.replace(report, zero_advantage_own=without_gradient)
         seconds = time.perf_counter() - started
         self._count(number, rollouts, external, seconds)
         self._board.trained(rollouts, external, report, seconds)
-        await self._look()
+        self._refresh_sharing()
         self._monitor.round_done(self.status)
 
     def _room_for_own(self, external: int) -> int:
@@ -248,9 +257,8 @@ class Node:
         counters.round = number
         counters.tokens += rollouts.tokens
         counters.seconds += seconds
-        trained = Counter(counters.external_groups_trained)
-        trained.update(group.author for group in external)
-        counters.external_groups_trained = dict(trained)
+        authors = [group.author for group in external]
+        counters.external_groups_trained = tally(counters.external_groups_trained, authors)
         self._board.counted(counters, self._learner.policy_version)
 
     # ---- evaluation, checkpoints ----
@@ -267,6 +275,7 @@ class Node:
             counters.reward_first = result.mean
         log.info("held-out reward at round %d: %s", counters.round, shown(result.mean))
         self._board.evaluated(counters, result.per_task)
+        self._monitor.evaluated(self.status)
 
     async def _save(self) -> None:
         counters = self._counters
@@ -281,8 +290,8 @@ class Node:
             return
         self._board.saved(counters.round)
 
-    def _resume(self) -> None:
-        resumed = self._learner.resume()
+    async def _resume(self) -> None:
+        resumed = await self._in_worker(self._learner.resume)
         if resumed is None:
             return
         self._counters = resumed.counters
@@ -290,6 +299,7 @@ class Node:
         log.info("resumed after round %d, policy version %d", self._saved_round, self._learner.policy_version)
         if self._network is not None:
             self._network.exchange.restore(resumed.exchange)
+        self._board.saved(resumed.counters.round)
         self._board.counted(resumed.counters, self._learner.policy_version)
         self._board.evaluated(resumed.counters, {})
 
@@ -301,10 +311,12 @@ class Node:
             await asyncio.sleep(TICK_S)
 
     async def _look(self) -> None:
-        stats = None
         if self._network is not None:
             await self._board.look_at(self._network.host)
-            stats = self._network.exchange.stats()
+        self._refresh_sharing()
+
+    def _refresh_sharing(self) -> None:
+        stats = self._network.exchange.stats() if self._network is not None else None
         self._board.shared(stats, self._counters.external_groups_trained)
 
     def _summary(self, reason: str) -> Summary:
@@ -317,6 +329,7 @@ class Node:
             reward_first=counters.reward_first,
             reward_last=counters.reward_last,
             external_groups_trained=dict(counters.external_groups_trained),
+            saved_round=self.status.checkpoint.round,
             stopped=reason,
         )
 

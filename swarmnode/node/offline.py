@@ -3,7 +3,6 @@
 cli eval, export -> [offline] -> assemble.py, training/evaluation.py
 """
 
-import logging
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,13 +11,12 @@ from pathlib import Path
 from swarmnode.config import Config
 from swarmnode.errors import CheckpointError, StorageError
 from swarmnode.node.assemble import LocalPolicy, load_policy
+from swarmnode.node.screen import Screen
 from swarmnode.paths import Paths
 from swarmnode.rollout.engine import SamplingParams
 from swarmnode.tasks.loader import load_tasks
 from swarmnode.training.checkpoint import Checkpoint
 from swarmnode.training.evaluation import evaluate
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,8 @@ def evaluate_offline(
     config: Config, model: str, paths: Paths, *, base: bool = False, greedy: bool = False
 ) -> OfflineEvaluation:
     """Measure the newest checkpoint, or the base model where there is none or `base` asks for it."""
-    local = load_policy(config, model, paths, _no_progress)
+    with Screen() as screen:
+        local = load_policy(config, model, paths, screen.progress)
     checkpoint = None if base else local.store.latest()
     if checkpoint is not None:
         local.policy.load_adapter(checkpoint.adapter)
@@ -62,9 +61,12 @@ def evaluate_offline(
 
 def export_offline(config: Config, model: str, paths: Paths, folder: Path, *, merged: bool) -> str:
     """Write the newest checkpoint's adapter, or the merged model, to `folder`; returns what was written."""
+    from safetensors import SafetensorError
+
     if folder.exists():
         raise StorageError(f"{folder} exists already", hint="name a folder that does not")
-    local = load_policy(config, model, paths, _no_progress)
+    with Screen() as screen:
+        local = load_policy(config, model, paths, screen.progress)
     checkpoint = _newest(local)
     aside = folder.with_name(f".{folder.name}.partial")
     try:
@@ -75,10 +77,8 @@ def export_offline(config: Config, model: str, paths: Paths, folder: Path, *, me
         else:
             shutil.copytree(checkpoint.adapter, aside)
         aside.rename(folder)
-    except OSError as error:
-        raise StorageError(
-            f"cannot write {folder}: {error.strerror}", hint="check the disk and the path"
-        ) from error
+    except (OSError, SafetensorError) as error:
+        raise StorageError(f"cannot write {folder}: {error}", hint="check the disk and the path") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     what = "the merged model" if merged else "the adapter (PEFT)"
@@ -99,8 +99,3 @@ def _write_merged(local: LocalPolicy, checkpoint: Checkpoint, folder: Path) -> N
     local.policy.load_adapter(checkpoint.adapter)
     local.policy.peft_model.merge_and_unload().save_pretrained(folder)
     local.base.tokenizer.save_pretrained(folder)
-
-
-def _no_progress(done: int, total: int, what: str) -> None:
-    if done == 0:
-        log.info("%s", what)

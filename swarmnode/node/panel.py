@@ -6,7 +6,7 @@ status.py -> [panel] -> rich. `render` is a pure function of a status, so a pict
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -41,8 +41,11 @@ class PanelMonitor(logging.Handler):
             self._rewards.append(status.reward.own)
         self.tick(status)
 
+    def evaluated(self, status: NodeStatus) -> None:
+        self.tick(status)
+
     def tick(self, status: NodeStatus) -> None:
-        self._live.update(render(status, self._rewards, self._lines, time.time()), refresh=True)
+        self._live.update(render(status, tuple(self._rewards), tuple(self._lines), time.time()), refresh=True)
 
     def close(self) -> None:
         self._live.stop()
@@ -73,7 +76,8 @@ def _rows(status: NodeStatus, rewards: Sequence[float], now: float) -> list[tupl
         ("reward", f"own {shown(reward.own)}  external {shown(reward.external)}  {sparkline(rewards)}"),
         (
             "held out",
-            f"{shown(reward.eval_first)} first, {shown(reward.eval_last)} after round {_none(reward.eval_round)}",
+            f"{shown(reward.eval_first)} at first, {shown(reward.eval_last)}"
+            f" after {_none(reward.eval_round)} rounds",
         ),
         (
             "trained on",
@@ -88,10 +92,11 @@ def _rows(status: NodeStatus, rewards: Sequence[float], now: float) -> list[tupl
         ("network", _network(status, now)),
         (
             "exchange",
-            f"published {sharing.published}, heard {sharing.headers}, fetched {sharing.fetched}, "
-            f"accepted {sharing.accepted}, waiting {sharing.buffered}",
+            f"published {sharing.published}, served {sharing.served}, heard {sharing.headers}, "
+            f"fetched {sharing.fetched}, accepted {sharing.accepted}, waiting {sharing.buffered}",
         ),
-        ("dropped", ", ".join(f"{reason} {n}" for reason, n in sorted(sharing.dropped.items())) or "nothing"),
+        ("dropped", _reasons(sharing.dropped)),
+        ("kept back", _reasons(sharing.unpublished)),
         ("saved", _saved(status, now)),
         ("join us", _invitation(status)),
     ]
@@ -129,6 +134,10 @@ def _invitation(status: NodeStatus) -> Text:
     if not status.network.addresses:
         return Text("-")
     return Text(f"swarmnode join {status.network.addresses[0]}", overflow="fold")
+
+
+def _reasons(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{reason} {count}" for reason, count in sorted(counts.items())) or "nothing"
 
 
 def _colour(status: NodeStatus) -> str:

@@ -11,11 +11,12 @@ import time
 from collections.abc import Mapping, Sequence
 
 from swarmnode.config import Config
+from swarmnode.errors import TaskError
 from swarmnode.node.learner import Resumed, RoundRollouts
 from swarmnode.rollout.collector import Answered, collect
 from swarmnode.rollout.engine import Engine, SamplingParams
 from swarmnode.rollout.renderer import Renderer
-from swarmnode.tasks.mix import draw_round, round_seed
+from swarmnode.tasks.rounds import draw_round, round_seed
 from swarmnode.tasks.task import Task, score_strictly
 from swarmnode.training.checkpoint import CheckpointStore, restore
 from swarmnode.training.evaluation import evaluate
@@ -67,6 +68,7 @@ class PolicyLearner:
         return self._policy.version
 
     def resume(self) -> Resumed | None:
+        self._store.tidy()
         checkpoint = self._store.latest()
         if checkpoint is None:
             return None
@@ -90,6 +92,11 @@ class PolicyLearner:
         groups = tuple(self._score(one) for one in answered)
         tokens = sum(len(c.token_ids) for group in groups for c in group.completions)
         complete = not self._interrupted.is_set()
+        if complete and not groups:
+            raise TaskError(
+                f"not one of the {len(examples)} examples of round {number} fits the policy",
+                hint="their prompts are too long: raise --set rollout.max_prompt_tokens=...",
+            )
         return RoundRollouts(groups, tokens, time.perf_counter() - started, complete)
 
     def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport:

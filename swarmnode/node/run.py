@@ -6,7 +6,6 @@ cli join -> [run_node] -> assemble.py, node.py
 import asyncio
 import logging
 import os
-import signal
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,11 +15,12 @@ from swarmnode.config import Config
 from swarmnode.errors import IdentityInUse, SwarmnodeError
 from swarmnode.identity.keys import NodeKey, load_or_create
 from swarmnode.identity.lock import IdentityLock
-from swarmnode.models import find_model
+from swarmnode.models import find_model, remember_model
 from swarmnode.node.assemble import (
     build_learner,
     build_network,
     check_addresses,
+    check_status_port,
     choose_port,
     load_policy,
     remember_port,
@@ -31,6 +31,7 @@ from swarmnode.node.monitors import JsonlMonitor, Monitors
 from swarmnode.node.node import Node, Summary
 from swarmnode.node.running import Running, read_running, remove_running, write_running
 from swarmnode.node.screen import Screen
+from swarmnode.node.signals import stop_on_signals
 from swarmnode.paths import Paths
 from swarmnode.tasks.loader import load_tasks
 
@@ -47,10 +48,13 @@ def run_node(config: Config, model: str, model_reason: str, paths: Paths, *, fre
             find_model(model)
         check_addresses(config.network)
         port = choose_port(config.network, paths)
+        check_status_port(config.node)
         log.info("this node is %s, peer id %s", key.name, key.peer_id)
         log.info("model %s: %s", model, model_reason)
         seed = seed_of(config, key.peer_id)
         local = load_policy(config, model, paths, screen.progress, seed=seed)
+        if config.policy.model == "auto":
+            remember_model(paths.model_choice, model)
         if fresh and (archived := local.store.archive()):
             log.info("starting over; earlier checkpoints are kept in %s", archived)
         learner = build_learner(config, local, tasks, author=key.peer_id, seed=seed)
@@ -90,7 +94,7 @@ async def _serve(node: Node, config: Config, paths: Paths) -> Summary:
         async with node:
             with StatusServer(lambda: node.status, config.node.http, config.node.http_port) as server:
                 _announce(node, server.port, config, paths)
-                _stop_on_signals(node)
+                stop_on_signals(node.request_stop)
                 return await node.run()
     except BaseExceptionGroup as group:
         raise _plain_error(group) from group
@@ -102,38 +106,23 @@ def _announce(node: Node, http_port: int, config: Config, paths: Paths) -> None:
     """Leave a note for `swarmnode status`, and tell the person how others join."""
     status = node.status
     addresses = status.network.addresses
-    write_running(paths.running, Running(os.getpid(), status.peer_id, config.node.http, http_port, addresses))
+    note = Running(os.getpid(), status.peer_id, config.node.http, http_port, addresses)
+    try:
+        write_running(paths.running, note)
+        remember_port(paths, addresses)
+    except OSError as error:
+        log.warning("`swarmnode status` will not find this node: cannot write %s (%s)", paths.state, error)
     if not addresses:
         return
-    remember_port(paths, addresses)
     swarm = "" if config.swarm.name == "commons" else f" --swarm {config.swarm.name}"
     state = "joining" if config.network.seeds else "started"
     log.info("%s swarm %s; another machine joins with:", state, config.swarm.name)
     log.info("  swarmnode join %s%s", addresses[0], swarm)
 
 
-def _stop_on_signals(node: Node) -> None:
-    """The first SIGINT or SIGTERM stops in order, with a checkpoint; a second one at once."""
-    loop = asyncio.get_running_loop()
-    main_task = asyncio.current_task()
-
-    def stop() -> None:
-        if node.stopping and main_task is not None:
-            main_task.cancel()
-            return
-        log.info("stopping: the work in hand is ended and a checkpoint is written; once more stops at once")
-        node.request_stop()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
-
-
 def _plain_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one error in the group that a person can read, else the group itself."""
-    found = group.subgroup(SwarmnodeError)
-    leaf: BaseException = found if found is not None else group
-    while isinstance(leaf, BaseExceptionGroup):
-        if found is None:
-            return group
-        leaf = leaf.exceptions[0]
-    return leaf
+    """The first error in the group that a person can read, else the group itself."""
+    found: BaseException | None = group.subgroup(SwarmnodeError)
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found or group

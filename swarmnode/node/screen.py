@@ -5,6 +5,7 @@ run.py -> [Screen] -> node.log, stderr (stdout is kept for the last line)
 
 import logging
 import sys
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -12,7 +13,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from swarmnode.node.monitors import Monitor, PlainMonitor
+from swarmnode.node.monitors import MOST_LOG_BYTES, Monitor, PlainMonitor
 from swarmnode.node.panel import PanelMonitor
 
 log = logging.getLogger(__name__)
@@ -22,9 +23,9 @@ PLAIN_STEPS = 5
 
 
 class Screen:
-    """Sets up logging for the length of a run. `start_monitor` hands the terminal over to the panel."""
+    """Sets up logging for the length of a command. `start_monitor` hands the terminal over to the panel."""
 
-    def __init__(self, log_file: Path, *, terminal: bool | None = None) -> None:
+    def __init__(self, log_file: Path | None = None, *, terminal: bool | None = None) -> None:
         self._log_file = log_file
         self._terminal = sys.stderr.isatty() if terminal is None else terminal
         self._console = Console(stderr=True)
@@ -37,13 +38,8 @@ class Screen:
         self._logger.setLevel(logging.INFO)
         self._logger.propagate = False
         self._lines = self._add(logging.StreamHandler(sys.stderr), "%(asctime)s %(message)s")
-        try:
-            self._log_file.parent.mkdir(parents=True, exist_ok=True)
-            handler = logging.FileHandler(self._log_file, encoding="utf-8")
-        except OSError as error:
-            log.warning("no log file: cannot write %s (%s)", self._log_file, error.strerror)
-        else:
-            self._add(handler, "%(asctime)s %(levelname)s %(name)s: %(message)s")
+        if self._log_file is not None:
+            self._keep_file(self._log_file)
         return self
 
     def __exit__(
@@ -54,6 +50,15 @@ class Screen:
             self._logger.removeHandler(handler)
             handler.close()
         self._handlers.clear()
+
+    def _keep_file(self, path: Path) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handler = RotatingFileHandler(path, maxBytes=MOST_LOG_BYTES, backupCount=1, encoding="utf-8")
+        except OSError as error:
+            log.warning("no log file: cannot write %s (%s)", path, error.strerror)
+        else:
+            self._add(handler, "%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def progress(self, done: int, total: int, what: str) -> None:
         """Show how far a preparation is: a bar on a terminal, a few lines elsewhere."""

@@ -69,6 +69,13 @@ class Sharing(msgspec.Struct, frozen=True):
     accepted: int = 0
     dropped: dict[str, int] = {}
     buffered: int = 0
+    unpublished: dict[str, int] = {}
+    """Own groups that were not announced, by reason."""
+    served: int = 0
+    """Bodies handed to others."""
+    bytes_in: int = 0
+    bytes_out: int = 0
+    banned_peers: int = 0
     trained: dict[str, int] = {}
 
 
@@ -96,7 +103,6 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     exchange: Sharing = Sharing()
     training: TrainReport = TrainReport()
     checkpoint: Saved = Saved()
-    last_warning: str = ""
 
 
 def measurements(status: NodeStatus) -> dict[str, float]:

@@ -225,7 +225,7 @@ class EmbeddedEngine:
             self._drop_everything()
             raise EngineError(
                 f"policy {self._policy_version} gives NaN as probabilities; all requests are dropped",
-                hint="go back to an earlier checkpoint, and lower the learning rate",
+                hint="move the newest checkpoint away, start again, and lower the learning rate",
             )
         return Output(request.request_id, tuple(tokens), tuple(logprobs), self._policy_version, finish)
 

@@ -140,7 +140,7 @@ class GenerateEngine:
             self.abort()
             raise EngineError(
                 f"policy {self._policy_version} gives NaN as probabilities; all requests are dropped",
-                hint="go back to an earlier checkpoint, and lower the learning rate",
+                hint="move the newest checkpoint away, start again, and lower the learning rate",
             )
         return outputs
 

@@ -16,6 +16,9 @@ A task file has at most three functions, the last two optional:
 
 `examples` yields a (prompt, answer) pair, a dictionary with "prompt" and any other columns, or a bare prompt.
 Further functions named `reward_...` add to the reward. The task is called after the file.
+
+A file need not care for threads, nor for other files: every draw runs from its beginning to its end before
+anything else of any task file runs, so even a draw from `random.seed(seed)` is the same on every node.
 """
 
 import difflib
@@ -24,6 +27,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -33,6 +37,7 @@ from swarmnode.tasks.builtin import BUILTIN_TASKS
 from swarmnode.tasks.rewards import Reward, load_reward, score_with
 from swarmnode.tasks.source import load_source, where
 from swarmnode.tasks.task import Task
+from swarmnode.tasks.turn import Turn
 from swarmnode.types import Example, ExampleKey
 
 ALL_BUILTIN = "builtin"
@@ -40,6 +45,15 @@ ALL_BUILTIN = "builtin"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """Task names travel in headers and metrics."""
+
+FIRST_DRAW = 16
+"""Examples drawn at once, enough for a round's share of a task or for a stranger's key of it."""
+
+DRAW_GROWTH = 4
+"""When they do not do, so many times more are drawn, all over again: a third more work for a whole seed."""
+
+_TURN = Turn()
+"""One for all files, because there is one `random` for all files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +68,42 @@ class FileTask:
     rewards: Mapping[str, Reward]
 
     def examples(self, seed: int) -> Iterator[Example]:
-        """The file's own examples. Raises TaskError when it fails or yields something else."""
+        """The file's own examples. Raises TaskError when it fails or yields something else.
+
+        May be read as slowly as one likes, and together with other draws.
+        """
         for index, row in enumerate(self._rows(seed)):
             prompt, columns = _columns(row, self.path)
             yield Example(ExampleKey(self.name, self.version, seed, index), prompt, columns)
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
         """The file's own rewards."""
-        return score_with(self.rewards, example, completions)
+        with _TURN.taken():
+            return score_with(self.rewards, example, completions)
 
     def _rows(self, seed: int) -> Iterator[Any]:
-        try:
-            yield from self.draw(seed)
-        except Exception as error:
-            raise TaskError(f"{self.path}: examples({seed}) failed: {error!r}", hint=where(error)) from error
+        # A generator of the file is never left waiting between two rows: what it draws from (the global
+        # `random`, say) would be used by others meanwhile. More rows are a new draw from the start.
+        known, count = 0, FIRST_DRAW
+        while True:
+            rows, failure = self._draw_at_once(seed, count)
+            yield from rows[known:]
+            if failure is not None:
+                complaint = f"{self.path}: examples({seed}) failed: {failure!r}"
+                raise TaskError(complaint, hint=where(failure)) from failure
+            if len(rows) < count:
+                return
+            known, count = count, count * DRAW_GROWTH
+
+    def _draw_at_once(self, seed: int, count: int) -> tuple[list[Any], Exception | None]:
+        """The first `count` rows, or those before the first failure, and the failure."""
+        rows: list[Any] = []
+        with _TURN.taken():
+            try:
+                rows.extend(islice(self.draw(seed), count))
+            except Exception as error:  # noqa: BLE001  raised once the rows before it have been used
+                return rows, error
+        return rows, None
 
 
 def load_tasks(specs: Iterable[str]) -> tuple[Task, ...]:

@@ -4,7 +4,8 @@ example + completions -> [call_reward] -> one finite number or None per completi
 
 TRL passes prompts, completions, completion_ids and every dataset column by keyword, to a sync or an async
 function, and does not check what comes back (trl#6533). We pass a function only what its signature accepts,
-and raise TaskError when a result has the wrong length or type or is not finite.
+and raise TaskError when a result has the wrong length or type or is not finite. completion_ids are not
+passed: every node scores the same text, each with token ids of its own, and all must find the same reward.
 """
 
 import asyncio
@@ -39,6 +40,8 @@ _RESERVED = frozenset(
     {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
 )
 """Arguments of the contract, which no column may be named after."""
+
+_NO_IDS = "token ids differ from node to node, so they are not passed: measure the text"
 
 _log = logging.getLogger(__name__)
 
@@ -129,7 +132,6 @@ def call_reward(
     reward: Reward,
     prompts: Sequence[str],
     completions: Sequence[str],
-    completion_ids: Sequence[Sequence[int]] | None = None,
     columns: Mapping[str, Sequence[Any]] | None = None,
 ) -> list[float | None]:
     """Call any TRL reward with what it accepts, and check its answer. None stays None.
@@ -152,8 +154,6 @@ def call_reward(
         "log_metric": _log_value,
         **{name: list(values) for name, values in columns.items()},
     }
-    if completion_ids is not None:
-        arguments["completion_ids"] = [list(ids) for ids in completion_ids]
     accepted = _accepted(reward, arguments)
     try:
         result = reward(**accepted)
@@ -184,14 +184,20 @@ def _accepted(reward: Reward, arguments: Mapping[str, Any]) -> dict[str, Any]:
     keywords = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     for parameter in keywords:
         if parameter.default is parameter.empty and parameter.name not in arguments:
-            columns = ", ".join(sorted(arguments.keys() - _RESERVED)) or "none"
-            raise TaskError(
-                f"reward {_name(reward)} needs {parameter.name!r}, which the example does not have",
-                hint=f"its columns are: {columns}",
-            )
+            raise _missing(reward, parameter.name, arguments)
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return dict(arguments)
     return {p.name: arguments[p.name] for p in keywords if p.name in arguments}
+
+
+def _missing(reward: Reward, name: str, arguments: Mapping[str, Any]) -> TaskError:
+    if name == "completion_ids":
+        return TaskError(f"reward {_name(reward)} needs 'completion_ids'", hint=_NO_IDS)
+    columns = ", ".join(sorted(arguments.keys() - _RESERVED)) or "none"
+    return TaskError(
+        f"reward {_name(reward)} needs {name!r}, which the example does not have",
+        hint=f"its columns are: {columns}",
+    )
 
 
 def _wait(awaitable: Awaitable[Any]) -> Any:

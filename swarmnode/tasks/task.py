@@ -16,7 +16,7 @@ from swarmnode.errors import TaskError
 from swarmnode.types import Example, ExampleKey, Scores
 
 MAX_INDEX = 4096
-"""Examples per seed. Redrawing index i costs at most i draws, so a peer cannot name an expensive one."""
+"""Examples per seed. Bounds what redrawing one costs, so that a peer cannot name an expensive one."""
 
 MAX_SEED = 2**63 - 1
 
@@ -29,6 +29,11 @@ class Task(Protocol):
 
     `version` must change whenever `examples` or `score` would give another result: nodes exchange rollouts
     only when both name and version agree.
+
+    Two threads use a task at the same time: the learner's, which draws and scores our own rollouts, and the
+    judge's, which does it for those of others. What `load_task` returns can be used so: it lets one thread at
+    a time into the code of task files, and never leaves a draw of them half done. A Task that you write as a
+    class has to see to that by itself, unless its calls share no state.
     """
 
     @property

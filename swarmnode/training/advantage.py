@@ -6,11 +6,10 @@ scored groups -> [advantage] -> packing -> loss
 from collections.abc import Sequence
 from statistics import fmean, pstdev
 
+from swarmnode.types import has_gradient
+
 EPSILON = 1e-4
 """Keeps the division finite. Small against the spread of 0/1 rewards (at least 0.12 in a group of 64)."""
-
-SAME = 1e-8
-"""Rewards closer together than this are equal: such a group teaches nothing."""
 
 
 def group_advantages(rewards: Sequence[float | None]) -> list[float | None] | None:
@@ -22,10 +21,8 @@ def group_advantages(rewards: Sequence[float | None]) -> list[float | None] | No
     >>> group_advantages([1.0, 0.0, None, 1.0, 0.0])
     [0.9998000399920016, -0.9998000399920016, None, 0.9998000399920016, -0.9998000399920016]
     """
+    if not has_gradient(rewards):
+        return None
     scored = [reward for reward in rewards if reward is not None]
-    if len(scored) < 2:
-        return None
     mean, spread = fmean(scored), pstdev(scored)
-    if spread < SAME:
-        return None
     return [None if reward is None else (reward - mean) / (spread + EPSILON) for reward in rewards]

@@ -19,6 +19,8 @@ import logging
 import os
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +36,10 @@ log = logging.getLogger(__name__)
 
 PREFIX = "round-"
 FORMAT = 1
+
+
+class DamagedCheckpoint(CheckpointError):
+    """Its files are not those that were written."""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +91,8 @@ class CheckpointStore:
             _write(aside / "optimizer.safetensors", _optimizer_bytes(policy, trainer))
             _write(aside / "exchange.bin", exchange)
             _write_state(aside, policy, counters, seed)
+            _sync(aside / "adapter")
+            _sync(aside)
             aside.rename(target)
             _sync(self.folder)
         except OSError as error:
@@ -96,15 +104,26 @@ class CheckpointStore:
         return target
 
     def latest(self) -> Checkpoint | None:
-        """The newest undamaged checkpoint. Damaged ones are set aside with a log line."""
+        """The newest undamaged checkpoint. Nothing on disk is touched."""
+        return next((found for found in self._sound()), None)
+
+    def tidy(self) -> None:
+        """Set damaged checkpoints aside and remove what a killed save left. For the one writer alone."""
+        for leftover in self.folder.glob(f".{PREFIX}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
         for folder in self._folders():
             try:
-                return read_checkpoint(folder)
-            except CheckpointError as error:
+                read_checkpoint(folder)
+                return
+            except DamagedCheckpoint as error:
                 aside = folder.with_name(f"damaged-{folder.name}-{int(time.time())}")
                 folder.rename(aside)
                 log.warning("%s; kept as %s, trying the checkpoint before it", error.message, aside.name)
-        return None
+
+    def _sound(self) -> Iterator[Checkpoint]:
+        for folder in self._folders():
+            with suppress(DamagedCheckpoint):
+                yield read_checkpoint(folder)
 
     def archive(self) -> Path | None:
         """Move all checkpoints out of the way (`--fresh`) and say where to. Nothing is deleted."""
@@ -119,20 +138,27 @@ class CheckpointStore:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Verify every digest. Raises CheckpointError naming the first file that is missing or damaged."""
+    """Verify every digest.
+
+    Raises DamagedCheckpoint naming the first file that is missing or changed, and CheckpointError for what
+    is no damage: another version's format, or a disk that cannot be read now.
+    """
     try:
         state = msgspec.json.decode((folder / "state.json").read_bytes(), type=State)
         if state.format != FORMAT:
             raise CheckpointError(
-                f"checkpoint {folder.name} has format {state.format}, this version reads {FORMAT}"
+                f"checkpoint {folder.name} has format {state.format}, this version reads {FORMAT}",
+                hint="use the version that wrote it, or start over with --fresh (nothing is deleted)",
             )
         for name, digest in state.digests.items():
             if _digest(folder / name) != digest:
-                raise CheckpointError(
-                    f"checkpoint {folder.name} is damaged: {name} does not match its digest"
-                )
-    except (OSError, msgspec.DecodeError) as error:
-        raise CheckpointError(f"checkpoint {folder.name} is damaged: {error}") from error
+                raise DamagedCheckpoint(f"checkpoint {folder.name} is damaged: {name} has changed")
+    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError) as error:
+        raise DamagedCheckpoint(f"checkpoint {folder.name} is damaged: {error}") from error
+    except OSError as error:
+        raise CheckpointError(
+            f"checkpoint {folder.name} cannot be read: {error}", hint="check the disk"
+        ) from error
     return Checkpoint(folder, state)
 
 

@@ -16,5 +16,5 @@ def choose_own(groups: Sequence[RolloutGroup], room: int, rng: random.Random) ->
     own as well: a group without a gradient would only take the place of one that has it. What peers did not
     send is room for own groups, so a node alone trains on as much as one in a swarm.
     """
-    useful = [group for group in groups if group.reward_std]
+    useful = [group for group in groups if group.has_gradient]
     return useful if len(useful) <= room else rng.sample(useful, room)

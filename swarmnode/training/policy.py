@@ -24,7 +24,7 @@ FINGERPRINT_VALUES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class BaseModel:
+class LoadedModel:
     """A causal LM as loaded, before an adapter is put on it."""
 
     name: str
@@ -42,6 +42,11 @@ class BaseModel:
         return sum(p.numel() for p in self.model.parameters())
 
     @property
+    def max_positions(self) -> int | None:
+        """Longest sequence the model was made for; None for models without such a bound (ALiBi)."""
+        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+
+    @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """The tokenizer's end of sequence, and those the model's generation config adds (chat models do)."""
         extra = self.model.generation_config.eos_token_id
@@ -52,7 +57,7 @@ class BaseModel:
 class Policy:
     """A base model with a LoRA adapter. `version` counts the optimizer rounds it has been through."""
 
-    def __init__(self, base: BaseModel, config: PolicyConfig, seed: int) -> None:
+    def __init__(self, base: LoadedModel, config: PolicyConfig, seed: int) -> None:
         from peft import LoraConfig, get_peft_model
 
         self.base = base
@@ -125,7 +130,7 @@ class Policy:
         return {name: tensor.detach().clone() for name, tensor in state.items()}
 
 
-def load_base_model(spec: str, config: PolicyConfig) -> BaseModel:
+def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
     """Load a folder or a hub name as a causal LM with its tokenizer.
 
     Raises ModelError that says which of the two could not be found or loaded, and what to do.
@@ -156,7 +161,7 @@ def load_base_model(spec: str, config: PolicyConfig) -> BaseModel:
             f"the tokenizer of {spec} has no end-of-sequence token", hint="choose another --model"
         )
     model.eval()
-    return BaseModel(spec, model, tokenizer, _fingerprint(model))
+    return LoadedModel(spec, model, tokenizer, _fingerprint(model))
 
 
 def _advice(spec: str) -> str:

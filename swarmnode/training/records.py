@@ -3,7 +3,8 @@
 trainer.py, evaluation.py, checkpoint.py -> [records] -> node
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -44,3 +45,23 @@ class Counters(msgspec.Struct, kw_only=True):
     reward_last: float | None = None
     evaluated_round: int | None = None
     external_groups_trained: dict[str, int] = {}
+
+
+MOST_AUTHORS = 256
+OTHERS = "others"
+
+
+def tally(counts: Mapping[str, int], authors: Iterable[str]) -> dict[str, int]:
+    """Add one per author, keeping the largest MOST_AUTHORS apart and the rest together.
+
+    Peer ids cost nothing, so a swarm could name any number of them, and every count is kept for good.
+
+    >>> tally({"a": 1}, ["a", "b"])
+    {'a': 2, 'b': 1}
+    """
+    total = Counter(counts)
+    total.update(authors)
+    rest = total.pop(OTHERS, 0)
+    kept = dict(total.most_common(MOST_AUTHORS))
+    rest += sum(total.values()) - sum(kept.values())
+    return {**kept, OTHERS: rest} if rest else kept

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from swarmnode.config import TrainingConfig
 from swarmnode.errors import ModelError
-from swarmnode.training.logprob import completion_logprobs
+from swarmnode.training.logprob import completion_logprobs, head_is_plain
 from swarmnode.training.loss import clipped_policy_loss
 from swarmnode.training.packing import MicroBatch, TrainingSample, micro_batches, to_samples
 from swarmnode.training.policy import Policy
@@ -92,6 +92,7 @@ class Trainer:
         self.temperature = temperature
         self.seed = seed
         self.render = render
+        self.plain_head = head_is_plain(policy.model)
         self.micro_batch_tokens = config.micro_batch_tokens
         self.optimizer = torch.optim.AdamW(
             list(policy.trainable().values()), lr=config.learning_rate, betas=ADAM_BETAS, weight_decay=0.0
@@ -142,11 +143,14 @@ class Trainer:
         def measure() -> OldLogprobs:
             old: OldLogprobs = {}
             for batch in micro_batches(samples, self.micro_batch_tokens, self.policy.device):
-                flat_N = completion_logprobs(self.policy.model, batch, self.temperature)
+                flat_N = self._logprobs(batch)
                 old.update(zip(map(id, batch.samples), _rows(flat_N, batch), strict=True))
             return old
 
         return self._with_memory_to_spare(measure)
+
+    def _logprobs(self, batch: MicroBatch) -> Tensor:
+        return completion_logprobs(self.policy.model, batch, self.temperature, plain_head=self.plain_head)
 
     def _optimizer_step(
         self, step: Sequence[TrainingSample], old: OldLogprobs, measured: _Measured, *, first: bool
@@ -188,7 +192,7 @@ class Trainer:
         normaliser = float(sum(len(sample.completion_ids) for sample in step))
         sums = _StepSums()
         for batch in micro_batches(step, self.micro_batch_tokens, self.policy.device):
-            logprobs_N = completion_logprobs(self.policy.model, batch, self.temperature)
+            logprobs_N = self._logprobs(batch)
             own_N = logprobs_N.detach()
             result = clipped_policy_loss(
                 logprobs_N,

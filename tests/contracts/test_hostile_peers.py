@@ -78,6 +78,10 @@ def encode(text: str, finish: FinishReason) -> tuple[int, ...]:
     return tuple(text.encode()) + ((256,) if finish == "stop" else ())
 
 
+def prompt_ids(text: str) -> tuple[int, ...]:
+    return tuple(text.encode())
+
+
 class Clock:
     def __init__(self) -> None:
         self.now = 1_700_000_000.0
@@ -179,8 +183,12 @@ class Stage:
         await until(lambda: self.victim.dropped(reason) >= times)
         assert self.victim.dropped(reason) == times
 
+    def score_of(self, author: NodeKey) -> float:
+        """What the victim thinks of a peer: told to nobody, so looked up inside."""
+        return self.victim.exchange._ledger.reputation.score(author.peer_id, self.clock())
+
     def score_of_mallory(self) -> float:
-        return self.victim.exchange.stats().lowered_scores.get(self.mallory.key.peer_id, 100.0)
+        return self.score_of(self.mallory.key)
 
 
 @pytest.fixture
@@ -196,6 +204,7 @@ def stage() -> Callable[..., object]:
                 key,
                 {"addition": task},
                 encode=encode,
+                prompt_ids=prompt_ids,
                 settings=ExchangeSettings(swarm="test", **{"patience_s": 30.0, **own}),
                 model_family="tiny",
                 model_size=1,
@@ -339,7 +348,7 @@ async def test_a_header_of_another_node_cannot_be_sent_on_as_ones_own(stage):
         await s.mallory.host.publish(TOPIC, honest.sealed)
         await s.counted("sender_mismatch")
         assert s.score_of_mallory() == 80.0
-        assert list(s.victim.exchange.stats().lowered_scores) == [s.mallory.key.peer_id]
+        assert s.score_of(s.honest.key) == 100.0
         await s.goes_on()
 
 
@@ -477,6 +486,15 @@ async def test_a_bad_body_is_counted_and_the_next_good_one_accepted(stage, attac
         await s.counted(reason)
         await s.goes_on()
         assert s.victim.exchange.stats().accepted_by_peer == {s.honest.key.peer_id: 1}
+
+
+async def test_a_prompt_that_our_policy_cannot_take_is_left_alone_and_is_no_offence(stage):
+    async with stage(max_prompt_tokens=10) as s:
+        long = next(n for n in range(100) if len(group_of("", n).example.prompt) > 10)
+        await s.mallory.announce(s.mallory.compose(long))
+        await s.counted("too_long")
+        assert s.score_of_mallory() == 100.0
+        assert s.victim.exchange.stats().accepted == 0
 
 
 async def test_a_liar_is_trained_on_by_our_judge_and_found_out(stage):

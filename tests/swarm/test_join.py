@@ -239,3 +239,22 @@ def fill(path: Path) -> None:
     """Leave less free space than a checkpoint takes: room for small files, none for weights."""
     free = os.statvfs(path.parent).f_bavail * os.statvfs(path.parent).f_frsize
     path.write_bytes(b"x" * max(0, free - 60_000))
+
+
+def test_a_reader_that_goes_away_does_not_stop_the_training(
+    join: Join, tmp_path: Path, quick_model: Path
+) -> None:
+    command = [sys.executable, "-m", "swarmnode", "join", *ALONE, "--home", str(tmp_path / "piped")]
+    policy = ["--model", str(quick_model), "--preset", "tiny", "--rounds", "5"]
+    node = subprocess.Popen([*command, *policy], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert node.stdout is not None and node.stderr is not None
+    node.stderr.readline()
+    node.stderr.close()
+    summary = json.loads(node.stdout.read().splitlines()[-1])
+    node.stdout.close()
+    assert node.wait(60) == 0
+    assert summary["rounds"] == summary["saved_round"] == 5
+
+
+def test_settings_that_leave_no_room_for_a_prompt_are_refused(join: Join) -> None:
+    assert "leaves no room for a prompt" in complaint(join(*ALONE, "--set", "rollout.max_tokens=600"))

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,3 +94,26 @@ def test_training_goes_on_without_the_network_daemon_and_gossip_flows_again(
     second.until(lambda: second.status()["exchange"]["trained"][peer] > trained + 16)
     first.until(lambda: first.status()["exchange"]["headers"] > heard)
     assert first.status()["peer_id"] == peer
+
+
+def test_ctrl_c_on_a_local_swarm_stops_every_node_with_a_checkpoint(
+    quick_model: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "swarmnode", "swarm", "--nodes", "2", "--rounds", "100000"]
+    policy = ["--model", str(quick_model), "--set", "rollout.max_tokens=10", "--home", str(tmp_path)]
+    with (tmp_path / "err").open("w") as err:
+        swarm = subprocess.Popen([*command, *policy], stdout=err, stderr=err, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 90
+        logs = [tmp_path / f"node-{n}" / "state" / "logs" / "metrics.jsonl" for n in range(2)]
+        while not all(log.exists() and '"round"' in log.read_text() for log in logs):
+            assert time.monotonic() < deadline and swarm.poll() is None, (tmp_path / "err").read_text()
+            time.sleep(0.1)
+        os.killpg(swarm.pid, signal.SIGINT)
+        assert swarm.wait(60) == 130
+    finally:
+        if swarm.poll() is None:
+            swarm.kill()
+    assert "Traceback" not in (tmp_path / "err").read_text()
+    for n in range(2):
+        assert list((tmp_path / f"node-{n}").rglob("round-*/state.json")), "each node saved where it was"

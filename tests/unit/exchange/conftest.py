@@ -54,6 +54,11 @@ def encode(text: str, finish: FinishReason) -> tuple[int, ...]:
     return tuple(text.encode()) + ((256,) if finish == "stop" else ())
 
 
+def prompt_ids(text: str) -> tuple[int, ...]:
+    """One token per byte."""
+    return tuple(text.encode())
+
+
 def make_group(
     author: str, *, seed: int = 1, number: int = 0, right: int = 2, wrong: int = 2, version: int = 3
 ) -> RolloutGroup:
@@ -97,7 +102,7 @@ def settings() -> ExchangeSettings:
 
 @pytest.fixture
 def rules(task: Addition) -> BodyRules:
-    return BodyRules({task.name: task}, encode, max_completion_tokens=64)
+    return BodyRules({task.name: task}, encode, prompt_ids, max_prompt_tokens=32, max_completion_tokens=64)
 
 
 @pytest.fixture
@@ -135,3 +140,8 @@ def groups_of() -> Callable[..., RolloutGroup]:
 @pytest.fixture
 def encoder() -> Callable[[str, FinishReason], tuple[int, ...]]:
     return encode
+
+
+@pytest.fixture
+def prompt_encoder() -> Callable[[str], tuple[int, ...]]:
+    return prompt_ids

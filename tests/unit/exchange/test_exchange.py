@@ -29,13 +29,14 @@ class Node:
 
 
 @pytest.fixture
-def make_exchange(task, encoder, clock) -> Callable[..., Exchange]:
+def make_exchange(task, encoder, prompt_encoder, clock) -> Callable[..., Exchange]:
     def make(host: MemoryHost, key: NodeKey, *, tasks=None, **settings: object) -> Exchange:
         return Exchange(
             host,
             key,
             {task.name: task} if tasks is None else tasks,
             encode=encoder,
+            prompt_ids=prompt_encoder,
             settings=ExchangeSettings(swarm="test", **{"patience_s": 30.0, **settings}),
             model_family="tiny",
             model_size=1000,

@@ -41,9 +41,9 @@ def test_a_peer_may_ask_for_a_burst_of_bodies():
 def test_offences_lower_the_score_and_time_restores_it():
     reputation = Reputation()
     reputation.punish("a", 30.0, 0.0)
-    assert reputation.lowered_scores(0.0) == {"a": 70.0}
-    assert reputation.lowered_scores(600.0) == {"a": 80.0}
-    assert reputation.lowered_scores(HOUR) == {}
+    assert reputation.score("a", 0.0) == 70.0
+    assert reputation.score("a", 600.0) == 80.0
+    assert reputation.score("a", HOUR) == FULL_SCORE
 
 
 def test_a_peer_is_banned_once_and_forgiven_slowly():
@@ -78,7 +78,7 @@ def test_silence_is_no_offence_but_makes_us_wait_longer_each_time():
         now += pause
     assert pauses[:4] == [5, 10, 20, 40]
     assert pauses[-1] == LONGEST_PAUSE_S
-    assert reputation.lowered_scores(now) == {}
+    assert reputation.score("a", now) == FULL_SCORE
     reputation.did_answer("a")
     assert reputation.may_be_asked("a", now)
 

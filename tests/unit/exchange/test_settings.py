@@ -20,6 +20,7 @@ def test_the_defaults_are_sound():
         {"listen_shards": (-1,)},
         {"max_group_size": 1},
         {"max_group_size": 65},
+        {"max_prompt_tokens": 0},
         {"max_completion_tokens": 0},
         {"max_age_versions": -1},
         {"max_age_s": 0.0},

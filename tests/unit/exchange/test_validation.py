@@ -222,6 +222,15 @@ def test_an_answer_has_at_most_as_many_tokens_as_we_train_on(
     assert reason_of(check_body, data, announce(composed, key, group_size=2), rules) == "too_long"
 
 
+def test_a_prompt_has_at_most_as_many_tokens_as_our_policy_takes(
+    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup
+):
+    length = len(rules.prompt_ids(group.example.prompt))
+    check_body(composed.body, announce(composed, key), replace(rules, max_prompt_tokens=length))
+    shorter = replace(rules, max_prompt_tokens=length - 1)
+    assert reason_of(check_body, composed.body, announce(composed, key), shorter) == "too_long"
+
+
 def test_what_the_task_cannot_score_is_rejected(composed: Composed, key: NodeKey, rules: BodyRules, task):
     class Moody(type(task)):
         def score(self, example: Example, completions: Sequence[str]):

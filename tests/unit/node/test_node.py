@@ -7,15 +7,18 @@ import msgspec
 import pytest
 
 from swarmnode.config import load_config
+from swarmnode.errors import IdentityError
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.settings import ExchangeSettings
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.discovery import Discovery
 from swarmnode.network.memory import MemoryHost
 from swarmnode.network.peers import PeerBook
+from swarmnode.node.monitors import Monitors
 from swarmnode.node.node import NetworkParts, Node, Summary
 from swarmnode.node.status import NodeStatus
 from swarmnode.testing import FakeLearner, FakeTask, MemoryNetwork
+from swarmnode.training.records import tally
 
 
 class Recorder:
@@ -28,6 +31,9 @@ class Recorder:
     def round_done(self, status: NodeStatus) -> None:
         self.rounds.append(status)
 
+    def evaluated(self, status: NodeStatus) -> None:
+        pass
+
     def tick(self, status: NodeStatus) -> None:
         self.phases.add(status.phase.name)
 
@@ -39,6 +45,10 @@ def encode(text: str, finish: str) -> tuple[int, ...]:
     return tuple(text.encode()) or (0,)
 
 
+def prompt_ids(text: str) -> tuple[int, ...]:
+    return tuple(text.encode())
+
+
 def parts(network: MemoryNetwork, key: NodeKey, seeds: tuple[str, ...] = ()) -> NetworkParts:
     host = network.host(key.peer_id)
     exchange = Exchange(
@@ -46,6 +56,7 @@ def parts(network: MemoryNetwork, key: NodeKey, seeds: tuple[str, ...] = ()) -> 
         key,
         {"sum": FakeTask()},
         encode=encode,
+        prompt_ids=prompt_ids,
         settings=ExchangeSettings(fetch_timeout_s=2.0),
         model_family="fake",
         model_size=1,
@@ -213,3 +224,38 @@ async def until(condition: Any) -> None:
     async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110 - states of several nodes, no event of one
             await asyncio.sleep(0.02)
+
+
+async def test_a_node_that_cannot_start_its_exchange_leaves_nothing_running() -> None:
+    network = MemoryNetwork()
+    member = parts(network, NodeKey.generate())
+    strange = parts(network, NodeKey.generate())
+    mixed = NetworkParts(member.host, strange.exchange, member.discovery)
+    learner = FakeLearner("me")
+    one = node(learner, network=mixed)
+    strange.exchange._key = member.exchange._key  # an exchange whose key is not its host's
+    with pytest.raises(IdentityError):
+        await run(one)
+    assert member.host.status().state == "closed"
+    assert learner.rollouts(1).complete is False, "the worker was told to end"
+
+
+async def test_a_monitor_whose_output_is_gone_is_dropped_and_training_goes_on() -> None:
+    class ClosedPipe(Recorder):
+        def round_done(self, status: NodeStatus) -> None:
+            raise BrokenPipeError("reader is gone")
+
+    kept, learner = Recorder(), FakeLearner("me")
+    config = load_config(environ={}, assignments=["node.rounds=3"]).config
+    monitors = Monitors([ClosedPipe(), kept])
+    one = Node(config, learner, monitors, peer_id="me", name="n", model="m", seed=0, network=None)
+    assert (await run(one)).rounds == 3
+    assert len(kept.rounds) == 3
+
+
+def test_authors_without_number_do_not_grow_the_counters_without_bound() -> None:
+    counts: dict[str, int] = {}
+    for number in range(1000):
+        counts = tally(counts, [f"peer-{number}", "friend"])
+    assert len(counts) == 257
+    assert (counts["friend"], sum(counts.values())) == (1000, 2000)

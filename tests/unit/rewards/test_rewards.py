@@ -119,10 +119,11 @@ def test_one_tagged_answer_follows_the_thinking(text, score):
     assert answer_tags(["?"], [text]) == [score]
 
 
-def test_the_overlong_penalty_grows_over_the_last_tokens():
-    reward = soft_overlong(max_tokens=100, soft_tokens=20)
-    completion_ids = [[0] * length for length in (0, 80, 90, 100, 500)]
-    assert reward(["?"] * 5, [""] * 5, completion_ids) == [0.0, 0.0, -0.5, -1.0, -1.0]
+def test_the_overlong_penalty_grows_over_the_last_characters():
+    reward = soft_overlong(max_chars=100, soft_chars=20)
+    completions = ["x" * length for length in (0, 80, 90, 100, 500)]
+    assert reward(["?"] * 5, completions) == [0.0, 0.0, -0.5, -1.0, -1.0]
+    assert reward(["?"], [as_conversation("x" * 90)]) == [-0.5]
 
 
 def test_brevity_pays_and_never_costs():

@@ -58,6 +58,11 @@ def test_a_global_random_number_is_noticed(check):
     assert errors(report) == ["two draws of the same seed differ"]
 
 
+def test_seeding_the_global_random_is_fine(check):
+    report = check(GOOD.replace("rng = random.Random(seed)", "random.seed(seed)").replace("rng.", "random."))
+    assert report.findings == ()
+
+
 def test_the_order_of_a_hash_is_noticed_although_one_process_agrees_with_itself(check):
     report = check(GOOD.replace("rng.randrange(10_000)", "hash(str(rng.random()))"))
     assert errors(report) == ["another process draws other examples"]

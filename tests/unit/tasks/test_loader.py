@@ -1,10 +1,14 @@
 """From what a user types to a task, or to one clear sentence about what is wrong."""
 
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+
 import pytest
 
 from swarmnode.errors import TaskError
 from swarmnode.tasks.loader import load_task, load_tasks
-from swarmnode.tasks.mix import draw_round
+from swarmnode.tasks.rounds import draw_round
+from swarmnode.tasks.task import redraw
 
 TEN_LINES = """
 import random
@@ -168,6 +172,74 @@ def test_a_missing_file_and_one_that_is_no_text_are_task_errors(tmp_path):
     (tmp_path / "binary.py").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(TaskError, match="UTF-8"):
         load_task(str(tmp_path / "binary.py"))
+
+
+SEEDS_THE_GLOBAL_RANDOM = """
+import random
+import time
+
+def examples(seed):
+    random.seed(seed)
+    for _ in range(100):
+        time.sleep(0.0001)    # lets other threads run
+        yield f"{random.randrange(10_000)} + 1 ="
+
+def reward(completions):
+    random.seed(0)
+    return [random.random() for _ in completions]
+"""
+
+
+@pytest.fixture
+def two_careless_tasks(write):
+    """Two tasks that share `random` with each other."""
+    return [load_task(write(SEEDS_THE_GLOBAL_RANDOM, name)) for name in ("one.py", "two.py")]
+
+
+def prompts(task, seed, count=100):
+    return [example.prompt for example in islice(task.examples(seed), count)]
+
+
+def test_draws_from_one_global_random_may_be_read_in_turns(two_careless_tasks):
+    one, two = two_careless_tasks
+    alone = prompts(one, 0), prompts(two, 1)
+    turns = list(zip(one.examples(0), two.examples(1), strict=True))
+    assert ([a.prompt for a, _ in turns], [b.prompt for _, b in turns]) == alone
+
+
+def test_threads_that_draw_and_score_do_not_disturb_each_other(two_careless_tasks):
+    jobs = [(task, seed) for seed in range(8) for task in two_careless_tasks]
+    alone = [prompts(task, seed) for task, seed in jobs]
+    example, (reward,) = first(jobs[0][0]), jobs[0][0].score(first(jobs[0][0]), ["4"])
+    with ThreadPoolExecutor(max_workers=4) as threads:
+        drawn = threads.map(lambda job: prompts(*job), jobs)
+        scored = threads.map(lambda job: job[0].score(example, ["4"]), jobs)
+        assert list(drawn) == alone
+        assert list(scored) == [[reward]] * len(jobs)
+
+
+def test_every_example_of_a_round_with_careless_tasks_can_be_drawn_again(two_careless_tasks):
+    by_name = {task.name: task for task in two_careless_tasks}
+    for example in draw_round(two_careless_tasks, 0, 0, 40):
+        assert redraw(by_name[example.key.task], example.key) == example
+
+
+def test_a_long_draw_is_one_sequence_without_gap_or_repetition(write):
+    task = load_task(write("def examples(seed):\n    return map(str, range(1000))\n"))
+    assert prompts(task, 0, 2000) == [str(number) for number in range(1000)]
+    assert [example.key.index for example in task.examples(0)] == list(range(1000))
+
+
+def test_a_task_may_draw_from_another_file(write):
+    other = write("def examples(seed):\n    yield '2 + 2 ='\n", "other.py")
+    source = f"""
+from swarmnode.tasks.loader import load_task
+
+def examples(seed):
+    for example in load_task({other!r}).examples(seed):
+        yield example.prompt + " ?"
+"""
+    assert prompts(load_task(write(source)), 0) == ["2 + 2 = ?"]
 
 
 def test_a_file_name_must_do_as_a_task_name(write):

@@ -20,18 +20,18 @@ def call(reward, completions=("a", "bb"), **columns):
     )
 
 
-def test_a_reward_with_keywords_gets_everything_that_trl_passes():
+def test_a_reward_with_keywords_gets_what_trl_passes_except_token_ids():
     seen = {}
 
     def reward(prompts, completions, **columns):
         seen.update(columns)
         return [0.0] * len(prompts)
 
-    call_reward(reward, ["p", "p"], ["a", "b"], [[1], [2, 3]], {"answer": ["x", "y"]})
+    call_reward(reward, ["p", "p"], ["a", "b"], {"answer": ["x", "y"]})
     assert seen.pop("trainer_state").global_step == 0
     seen.pop("log_extra")("column", ["u", "v"])
     seen.pop("log_metric")("metric", 0.5)
-    assert seen == {"answer": ["x", "y"], "completion_ids": [[1], [2, 3]]}
+    assert seen == {"answer": ["x", "y"]}
 
 
 def test_a_reward_without_keywords_gets_only_what_it_names():
@@ -56,8 +56,9 @@ def test_token_ids_are_missing_only_for_a_reward_that_insists_on_them():
         return [float(completion_ids is None)] * len(completions)
 
     assert call(copes) == [1.0, 1.0]
-    with pytest.raises(TaskError, match="completion_ids"):
+    with pytest.raises(TaskError, match="completion_ids") as caught:
         call(insists)
+    assert caught.value.hint.startswith("token ids differ from node to node")
 
 
 async def an_async_reward(completions, **columns):

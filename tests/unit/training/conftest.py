@@ -9,7 +9,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from swarmnode.config import PolicyConfig
-from swarmnode.training.policy import BaseModel, Policy
+from swarmnode.training.policy import LoadedModel, Policy
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup
 
 VOCABULARY = 40
@@ -17,7 +17,7 @@ EOS = 1
 
 
 @pytest.fixture
-def base() -> BaseModel:
+def base() -> LoadedModel:
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=VOCABULARY,
@@ -31,11 +31,11 @@ def base() -> BaseModel:
         pad_token_id=0,
     )
     model = Qwen2ForCausalLM(config).eval()
-    return BaseModel("random", model, SimpleNamespace(eos_token_id=EOS), "fingerprint")
+    return LoadedModel("random", model, SimpleNamespace(eos_token_id=EOS), "fingerprint")
 
 
 @pytest.fixture
-def policy(base: BaseModel) -> Policy:
+def policy(base: LoadedModel) -> Policy:
     return Policy(base, PolicyConfig(lora_rank=4, lora_alpha=8), seed=0)
 
 

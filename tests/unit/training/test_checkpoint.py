@@ -16,7 +16,7 @@ from swarmnode.config import PolicyConfig, TrainingConfig
 from swarmnode.errors import CheckpointError, StorageError
 from swarmnode.training import checkpoint as checkpoint_module
 from swarmnode.training.checkpoint import CheckpointStore, restore
-from swarmnode.training.policy import BaseModel, Policy
+from swarmnode.training.policy import LoadedModel, Policy
 from swarmnode.training.records import Counters
 from swarmnode.training.trainer import Trainer
 from swarmnode.types import RolloutGroup
@@ -26,7 +26,7 @@ Make = Callable[[], tuple[Policy, Trainer]]
 
 
 @pytest.fixture
-def make(base: BaseModel) -> Make:
+def make(base: LoadedModel) -> Make:
     import copy
     from dataclasses import replace
 
@@ -86,7 +86,7 @@ def test_torch_draws_continue_where_they_were(make: Make, store: CheckpointStore
     assert torch.equal(torch.rand(4), expected)
 
 
-def test_peft_reads_the_adapter(make: Make, store: CheckpointStore, base: BaseModel, group: Any) -> None:
+def test_peft_reads_the_adapter(make: Make, store: CheckpointStore, base: LoadedModel, group: Any) -> None:
     from peft import PeftModel
 
     policy, trainer = make()
@@ -121,7 +121,28 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(
         path.write_bytes(bytes([data[0] ^ 0xFF]) + data[1:])
     found = store.latest()
     assert found is not None and found.state.counters.round == 1
+    assert path.parent.exists() or path.parent.parent.exists(), "looking changes nothing"
+    store.tidy()
+    found = store.latest()
+    assert found is not None and found.state.counters.round == 1
     assert [p.name for p in store.folder.glob("damaged-round-00000002-*")], "nothing is deleted"
+
+
+def test_a_checkpoint_of_another_version_is_not_damage(make: Make, store: CheckpointStore) -> None:
+    folder = save(store, make(), 1)
+    state = json.loads((folder / "state.json").read_text())
+    (folder / "state.json").write_text(json.dumps({**state, "format": 2}))
+    for look in (store.latest, store.tidy):
+        with pytest.raises(CheckpointError, match="has format 2"):
+            look()
+    assert folder.exists()
+
+
+def test_what_a_killed_save_left_is_removed_at_the_next_start(make: Make, store: CheckpointStore) -> None:
+    save(store, make(), 1)
+    (store.folder / ".round-00000002.123").mkdir()
+    store.tidy()
+    assert [p.name for p in store.folder.iterdir()] == ["round-00000001"]
 
 
 def test_without_any_sound_checkpoint_there_is_none(make: Make, store: CheckpointStore) -> None:
@@ -156,7 +177,7 @@ def test_a_checkpoint_of_another_base_model_is_refused(make: Make, store: Checkp
 
 
 def test_another_rank_is_refused_before_anything_changes(
-    make: Make, store: CheckpointStore, base: BaseModel
+    make: Make, store: CheckpointStore, base: LoadedModel
 ) -> None:
     save(store, make(), 1)
     policy = Policy(base, PolicyConfig(lora_rank=8), seed=0)

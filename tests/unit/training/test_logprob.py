@@ -1,7 +1,7 @@
 import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from swarmnode.training.logprob import completion_logprobs
+from swarmnode.training.logprob import completion_logprobs, head_is_plain
 from swarmnode.training.packing import TrainingSample, micro_batches
 from swarmnode.training.policy import Policy
 
@@ -59,4 +59,10 @@ def test_a_model_that_caps_its_logits_is_measured_with_the_cap() -> None:
     (batch,) = micro_batches([MIXED[1]], 100, torch.device("cpu"))
     logprobs = model(input_ids=batch.input_ids_BT).logits.log_softmax(-1)[0]
     expected = torch.stack([logprobs[i, token] for i, token in enumerate(MIXED[1].completion_ids)])
-    torch.testing.assert_close(completion_logprobs(model, batch), expected, atol=1e-5, rtol=0)
+    assert not head_is_plain(model)
+    found = completion_logprobs(model, batch, plain_head=False)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def test_an_ordinary_head_is_recognised_with_and_without_an_adapter(nudged: Policy) -> None:
+    assert head_is_plain(nudged.model)

@@ -115,10 +115,10 @@ def test_out_of_memory_halves_the_micro_batch_and_finishes_the_round(
     trainer = trainer_for(policy, micro_batch_tokens=256)
     original = trainer_module.completion_logprobs
 
-    def small_card(model: Any, batch: Any, temperature: float) -> torch.Tensor:
+    def small_card(model: Any, batch: Any, temperature: float, **options: Any) -> torch.Tensor:
         if trainer.micro_batch_tokens > 64:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return original(model, batch, temperature)
+        return original(model, batch, temperature, **options)
 
     monkeypatch.setattr(trainer_module, "completion_logprobs", small_card)
     report = trainer.train([group(ANSWERS, [1.0, 0.0, 0.0, 0.0])], [])
@@ -128,7 +128,7 @@ def test_out_of_memory_halves_the_micro_batch_and_finishes_the_round(
 def test_out_of_memory_for_good_says_what_to_do(
     policy: Policy, group: GroupMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_card(*_: Any) -> torch.Tensor:
+    def no_card(*_: Any, **__: Any) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(trainer_module, "completion_logprobs", no_card)

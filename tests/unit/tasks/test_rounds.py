@@ -6,7 +6,7 @@ import pytest
 
 from swarmnode.errors import TaskError
 from swarmnode.tasks.builtin import BUILTIN_TASKS
-from swarmnode.tasks.mix import MAX_SEEDS_PER_ROUND, draw_round, round_seed
+from swarmnode.tasks.rounds import MAX_SEEDS_PER_ROUND, draw_round, round_seed
 from swarmnode.tasks.task import is_held_out, redraw
 from swarmnode.types import Example, ExampleKey
 
@@ -64,6 +64,24 @@ def test_a_finite_task_goes_on_with_further_seeds():
     drawn = draw_round([task], 0, 0, 8)
     assert len({e.key for e in drawn}) == 8
     assert [redraw(task, e.key) for e in drawn] == drawn
+
+
+def test_tasks_take_turns_but_are_drawn_one_after_the_other():
+    log = []
+
+    class Logged(FiniteTask):
+        def examples(self, seed):
+            for example in super().examples(seed):
+                log.append(self.name)
+                yield example
+
+    class Other(Logged):
+        name = "other"
+
+    prompts = prompts_with(held_out=False, count=3)
+    drawn = draw_round([Logged(prompts), Other(prompts)], 0, 0, 6)
+    assert [example.prompt for example in drawn] == [prompt for prompt in prompts for _ in range(2)]
+    assert log == ["finite"] * 3 + ["other"] * 3
 
 
 def test_a_task_without_training_examples_is_an_error_and_not_an_endless_search():

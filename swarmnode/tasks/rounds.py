@@ -8,6 +8,7 @@ one again needs a handful of draws and not thousands.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain, cycle, islice
 
@@ -35,23 +36,25 @@ def draw_round(tasks: Sequence[Task], node_seed: int, round_index: int, count: i
     The turn begins with another task each round, so that few examples a round still reach all tasks.
     Raises TaskError when a task has too few training examples.
     """
-    streams = {task.name: _stream(task, node_seed, round_index) for task in tasks}
     first = round_index * count % len(tasks)
-    turns = islice(cycle(tasks), first, first + count)
-    return [_take(task, streams[task.name]) for task in turns]
+    turns = [task.name for task in islice(cycle(tasks), first, first + count)]
+    shares = Counter(turns)
+    # One task after the other, although they take turns: two tasks may draw from one source.
+    drawn = {task.name: iter(_take(task, node_seed, round_index, shares[task.name])) for task in tasks}
+    return [next(drawn[name]) for name in turns]
+
+
+def _take(task: Task, node_seed: int, round_index: int, count: int) -> list[Example]:
+    examples = list(islice(_stream(task, node_seed, round_index), count))
+    if len(examples) < count:
+        raise TaskError(
+            f"{task.name} has too few training examples for one round",
+            hint=f"try: swarmnode task check {task.name}",
+        )
+    return examples
 
 
 def _stream(task: Task, node_seed: int, round_index: int) -> Iterator[Example]:
     """Training examples of the round's seed, then of further ones where the task's are finite."""
     seeds = (round_seed(node_seed, round_index, attempt) for attempt in range(MAX_SEEDS_PER_ROUND))
     return chain.from_iterable(draw_train(task, seed) for seed in seeds)
-
-
-def _take(task: Task, stream: Iterator[Example]) -> Example:
-    example = next(stream, None)
-    if example is None:
-        raise TaskError(
-            f"{task.name} has too few training examples for one round",
-            hint=f"try: swarmnode task check {task.name}",
-        )
-    return example

@@ -1,0 +1,46 @@
+"""What SIGINT, SIGTERM and SIGHUP mean to a running node: once, stop in order; again, stop at once.
+
+run.py -> [stop_on_signals] -> Node.request_stop
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+SAME_REQUEST_S = 1.0
+"""Signals this close together are one request: a terminal and a supervisor often both send one."""
+
+INTERRUPTED = 130
+"""The exit code of a shell for a program ended by SIGINT."""
+
+
+def stop_on_signals(request_stop: Callable[[], None]) -> None:
+    """Install the handlers on the running event loop.
+
+    A second request does not wait for the work in hand, which may take minutes: the process ends there and
+    then. The last checkpoint is whole, and the network daemon goes down with us.
+    """
+    loop = asyncio.get_running_loop()
+    asked_at: float | None = None
+
+    def stop() -> None:
+        nonlocal asked_at
+        now = time.monotonic()
+        if asked_at is None:
+            asked_at = now
+            log.info("stopping: the work in hand is ended and a checkpoint is written; again stops at once")
+            request_stop()
+        elif now - asked_at > SAME_REQUEST_S:
+            log.warning("stopped at once: the last checkpoint is where the next start goes on")
+            logging.shutdown()
+            sys.stdout.flush()
+            os._exit(INTERRUPTED)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop)

@@ -1,0 +1,17 @@
+"""From the node's settings to the exchange's."""
+
+import pytest
+
+from swarmnode.config import load_config
+from swarmnode.node.assemble import exchange_settings
+
+
+@pytest.mark.parametrize(("group_size", "largest"), [(8, 16), (2, 4), (64, 64)])
+def test_a_peers_group_may_be_twice_as_large_as_ours(group_size: int, largest: int) -> None:
+    config = load_config(environ={}, assignments=[f"rollout.group_size={group_size}"]).config
+    assert exchange_settings(config, 100).max_group_size == largest
+
+
+def test_a_peers_sequences_are_no_longer_than_ours() -> None:
+    settings = exchange_settings(load_config(environ={}, assignments=["rollout.max_tokens=7"]).config, 100)
+    assert (settings.max_prompt_tokens, settings.max_completion_tokens) == (100, 7)

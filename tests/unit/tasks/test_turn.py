@@ -1,0 +1,80 @@
+"""One thread at a time, in order, and never stuck behind one that hangs."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from swarmnode.tasks.turn import Turn
+
+
+def test_threads_are_never_inside_together():
+    turn, inside, most = Turn(), [], []
+
+    def work(number):
+        for _ in range(50):
+            with turn.taken():
+                inside.append(number)
+                most.append(len(inside))
+                inside.remove(number)
+
+    with ThreadPoolExecutor(max_workers=4) as threads:
+        list(threads.map(work, range(4)))
+    assert (len(most), max(most)) == (200, 1)
+
+
+def test_the_holder_may_take_its_turn_again():
+    turn = Turn()
+    with turn.taken(), turn.taken():
+        pass
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        assert thread.submit(lambda: turn.taken().__enter__()).result(timeout=30) is None
+
+
+def test_a_thread_that_comes_back_at_once_queues_behind_one_that_waits():
+    turn, order = Turn(), []
+
+    def wait_and_note():
+        with turn.taken():
+            order.append("waited")
+
+    waiting = threading.Thread(target=wait_and_note)
+    with turn.taken():
+        waiting.start()
+        while not turn._next.locked():
+            pass
+    with turn.taken():
+        order.append("came back")
+    waiting.join(timeout=30)
+    assert order == ["waited", "came back"]
+
+
+def test_a_thread_that_hangs_is_left_behind_and_may_still_end_later(caplog):
+    turn, release, inside = Turn(patience_s=0.05), threading.Event(), threading.Event()
+
+    def hang():
+        with turn.taken():
+            inside.set()
+            release.wait()
+
+    hanging = threading.Thread(target=hang)
+    hanging.start()
+    inside.wait()
+    with turn.taken():
+        assert "going on without waiting" in caplog.text
+        release.set()
+        hanging.join(timeout=30)
+        with ThreadPoolExecutor(max_workers=1) as thread, turn.taken():
+            assert not thread.submit(turn._holder.lock.acquire, blocking=False).result()
+    with turn.taken():
+        pass
+    assert caplog.text.count("going on") == 1
+
+
+def test_a_failure_inside_gives_the_turn_back():
+    turn = Turn(patience_s=30.0)
+    try:
+        with turn.taken():
+            raise ZeroDivisionError
+    except ZeroDivisionError:
+        pass
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        assert thread.submit(lambda: turn.taken().__enter__()).result(timeout=10) is None
