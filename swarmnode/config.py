@@ -11,10 +11,19 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from swarmnode.errors import ConfigError
 
@@ -26,7 +35,14 @@ NOT_SETTINGS = frozenset({"SWARMNODE_HOME"})
 class Section(BaseModel):
     """A frozen group of settings. Unknown keys are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _one_value_is_a_list_of_one(cls, value: Any, info: ValidationInfo) -> Any:
+        """`--set tasks.names=rev` means what it looks like."""
+        field = cls.model_fields[str(info.field_name)]
+        return (value,) if isinstance(value, str) and get_origin(field.annotation) is tuple else value
 
 
 class SwarmConfig(Section):
@@ -49,6 +65,11 @@ class NetworkConfig(Section):
     """Connected peers to wait for before round 1. 0 starts alone at once."""
     wait_for_peers_s: float = Field(default=60.0, ge=0)
     """Longest such wait in seconds; then the node starts with the peers it has."""
+
+    @field_validator("listen")
+    @classmethod
+    def _listen_is_ipv4(cls, text: str) -> str:
+        return str(IPv4Address(text))
 
 
 class PolicyConfig(Section):
@@ -82,7 +103,7 @@ class RolloutConfig(Section):
     """Longest completion in tokens."""
     max_prompt_tokens: int = Field(default=1024, ge=1)
     """Longest prompt in tokens. Examples with longer ones are left out, with a line in the log."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, ge=0.01)
     """Sampling temperature. Training needs exploration, so it cannot be 0."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling. 1 samples from the whole distribution."""
@@ -245,7 +266,7 @@ def presets(folder: Path) -> dict[str, Path]:
 
 def _file_layer(origin: str, path: Path) -> Layer:
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        tree = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", hint="check the path") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -263,7 +284,9 @@ def _environment_layers(environ: Mapping[str, str]) -> list[Layer]:
     for variable, text in sorted(environ.items()):
         if not variable.startswith(ENV_PREFIX) or variable in NOT_SETTINGS:
             continue
-        section, _, key = variable.removeprefix(ENV_PREFIX).lower().partition("__")
+        section, separator, key = variable.removeprefix(ENV_PREFIX).lower().partition("__")
+        if not separator:
+            raise ConfigError(f"{variable} is no setting", hint=f"write {ENV_PREFIX}SECTION__KEY")
         layers.append(Layer(variable, {f"{section}.{key}": _parse_value(text)}))
     return layers
 

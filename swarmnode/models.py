@@ -107,6 +107,8 @@ def find_model(spec: str) -> str:
     >>> find_model("owner/name")
     'owner/name'
     """
+    if not spec.strip():
+        raise ModelError("--model is empty", hint="use `tiny`, a folder, or a hub name like owner/name")
     path = Path(spec).expanduser()
     if path.is_dir():
         if not (path / "config.json").exists():

@@ -1,12 +1,19 @@
 """The `swarmnode` command: its sub-commands, and the one place where errors become exit codes."""
 
+import errno
 import os
 import sys
+from typing import Annotated, NoReturn
 
 import typer
 
+from swarmnode import __version__
 from swarmnode.cli import config, doctor, evaluate, export, identity, join, status, swarm, task
 from swarmnode.errors import SwarmnodeError
+
+DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+INTERRUPTED = 130
+"""The exit code of a shell for a program ended by SIGINT."""
 
 app = typer.Typer(
     name="swarmnode",
@@ -27,19 +34,49 @@ app.add_typer(identity.app, name="identity")
 app.add_typer(config.app, name="config")
 
 
+@app.callback(invoke_without_command=True)
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+) -> None:
+    if version:
+        typer.echo(f"swarmnode {__version__}")
+        raise typer.Exit
+
+
 def main() -> None:
     """Entry point of the console script."""
     try:
         app()
     except SwarmnodeError as error:
-        print(f"error: {error.message}", file=sys.stderr)
-        if error.hint:
-            print(f"  next: {error.hint}", file=sys.stderr)
-        raise SystemExit(error.exit_code) from None
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        raise SystemExit(130) from None
+        _complain(error.message, error.hint, error.exit_code)
     except BrokenPipeError:
         # Whoever read our output has gone. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
+    except OSError as error:
+        if error.errno not in DISK_TROUBLE:
+            raise
+        _complain(f"{error.strerror}: {error.filename or 'standard output'}", "free space or use --home", 3)
+    except KeyboardInterrupt:
+        _complain("stopped before the node was up", "nothing was lost", INTERRUPTED)
+    except Exception as error:
+        # Ctrl-C while a large library is being imported surfaces as whatever that library makes of it.
+        if not _was_interrupted(error):
+            raise
+        _complain("stopped before the node was up", "nothing was lost", INTERRUPTED)
+
+
+def _complain(what: str, hint: str, exit_code: int) -> NoReturn:
+    print(f"error: {what}", file=sys.stderr)
+    if hint:
+        print(f"  next: {hint}", file=sys.stderr)
+    raise SystemExit(exit_code) from None
+
+
+def _was_interrupted(error: BaseException) -> bool:
+    cause: BaseException | None = error
+    for _ in range(20):
+        if cause is None or isinstance(cause, KeyboardInterrupt):
+            break
+        cause = cause.__cause__ or cause.__context__
+    return isinstance(cause, KeyboardInterrupt)

@@ -3,8 +3,8 @@
 import typer
 
 from swarmnode.cli.settings import Home, Json
-from swarmnode.errors import SwarmnodeError
-from swarmnode.paths import resolve_paths
+from swarmnode.errors import IdentityInUse, SwarmnodeError
+from swarmnode.paths import Paths, resolve_paths
 
 TIMEOUT_S = 5.0
 
@@ -12,6 +12,8 @@ TIMEOUT_S = 5.0
 def status(home: Home = None, json: Json = False) -> None:
     """Show what the running node does, learns, hears and waits for."""
     import time
+    from http.client import HTTPException
+    from urllib.request import urlopen
 
     import msgspec
     from rich.console import Console
@@ -20,24 +22,34 @@ def status(home: Home = None, json: Json = False) -> None:
     from swarmnode.node.running import read_running
     from swarmnode.node.status import NodeStatus
 
-    running = read_running(resolve_paths(home).running)
+    paths = resolve_paths(home)
+    running = read_running(paths.running)
     if running is None:
-        raise SwarmnodeError(
-            "no node is running here", hint="start one with `swarmnode join`, or name its --home"
-        )
-    body = _get(f"http://{running.http_host}:{running.http_port}/status")
-    if json:
-        typer.echo(body.decode())
-        return
-    Console().print(render(msgspec.json.decode(body, type=NodeStatus), (), (), time.time()))
-
-
-def _get(url: str) -> bytes:
-    from urllib.error import URLError
-    from urllib.request import urlopen
-
+        raise _not_running(paths)
+    url = f"http://{running.http_host}:{running.http_port}/status"
     try:
         with urlopen(url, timeout=TIMEOUT_S) as answer:  # a URL of our own making, on this machine
-            return answer.read()
-    except (URLError, TimeoutError, ConnectionError) as error:
-        raise SwarmnodeError(f"the node at {url} does not answer: {error}", hint="see its log") from error
+            found = msgspec.json.decode(answer.read(), type=NodeStatus)
+    except (OSError, HTTPException, ValueError, msgspec.DecodeError) as error:
+        raise SwarmnodeError(
+            f"no node answers at {url}: {error}", hint=f"see {paths.logs}/node.log"
+        ) from error
+    if json:
+        typer.echo(msgspec.json.encode(found).decode())
+    else:
+        Console().print(render(found, (), (), time.time()))
+
+
+def _not_running(paths: Paths) -> SwarmnodeError:
+    """Nobody home, or somebody who is still getting dressed: the identity is locked from the first moment."""
+    from swarmnode.identity.lock import IdentityLock
+
+    if paths.identity.exists():
+        try:
+            with IdentityLock(paths.identity):
+                pass
+        except IdentityInUse as error:
+            return SwarmnodeError(f"a node is starting: {error.message}", hint="ask again in some seconds")
+    return SwarmnodeError(
+        "no node is running here", hint="start one with `swarmnode join`, or name its --home"
+    )

@@ -11,12 +11,16 @@ import errno
 import logging
 import os
 import re
+import shutil
 import socket
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from swarmnode.errors import NetworkError, PortInUse, StorageError
 from swarmnode.identity import keys
@@ -191,16 +195,26 @@ async def _spawn(command: list[str], on_exit: Callable[[], None]) -> DaemonProce
 
 def make_socket_folder() -> Path:
     """A new private folder (0700) whose path is short enough for a Unix socket. The caller removes it."""
-    # mkdtemp adds 8 random characters, our sockets at most 24 more.
+    # A pid has at most 7 digits, mkdtemp adds 8 random characters, our sockets at most 24 more.
     parent = Path(tempfile.gettempdir())
-    if len(os.fsencode(parent)) + len("/swarmnode-") + 8 + 24 > MAX_SOCKET_PATH_BYTES:
+    if len(os.fsencode(parent)) + len("/swarmnode-1234567-") + 8 + 24 > MAX_SOCKET_PATH_BYTES:
         parent = Path("/tmp")
+    _sweep_folders_of_the_dead(parent)
     try:
-        return Path(tempfile.mkdtemp(prefix="swarmnode-", dir=parent))
+        return Path(tempfile.mkdtemp(prefix=f"swarmnode-{os.getpid()}-", dir=parent))
     except OSError as error:
         raise StorageError(
             f"no folder for the network sockets can be made in {parent}: {error.strerror}"
         ) from error
+
+
+def _sweep_folders_of_the_dead(parent: Path) -> None:
+    """Remove the folders that killed nodes of this user left behind."""
+    for folder in parent.glob("swarmnode-*-*"):
+        pid = folder.name.split("-")[1]
+        with suppress(OSError):
+            if pid.isdigit() and folder.stat().st_uid == os.getuid() and not psutil.pid_exists(int(pid)):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_port_is_free(address: str) -> None:

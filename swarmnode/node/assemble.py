@@ -20,7 +20,7 @@ from swarmnode.exchange.exchange import Exchange, ExchangeSettings
 from swarmnode.exchange.limits import MAX_GROUP_SIZE
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.discovery import Discovery
-from swarmnode.network.multiaddr import split_peer
+from swarmnode.network.multiaddr import parse_address, split_peer
 from swarmnode.network.p2pd import P2pdHost
 from swarmnode.network.peers import PeerBook
 from swarmnode.node.node import NetworkParts
@@ -160,9 +160,11 @@ def seed_of(config: Config, peer_id: str) -> int:
 
 
 def check_addresses(network: NetworkConfig) -> None:
-    """Raises NetworkError for a seed that is no address: a typing error should stop the start at once."""
+    """Raises NetworkError for a seed or an announced address that is none, before any work is done."""
     for address in network.seeds:
         split_peer(address)
+    for address in network.announce:
+        parse_address(address)
 
 
 def check_status_port(node: NodeConfig) -> None:
@@ -203,9 +205,10 @@ def remember_port(paths: Paths, addresses: tuple[str, ...]) -> None:
 
 def _remembered_port(paths: Paths) -> int | None:
     try:
-        return int(_port_file(paths).read_text())
+        port = int(_port_file(paths).read_text())
     except (OSError, ValueError):
         return None
+    return port if 0 < port < 65536 else None
 
 
 def _port_file(paths: Paths) -> Path:

@@ -60,7 +60,7 @@ def next_action(view: View) -> Action:
     """The node's whole behaviour in one expression.
 
     >>> next_action(View(3, 3, False, 3, 3, 0, 10, 0, 0, 0.0, 60.0))
-    Stop(reason='3 of 3 rounds are done')
+    Stop(reason='3 rounds are done')
     """
     return (
         _stop(view)
@@ -98,7 +98,7 @@ def _save(view: View) -> Action | None:
 
 
 def _finish(view: View) -> Action | None:
-    return Stop(f"{view.round} of {view.rounds_limit} rounds are done") if view.done else None
+    return Stop(f"{view.round} rounds are done") if view.done else None
 
 
 def _unsaved(view: View) -> bool:

@@ -21,7 +21,7 @@ from typing import Self, TypeVar, TypeVarTuple
 import msgspec
 
 from swarmnode.config import Config
-from swarmnode.errors import StorageError
+from swarmnode.errors import StorageError, SwarmnodeError
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.network.discovery import Discovery
 from swarmnode.network.host import Host
@@ -75,6 +75,8 @@ class Summary:
     seconds: float
     reward_first: float | None
     reward_last: float | None
+    evaluated_round: int | None
+    """The round that `reward_last` was measured at."""
     external_groups_trained: dict[str, int]
     saved_round: int | None
     """Round of the newest checkpoint; less than `rounds` when the disk was full."""
@@ -158,11 +160,20 @@ class Node:
             owned = [services.create_task(supervise("screen and peers", self._keep_looking))]
             if self._network is not None:
                 owned.append(services.create_task(supervise("discovery", self._network.discovery.run)))
-            reason = await self._work()
+            reason = await self._work_and_keep_what_was_learnt()
             for task in owned:
                 task.cancel()
         self._monitor.tick(self.status)
         return self._summary(reason)
+
+    async def _work_and_keep_what_was_learnt(self) -> str:
+        """An error ends the run, but not before the rounds that are done have their checkpoint."""
+        try:
+            return await self._work()
+        except SwarmnodeError:
+            if self._counters.round not in (0, self._saved_round):
+                await self._save()
+            raise
 
     async def _work(self) -> str:
         while True:
@@ -285,7 +296,7 @@ class Node:
         try:
             await self._in_worker(self._learner.save, counters, waiting)
         except StorageError as error:
-            log.error("%s; training goes on", error)
+            log.error("%s; the node goes on", error)
             self._board.not_saved(error.message)
             return
         self._board.saved(counters.round)
@@ -328,6 +339,7 @@ class Node:
             seconds=round(counters.seconds, 3),
             reward_first=counters.reward_first,
             reward_last=counters.reward_last,
+            evaluated_round=counters.evaluated_round,
             external_groups_trained=dict(counters.external_groups_trained),
             saved_round=self.status.checkpoint.round,
             stopped=reason,

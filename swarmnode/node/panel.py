@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swarmnode.node.monitors import shown
-from swarmnode.node.status import NodeStatus
+from swarmnode.node.status import NodeStatus, invitation
 
 LOG_LINES = 6
 HISTORY_ROUNDS = 60
@@ -131,9 +131,7 @@ def _saved(status: NodeStatus, now: float) -> RenderableType:
 
 def _invitation(status: NodeStatus) -> Text:
     """The command for another machine. It folds rather than being cut: people copy it."""
-    if not status.network.addresses:
-        return Text("-")
-    return Text(f"swarmnode join {status.network.addresses[0]}", overflow="fold")
+    return Text(invitation(status) or "-", overflow="fold")
 
 
 def _reasons(counts: Mapping[str, int]) -> str:

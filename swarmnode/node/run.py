@@ -32,6 +32,7 @@ from swarmnode.node.node import Node, Summary
 from swarmnode.node.running import Running, read_running, remove_running, write_running
 from swarmnode.node.screen import Screen
 from swarmnode.node.signals import stop_on_signals
+from swarmnode.node.status import invitation
 from swarmnode.paths import Paths
 from swarmnode.tasks.loader import load_tasks
 
@@ -112,12 +113,10 @@ def _announce(node: Node, http_port: int, config: Config, paths: Paths) -> None:
         remember_port(paths, addresses)
     except OSError as error:
         log.warning("`swarmnode status` will not find this node: cannot write %s (%s)", paths.state, error)
-    if not addresses:
-        return
-    swarm = "" if config.swarm.name == "commons" else f" --swarm {config.swarm.name}"
-    state = "joining" if config.network.seeds else "started"
-    log.info("%s swarm %s; another machine joins with:", state, config.swarm.name)
-    log.info("  swarmnode join %s%s", addresses[0], swarm)
+    if (command := invitation(status)) is not None:
+        state = "joining" if config.network.seeds else "started"
+        log.info("%s swarm %s; another machine joins with:", state, config.swarm.name)
+        log.info("  %s", command)
 
 
 def _plain_error(group: BaseExceptionGroup[BaseException]) -> BaseException:

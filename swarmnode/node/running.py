@@ -5,6 +5,7 @@ run.py writes it -> [running.json] -> `swarmnode status`, `swarmnode swarm`
 
 import os
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import psutil
@@ -13,10 +14,10 @@ import psutil
 class Running(msgspec.Struct, frozen=True):
     """A node that runs now."""
 
-    pid: int
+    pid: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
     peer_id: str
     http_host: str
-    http_port: int
+    http_port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
     addresses: tuple[str, ...] = ()
 
 

@@ -105,6 +105,14 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: Saved = Saved()
 
 
+def invitation(status: NodeStatus) -> str | None:
+    """What another machine types to join this node's swarm; None while nobody could reach us."""
+    if not status.network.addresses:
+        return None
+    swarm = "" if status.swarm == "commons" else f" --swarm {status.swarm}"
+    return f"swarmnode join {status.network.addresses[0]}{swarm}"
+
+
 def measurements(status: NodeStatus) -> dict[str, float]:
     """Every known number by dotted name; the names of JSONL and, with underscores, of Prometheus.
 

@@ -163,6 +163,11 @@ def _load_file(path: Path) -> Task:
 
 def _rewards(module: ModuleType) -> dict[str, Reward]:
     """`reward` and every `reward_<name>` of the file; exact match when there is none."""
+    if inspect.isfunction(vars(module).get("score")):
+        raise TaskError(
+            "the file defines score(), which a task file does not use",
+            hint="name it reward(completions, **columns) and return one number per completion",
+        )
     found = {
         name.removeprefix("reward_"): function
         for name, function in vars(module).items()

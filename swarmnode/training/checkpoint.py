@@ -117,7 +117,8 @@ class CheckpointStore:
                 return
             except DamagedCheckpoint as error:
                 aside = folder.with_name(f"damaged-{folder.name}-{int(time.time())}")
-                folder.rename(aside)
+                with suppress(OSError):
+                    folder.rename(aside)
                 log.warning("%s; kept as %s, trying the checkpoint before it", error.message, aside.name)
 
     def _sound(self) -> Iterator[Checkpoint]:
@@ -130,7 +131,12 @@ class CheckpointStore:
         if not self._folders():
             return None
         target = self.folder.with_name(f"{self.folder.name}.{time.strftime('%Y%m%d-%H%M%S')}")
-        self.folder.rename(target)
+        try:
+            self.folder.rename(target)
+        except OSError as error:
+            raise StorageError(
+                f"cannot put {self.folder} aside: {error.strerror}", hint="check who owns that folder"
+            ) from error
         return target
 
     def _folders(self) -> list[Path]:

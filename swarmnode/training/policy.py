@@ -176,7 +176,13 @@ def _first_line(error: Exception) -> str:
 
 def _device(name: str) -> torch.device:
     if name != "auto":
-        return torch.device(name)
+        try:
+            return torch.empty(0, device=name).device
+        except (RuntimeError, AssertionError) as error:
+            raise ModelError(
+                f"policy.device = {name} cannot be used: {_first_line(error)}",
+                hint="see `swarmnode doctor`, or use auto",
+            ) from error
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")

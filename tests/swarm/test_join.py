@@ -218,7 +218,7 @@ def test_a_full_disk_loses_nothing_and_does_not_stop_the_training(join: Join, sm
 
     second = join(*settings, "--rounds", "4", home="disk")
     assert second.summary()["rounds"] == 4
-    assert "the disk is full" in second.story and "training goes on" in second.story
+    assert "the disk is full" in second.story and "the node goes on" in second.story
     assert adapter(second, 2) == kept
     assert not list(second.paths.checkpoints.rglob("round-00000004")), "no half-written checkpoint"
 

@@ -110,3 +110,19 @@ def test_every_setting_is_explained_in_a_sentence() -> None:
 
 def test_every_section_of_the_tree_is_listed() -> None:
     assert {key.partition(".")[0] for key in KEYS} == set(Config.model_fields)
+
+
+def test_one_value_stands_for_a_list_of_one() -> None:
+    loaded = load_config(environ={"SWARMNODE_TASKS__NAMES": "sort"})
+    assert loaded.config.tasks.names == ("sort",)
+
+
+@pytest.mark.parametrize("assignment", ["rollout.temperature=inf", "network.listen=::1", "network.listen=me"])
+def test_values_that_make_no_sense_are_refused_at_once(assignment: str) -> None:
+    with pytest.raises(ConfigError, match=assignment.partition("=")[0]):
+        load_config(environ={}, assignments=[assignment])
+
+
+def test_a_variable_without_two_underscores_is_told_how_to_write_it() -> None:
+    with pytest.raises(ConfigError, match="SECTION__KEY"):
+        load_config(environ={"SWARMNODE_ROLLOUT_GROUPS": "3"})

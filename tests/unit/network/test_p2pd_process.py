@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import stat
+import subprocess
 import sys
 import tempfile
 import textwrap
@@ -136,6 +137,19 @@ def test_the_socket_folder_is_private_and_its_path_short(monkeypatch: pytest.Mon
         assert len(str(folder / "control-99999999.sock")) <= MAX_SOCKET_PATH_BYTES
     finally:
         folder.rmdir()
+
+
+def test_folders_of_killed_nodes_are_swept_and_those_of_living_ones_stay(monkeypatch: pytest.MonkeyPatch):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    names = [f"swarmnode-{gone.pid}-aaaa", f"swarmnode-{os.getppid()}-bbbb", "swarmnode-notes", "other-1-x"]
+    # Not tmp_path: its name is too long for a socket.
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        monkeypatch.setattr(tempfile, "gettempdir", lambda: short)
+        for name in names:
+            Path(short, name).mkdir()
+        made = make_socket_folder()
+        assert {path.name for path in Path(short).iterdir()} == {*names[1:], made.name}
 
 
 def test_without_hivemind_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):

@@ -55,7 +55,7 @@ def test_the_end_is_measured_saved_and_then_reached() -> None:
     end = replace(VIEW, round=7, rounds_limit=7)
     assert next_action(end) == Evaluate()
     assert next_action(replace(end, evaluated_round=7)) == SaveCheckpoint()
-    assert next_action(replace(end, evaluated_round=7, saved_round=7)) == Stop("7 of 7 rounds are done")
+    assert next_action(replace(end, evaluated_round=7, saved_round=7)) == Stop("7 rounds are done")
 
 
 def test_a_stop_is_obeyed_before_anything_else_but_saves() -> None:

@@ -7,13 +7,14 @@ import msgspec
 import pytest
 
 from swarmnode.config import load_config
-from swarmnode.errors import IdentityError
+from swarmnode.errors import IdentityError, TaskError
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.settings import ExchangeSettings
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.discovery import Discovery
 from swarmnode.network.memory import MemoryHost
 from swarmnode.network.peers import PeerBook
+from swarmnode.node.learner import RoundRollouts
 from swarmnode.node.monitors import Monitors
 from swarmnode.node.node import NetworkParts, Node, Summary
 from swarmnode.node.status import NodeStatus
@@ -90,7 +91,7 @@ async def run(one: Node) -> Summary:
 async def test_a_node_alone_measures_learns_measures_and_saves() -> None:
     learner, monitor = FakeLearner("me"), Recorder()
     summary = await run(node(learner, "node.rounds=5", monitor=monitor))
-    assert (summary.rounds, len(learner.trained), summary.stopped) == (5, 5, "5 of 5 rounds are done")
+    assert (summary.rounds, len(learner.trained), summary.stopped) == (5, 5, "5 rounds are done")
     assert summary.reward_first == pytest.approx(0.5)
     assert summary.reward_last is not None and summary.reward_last > 0.6
     assert [counters.round for _, counters, _ in learner.disk] == [2, 4, 5]
@@ -259,3 +260,17 @@ def test_authors_without_number_do_not_grow_the_counters_without_bound() -> None
         counts = tally(counts, [f"peer-{number}", "friend"])
     assert len(counts) == 257
     assert (counts["friend"], sum(counts.values())) == (1000, 2000)
+
+
+async def test_an_error_in_a_round_keeps_what_the_rounds_before_it_learnt() -> None:
+    class Stumbling(FakeLearner):
+        def rollouts(self, number: int) -> RoundRollouts:
+            if number == 4:
+                raise TaskError("the reward failed")
+            return super().rollouts(number)
+
+    learner = Stumbling("me")
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await run(node(learner, "node.checkpoint_every=100"))
+    assert caught.value.subgroup(TaskError) is not None
+    assert learner.disk[-1][1].round == 3

@@ -262,3 +262,12 @@ def test_examples_that_fail_midway_say_where(write):
 def test_examples_of_another_shape_are_refused(write, row):
     with pytest.raises(TaskError):
         first(load_task(write(f"def examples(seed):\n    yield {row}\n")))
+
+
+def test_a_score_function_is_not_silently_ignored(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "def examples(seed):\n    yield 'a', 'b'\n\ndef score(example, completions):\n    return [1.0]\n"
+    )
+    with pytest.raises(TaskError, match="does not use"):
+        load_task(str(path))
