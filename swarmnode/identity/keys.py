@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from swarmnode.errors import IdentityError
 from swarmnode.identity.names import memorable_name
 from swarmnode.identity.peer_id import peer_id_from_public_key
+from swarmnode.storage import sync
 
 log = logging.getLogger(__name__)
 
@@ -193,7 +194,7 @@ def _install(key: NodeKey, path: Path, *, replace: bool = False) -> bool:
             return False
         finally:
             temporary.unlink(missing_ok=True)
-        _sync_folder(path.parent)
+        sync(path.parent)
     except OSError as error:
         raise IdentityError(
             f"cannot write the identity {path}: {error.strerror}",
@@ -221,11 +222,3 @@ def _write_secret(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -7,7 +7,6 @@ node finds its swarm again when every seed is gone.
 """
 
 import logging
-import os
 import random
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ import msgspec
 
 from swarmnode.errors import NetworkError, StorageError
 from swarmnode.network.multiaddr import MAX_ADDRESSES_PER_PEER, split_peer
+from swarmnode.storage import replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -74,11 +74,8 @@ class PeerBook:
         """Write the addresses that once worked, atomically. Raises StorageError."""
         if self._path is None:
             return
-        aside = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            aside.write_bytes(_encode(self))
-            aside.replace(self._path)
+            replace_file(self._path, _encode(self))
         except OSError as error:
             raise StorageError(f"the peer book {self._path} cannot be written: {error.strerror}") from error
 

@@ -10,6 +10,8 @@ from typing import Annotated
 import msgspec
 import psutil
 
+from swarmnode.storage import replace_file
+
 
 class Running(msgspec.Struct, frozen=True):
     """A node that runs now."""
@@ -22,11 +24,8 @@ class Running(msgspec.Struct, frozen=True):
 
 
 def write_running(path: Path, note: Running) -> None:
-    """Replace the note in one step, so that a reader never sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_bytes(msgspec.json.encode(note))
-    aside.replace(path)
+    """Leave the note. Raises OSError."""
+    replace_file(path, msgspec.json.encode(note))
 
 
 def read_running(path: Path) -> Running | None:

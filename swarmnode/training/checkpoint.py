@@ -28,6 +28,7 @@ import msgspec
 import torch
 
 from swarmnode.errors import CheckpointError, StorageError
+from swarmnode.storage import sync
 from swarmnode.training.policy import Policy
 from swarmnode.training.records import Counters
 from swarmnode.training.trainer import Trainer
@@ -46,7 +47,6 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """state.json."""
 
     format: int
-    saved_at: float
     base_model: str
     base_fingerprint: str
     policy_version: int
@@ -91,10 +91,10 @@ class CheckpointStore:
             _write(aside / "optimizer.safetensors", _optimizer_bytes(policy, trainer))
             _write(aside / "exchange.bin", exchange)
             _write_state(aside, policy, counters, seed)
-            _sync(aside / "adapter")
-            _sync(aside)
+            sync(aside / "adapter")
+            sync(aside)
             aside.rename(target)
-            _sync(self.folder)
+            sync(self.folder)
         except OSError as error:
             raise _storage_error(error, target) from error
         finally:
@@ -218,7 +218,6 @@ def _write_state(folder: Path, policy: Policy, counters: Counters, seed: int) ->
     files = [p for p in folder.rglob("*") if p.is_file()]
     state = State(
         format=FORMAT,
-        saved_at=time.time(),
         base_model=policy.base.name,
         base_fingerprint=policy.base.fingerprint,
         policy_version=policy.version,
@@ -227,21 +226,13 @@ def _write_state(folder: Path, policy: Policy, counters: Counters, seed: int) ->
         digests={str(path.relative_to(folder)): _digest(path) for path in sorted(files)},
     )
     for path in files:
-        _sync(path)
+        sync(path)
     _write(folder / "state.json", json.dumps(msgspec.to_builtins(state), indent=1).encode())
 
 
 def _write(path: Path, data: bytes) -> None:
     path.write_bytes(data)
-    _sync(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(path)
 
 
 def _digest(path: Path) -> str:

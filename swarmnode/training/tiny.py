@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from swarmnode.errors import StorageError
+from swarmnode.storage import sync
 from swarmnode.tasks.builtin import BUILTIN_TASKS
 from swarmnode.training.warmup import Phase, warm_up
 
@@ -176,7 +177,7 @@ def _publish(model: Any, target: Path) -> None:
         model.save_pretrained(staging)
         _save_tokenizer(staging)
         for path in staging.iterdir():
-            _sync(path)
+            sync(path)
         try:
             staging.rename(target)
         except OSError:
@@ -233,11 +234,3 @@ def _storage_errors(target: Path) -> Generator[None, None, None]:
             f"the tiny policy cannot be written to {target}: {error}",
             hint="free 5 MB there or give another folder with --home",
         ) from error
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
