@@ -93,6 +93,23 @@ def readable_addresses(addresses: list[bytes]) -> tuple[str, ...]:
     return tuple(texts)
 
 
+def by_reach(addresses: Iterable[str]) -> tuple[str, ...]:
+    """Addresses in the order of how far away somebody may be who can use them; loopback comes last.
+
+    >>> by_reach(["/ip4/127.0.0.1/tcp/1", "/ip4/192.168.1.20/tcp/1", "/dns4/a.org/tcp/1"])
+    ('/dns4/a.org/tcp/1', '/ip4/192.168.1.20/tcp/1', '/ip4/127.0.0.1/tcp/1')
+    """
+    return tuple(sorted(addresses, key=_distance))
+
+
+def _distance(address: str) -> int:
+    name, value = parse_address(address)[0]
+    if name not in ("ip4", "ip6"):
+        return 0
+    ip = ipaddress.ip_address(value)
+    return 3 if ip.is_loopback else 2 if ip.is_link_local else 1 if ip.is_private else 0
+
+
 def parse_address(address: str) -> tuple[Component, ...]:
     """The components of an address, values checked. Raises NetworkError.
 

@@ -19,7 +19,7 @@ from typing import Self
 
 from swarmnode.errors import HostDown, MessageTooLarge, NetworkError, PeerUnreachable, RequestTimeout
 from swarmnode.network.host import MAX_GOSSIP_BYTES, Handler, HostStatus, Message
-from swarmnode.network.multiaddr import MAX_ADDRESSES_PER_PEER, check_peer_id, split_peer
+from swarmnode.network.multiaddr import MAX_ADDRESSES_PER_PEER, by_reach, check_peer_id, split_peer
 from swarmnode.network.p2pd_control import ControlClient, DaemonRefused, PeerAddresses, Stream
 from swarmnode.network.p2pd_process import DaemonOptions
 from swarmnode.network.p2pd_supervisor import DaemonSupervisor
@@ -104,7 +104,7 @@ class P2pdHost:
 
     async def addresses(self) -> tuple[str, ...]:
         identity = await self._supervisor.control.identify()
-        return _full_addresses(identity)
+        return by_reach(_full_addresses(identity))
 
     async def peers(self) -> tuple[str, ...]:
         connections = await self._supervisor.control.connected_peers()

@@ -88,7 +88,7 @@ def test_a_running_node_answers_status_and_a_second_one_is_told_what_to_do(join:
     assert answer["pid"] == node.process.pid
     assert answer["network"]["state"] == "up"
     panel = swarmnode("status", "--home", home).stdout
-    assert answer["name"] in panel and "swarmnode join /ip4/127.0.0.1/tcp/" in panel
+    assert answer["name"] in panel and "swarmnode join" in panel
 
     second = complaint(join())
     assert f"process {node.process.pid}" in second
@@ -241,9 +241,7 @@ def fill(path: Path) -> None:
     path.write_bytes(b"x" * max(0, free - 60_000))
 
 
-def test_a_reader_that_goes_away_does_not_stop_the_training(
-    join: Join, tmp_path: Path, quick_model: Path
-) -> None:
+def test_a_reader_that_goes_away_does_not_stop_the_training(tmp_path: Path, quick_model: Path) -> None:
     command = [sys.executable, "-m", "swarmnode", "join", *ALONE, "--home", str(tmp_path / "piped")]
     policy = ["--model", str(quick_model), "--preset", "tiny", "--rounds", "5"]
     node = subprocess.Popen([*command, *policy], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -9,6 +9,7 @@ from swarmnode.network.multiaddr import (
     MAX_ADDRESS_BYTES,
     address_from_bytes,
     address_to_bytes,
+    by_reach,
     parse_address,
     peer_id_from_bytes,
     peer_id_to_bytes,
@@ -58,6 +59,12 @@ MALFORMED = [
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_text_and_bytes_are_two_spellings_of_one_address(address: str):
     assert address_from_bytes(address_to_bytes(address)) == address
+
+
+def test_addresses_that_reach_further_come_first():
+    near, lan, far = "/ip4/127.0.0.1/tcp/1", "/ip4/10.0.0.7/tcp/1", "/ip4/8.8.8.8/tcp/1"
+    link = "/ip6/fe80::1/tcp/1"
+    assert by_reach([near, link, lan, far]) == (far, lan, link, near)
 
 
 def test_the_binary_spelling_is_the_one_of_libp2p():
