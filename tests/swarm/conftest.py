@@ -81,27 +81,6 @@ class JoinedNode:
             self.process.wait()
 
 
-@pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture(scope="session")
-def quick_model(models: Path) -> Path:
-    """A tiny policy that knows nothing, for tests that do not look at rewards."""
-    from swarmnode.training.tiny import build_quick_tiny
-
-    return build_quick_tiny(models)
-
-
-@pytest.fixture(scope="session")
-def tiny_model(models: Path) -> Path:
-    """The tiny policy that users get; built once for all tests."""
-    from swarmnode.training.tiny import build_tiny
-
-    return build_tiny(models)
-
-
 @pytest.fixture
 def join(tmp_path: Path, quick_model: Path) -> Iterator[Callable[..., JoinedNode]]:
     """Start nodes on loopback; whatever still runs afterwards is ended."""

@@ -189,8 +189,8 @@ def test_even_the_quick_recipe_learns_something_about_questions_it_never_saw(tmp
 
 
 @pytest.mark.slow
-def test_the_real_recipe_makes_a_policy_that_knows_more_than_it_says(tmp_path):
-    judged = answers(AutoModelForCausalLM.from_pretrained(build_tiny(tmp_path)), examples=64)
+def test_the_real_recipe_makes_a_policy_that_knows_more_than_it_says(tiny_model):
+    judged = answers(AutoModelForCausalLM.from_pretrained(tiny_model), examples=64)
     assert 0.15 < fmean(chance for chance, _ in judged) < 0.30
     assert fmean(is_likeliest for _, is_likeliest in judged) > 0.4
 
