@@ -138,8 +138,6 @@ class Exchange:
         """Announce own groups and keep their bodies for whoever asks. What cannot be announced is counted."""
         for group in groups:
             try:
-                if not self._pace.take(now=self._clock()):
-                    raise Rejected(Reason.PACED, "others would not hear more of us in this time")
                 await self._announce(group)
             except Rejected as rejected:
                 self._ledger.unpublished[rejected.reason] += 1
@@ -219,6 +217,8 @@ class Exchange:
 
     async def _announce(self, group: RolloutGroup) -> None:
         composed = compose(group, self._key, swarm=self._settings.swarm, model=self._model, now=self._clock())
+        if not self._pace.take(now=self._clock()):
+            raise Rejected(Reason.PACED, "others would not hear more of us in this time")
         self._bodies.own.put(composed.header.body_hash, composed.body)
         await self._headers.announce(composed.header.task, composed.sealed)
         self._ledger.published += 1

@@ -442,3 +442,13 @@ async def test_a_fast_node_paces_itself_so_that_nobody_has_to_refuse_it(start, o
         assert stats.published + stats.unpublished["paced"] == 200
         assert len(await collect(bob, 8)) == 8
         assert "rate_limited" not in bob.exchange.stats().dropped
+
+
+async def test_groups_that_teach_nothing_do_not_use_up_the_pace(start, own_groups):
+    async with start(MemoryNetwork(), 1) as alice:
+        (group,) = own_groups(alice, 1)
+        equal = replace(group, scores=tuple({"correct": 1.0} for _ in group.scores))
+        await alice.exchange.publish([equal] * 500)
+        await alice.exchange.publish([group])
+        assert alice.exchange.stats().published == 1
+        assert alice.exchange.stats().unpublished == {"zero_advantage": 500}
