@@ -20,6 +20,9 @@ SwarmnodeError                     what happened; `hint`: what to do next
 The CLI prints `message` and `hint` on one line each and exits with `exit_code`. Nothing else is caught there.
 """
 
+INTERRUPTED = 130
+"""Exit code of a command ended by Ctrl-C, as shells have it (128 + SIGINT)."""
+
 
 class SwarmnodeError(Exception):
     """Base of the tree.

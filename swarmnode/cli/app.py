@@ -9,12 +9,9 @@ import typer
 
 from swarmnode import __version__
 from swarmnode.cli import config, doctor, evaluate, export, identity, join, status, swarm, task
-from swarmnode.errors import SwarmnodeError
+from swarmnode.errors import INTERRUPTED, SwarmnodeError
 
 DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-INTERRUPTED = 130
-"""The exit code of a shell for a program ended by SIGINT."""
-
 app = typer.Typer(
     name="swarmnode",
     help="Turn this machine into a member of a decentralized reinforcement-learning swarm.",

@@ -124,10 +124,6 @@ class Node:
     def status(self) -> NodeStatus:
         return self._board.status
 
-    @property
-    def stopping(self) -> bool:
-        return self._stopping
-
     def request_stop(self) -> None:
         """Finish what can be finished quickly, save, and return from `run`."""
         self._stopping = True

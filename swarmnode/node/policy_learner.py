@@ -68,8 +68,7 @@ class PolicyLearner:
         return self._policy.version
 
     def resume(self) -> Resumed | None:
-        self._store.tidy()
-        checkpoint = self._store.latest()
+        checkpoint = self._store.tidy()
         if checkpoint is None:
             return None
         exchange = restore(checkpoint, self._policy, self._trainer)

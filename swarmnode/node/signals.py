@@ -11,13 +11,12 @@ import sys
 import time
 from collections.abc import Callable
 
+from swarmnode.errors import INTERRUPTED
+
 log = logging.getLogger(__name__)
 
 SAME_REQUEST_S = 1.0
 """Signals this close together are one request: a terminal and a supervisor often both send one."""
-
-INTERRUPTED = 130
-"""The exit code of a shell for a program ended by SIGINT."""
 
 
 def stop_on_signals(request_stop: Callable[[], None]) -> None:

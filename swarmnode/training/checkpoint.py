@@ -19,7 +19,6 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +71,6 @@ class CheckpointStore:
 
     def __init__(self, root: Path, base_name: str, fingerprint: str, *, keep: int = 3) -> None:
         self.folder = root / f"{_slug(base_name)}-{fingerprint}"
-        self.fingerprint = fingerprint
         self.keep = keep
 
     def save(self, policy: Policy, trainer: Trainer, counters: Counters, exchange: bytes, seed: int) -> Path:
@@ -105,26 +103,24 @@ class CheckpointStore:
 
     def latest(self) -> Checkpoint | None:
         """The newest undamaged checkpoint. Nothing on disk is touched."""
-        return next((found for found in self._sound()), None)
+        for folder in self._folders():
+            with suppress(DamagedCheckpoint):
+                return read_checkpoint(folder)
+        return None
 
-    def tidy(self) -> None:
-        """Set damaged checkpoints aside and remove what a killed save left. For the one writer alone."""
+    def tidy(self) -> Checkpoint | None:
+        """As `latest`, for the one writer: sets damaged checkpoints aside, removes a killed save's rest."""
         for leftover in self.folder.glob(f".{PREFIX}*"):
             shutil.rmtree(leftover, ignore_errors=True)
         for folder in self._folders():
             try:
-                read_checkpoint(folder)
-                return
+                return read_checkpoint(folder)
             except DamagedCheckpoint as error:
                 aside = folder.with_name(f"damaged-{folder.name}-{int(time.time())}")
                 with suppress(OSError):
                     folder.rename(aside)
                 log.warning("%s; kept as %s, trying the checkpoint before it", error.message, aside.name)
-
-    def _sound(self) -> Iterator[Checkpoint]:
-        for folder in self._folders():
-            with suppress(DamagedCheckpoint):
-                yield read_checkpoint(folder)
+        return None
 
     def archive(self) -> Path | None:
         """Move all checkpoints out of the way (`--fresh`) and say where to. Nothing is deleted."""

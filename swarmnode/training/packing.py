@@ -43,8 +43,9 @@ class MicroBatch:
     advantages_B: Tensor
 
     @property
-    def completion_tokens(self) -> int:
-        return sum(len(sample.completion_ids) for sample in self.samples)
+    def completion_lengths(self) -> list[int]:
+        """Completion tokens per row, in order."""
+        return [len(sample.completion_ids) for sample in self.samples]
 
 
 def to_samples(group: RolloutGroup, prompt_ids: tuple[int, ...]) -> list[TrainingSample] | None:

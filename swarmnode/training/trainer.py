@@ -113,8 +113,7 @@ class Trainer:
         for number, step in enumerate(steps):
             self._optimizer_step(step, old, measured, first=number == 0)
         self.policy.version += 1 if measured.losses else 0
-        tokens = sum(len(sample.completion_ids) for sample in samples)
-        return measured.report(tokens, time.perf_counter() - started)
+        return measured.report(_completion_tokens(samples), time.perf_counter() - started)
 
     def _samples(
         self, groups: Sequence[RolloutGroup], measured: _Measured, origin: str
@@ -189,7 +188,7 @@ class Trainer:
 
     def _accumulate(self, step: Sequence[TrainingSample], old: OldLogprobs) -> _StepSums:
         """Gradient of one optimizer step, summed over its micro-batches."""
-        normaliser = float(sum(len(sample.completion_ids) for sample in step))
+        normaliser = float(_completion_tokens(step))
         sums = _StepSums()
         for batch in micro_batches(step, self.micro_batch_tokens, self.policy.device):
             logprobs_N = self._logprobs(batch)
@@ -209,13 +208,17 @@ class Trainer:
         return sums
 
 
+def _completion_tokens(samples: Sequence[TrainingSample]) -> int:
+    return sum(len(sample.completion_ids) for sample in samples)
+
+
 def _rows(flat_N: Tensor, batch: MicroBatch) -> tuple[Tensor, ...]:
     """Cut per-token values of a batch into one tensor per completion."""
-    return flat_N.split([len(sample.completion_ids) for sample in batch.samples])
+    return flat_N.split(batch.completion_lengths)
 
 
 def _per_token(batch: MicroBatch) -> Tensor:
-    counts = torch.tensor([len(s.completion_ids) for s in batch.samples], device=batch.advantages_B.device)
+    counts = torch.tensor(batch.completion_lengths, device=batch.advantages_B.device)
     return batch.advantages_B.repeat_interleave(counts)
 
 
