@@ -13,7 +13,8 @@ SwarmnodeError                     what happened; `hint`: what to do next
 │   └── MessageTooLarge            a frame exceeds its bound
 ├── TaskError                      a task cannot be found, loaded, drawn or scored
 ├── ModelError                     a model cannot be found, loaded or does not fit
-├── EngineError                    a rollout engine refused a request
+├── EngineError                    a rollout engine cannot be had, refused something or stopped working
+│   └── RequestRefused             a request that no such engine would accept, now or later
 ├── CheckpointError                a checkpoint is damaged or belongs to something else
 └── Rejected                       what a peer sent was not accepted; `reason` is a short code for counters
 
@@ -92,6 +93,10 @@ class ModelError(SwarmnodeError):
 
 class EngineError(SwarmnodeError):
     exit_code = 8
+
+
+class RequestRefused(EngineError):
+    """The request is the fault, not the engine: another example may do."""
 
 
 class CheckpointError(SwarmnodeError):

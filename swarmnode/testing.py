@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from swarmnode.errors import StorageError
 from swarmnode.network.memory import MemoryNetwork
-from swarmnode.node.learner import Resumed, RoundRollouts
+from swarmnode.node.learner import Generation, Resumed, RoundRollouts
 from swarmnode.rollout.fake import FakeEngine
 from swarmnode.tasks.rounds import draw_round
 from swarmnode.tasks.task import score_strictly
 from swarmnode.training.records import Counters, Evaluation, TrainReport
-from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup
+from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, one_span
 
 __all__ = ["FakeEngine", "FakeLearner", "FakeTask", "MemoryNetwork"]
 
@@ -65,7 +65,10 @@ class FakeLearner:
         self._task = FakeTask()
         self._seed, self._groups, self._group_size, self._round_s = seed, groups, group_size, round_s
         self._version = 0
+        self.generates_with = 0
+        """The policy version that rollouts come from."""
         self._interrupted = threading.Event()
+        self.closed = False
 
     @property
     def policy_version(self) -> int:
@@ -77,13 +80,16 @@ class FakeLearner:
         self._version, counters, exchange = self.disk[-1]
         return Resumed(counters, exchange)
 
+    def use_newest_policy(self) -> None:
+        self.generates_with = self._version
+
     def rollouts(self, number: int) -> RoundRollouts:
         started = time.perf_counter()
         complete = not self._interrupted.wait(self._round_s)
         examples = draw_round([self._task], self._seed, number, self._groups)
         groups = tuple(self._answer(example) for example in examples) if complete else ()
         tokens = sum(len(completion.token_ids) for group in groups for completion in group.completions)
-        return RoundRollouts(groups, tokens, time.perf_counter() - started, complete)
+        return RoundRollouts(groups, tokens, time.perf_counter() - started, complete, Generation())
 
     def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport:
         self.trained.append((own, external))
@@ -102,6 +108,9 @@ class FakeLearner:
     def interrupt(self) -> None:
         self._interrupted.set()
 
+    def close(self) -> None:
+        self.closed = True
+
     def _skill(self) -> float:
         return 1 - 0.5 ** (1 + self._version / 10)
 
@@ -112,7 +121,8 @@ class FakeLearner:
         middle = [right if rng.random() < self._skill() else wrong for _ in range(self._group_size - 2)]
         texts = [right, *middle, wrong]
         completions = tuple(
-            Completion(text, tuple(map(ord, text)), None, self._version, "stop") for text in texts
+            Completion(text, tuple(map(ord, text)), None, one_span(self._version, len(text)), "stop")
+            for text in texts
         )
         scores = score_strictly(self._task, example, texts)
         return RolloutGroup(example, completions, scores, self.author, self._version)

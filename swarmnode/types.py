@@ -40,6 +40,38 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens [start, end) of a completion, all sampled by one policy version."""
+
+    version: int
+    start: int
+    end: int
+    kv: Literal["fresh", "stale"] = "fresh"
+    """stale: keys and values of earlier tokens were partly computed by an older version. The recorded
+    log-probabilities are exact all the same: they are those of the process that sampled."""
+
+
+def one_span(version: int, tokens: int) -> tuple[Span, ...]:
+    """The spans of `tokens` tokens that one version sampled.
+
+    >>> one_span(3, 5), one_span(3, 0)
+    ((Span(version=3, start=0, end=5, kv='fresh'),), ())
+    """
+    return (Span(version, 0, tokens),) if tokens else ()
+
+
+def check_spans(spans: Sequence[Span], tokens: int) -> None:
+    """Raise ValueError unless `spans` cover `tokens` tokens without a gap, an overlap or an empty span."""
+    end = 0
+    for span in spans:
+        if span.start != end or span.end <= span.start:
+            raise ValueError(f"{span} does not continue at token {end}")
+        end = span.end
+    if end != tokens:
+        raise ValueError(f"spans cover {end} of {tokens} tokens")
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """One sampled answer. `token_ids` include the EOS token when `finish` is "stop"."""
 
@@ -47,8 +79,17 @@ class Completion:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None
     """Log-probability of each token under the distribution it was sampled from. None: a stranger's."""
-    policy_version: int
+    spans: tuple[Span, ...]
+    """Which policy version sampled which tokens. Together they cover `token_ids`."""
     finish: FinishReason
+
+    def __post_init__(self) -> None:
+        check_spans(self.spans, len(self.token_ids))
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The oldest policy version that sampled a token; None without a token."""
+        return min((span.version for span in self.spans), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +102,8 @@ class RolloutGroup:
     author: str
     """Peer id of the node that sampled the completions."""
     policy_version: int
-    """The author's policy version. Versions of different authors cannot be compared."""
+    """The author's policy version when the group was complete. Versions of different authors cannot be
+    compared."""
 
     def __post_init__(self) -> None:
         if len(self.completions) != len(self.scores):

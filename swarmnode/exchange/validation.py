@@ -18,7 +18,15 @@ from swarmnode.exchange.reasons import Reason
 from swarmnode.exchange.settings import ExchangeSettings
 from swarmnode.identity.envelope import unseal
 from swarmnode.tasks.task import Task, redraw, score_strictly
-from swarmnode.types import MIN_REWARD_SPREAD, Completion, Example, FinishReason, RolloutGroup, Scores
+from swarmnode.types import (
+    MIN_REWARD_SPREAD,
+    Completion,
+    Example,
+    FinishReason,
+    RolloutGroup,
+    Scores,
+    one_span,
+)
 
 HEADER_CONTEXT = f"swarmnode/{PROTOCOL}/rollout-header"
 
@@ -151,7 +159,8 @@ def _completion(answer: Answer, policy_version: int, rules: BodyRules) -> Comple
         raise Rejected(Reason.NO_TOKENS, "an answer without a token")
     if len(token_ids) > rules.max_completion_tokens:
         raise Rejected(Reason.TOO_LONG, f"{len(token_ids)} tokens, we take {rules.max_completion_tokens}")
-    return Completion(answer.text, token_ids, None, policy_version, answer.finish)
+    spans = one_span(policy_version, len(token_ids))
+    return Completion(answer.text, token_ids, None, spans, answer.finish)
 
 
 def _score(task: Task, example: Example, body: Body) -> tuple[Scores, ...]:

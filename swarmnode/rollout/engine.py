@@ -1,16 +1,31 @@
 """The seam between us and any generator: token ids in, token ids and log-probabilities out.
 
-collector -> [Engine] -> embedded.py (torch, CPU and any GPU) | testing.FakeEngine
+partial.py -> [Engine] -> embedded.py (torch, CPU and any GPU) | vllm.py | fallback.py | testing.FakeEngine
 
-An engine is driven, never runs by itself: `submit` queues, `step` advances everything in flight by one token
-and hands out what finished, `abort` returns the rest as far as it came. It holds no task, no reward, no text.
+An engine is driven by one caller: `submit` queues, `step` advances everything in flight and hands out what
+finished (an engine in another process may be further than that), `abort` returns the rest as far as it came,
+`set_policy` changes the policy under it without losing a token. What was sampled so far is plain data: an
+aborted output can be submitted again, here or after a restart, and goes on where it stopped. An engine holds
+no task, no reward, no text.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
 
-from swarmnode.types import FinishReason
+from swarmnode.types import FinishReason, Span, check_spans
+
+InFlight = Literal["pin", "keep", "recompute", "abort"]
+"""What happens to requests in flight when the policy changes.
+
+pin: they end on the version they began with, next to new ones on the new version.
+keep: they go on under the new version with the keys and values they have (stale; nothing is recomputed).
+recompute: they go on under the new version, keys and values computed again.
+abort: they are returned as far as they came, to be submitted again or not.
+"""
+
+BASE_VERSION = -1
+"""The model without any adapter: always live, next to whatever policy versions are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +33,7 @@ class SamplingParams:
     """How to sample. `temperature` 0 is greedy; `seed` makes one request reproducible in any batch."""
 
     max_tokens: int
+    """Longest completion, what was sampled before it was resumed included."""
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -25,6 +41,58 @@ class SamplingParams:
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end a completion and stay in it. The engine's own EOS tokens are always among them."""
+    ignore_eos: bool = False
+    """Only `stop_token_ids` and the length end the completion: for benchmarks with forced lengths."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Tokens of one completion so far. `logprobs` has one entry per token, under the distribution the token
+    was sampled from (after temperature, top-p and top-k). Greedy: under the untempered softmax."""
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    spans: tuple[Span, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.logprobs) != len(self.token_ids):
+            raise ValueError(f"{len(self.logprobs)} log-probabilities for {len(self.token_ids)} tokens")
+        check_spans(self.spans, len(self.token_ids))
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The oldest policy version that sampled a token; None without a token."""
+        return min((span.version for span in self.spans), default=None)
+
+    def extended(
+        self, token_ids: Sequence[int], logprobs: Sequence[float], spans: Sequence[Span]
+    ) -> "Sampled":
+        """With tokens behind them. `spans` count from the first token of the whole completion; two that
+        touch and agree become one."""
+        return Sampled(
+            (*self.token_ids, *token_ids), (*self.logprobs, *logprobs), merged((*self.spans, *spans))
+        )
+
+
+NOTHING = Sampled()
+
+
+def merged(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Neighbours of one version and kind become one span.
+
+    >>> merged([Span(1, 0, 4), Span(1, 4, 6), Span(2, 6, 7)])
+    (Span(version=1, start=0, end=6, kv='fresh'), Span(version=2, start=6, end=7, kv='fresh'))
+    """
+    result: list[Span] = []
+    for span in spans:
+        if result and (result[-1].version, result[-1].kv) == (span.version, span.kv):
+            result[-1] = replace(result[-1], end=span.end)
+        else:
+            result.append(span)
+    return tuple(result)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +102,37 @@ class Request:
     request_id: str
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
+    sampled: Sampled = NOTHING
+    """What was sampled before: the completion goes on behind it. Its keys and values are computed again."""
+    version: int | None = None
+    """Sample from this live version to the end. None: the newest one, through every `set_policy`."""
+    priority: int = 0
+    """Waiting requests start in the order of this number, lowest first, then in order of arrival."""
+
+    def resumed(self, sampled: Sampled) -> "Request":
+        """The same request with more of its completion done."""
+        return replace(self, sampled=sampled)
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What an engine produced for a request. `logprobs` has one entry per token, under the distribution the
-    token was sampled from (after temperature, top-p and top-k). Greedy: under the untempered softmax."""
+    """The whole completion of a request so far, what it was resumed with included."""
 
     request_id: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    policy_version: int
+    sampled: Sampled
     finish: FinishReason
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.sampled.token_ids
+
+    @property
+    def logprobs(self) -> tuple[float, ...]:
+        return self.sampled.logprobs
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        return self.sampled.spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,36 +150,104 @@ class PolicyUpdate:
 
 
 @dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an engine can do. Callers ask here instead of asking for its class."""
+
+    name: str
+    inflight: frozenset[InFlight]
+    """Modes that `set_policy` takes while requests are in flight."""
+    max_versions: int
+    """Policy versions that can be live at once, the newest included; the bare base does not count."""
+    max_running: int
+    """Requests that run at once; more than that wait."""
+    max_length: int
+    """Longest prompt and completion together, in tokens."""
+    exact_resume: bool
+    """A seeded request that is aborted and resumed draws the very tokens it would have drawn."""
+    reserves_kv: bool = False
+    """Room for keys and values is taken when the engine starts, and not as it is needed."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counters since the engine was made."""
+    """Counters since the engine was made, and what is in flight now."""
 
     running: int
     waiting: int
     prompt_tokens: int
+    """Prompt tokens of requests that started for the first time."""
+    reprefilled_tokens: int
+    """Tokens whose keys and values were computed again: of resumed requests and of `recompute`."""
     generated_tokens: int
     generation_s: float
+    live_versions: tuple[int, ...]
+    """Policy versions in use, oldest first, the newest always among them."""
+    swaps: int
+    """Policies taken over by `set_policy`."""
+    swap_s: float
+    kv_use: float | None
+    """Share of the room for keys and values that is taken; None where there is no fixed room."""
 
 
 class Engine(Protocol):
     """A generator for one policy. Calls are blocking and not thread-safe: one caller at a time."""
 
     @property
-    def policy_version(self) -> int: ...
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def policy_version(self) -> int:
+        """The newest version; 0 (the base) before the first `set_policy`."""
+        ...
 
     def submit(self, requests: Iterable[Request]) -> None:
-        """Queue requests. Raises EngineError for an empty prompt, a duplicate id, one that cannot fit."""
+        """Queue all requests, or none: raises EngineError for an empty prompt, an id in flight, a version
+        that is not live, one that cannot fit or has nothing left to sample."""
         ...
 
     def step(self) -> Sequence[Output]:
-        """Advance every running request by one token; return the finished ones. Idle: returns ()."""
+        """Advance the running requests, by one token each where the engine computes in this process, and
+        return the finished ones. Idle: returns ()."""
         ...
 
     def abort(self, request_ids: Iterable[str] | None = None) -> Sequence[Output]:
-        """Stop these requests (all when None) and return their tokens so far, finish "abort"."""
+        """Stop these requests (all when None) and return their tokens so far, finish "abort". One that ended
+        in the meantime is returned as it ended. Ids that are not in flight are ignored."""
         ...
 
-    def set_policy(self, update: PolicyUpdate) -> None:
-        """Sample from another policy version from now on. Raises EngineError while requests are in flight."""
+    def set_policy(self, update: PolicyUpdate, inflight: InFlight = "keep") -> Sequence[Output]:
+        """Sample from another policy from now on; returns what mode "abort" aborted.
+
+        `inflight` concerns running requests without a version of their own; waiting ones simply start on the
+        new policy. Requests with a version stay on it, in every mode. Keys and values of an earlier policy
+        are never used for the new one except in mode "keep", whatever the version numbers are.
+        Raises EngineError, with everything as before, for an adapter that does not fit the model and for a
+        mode that cannot be had (see `capabilities`; "pin" with `max_versions` live already).
+        """
+        ...
+
+    def score(
+        self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], version: int | None = None
+    ) -> list[tuple[float, ...]]:
+        """Log-probabilities at temperature 1 of the second part of each (prompt_ids, completion_ids), under
+        a live version (None: the newest). What is in flight is not disturbed."""
         ...
 
     def stats(self) -> EngineStats: ...
+
+    def snapshot(self) -> tuple[Request, ...]:
+        """Everything in flight as requests that go on where each one is. Plain data; changes nothing."""
+        ...
+
+    def restore(self, snapshot: Iterable[Request]) -> None:
+        """Submit what a snapshot held. A version that is not live here becomes the newest."""
+        ...
+
+    def sleep(self) -> Sequence[Output]:
+        """Give memory back while somebody else needs the device: aborts everything, as `abort`. The next
+        `submit` wakes the engine."""
+        ...
+
+    def close(self) -> None:
+        """Let go of device, memory and processes. Nothing may be called after it; twice is fine."""
+        ...

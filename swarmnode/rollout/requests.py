@@ -1,70 +1,87 @@
-"""Which requests an engine accepts, and the line in which they wait. The same for every engine.
+"""What an engine accepts and refuses, and the line in which requests wait. The same for every engine.
 
-collector.py -> submit -> [requests] -> embedded.py | fallback.py | fake.py
+collector.py -> submit -> [requests] -> embedded.py | vllm.py | fallback.py | fake.py
 """
 
 import math
-from collections import deque
-from collections.abc import Iterable
+import sys
+from bisect import insort
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 
-from swarmnode.errors import EngineError
-from swarmnode.rollout.engine import Output, PolicyUpdate, Request, SamplingParams
+from swarmnode.errors import EngineError, RequestRefused
+from swarmnode.rollout.engine import BASE_VERSION, Output, Request, SamplingParams
+
+AHEAD_OF_ALL = -sys.maxsize
+"""Priority of requests that have run already and only wait to go on."""
 
 COLDEST = 1e-3
 """Dividing logits by less than this may overflow, and is greedy in all but name."""
 
 
 class RequestQueue:
-    """First come, first served. Ids are unique from `submit` until `close`."""
+    """Lowest priority number first, then first come. Ids are unique from `submit` until `close`."""
 
     def __init__(self, max_length: int, vocab: int) -> None:
         self._max_length = max_length
         self._vocab = vocab
-        self._waiting: deque[Request] = deque()
+        self._line: list[tuple[int, int, Request]] = []  # sorted: priority, arrival
+        self._arrivals = 0
         self._open: set[str] = set()
 
     def __len__(self) -> int:
         """How many wait."""
-        return len(self._waiting)
+        return len(self._line)
 
     @property
     def in_flight(self) -> int:
         """How many wait or run."""
         return len(self._open)
 
-    def submit(self, requests: Iterable[Request]) -> list[Request]:
-        """Queue all of them, or none: raises EngineError for the first that is not acceptable."""
+    @property
+    def waiting(self) -> list[Request]:
+        """Those that wait, in the order in which they will start."""
+        return [request for _, _, request in self._line]
+
+    def submit(self, requests: Iterable[Request], live_versions: Collection[int]) -> list[Request]:
+        """Queue all of them, or none: raises EngineError for the first that is not acceptable now, and
+        RequestRefused for one that never will be."""
         accepted = list(requests)
         ids: set[str] = set()
         for request in accepted:
             if request.request_id in self._open or request.request_id in ids:
                 raise EngineError(f"request {request.request_id} is already in flight", hint="use a new id")
             ids.add(request.request_id)
-            self._check(request)
+            self._check(request, live_versions)
         self._open |= ids
-        self._waiting.extend(accepted)
+        for request in accepted:
+            self._arrivals += 1
+            self._insert(request.priority, self._arrivals, request)
         return accepted
+
+    def put_first(self, requests: Sequence[Request]) -> None:
+        """Let requests that ran already, and whose ids are still in use, wait before all others."""
+        self._line[:0] = [(AHEAD_OF_ALL, place, request) for place, request in enumerate(requests)]
 
     def take(self, count: int) -> list[Request]:
         """The next requests, at most `count`."""
-        return [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
+        taken, self._line = self._line[:count], self._line[count:]
+        return [request for _, _, request in taken]
 
-    def take_alike(self, count: int) -> list[Request]:
-        """The next requests, at most `count`, while their prompts are as long as the first one's."""
-        taken: list[Request] = []
-        while self._waiting and len(taken) < count:
-            if taken and len(self._waiting[0].prompt_ids) != len(taken[0].prompt_ids):
-                break
-            taken.append(self._waiting.popleft())
-        return taken
+    def take_alike(self, count: int, alike: Callable[[Request], object]) -> list[Request]:
+        """The next requests, at most `count`, while `alike` gives the same for all of them."""
+        same = 0
+        while same < min(count, len(self._line)) and alike(self._line[same][2]) == alike(self._line[0][2]):
+            same += 1
+        return self.take(same)
 
     def withdraw(self, request_ids: Iterable[str] | None) -> list[Request]:
         """Remove these from the line (all when None); ids that do not wait are ignored."""
         chosen = None if request_ids is None else set(request_ids)
-        leaving = [r for r in self._waiting if chosen is None or r.request_id in chosen]
+        leaving = [r for _, _, r in self._line if chosen is None or r.request_id in chosen]
         if leaving:
             gone = {request.request_id for request in leaving}
-            self._waiting = deque(r for r in self._waiting if r.request_id not in gone)
+            self._line = [entry for entry in self._line if entry[2].request_id not in gone]
             self._open -= gone
         return leaving
 
@@ -72,25 +89,34 @@ class RequestQueue:
         """The request has left the engine; its id may be used again."""
         self._open.discard(request_id)
 
-    def refuse_update(self, update: PolicyUpdate) -> None:
-        """Raise EngineError while anything is in flight: one completion must have one policy."""
-        if self._open:
-            raise EngineError(
-                f"policy {update.version} came while {len(self._open)} requests are in flight",
-                hint="abort them, or step until they have finished",
-            )
+    def _insert(self, priority: int, arrival: int, request: Request) -> None:
+        insort(self._line, (priority, arrival, request), key=lambda entry: entry[:2])
 
-    def _check(self, request: Request) -> None:
+    def _check(self, request: Request, live_versions: Collection[int]) -> None:
         name, prompt, sampling = request.request_id, request.prompt_ids, request.sampling
         _check_sampling(name, sampling)
         if not prompt:
-            raise EngineError(
+            raise RequestRefused(
                 f"request {name} has an empty prompt", hint="a model continues at least one token"
             )
-        if not 0 <= min(prompt) <= max(prompt) < self._vocab:
-            raise EngineError(f"request {name} has token ids outside 0..{self._vocab - 1}")
-        if len(prompt) + sampling.max_tokens > self._max_length:
+        known = (*prompt, *request.sampled.token_ids)
+        if not 0 <= min(known) <= max(known) < self._vocab:
+            raise RequestRefused(
+                f"request {name} has token ids outside 0..{self._vocab - 1}",
+                hint="encode it with the tokenizer of this model",
+            )
+        if len(request.sampled) >= sampling.max_tokens:
+            raise RequestRefused(
+                f"request {name} has its {sampling.max_tokens} tokens already",
+                hint="it is complete: use what it has, or raise max_tokens",
+            )
+        if request.version not in (None, BASE_VERSION, *live_versions):
             raise EngineError(
+                f"request {name} asks for policy {request.version}, which is not live",
+                hint=f"live are {', '.join(map(str, sorted(live_versions)))}",
+            )
+        if len(prompt) + sampling.max_tokens > self._max_length:
+            raise RequestRefused(
                 f"request {name} needs {len(prompt)} prompt tokens + {sampling.max_tokens} new ones, "
                 f"this engine holds {self._max_length}",
                 hint="shorten the prompt or lower max_tokens",
@@ -112,9 +138,44 @@ def _check_sampling(name: str, sampling: SamplingParams) -> None:
     elif sampling.seed is not None and not -(2**63) <= sampling.seed < 2**64:
         problem = f"seed {sampling.seed} does not fit 64 bits"
     if problem is not None:
-        raise EngineError(f"request {name}: {problem}")
+        raise RequestRefused(f"request {name}: {problem}", hint="look at its SamplingParams")
 
 
-def untouched(request: Request, policy_version: int) -> Output:
-    """The output of a request that was aborted before its first token."""
-    return Output(request.request_id, (), (), policy_version, "abort")
+def untouched(request: Request) -> Output:
+    """The output of a request that is aborted while it waits: what it came with."""
+    return Output(request.request_id, request.sampled, "abort")
+
+
+def with_live_version(request: Request, live_versions: Collection[int]) -> Request:
+    """A request of a snapshot, on the newest version where its own is gone."""
+    if request.version in (None, BASE_VERSION, *live_versions):
+        return request
+    return replace(request, version=None)
+
+
+def refuse_sequences(
+    sequences: Sequence[tuple[Sequence[int], Sequence[int]]], max_length: int, vocab: int
+) -> None:
+    """Something to score that no model could read."""
+    for prompt, completion in sequences:
+        known = (*prompt, *completion)
+        if not prompt:
+            raise EngineError("a sequence to score has an empty prompt", hint="start it with one token")
+        if not 0 <= min(known) <= max(known) < vocab:
+            raise EngineError(
+                f"a sequence to score has token ids outside 0..{vocab - 1}",
+                hint="encode it with the tokenizer of this model",
+            )
+        if len(known) > max_length:
+            raise EngineError(
+                f"a sequence to score has {len(known)} tokens, this engine holds {max_length}",
+                hint="shorten it, or start the engine with a larger max_length",
+            )
+
+
+def not_finite(version: int) -> EngineError:
+    """For a policy that gives NaN. Whatever it sampled is worthless, so nothing of it is handed out."""
+    return EngineError(
+        f"policy {version} gives NaN as probabilities; what it was sampling is dropped",
+        hint="move the newest checkpoint away, start again, and lower the learning rate",
+    )

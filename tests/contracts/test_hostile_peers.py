@@ -31,7 +31,7 @@ from swarmnode.identity.keys import NodeKey
 from swarmnode.network.host import Handler
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.tasks.task import MAX_INDEX, draw_train, is_held_out, score_strictly
-from swarmnode.types import Completion, Example, ExampleKey, FinishReason, RolloutGroup, Scores
+from swarmnode.types import Completion, Example, ExampleKey, FinishReason, RolloutGroup, Scores, one_span
 
 TOPIC = topic_of("test", 0)
 
@@ -102,7 +102,7 @@ def group_of(author: str, number: int, *, texts: Sequence[str] | None = None) ->
         scores = score_strictly(task, example, texts)
     return RolloutGroup(
         example=example,
-        completions=tuple(Completion(text, (1,), None, 0, "stop") for text in texts),
+        completions=tuple(Completion(text, (1,), None, one_span(0, 1), "stop") for text in texts),
         scores=scores,
         author=author,
         policy_version=0,

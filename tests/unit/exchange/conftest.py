@@ -13,7 +13,7 @@ from swarmnode.exchange.settings import ExchangeSettings
 from swarmnode.exchange.validation import BodyRules, check_header
 from swarmnode.identity.keys import NodeKey
 from swarmnode.tasks.task import draw_train, score_strictly
-from swarmnode.types import Completion, Example, ExampleKey, FinishReason, RolloutGroup
+from swarmnode.types import Completion, Example, ExampleKey, FinishReason, RolloutGroup, one_span
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,11 @@ def prompt_ids(text: str) -> tuple[int, ...]:
     return tuple(text.encode())
 
 
+def answer(text: str, version: int) -> Completion:
+    ids = encode(text, "stop")
+    return Completion(text, ids, None, one_span(version, len(ids)), "stop")
+
+
 def make_group(
     author: str, *, seed: int = 1, number: int = 0, right: int = 2, wrong: int = 2, version: int = 3
 ) -> RolloutGroup:
@@ -68,7 +73,7 @@ def make_group(
     texts = [example.columns["answer"]] * right + [f"no idea {i}" for i in range(wrong)]
     return RolloutGroup(
         example=example,
-        completions=tuple(Completion(text, encode(text, "stop"), None, version, "stop") for text in texts),
+        completions=tuple(answer(text, version) for text in texts),
         scores=score_strictly(task, example, texts),
         author=author,
         policy_version=version,
