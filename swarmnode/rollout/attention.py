@@ -1,28 +1,31 @@
 """Attention of new tokens: over their own prompt (prefill), or over the cache (decode).
 
-decoder.py -> [attention] -> slots.py (keys and values of everything in flight)
+decoder.py -> [attention] -> bands.py (keys and values of everything in flight)
 """
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swarmnode.rollout.slots import Slots, cache_size
+from swarmnode.rollout.bands import Band, cache_size
+from swarmnode.rollout.matrix import native_on_cpu
 from swarmnode.rollout.weights import Shape
 
 
 class PromptAttention:
-    """Causal attention within prompts, padded on the left to one width. Keeps their keys and values."""
+    """Causal attention within prompts, padded on the right to one width. Keeps their keys and values.
+
+    No mask is needed: padding comes after every token that could look at it.
+    """
 
     def __init__(
-        self, shape: Shape, lengths: list[int], width: int, dtype: torch.dtype, device: torch.device
+        self, shape: Shape, prompts: int, width: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._prompts, self._width, self._shape = len(lengths), width, shape
-        self._bias = None
-        if min(lengths) < width:
-            self._bias = _left_padded_bias(torch.tensor(lengths, device=device), width).to(dtype)
-        self.cache = torch.empty(cache_size(shape, len(lengths), width), dtype=dtype, device=device)
-        """Keys and values, laid out as in the slots."""
+        self._prompts, self._width, self._shape = prompts, width, shape
+        self.cache = torch.empty(cache_size(shape, prompts, width), dtype=dtype, device=device)
+        """Keys and values, laid out as in the bands."""
 
     def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         batch = (self._prompts, self._width, -1, self._shape.head_dim)
@@ -33,47 +36,94 @@ class PromptAttention:
             queries.reshape(batch).transpose(1, 2),
             cached_keys,
             cached_values,
-            attn_mask=self._bias,
-            is_causal=self._bias is None,
+            is_causal=True,
             enable_gqa=self._shape.group > 1,
         )
         return attended.transpose(1, 2).reshape(self._prompts * self._width, -1)
 
 
-class CacheAttention:
-    """One new token per row of the slots over that row's window. Writes the token's key and value first."""
+class Scratch:
+    """Float32 memory that is used again and again: fresh memory is several times as dear as a conversion."""
 
-    def __init__(self, shape: Shape, slots: Slots) -> None:
-        self._scale = shape.head_dim**-0.5
-        self._newest = slots.newest()
-        self._window, bias = slots.window()
-        # One row of bias per key head, broadcast over the queries that share it.
-        self._bias = bias[:, None, None].expand(-1, shape.kv_heads, -1, -1).flatten(0, 1)
-        self._queries = (slots.rows * shape.kv_heads, shape.group, shape.head_dim)
-        self._attended = (slots.rows, shape.heads * shape.head_dim)
+    def __init__(self, device: torch.device) -> None:
+        self._memory = torch.empty(0, device=device)
+
+    def floats(self, table: Tensor) -> Tensor:
+        """`table` in float32: itself, or a copy that is good until the next call."""
+        if table.dtype == torch.float32:
+            return table
+        if table.numel() > self._memory.numel():
+            self._memory = self._memory.new_empty(2 * table.numel())
+        return self._memory[: table.numel()].view(table.shape).copy_(table)
+
+
+class CacheAttention:
+    """One new token for each sequence of some bands, which lie in the batch one band after another."""
+
+    def __init__(
+        self, shape: Shape, bands: Sequence[Band], tick: int, positions: Tensor, scratch: Scratch
+    ) -> None:
+        self._sizes = [len(band.rows) for band in bands]
+        self._parts = [
+            BandAttention(shape, band, band.longest(tick), own, scratch)
+            for band, own in zip(bands, positions.split(self._sizes), strict=True)
+        ]
 
     def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        self._newest[2 * layer].copy_(keys)
-        self._newest[2 * layer + 1].copy_(values)
-        keys, values = self._window[2 * layer], self._window[2 * layer + 1]
-        queries = queries.view(self._queries)
-        if queries.dtype == torch.float32:
-            # Two batched products beat the fused kernel two to one on a CPU: it is made for many queries.
-            scores = torch.baddbmm(self._bias, queries, keys.transpose(1, 2), alpha=self._scale)
-            attended = torch.bmm(scores.softmax(-1), values)
-        else:
-            # Not in bfloat16, where the scores would be rounded in between. Rows act as heads.
+        if len(self._parts) == 1:
+            return self._parts[0](layer, queries, keys, values)
+        pieces = zip(*(new.split(self._sizes) for new in (queries, keys, values)), strict=True)
+        return torch.cat([part(layer, *own) for part, own in zip(self._parts, pieces, strict=True)])
+
+
+class BandAttention:
+    """One new token for each sequence of a band. Writes its key and value first."""
+
+    def __init__(self, shape: Shape, band: Band, columns: int, positions: Tensor, scratch: Scratch) -> None:
+        rows = len(band.rows)
+        self._scale = shape.head_dim**-0.5
+        self._scratch = scratch
+        self._lines, self._newest = band.lines, band.lines_at(positions)
+        self._tables = band.tables(columns)
+        dtype = self._tables[0].dtype
+        # The fused kernel is made for many queries: on a CPU two batched products take half the time. Keys
+        # are converted for it, because a product in bfloat16 would round the scores. Values are not: their
+        # sum is rounded anyway, and fused kernels round the shares of it as well.
+        self._fused = positions.device.type != "cpu" and dtype != torch.float32
+        self._native = native_on_cpu(dtype)
+        bias = _bias(positions, columns, dtype if self._fused else torch.float32)
+        # One row of bias per key head, broadcast over the queries that share it.
+        self._bias = bias[:, None, None].expand(-1, shape.kv_heads, -1, -1).flatten(0, 1)
+        self._queries = (rows * shape.kv_heads, shape.group, shape.head_dim)
+        self._attended = (rows, shape.heads * shape.head_dim)
+
+    def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        self._write(2 * layer, keys)
+        self._write(2 * layer + 1, values)
+        keys, values = self._tables[2 * layer], self._tables[2 * layer + 1]
+        queries = queries.reshape(self._queries)
+        if self._fused:
+            # Rows act as heads.
             attended = F.scaled_dot_product_attention(
                 queries[None], keys[None], values[None], attn_mask=self._bias[None]
             )
+        else:
+            attended = self._two_products(queries, keys, values)
         return attended.view(self._attended)
 
+    def _two_products(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        keys = self._scratch.floats(keys).transpose(1, 2)
+        shares = torch.baddbmm(self._bias, queries.float(), keys, alpha=self._scale).softmax(-1)
+        # Values follow keys in the scratch memory: the scores are done.
+        values = values if self._native else self._scratch.floats(values)
+        return torch.bmm(shares.to(values.dtype), values).to(queries.dtype)
 
-def _left_padded_bias(lengths: Tensor, width: int) -> Tensor:
-    """[P, 1, width, width]: 0 where a query may look, else -inf. Padding looks at itself, or it is NaN."""
-    column = torch.arange(width, device=lengths.device)
-    causal = column[None, :] <= column[:, None]
-    real = column >= width - lengths[:, None]
-    visible = (causal & real[:, None, :]) | torch.eye(width, dtype=torch.bool, device=lengths.device)
-    bias = torch.zeros(visible.shape, device=lengths.device).masked_fill_(~visible, float("-inf"))
-    return bias[:, None]
+    def _write(self, table: int, new: Tensor) -> None:
+        self._lines[table].index_copy_(0, self._newest, new.reshape(-1, new.shape[-1]))
+
+
+def _bias(positions: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
+    """[rows, columns]: 0 up to the position of each row, else -inf."""
+    column = torch.arange(columns, device=positions.device)
+    bias = torch.zeros(len(positions), columns, dtype=dtype, device=positions.device)
+    return bias.masked_fill_(column > positions[:, None], float("-inf"))

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swarmnode.rollout.weights import FusedWeights, Layer
+from swarmnode.rollout.weights import FusedWeights, Layer, Layers
 
 
 class Attention(Protocol):
@@ -25,7 +25,7 @@ class Attention(Protocol):
 
 
 class Decoder:
-    """Runs `FusedWeights`. Holds no sequence."""
+    """Runs layers of policies over one base. Holds no sequence and no policy."""
 
     def __init__(self, weights: FusedWeights) -> None:
         self.weights = weights
@@ -41,31 +41,36 @@ class Decoder:
         self._rotary.reserve(length)
 
     def forward(
-        self, tokens_N: Tensor, positions_N: Tensor, attention: Attention, wanted: Tensor | None = None
+        self,
+        layers: Layers,
+        tokens_N: Tensor,
+        positions_N: Tensor,
+        attention: Attention,
+        wanted: Tensor | None = None,
     ) -> Tensor:
         """Hidden states before the final norm: [N, hidden], or [len(wanted), hidden] of those wanted."""
         hidden = F.embedding(tokens_N, self.weights.embedding)
         rotation = self._rotary.at(positions_N)
-        last = len(self.weights.layers) - 1
-        for index, layer in enumerate(self.weights.layers):
+        last = len(layers) - 1
+        for index, layer in enumerate(layers):
             attended = attention(index, *self._project(layer, hidden, rotation))
             if index == last and wanted is not None:
                 # Nobody attends to the last layer, so the rest of it is computed only where it is read.
                 hidden, attended = hidden[wanted], attended[wanted]
-            add_linear_(hidden, attended, layer.out, layer.out_bias)
+            layer.out.add_(hidden, attended)
             normal = F.rms_norm(hidden, self._width, layer.mlp_norm, self._eps)
-            gate, up = F.linear(normal, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-            add_linear_(hidden, F.silu(gate).mul_(up), layer.down, layer.down_bias)
+            gate, up = layer.gate_up(normal).chunk(2, dim=-1)
+            layer.down.add_(hidden, F.silu(gate).mul_(up))
         return hidden
 
     def logits(self, hidden_N: Tensor) -> Tensor:
         """Next-token logits [N, vocab] in float32."""
         normal = F.rms_norm(hidden_N, self._width, self.weights.final_norm, self._eps)
-        return F.linear(normal, self.weights.head).float()
+        return self.weights.head(normal).float()
 
     def _project(self, layer: Layer, hidden: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         normal = F.rms_norm(hidden, self._width, layer.attention_norm, self._eps)
-        fused = F.linear(normal, layer.qkv, layer.qkv_bias).view(self._fused)
+        fused = layer.qkv(normal).view(self._fused)
         group = self.weights.shape.group
         queries_key = fused.narrow(2, 0, group + 1)
         if layer.qk_norm is not None:
@@ -100,10 +105,3 @@ class Rotary:
         """[N, 1, 1, head_dim / 2] complex: one rotation per pair of dimensions, shared by the heads."""
         rows = F.embedding(positions_N, self._table)
         return torch.view_as_complex(rows.view(len(rows), 1, 1, -1, 2))
-
-
-def add_linear_(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """residual += x @ weight.T + bias, without a tensor in between."""
-    residual.addmm_(x, weight.T)
-    if bias is not None:
-        residual.add_(bias)

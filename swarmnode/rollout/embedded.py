@@ -1,56 +1,36 @@
 """The built-in engine: our own decode loop over a transformers model, continuous, on a CPU or any GPU.
 
-collector.py -> submit -> requests.py -> [embedded] -> Output
-                                             |
-     prefill.py (new prompts) -> slots.py <--+--> decoder.py -> sampler.py     (one step)
+partial.py -> submit -> torch_engine.py -> [embedded] -> Output
+                                              |
+      prefill.py (new prompts) -> slots.py <--+--> decoder.py -> sampler.py     (one step)
 
-One `step` decodes all running rows together, lets waiting requests take the free rows (their prompts are
-computed apart, so they join when it samples), and samples one token for everybody.
+One `step` decodes all running rows together, whatever their policies, lets waiting requests take the free
+rows (their prompts are computed apart, so they join when it samples), and samples one token for everybody.
 """
 
-import math
-import sys
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from swarmnode.errors import EngineError
-from swarmnode.rollout.attention import CacheAttention
+from swarmnode.rollout.attention import CacheAttention, Scratch
 from swarmnode.rollout.decoder import Decoder
-from swarmnode.rollout.engine import EngineStats, Output, PolicyUpdate, Request
-from swarmnode.rollout.prefill import Prompt, PromptBatch, PromptStore
-from swarmnode.rollout.requests import RequestQueue, untouched
-from swarmnode.rollout.sampler import Sampler
+from swarmnode.rollout.engine import BASE_VERSION, Capabilities, Output, PolicyUpdate, Request
+from swarmnode.rollout.mixing import Mix
+from swarmnode.rollout.prefill import Prompt, PromptBatch, PromptStore, compute_batch
+from swarmnode.rollout.running import Policy
+from swarmnode.rollout.scoring import LOGITS_AT_ONCE
 from swarmnode.rollout.slots import Slots
-from swarmnode.rollout.stops import StopTokens
-from swarmnode.rollout.weights import FusedWeights
-from swarmnode.types import FinishReason
+from swarmnode.rollout.torch_engine import LoraPairs, TorchEngine
+from swarmnode.rollout.weights import FusedWeights, Layers, longest_sequence
 
 DENSE_SHARE = 0.75
 """When nobody waits and fewer than this share of the rows is alive, the living are moved together."""
 
-NEVER = sys.maxsize
 
-
-@dataclass(frozen=True, slots=True)
-class _Running:
-    """A request that has a row."""
-
-    request: Request
-    first_tick: int
-    """When its first token is sampled."""
-
-    @property
-    def last_tick(self) -> int:
-        """When its token budget is used up."""
-        return self.first_tick + self.request.sampling.max_tokens - 1
-
-
-class EmbeddedEngine:
+class EmbeddedEngine(TorchEngine):
     """An `Engine` for dense Llama, Qwen2 and Qwen3 models.
 
     Results do not depend on what else is in the batch, up to the rounding of float sums of other shapes.
@@ -67,177 +47,82 @@ class EmbeddedEngine:
         max_slots: int = 256,
         max_length: int | None = None,
         device: torch.device | str | None = None,
+        max_versions: int = 4,
     ) -> None:
-        """`max_length` bounds prompt and completion together; by default what the model was made for."""
+        """`max_length` bounds prompt and completion together; by default what the model was made for. Each of
+        `max_versions` policies that are live at once holds a copy of the model's layers."""
         place = torch.device(device) if device is not None else model.device
         weights = FusedWeights(model, place)
-        dtype = weights.embedding.dtype
-        self._device = place
+        capabilities = Capabilities(
+            name="embedded",
+            inflight=frozenset({"pin", "keep", "recompute", "abort"}),
+            max_versions=max_versions,
+            max_running=max_slots,
+            max_length=longest_sequence(model) if max_length is None else max_length,
+            exact_resume=True,
+        )
+        start = Policy(0, weights.merged({}), is_base=True)
+        super().__init__(capabilities, eos_token_ids, weights.shape.vocab, start, place)
         self._weights = weights
         self._decoder = Decoder(weights)
-        self._prompts = PromptStore(self._decoder, dtype, place)
-        self._slots = Slots(weights.shape, max_slots, dtype, place)
-        self._sampler = Sampler(weights.shape.vocab, max_slots, place)
-        self._queue = RequestQueue(
-            model.config.max_position_embeddings if max_length is None else max_length, weights.shape.vocab
-        )
-        self._running: dict[int, _Running] = {}
-        self._stops = StopTokens(eos_token_ids, max_slots, place)
-        self._next_deadline = NEVER
+        self._prompts = PromptStore(self._decoder)
+        self._slots = self._empty_slots()
+        self._scratch = Scratch(place)
         self._longest = 0
-        self._policy_version = 0
-        self._prompt_tokens = 0
-        self._generated_tokens = 0
-        self._generation_s = 0.0
+
+    # One step
 
     @property
-    def policy_version(self) -> int:
-        return self._policy_version
+    def _tick(self) -> int:
+        return self._slots.tick
 
-    def submit(self, requests: Iterable[Request]) -> None:
-        for request in self._queue.submit(requests):
-            self._prompts.expect(request.prompt_ids)
-            self._longest = max(self._longest, len(request.prompt_ids) + request.sampling.max_tokens)
-
-    @torch.inference_mode()
-    def step(self) -> Sequence[Output]:
-        if not self._queue.in_flight:
-            return ()
-        started = time.perf_counter()
+    def _step(self) -> Sequence[Output]:
         self._decoder.reserve(self._longest)
         hidden = self._admit(self._decode())
         tokens, logprobs = self._sampler.sample(self._decoder.logits(hidden))
         self._slots.append(tokens, logprobs)
-        self._generated_tokens += self._slots.alive
+        self._counters.generated_tokens += self._slots.alive
         outputs = self._finish(self._ended(tokens))
         self._close_up()
-        self._generation_s += time.perf_counter() - started
         return outputs
 
-    @torch.inference_mode()
-    def abort(self, request_ids: Iterable[str] | None = None) -> Sequence[Output]:
-        chosen = None if request_ids is None else set(request_ids)
-        waiting = self._queue.withdraw(chosen)
-        for request in waiting:
-            self._prompts.leave(request.prompt_ids)
-        rows: dict[int, FinishReason] = {
-            row: "abort"
-            for row, running in self._running.items()
-            if chosen is None or running.request.request_id in chosen
-        }
-        outputs = self._finish(rows)
-        self._close_up()
-        return [*outputs, *(untouched(request, self._policy_version) for request in waiting)]
-
-    def set_policy(self, update: PolicyUpdate) -> None:
-        self._queue.refuse_update(update)
-        self._weights.load(update)
-        self._policy_version = update.version
-
-    def stats(self) -> EngineStats:
-        return EngineStats(
-            running=len(self._running),
-            waiting=len(self._queue),
-            prompt_tokens=self._prompt_tokens,
-            generated_tokens=self._generated_tokens,
-            generation_s=self._generation_s,
-        )
-
-    # One step
-
     def _decode(self) -> Tensor | None:
-        """Hidden states [rows, hidden] of the newest tokens; None when nothing runs."""
+        """Hidden states of the newest tokens, in the order of the slots; None when nothing runs."""
         if not self._running:
             return None
         slots = self._slots
-        attention = CacheAttention(self._weights.shape, slots)
-        return self._decoder.forward(slots.newest_tokens(), slots.positions(self._longest), attention)
+        slots.make_room()
+        tokens, positions = slots.newest_tokens(), slots.positions()
+        attention = CacheAttention(self._weights.shape, slots.bands, slots.tick, positions, self._scratch)
+        layers, *others = {id(r.policy.layers): r.policy.layers for r in self._running.values()}.values()
+        if not others:
+            return self._decoder.forward(layers, tokens, positions, attention)
+        mixed = [self._running[row].policy.layers for row in slots.rows_in_order]
+        return Mix.of(mixed, self._device).forward(self._decoder, tokens, positions, attention)
 
-    def _admit(self, hidden: Tensor | None) -> Tensor:
+    def _admit(self, decoded: Tensor | None) -> Tensor:
         """Give free rows to waiting requests. Returns the hidden states of all rows, theirs included."""
+        order = self._slots.order
         requests = self._queue.take(self._slots.free)
-        if not requests:
-            assert hidden is not None
-            return hidden
-        prompts = [self._prompts.leave(request.prompt_ids) for request in requests]
-        self._prompts.compute(prompts)
+        prompts = self._computed(requests)
         rows = self._slots.claim(len(requests))
-        merged = self._weights.embedding.new_zeros(self._slots.rows, self._weights.shape.hidden)
-        if hidden is not None:
-            merged[: len(hidden)] = hidden
+        hidden = self._weights.embedding.new_zeros(self._slots.rows, self._weights.shape.hidden)
+        if decoded is not None:
+            hidden.index_copy_(0, order, decoded)
         for batch, members in _by_batch(rows, prompts):
-            places = torch.tensor([prompt.place for _, prompt in members], device=self._device)
             own_rows = [row for row, _ in members]
-            lengths = [len(prompt.ids) for _, prompt in members]
-            self._slots.place(own_rows, lengths, batch.cache.index_select(1, places))
-            merged[own_rows] = batch.hidden.index_select(0, places)
-        self._start(rows, requests)
-        return merged
+            places = [prompt.place for _, prompt in members]
+            self._slots.place(own_rows, [len(prompt.ids) for _, prompt in members], batch.cache, places)
+            hidden[own_rows] = batch.hidden[places]
+        if requests:
+            self._start(rows, requests)
+        return hidden
 
-    def _start(self, rows: list[int], requests: list[Request]) -> None:
-        index = torch.tensor(rows, device=self._device)
-        sampling = [request.sampling for request in requests]
-        self._sampler.write(index, sampling, [len(request.prompt_ids) for request in requests])
-        self._stops.write(index, sampling)
-        for row, request in zip(rows, requests, strict=True):
-            self._running[row] = running = _Running(request, self._slots.tick + 1)
-            self._next_deadline = min(self._next_deadline, running.last_tick)
-            self._prompt_tokens += len(request.prompt_ids)
-
-    def _ended(self, tokens: Tensor) -> dict[int, FinishReason]:
-        ended: dict[int, FinishReason] = {
-            row: "stop" for row in self._stops.hit(tokens) if row in self._running
-        }
-        if self._slots.tick >= self._next_deadline:
-            for row, running in self._running.items():
-                if running.last_tick <= self._slots.tick:
-                    ended.setdefault(row, "length")
-            left = (running.last_tick for row, running in self._running.items() if row not in ended)
-            self._next_deadline = min(left, default=NEVER)
-        return ended
-
-    def _finish(self, ended: Mapping[int, FinishReason]) -> list[Output]:
-        """Collect what these rows sampled and let them go."""
-        if not ended:
-            return []
-        rows = list(ended)
-        first_ticks = [self._running[row].first_tick for row in rows]
-        since = min(first_ticks)
-        columns = zip(rows, first_ticks, *self._slots.harvest(rows, since), strict=True)
-        outputs = [
-            self._output(
-                self._running[row].request, tokens[first - since :], logprobs[first - since :], ended[row]
-            )
-            for row, first, tokens, logprobs in columns
-        ]
-        self._slots.release(rows)
-        for row in rows:
-            self._queue.close(self._running.pop(row).request.request_id)
-        if not self._running:
-            self._sampler.reset()
-            self._next_deadline = NEVER
-        return outputs
-
-    def _output(
-        self, request: Request, tokens: list[int], logprobs: list[float], finish: FinishReason
-    ) -> Output:
-        if not math.isfinite(sum(logprobs)):
-            self._drop_everything()
-            raise EngineError(
-                f"policy {self._policy_version} gives NaN as probabilities; all requests are dropped",
-                hint="move the newest checkpoint away, start again, and lower the learning rate",
-            )
-        return Output(request.request_id, tuple(tokens), tuple(logprobs), self._policy_version, finish)
-
-    def _drop_everything(self) -> None:
-        for request in self._queue.withdraw(None):
-            self._prompts.leave(request.prompt_ids)
-        for running in self._running.values():
-            self._queue.close(running.request.request_id)
-        self._running.clear()
-        self._slots.scrub()
-        self._sampler.reset()
-        self._next_deadline = NEVER
+    def _computed(self, requests: Iterable[Request]) -> list[Prompt]:
+        """The prompts of requests that start now."""
+        prompts = [self._prompts.leave(request) for request in requests]
+        self._prompts.compute(prompts, lambda version: self._policy(version).layers)
+        return prompts
 
     def _close_up(self) -> None:
         alive = len(self._running)
@@ -249,13 +134,68 @@ class EmbeddedEngine:
         self._stops.keep(index)
         self._running = {row: self._running[former] for row, former in enumerate(kept)}
 
+    # Rows and prompts
+
+    def _harvest(self, rows: Sequence[int], since: int) -> tuple[list[list[int]], list[list[float]]]:
+        return self._slots.harvest(rows, since)
+
+    def _release(self, rows: Sequence[int]) -> None:
+        self._slots.release(rows)
+
+    def _clear(self) -> None:
+        self._prompts.forget()
+        self._slots = self._empty_slots()
+
+    def _line_up(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            self._prompts.expect(request)
+            self._longest = max(self._longest, len(request.prompt_ids) + request.sampling.max_tokens)
+
+    def _leave_line(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            self._prompts.leave(request)
+
+    def _empty_slots(self) -> Slots:
+        limits = self.capabilities.max_running, self.capabilities.max_length
+        return Slots(self._weights.shape, *limits, self._weights.embedding.dtype, self._device)
+
+    # Policies
+
+    def _pairs(self, update: PolicyUpdate) -> LoraPairs:
+        return self._weights.pairs(update)
+
+    def _check_versions(self, staying: Iterable[Policy]) -> None:
+        live = 1 + sum(policy.version != BASE_VERSION for policy in staying)
+        if live > self.capabilities.max_versions:
+            raise EngineError(
+                f"{live} policy versions would be live, this engine holds {self.capabilities.max_versions}",
+                hint='let the oldest requests end first, or update with "keep"',
+            )
+
+    def _merge(self, pairs: LoraPairs, former: Layers | None) -> Layers:
+        self._prompts.forget()
+        return self._weights.merged(pairs, former)
+
+    def _base(self) -> Policy:
+        bare = next((policy for policy in self._policies.values() if policy.is_base), None)
+        layers = self._weights.merged({}) if bare is None else bare.layers
+        return Policy(BASE_VERSION, layers, is_base=True)
+
+    def _logits(
+        self, policy: Policy, sequences: Sequence[Sequence[int]], tails: Sequence[int]
+    ) -> Iterator[Tensor]:
+        self._decoder.reserve(max(map(len, sequences)))
+        hidden = compute_batch(self._decoder, policy.layers, sequences, tails).hidden
+        for piece in hidden.split(max(1, LOGITS_AT_ONCE // self._vocab)):
+            yield self._decoder.logits(piece)
+
 
 def _by_batch(
     rows: Sequence[int], prompts: Sequence[Prompt]
 ) -> list[tuple[PromptBatch, list[tuple[int, Prompt]]]]:
-    """The newcomers by the batch that computed them, widest first: the slots then make room only once."""
+    """The newcomers by the batch that computed them."""
     members: dict[int, tuple[PromptBatch, list[tuple[int, Prompt]]]] = {}
     for row, prompt in zip(rows, prompts, strict=True):
         assert prompt.batch is not None
         members.setdefault(id(prompt.batch), (prompt.batch, []))[1].append((row, prompt))
-    return sorted(members.values(), key=lambda member: -member[0].cache.shape[3])
+    return list(members.values())

@@ -1,18 +1,17 @@
 """The engine for every other causal LM: the model's own forward, one static batch at a time.
 
-select.py -> [fallback] <- collector.py
+select.py -> [fallback] <- torch_engine.py <- partial.py
                  |
                  +-> model(...) -> sampler.py -> Output
 
-What it gives up against embedded.py: the next batch starts when the last sequence of this one has ended, and
-each sequence pays for its own prompt. Seeds, log-probabilities, abort and exact policies stay.
+What it gives up against embedded.py: the next batch starts when the last sequence of this one has ended, each
+sequence pays for its own prompt, and there is one policy at a time, so no version can be pinned. Seeds,
+log-probabilities, abort and resume stay exact.
 """
 
 import copy
 import inspect
-import math
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,16 +20,17 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from swarmnode.errors import EngineError, ModelError
+from swarmnode.errors import EngineError
 from swarmnode.rollout.adapter import lora_pairs
-from swarmnode.rollout.engine import EngineStats, Output, PolicyUpdate, Request
-from swarmnode.rollout.requests import RequestQueue, untouched
-from swarmnode.rollout.sampler import Sampler
-from swarmnode.rollout.stops import StopTokens
-from swarmnode.types import FinishReason
+from swarmnode.rollout.batches import PADDING
+from swarmnode.rollout.engine import BASE_VERSION, Capabilities, Output, PolicyUpdate, Request
+from swarmnode.rollout.running import Policy
+from swarmnode.rollout.scoring import LOGITS_AT_ONCE
+from swarmnode.rollout.torch_engine import LoraPairs, TorchEngine
+from swarmnode.rollout.weights import Layers, longest_sequence
 
 
-class GenerateEngine:
+class GenerateEngine(TorchEngine):
     """An `Engine` for any causal LM of transformers. It owns a copy of the model."""
 
     def __init__(
@@ -43,159 +43,188 @@ class GenerateEngine:
     ) -> None:
         self._model: Any = _own_copy(model, device)
         self._inputs = frozenset(inspect.signature(self._model.forward).parameters)
-        self._base: dict[str, Tensor] = {}
-        vocab = self._model.get_input_embeddings().weight.shape[0]
-        head = self._model.get_output_embeddings()
-        self._sampler = Sampler(head.weight.shape[0], max_slots, self._model.device)
-        self._stops = StopTokens(eos_token_ids, max_slots, self._model.device)
-        self._max_slots = max_slots
-        self._queue = RequestQueue(_max_length(self._model) if max_length is None else max_length, vocab)
+        self._base_weights: dict[str, Tensor] = {}
         self._batch: _Batch | None = None
-        self._policy_version = 0
-        self._prompt_tokens = 0
-        self._generated_tokens = 0
-        self._generation_s = 0.0
-
-    @property
-    def policy_version(self) -> int:
-        return self._policy_version
+        capabilities = Capabilities(
+            name="generate",
+            inflight=frozenset({"keep", "recompute", "abort"}),
+            max_versions=1,
+            max_running=max_slots,
+            max_length=longest_sequence(self._model) if max_length is None else max_length,
+            exact_resume=True,
+        )
+        super().__init__(
+            capabilities,
+            eos_token_ids,
+            vocab=self._model.get_output_embeddings().weight.shape[0],
+            newest=Policy(0, [], is_base=True),
+            device=self._model.device,
+            prompt_vocab=self._model.get_input_embeddings().weight.shape[0],
+        )
 
     def submit(self, requests: Iterable[Request]) -> None:
-        self._queue.submit(requests)
+        asked = list(requests)
+        if any(request.version == BASE_VERSION for request in asked):
+            # In use from now on, so that no update can take it away before these have started.
+            self._policy(BASE_VERSION)
+        super().submit(asked)
 
-    @torch.inference_mode()
-    def step(self) -> Sequence[Output]:
-        started = time.perf_counter()
+    def close(self) -> None:
+        super().close()
+        self._model = None
+
+    # One step
+
+    @property
+    def _tick(self) -> int:
+        return 0 if self._batch is None else self._batch.tick
+
+    def _step(self) -> Sequence[Output]:
         if self._batch is None:
             self._batch = self._next_batch()
-            if self._batch is None:
-                return ()
-        batch = self._batch
-        tokens, logprobs = self._sampler.sample(batch.next_logits(self._model, self._inputs))
-        batch.append(tokens, logprobs)
-        self._generated_tokens += len(batch.running)
-        outputs = self._finish(batch, batch.ended(self._stops.hit(tokens)))
-        self._generation_s += time.perf_counter() - started
-        return outputs
+        tokens, logprobs = self._sampler.sample(self._batch.next_logits(self._model, self._inputs))
+        self._batch.append(tokens, logprobs)
+        self._counters.generated_tokens += len(self._running)
+        return self._finish(self._ended(tokens))
 
-    @torch.inference_mode()
-    def abort(self, request_ids: Iterable[str] | None = None) -> Sequence[Output]:
-        chosen = None if request_ids is None else set(request_ids)
-        outputs = [untouched(request, self._policy_version) for request in self._queue.withdraw(chosen)]
-        if self._batch is None:
-            return outputs
-        rows: dict[int, FinishReason] = {
-            row: "abort"
-            for row, request in self._batch.running.items()
-            if chosen is None or request.request_id in chosen
-        }
-        return [*self._finish(self._batch, rows), *outputs]
+    def _next_batch(self) -> "_Batch":
+        if self._may_pad:
+            requests = self._queue.take(self.capabilities.max_running)
+        else:
+            requests = self._queue.take_alike(self.capabilities.max_running, lambda r: len(_known_ids(r)))
+        self._start(range(len(requests)), requests)
+        return _Batch([_known_ids(request) for request in requests], self._device)
 
-    @torch.inference_mode()
-    def set_policy(self, update: PolicyUpdate) -> None:
-        self._queue.refuse_update(update)
+    @property
+    def _may_pad(self) -> bool:
+        """Without positions a model cannot tell padding from text."""
+        return "position_ids" in self._inputs
+
+    # Rows
+
+    def _harvest(self, rows: Sequence[int], since: int) -> tuple[list[list[int]], list[list[float]]]:
+        # All rows of a batch started together, at its first tick.
+        assert self._batch is not None
+        return self._batch.sampled(rows)
+
+    def _release(self, rows: Sequence[int]) -> None:
+        if not self._running:
+            self._batch = None
+
+    def _clear(self) -> None:
+        self._batch = None
+
+    def _line_up(self, requests: Iterable[Request]) -> None:
+        """Nothing is prepared for those that wait."""
+
+    def _leave_line(self, requests: Iterable[Request]) -> None:
+        """Nothing was prepared for them."""
+
+    # Policies
+
+    def _check_versions(self, staying: Iterable[Policy]) -> None:
+        for policy in staying:
+            raise EngineError(
+                f"a request in flight stays on policy {policy.version}, and here is one policy at a time",
+                hint="let it end or abort it, then update",
+            )
+
+    def _pairs(self, update: PolicyUpdate) -> LoraPairs:
+        return lora_pairs(
+            update, {name: _out_in(module) for name, module in _lora_modules(self._model).items()}
+        )
+
+    def _merge(self, pairs: LoraPairs, former: Layers | None) -> Layers:
         modules = _lora_modules(self._model)
-        pairs = lora_pairs(update, {name: _out_in(module) for name, module in modules.items()})
-        for name in {*pairs, *self._base}:
+        for name in {*pairs, *self._base_weights}:
             weight = modules[name].weight
-            base = self._base.setdefault(name, weight.clone())
+            base = self._base_weights.setdefault(name, weight.clone())
             weight.copy_(base)
             if name in pairs:
                 delta = pairs[name].delta().to(weight.device)
                 weight.copy_(base.float() + (delta.T if isinstance(modules[name], Conv1D) else delta))
-        self._policy_version = update.version
+        return []
 
-    def stats(self) -> EngineStats:
-        return EngineStats(
-            running=len(self._batch.running) if self._batch else 0,
-            waiting=len(self._queue),
-            prompt_tokens=self._prompt_tokens,
-            generated_tokens=self._generated_tokens,
-            generation_s=self._generation_s,
-        )
-
-    def _next_batch(self) -> "_Batch | None":
-        # Without positions a model cannot tell padding from text, so its prompts must have one length.
-        take = self._queue.take if "position_ids" in self._inputs else self._queue.take_alike
-        requests = take(self._max_slots)
-        if not requests:
-            return None
-        rows = torch.arange(len(requests), device=self._model.device)
-        sampling = [request.sampling for request in requests]
-        self._sampler.reset()
-        self._sampler.write(rows, sampling, [len(request.prompt_ids) for request in requests])
-        self._stops.write(rows, sampling)
-        self._prompt_tokens += sum(len(request.prompt_ids) for request in requests)
-        return _Batch(requests, self._model.device)
-
-    def _finish(self, batch: "_Batch", ended: Mapping[int, FinishReason]) -> list[Output]:
-        if not ended:
-            return []
-        outputs = batch.outputs(ended, self._policy_version)
-        for row in ended:
-            self._queue.close(batch.running.pop(row).request_id)
-        if not batch.running:
-            self._batch = None
-        if not all(math.isfinite(sum(output.logprobs)) for output in outputs):
-            self.abort()
+    def _base(self) -> Policy:
+        if not self._newest.is_base:
             raise EngineError(
-                f"policy {self._policy_version} gives NaN as probabilities; all requests are dropped",
-                hint="move the newest checkpoint away, start again, and lower the learning rate",
+                f"the model carries policy {self._newest.version}, so its base cannot be sampled from",
+                hint="update to a policy without tensors first",
             )
-        return outputs
+        return Policy(BASE_VERSION, [], is_base=True)
+
+    # Scores
+
+    def _logits(
+        self, policy: Policy, sequences: Sequence[Sequence[int]], tails: Sequence[int]
+    ) -> Iterator[Tensor]:
+        # A model gives the logits of all tokens of a batch, so one that is too large is cut by sequences.
+        at_once = max(1, LOGITS_AT_ONCE // (self._vocab * max(map(len, sequences))))
+        for start in range(0, len(sequences), at_once):
+            batch = _Batch(sequences[start : start + at_once], self._device)
+            logits = batch.all_logits(self._model, self._inputs)
+            for row, tail in zip(logits, tails[start : start + at_once], strict=True):
+                yield row[-tail:].float()
+
+    @property
+    def _padding(self) -> int:
+        return PADDING if self._may_pad else 0
+
+
+def _known_ids(request: Request) -> tuple[int, ...]:
+    return request.prompt_ids + request.sampled.token_ids
 
 
 class _Batch:
     """Sequences that started together. Rows that ended are computed on until all have."""
 
-    def __init__(self, requests: Sequence[Request], device: torch.device) -> None:
-        self.running = dict(enumerate(requests))
-        width = max(len(request.prompt_ids) for request in requests)
-        padding = [width - len(request.prompt_ids) for request in requests]
-        padded = [(0,) * pad + request.prompt_ids for pad, request in zip(padding, requests, strict=True)]
+    def __init__(self, sequences: Sequence[Sequence[int]], device: torch.device) -> None:
+        width = max(map(len, sequences))
+        padding = [width - len(ids) for ids in sequences]
+        padded = [(*[0] * pad, *ids) for pad, ids in zip(padding, sequences, strict=True)]
         self._tokens = torch.tensor(padded, device=device)
         self._padding = torch.tensor(padding, device=device)[:, None]
-        self._prompt_width = width
+        self._start = width
         self._logprobs: list[Tensor] = []
         self._cache: Any = None
 
-    def next_logits(self, model: PreTrainedModel, inputs: frozenset[str]) -> Tensor:
+    @property
+    def tick(self) -> int:
+        """Tokens that each row has sampled."""
+        return len(self._logprobs)
+
+    def next_logits(self, model: Any, inputs: frozenset[str]) -> Tensor:
         """Logits [rows, vocab] after the newest tokens."""
-        width = self._tokens.shape[1]
         # A model without a cache of this kind (a recurrent one) reads the whole text again.
-        known = width - 1 if self._cache is not None else 0
-        columns = torch.arange(width, device=self._tokens.device)
-        arguments = {
-            "attention_mask": (columns >= self._padding).long(),
-            "position_ids": (columns - self._padding).clamp_(min=0)[:, known:],
-            "past_key_values": self._cache,
-            "use_cache": True,
-            "logits_to_keep": 1,
-        }
-        accepted = {name: value for name, value in arguments.items() if name in inputs}
-        result = model(input_ids=self._tokens[:, known:], **accepted)
+        known = self._tokens.shape[1] - 1 if self._cache is not None else 0
+        extra = {"past_key_values": self._cache, "use_cache": True, "logits_to_keep": 1}
+        result = self._forward(model, inputs, known, extra)
         self._cache = result.get("past_key_values")
         return result.logits[:, -1].float()
+
+    def all_logits(self, model: Any, inputs: frozenset[str]) -> Tensor:
+        """Logits [rows, width, vocab] after every token."""
+        return self._forward(model, inputs, 0, {"use_cache": False}).logits
 
     def append(self, tokens: Tensor, logprobs: Tensor) -> None:
         self._tokens = torch.cat([self._tokens, tokens[:, None]], dim=1)
         self._logprobs.append(logprobs)
 
-    def ended(self, stopped: Iterable[int]) -> dict[int, FinishReason]:
-        ended: dict[int, FinishReason] = {row: "stop" for row in stopped if row in self.running}
-        for row, request in self.running.items():
-            if len(self._logprobs) >= request.sampling.max_tokens:
-                ended.setdefault(row, "length")
-        return ended
+    def sampled(self, rows: Sequence[int]) -> tuple[list[list[int]], list[list[float]]]:
+        """Tokens and log-probabilities of `rows` since the batch started."""
+        chosen = list(rows)
+        logprobs = torch.stack(self._logprobs, dim=1)[chosen]
+        return self._tokens[chosen, self._start :].tolist(), logprobs.tolist()
 
-    def outputs(self, ended: Mapping[int, FinishReason], version: int) -> list[Output]:
-        rows = list(ended)
-        tokens = self._tokens[rows, self._prompt_width :].tolist()
-        logprobs = torch.stack(self._logprobs, dim=1)[rows].tolist()
-        return [
-            Output(self.running[row].request_id, tuple(row_tokens), tuple(row_logprobs), version, ended[row])
-            for row, row_tokens, row_logprobs in zip(rows, tokens, logprobs, strict=True)
-        ]
+    def _forward(self, model: Any, inputs: frozenset[str], known: int, extra: dict[str, Any]) -> Any:
+        columns = torch.arange(self._tokens.shape[1], device=self._tokens.device)
+        arguments = {
+            "attention_mask": (columns >= self._padding).long(),
+            "position_ids": (columns - self._padding).clamp_(min=0)[:, known:],
+            **extra,
+        }
+        accepted = {name: value for name, value in arguments.items() if name in inputs}
+        return model(input_ids=self._tokens[:, known:], **accepted)
 
 
 def _own_copy(model: PreTrainedModel, device: torch.device | str | None) -> PreTrainedModel:
@@ -205,13 +234,6 @@ def _own_copy(model: PreTrainedModel, device: torch.device | str | None) -> PreT
         if isinstance(module, BaseTunerLayer):
             own.set_submodule(name, module.get_base_layer())
     return own.to(own.device if device is None else device).eval().requires_grad_(False)
-
-
-def _max_length(model: PreTrainedModel) -> int:
-    try:
-        return model.config.get_text_config().max_position_embeddings
-    except AttributeError:
-        raise ModelError("this model states no maximum length", hint="set max_length") from None
 
 
 def _lora_modules(model: PreTrainedModel) -> dict[str, nn.Linear | Conv1D]:

@@ -5,34 +5,37 @@ embedded.py -> [prefill] -> decoder.py
                    v  keys, values and last hidden state -> slots.py
 
 The samples of one GRPO group have one prompt, and rows become free one at a time. So when a prompt is needed,
-those needed next are computed with it, up to `BATCH_TOKENS`; each is kept until its last request has started.
+those needed next are computed with it, up to `BATCH_TOKENS`. The last prompts that nobody waits with any more
+are kept while they have no more tokens than that: under refill, the rest of a group comes a little later.
+What a resumed request had sampled is part of its prompt. A new policy makes everything computed worthless.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 from torch import Tensor
 
 from swarmnode.rollout.attention import PromptAttention
+from swarmnode.rollout.batches import BATCH_TOKENS, alike
 from swarmnode.rollout.decoder import Decoder
+from swarmnode.rollout.engine import Request
+from swarmnode.rollout.weights import Layers
 
-BATCH_TOKENS = 2048
-"""Tokens of one forward pass over prompts, with padding: enough to fill a processor, few enough to keep."""
+PromptKey = tuple[int | None, tuple[int, ...]]
+"""Version and token ids."""
 
-PADDING = 16
-"""Prompts of one batch differ in length by at most this."""
-
-LONG_PROMPT = 512
-"""From this length on only prompts of equal length share a batch: it needs no mask, which is quadratic."""
+LayersOf = Callable[[int | None], Layers]
+"""The layers of a version that a request asks for; None: of the newest one."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptBatch:
-    """Prompts computed together, padded on the left to one width."""
+    """Prompts computed together, padded on the right to one width."""
 
     cache: Tensor
-    """Their keys and values, laid out as in the slots."""
+    """Their keys and values, laid out as in the bands."""
     hidden: Tensor
     """[prompts, hidden] of their last tokens."""
 
@@ -42,6 +45,8 @@ class Prompt:
     """One distinct prompt among the waiting requests, and where its computed state is."""
 
     ids: tuple[int, ...]
+    version: int | None
+    """The policy it is for; None: the newest when it starts."""
     waiting: int = 0
     batch: PromptBatch | None = None
     place: int = 0
@@ -49,75 +54,96 @@ class Prompt:
 
 
 class PromptStore:
-    """The prompts of the waiting requests, in the order of their first request."""
+    """The prompts of the waiting requests, in the order of their first request, and the last before them."""
 
-    def __init__(self, decoder: Decoder, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
-        self._dtype = dtype
-        self._device = device
-        self._prompts: dict[tuple[int, ...], Prompt] = {}
-        self._missing: dict[tuple[int, ...], Prompt] = {}
+        self._prompts: dict[PromptKey, Prompt] = {}
+        self._left: dict[PromptKey, Prompt] = {}  # nobody waits with them; the last one left last
 
-    def expect(self, ids: tuple[int, ...]) -> None:
+    def expect(self, request: Request) -> None:
         """One more request with this prompt waits."""
-        if (prompt := self._prompts.get(ids)) is None:
-            prompt = self._prompts[ids] = self._missing[ids] = Prompt(ids)
+        version, ids = key = _key(request)
+        if (prompt := self._prompts.get(key)) is None:
+            prompt = self._prompts[key] = self._left.pop(key, None) or Prompt(ids, version)
         prompt.waiting += 1
 
-    def leave(self, ids: tuple[int, ...]) -> Prompt:
+    def leave(self, request: Request) -> Prompt:
         """One request fewer waits with this prompt: it starts now, or was aborted."""
-        prompt = self._prompts[ids]
+        prompt = self._prompts[_key(request)]
         prompt.waiting -= 1
         if prompt.waiting == 0:
-            del self._prompts[ids]
-            self._missing.pop(ids, None)
+            self._left[_key(request)] = self._prompts.pop(_key(request))
+            self._keep_last(BATCH_TOKENS)
         return prompt
 
-    def compute(self, prompts: Iterable[Prompt]) -> None:
+    def forget(self) -> None:
+        """Let nothing computed so far be used: the policies have changed."""
+        self._left.clear()
+        for prompt in self._prompts.values():
+            prompt.batch = None
+
+    def compute(self, prompts: Iterable[Prompt], layers_of: LayersOf) -> None:
         """Make sure that these are computed; if one is not, compute some of those that come next as well."""
-        needed = {prompt.ids: prompt for prompt in prompts if prompt.batch is None}
+        needed = list(dict.fromkeys(prompt for prompt in prompts if prompt.batch is None))
         if not needed:
             return
-        tokens = sum(len(ids) for ids in needed)
-        for ids, prompt in self._missing.items():
-            if ids not in needed:
-                tokens += len(ids)
-                if tokens > BATCH_TOKENS:
-                    break
-                needed[ids] = prompt
-        for batch in _batches(needed.values()):
-            self._compute_batch(batch)
-        for ids in needed:
-            self._missing.pop(ids, None)
+        by_version: dict[int | None, list[Prompt]] = {}
+        for prompt in [*needed, *self._next(needed)]:
+            by_version.setdefault(prompt.version, []).append(prompt)
+        for version, same in by_version.items():
+            for batch in alike([len(prompt.ids) for prompt in same]):
+                self._compute_batch([same[index] for index in batch], layers_of(version))
 
-    def _compute_batch(self, prompts: Sequence[Prompt]) -> None:
-        lengths = [len(prompt.ids) for prompt in prompts]
-        width = max(lengths)
-        padded = [(0,) * (width - len(prompt.ids)) + prompt.ids for prompt in prompts]
-        tokens = torch.tensor(padded, device=self._device)
-        starts = width - torch.tensor(lengths, device=self._device)
-        positions = (torch.arange(width, device=self._device) - starts[:, None]).clamp_(min=0)
-        shape = self._decoder.weights.shape
-        attention = PromptAttention(shape, lengths, width, self._dtype, self._device)
-        ends = torch.arange(1, len(prompts) + 1, device=self._device) * width - 1
-        hidden = self._decoder.forward(tokens.flatten(), positions.flatten(), attention, wanted=ends)
-        batch = PromptBatch(attention.cache, hidden)
+    def _next(self, needed: Sequence[Prompt]) -> Iterator[Prompt]:
+        """Prompts to compute ahead of their time. What was computed so before counts as well."""
+        known = [prompt for prompt in self._prompts.values() if prompt.batch is not None]
+        tokens = sum(len(prompt.ids) for prompt in (*needed, *known))
+        chosen = set(needed)
+        for prompt in self._prompts.values():
+            if prompt.batch is None and prompt not in chosen:
+                tokens += len(prompt.ids)
+                if tokens > BATCH_TOKENS:
+                    return
+                yield prompt
+
+    def _keep_last(self, most_tokens: int) -> None:
+        """Forget the prompts that left first."""
+        tokens = sum(len(prompt.ids) for prompt in self._left.values())
+        for key, prompt in list(self._left.items()):
+            if tokens <= most_tokens:
+                return
+            tokens -= len(prompt.ids)
+            del self._left[key]
+
+    def _compute_batch(self, prompts: Sequence[Prompt], layers: Layers) -> None:
+        batch = compute_batch(self._decoder, layers, [prompt.ids for prompt in prompts])
         for place, prompt in enumerate(prompts):
             prompt.batch, prompt.place = batch, place
 
 
-def _batches(prompts: Iterable[Prompt]) -> Iterator[list[Prompt]]:
-    """Prompts of similar length together, longest first, each batch within `BATCH_TOKENS` (or one prompt)."""
-    batch: list[Prompt] = []
-    for prompt in sorted(prompts, key=lambda prompt: -len(prompt.ids)):
-        longest = len(batch[0].ids) if batch else len(prompt.ids)
-        padding = longest - len(prompt.ids)
-        fits = (len(batch) + 1) * longest <= BATCH_TOKENS and padding <= (
-            PADDING if longest < LONG_PROMPT else 0
-        )
-        if batch and not fits:
-            yield batch
-            batch = []
-        batch.append(prompt)
-    if batch:
-        yield batch
+def compute_batch(
+    decoder: Decoder, layers: Layers, sequences: Sequence[Sequence[int]], tails: Sequence[int] | None = None
+) -> PromptBatch:
+    """One forward pass over whole sequences. `hidden` is of the last token of each, or, flat, of the last
+    `tails[i]` tokens of each."""
+    embedding = decoder.weights.embedding
+    device = embedding.device
+    width = max(map(len, sequences))
+    tokens = torch.tensor([(*ids, *[0] * (width - len(ids))) for ids in sequences], device=device)
+    positions = torch.arange(width, device=device).repeat(len(sequences))
+    attention = PromptAttention(decoder.weights.shape, len(sequences), width, embedding.dtype, device)
+    ends = [start + len(ids) for start, ids in zip(count(0, width), sequences, strict=False)]
+    wanted = [
+        place
+        for end, tail in zip(ends, tails or [1] * len(sequences), strict=True)
+        for place in range(end - tail, end)
+    ]
+    hidden = decoder.forward(
+        layers, tokens.flatten(), positions, attention, torch.tensor(wanted, device=device)
+    )
+    return PromptBatch(attention.cache, hidden)
+
+
+def _key(request: Request) -> PromptKey:
+    return request.version, request.prompt_ids + request.sampled.token_ids

@@ -1,19 +1,26 @@
 """Which engine runs a model, and why.
 
-node, cli -> [make_engine] -> embedded.py, or fallback.py for what that cannot run
+node, cli -> [make_engine] -> embedded.py | vllm.py | fallback.py, for what neither of them can run
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
+from swarmnode.errors import EngineError
+from swarmnode.rollout import vllm_limits, weights
 from swarmnode.rollout.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import Engine
 from swarmnode.rollout.fallback import GenerateEngine
-from swarmnode.rollout.weights import unsupported_reason
+from swarmnode.rollout.vllm_compat import INSTALL_VLLM, missing_reason
+
+EngineKind = Literal["auto", "embedded", "vllm"]
+
+Choice = tuple[Literal["embedded", "vllm", "generate"], str]
+"""An engine, and why it is this one."""
 
 
 def make_engine(
@@ -22,20 +29,76 @@ def make_engine(
     max_slots: int = 256,
     max_length: int | None = None,
     device: torch.device | str | None = None,
+    *,
+    kind: EngineKind = "auto",
+    source: str | None = None,
+    lora_rank: int,
 ) -> tuple[Engine, str]:
-    """The fastest engine that can run `model`, and one sentence that says why it is that one.
+    """The fastest engine that can run `model`, or the one asked for, and one sentence that says why.
 
     LoRA layers that PEFT put into the model are not sampled from: an engine starts from the base, and
-    `set_policy` tells it more.
+    `set_policy` tells it more. `source` is the folder or name by which vLLM can load the same model, and
+    `lora_rank` the largest rank it will be given. Raises EngineError where `kind` cannot be had.
 
-    >>> engine, reason = make_engine(model, eos_token_ids=(0,))  # doctest: +SKIP
-    >>> reason                                                   # doctest: +SKIP
-    'embedded engine: qwen2 runs continuously in our own decode loop.'
+    >>> engine, reason = make_engine(model, eos_token_ids=(0,), lora_rank=8)  # doctest: +SKIP
+    >>> reason                                                                # doctest: +SKIP
+    'embedded engine: qwen2 runs in our own decode loop, at least as fast as vLLM on a CPU.'
     """
     base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
-    reason = unsupported_reason(base)
-    if reason is None:
-        engine = EmbeddedEngine(base, eos_token_ids, max_slots, max_length, device)
-        return engine, f"embedded engine: {base.config.model_type} runs continuously in our own decode loop."
-    slower = GenerateEngine(base, eos_token_ids, max_slots, max_length, device)
-    return slower, f"generate engine: one batch at a time, as {reason}."
+    place = torch.device(device) if device is not None else base.device
+    chosen, reason = choose(kind, base, place, source, missing_reason(place.type))
+    if chosen == "vllm":
+        from swarmnode.rollout.vllm import VllmEngine
+
+        assert source is not None
+        dtype = "bfloat16" if base.dtype == torch.bfloat16 else "float32"
+        engine: Engine = VllmEngine(
+            source, base, eos_token_ids, max_slots, max_length, lora_rank=lora_rank, dtype=dtype
+        )
+    elif chosen == "embedded":
+        engine = EmbeddedEngine(base, eos_token_ids, max_slots, max_length, place)
+    else:
+        engine = GenerateEngine(base, eos_token_ids, max_slots, max_length, place)
+    return engine, f"{chosen} engine: {reason}."
+
+
+def choose(
+    kind: EngineKind, base: PreTrainedModel, place: torch.device, source: str | None, no_vllm: str | None
+) -> Choice:
+    """The engine and the reason. `no_vllm` says why there is no vLLM for this place; None: there is."""
+    no_embedded, not_for_vllm = weights.unsupported_reason(base), _not_for_vllm(base, place, source)
+    if kind == "embedded":
+        return _asked_for("embedded", no_embedded)
+    if kind == "vllm":
+        if no_vllm is not None and not_for_vllm is None:
+            raise EngineError(f"the vLLM engine cannot be had: {no_vllm}", hint=INSTALL_VLLM)
+        return _asked_for("vllm", not_for_vllm)
+    return _fastest(base.config.model_type, place, not_for_vllm or no_vllm, no_embedded)
+
+
+def _asked_for(kind: Literal["embedded", "vllm"], problem: str | None) -> Choice:
+    if problem is not None:
+        raise EngineError(f"the {kind} engine cannot run this model: {problem}", hint=vllm_limits.USE_AUTO)
+    return kind, "it was asked for"
+
+
+def _fastest(family: str, place: torch.device, no_vllm: str | None, no_embedded: str | None) -> Choice:
+    if no_vllm is None and place.type == "cuda":
+        return "vllm", "it is the fastest on a CUDA card"
+    if no_embedded is None:
+        own_loop = f"{family} runs in our own decode loop"
+        if place.type == "cpu":
+            return "embedded", f"{own_loop}, at least as fast as vLLM on a CPU"
+        return "embedded", f"{own_loop}, as {no_vllm}"
+    if no_vllm is None:
+        return "vllm", f"our own decode loop cannot run this model, as {no_embedded}"
+    return "generate", f"one batch at a time, as {no_embedded} and {no_vllm}"
+
+
+def _not_for_vllm(base: PreTrainedModel, place: torch.device, source: str | None) -> str | None:
+    """What no installation would change."""
+    if place.type not in ("cuda", "cpu"):
+        return f"vLLM does not run on {place.type}"
+    if source is None:
+        return "vLLM loads a model by its folder or name, and this one has none"
+    return vllm_limits.unsupported_reason(base, on_cpu=place.type == "cpu")

@@ -1,13 +1,11 @@
-"""Keys, values and sampled tokens of every sequence in flight, as rows of one table with a common clock.
+"""Every sequence in flight: its row, the band that holds its keys and values, and what it has sampled.
 
-prefill.py -> place --> [slots] <-> attention.py (writes and reads keys and values)
-sampler.py -> append -->   |
-                           v harvest -> embedded.py
+prefill.py -> place --> [slots] -> bands.py   (keys and values, by length) <-> attention.py
+sampler.py -> append --> [slots] -> history.py (tokens and log-probabilities, by tick) -> embedded.py
 
-All rows write the same column at the same time: a prompt is placed so that it ends at the newest column, and
-padding is on the left, hidden by a bias. One slice then writes the keys of a whole batch, one slice reads the
-window from the earliest living start to the newest column, and no index is built per step. Time is counted in
-ticks, which only grow; `tick - origin` is the column, so moving the contents changes nothing but `origin`.
+A sequence has one row from its start to its end; sampler, stop tokens and history know it by that. The
+decoder sees sequences band after band instead, and only living ones: `order` says whose they are. Time is
+counted in ticks, which only grow; all sequences sample one token per tick.
 """
 
 from collections.abc import Sequence
@@ -15,71 +13,86 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from swarmnode.rollout.bands import FULL, Band, band_widths
+from swarmnode.rollout.history import History
 from swarmnode.rollout.weights import Shape
 
-COLUMN_STEP = 16
-"""Columns are allocated in multiples of this."""
-
-ROOM = 32
-"""New columns beyond the longest prompt, before a table first has to grow. Tight tables are read faster."""
+NARROWEST_ON_CPU = 64
+NARROWEST_ON_GPU = 512
+"""Width of the first band. A GPU reads so fast that starting the products of one more band costs more."""
 
 
 class Slots:
-    """At most `max_rows` sequences. Memory grows with what is in flight and is kept."""
+    """At most `max_rows` sequences of at most `max_length` tokens. Memory follows what is in flight."""
 
-    def __init__(self, shape: Shape, max_rows: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, shape: Shape, max_rows: int, max_length: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self.rows = 0
-        """Rows below this take part in a step. Some of them may be dead: computed along, read by nobody."""
+        """Rows below this are sampled for. Some of them may be dead: nobody reads what they get."""
         self.tick = 0
-        """When the newest tokens were sampled. Their keys and values are not yet in the table."""
-        self._shape = shape
+        """When the newest tokens were sampled. Their keys and values are not yet in a band."""
         self._max_rows = max_rows
         self._device = device
-        self._starts: dict[int, int] = {}  # of living rows: the tick of the first prompt token
-        self._low_tick = 0
+        narrowest = NARROWEST_ON_CPU if device.type == "cpu" else NARROWEST_ON_GPU
+        self._bands = [
+            Band(shape, width, max_rows, dtype, device) for width in band_widths(narrowest, max_length)
+        ]
+        self._band_of: dict[int, Band] = {}
+        self._first_ticks: dict[int, int] = {}  # of living rows: when their first token was sampled
         self._holes: list[int] = []
-        self._origin = 0
-        self._row_starts = torch.zeros(max_rows, dtype=torch.int64, device=device)
-        self._cache = torch.zeros(cache_size(shape, 0, 0), dtype=dtype, device=device)
-        self._bias = torch.zeros(0, 0, dtype=dtype, device=device)
-        self._tokens = torch.zeros(0, 0, dtype=torch.int64, device=device)
-        self._logprobs = torch.zeros(0, 0, device=device)
+        self._history = History(max_rows, device)
+        self._order: Tensor | None = None
+        self._starts: Tensor | None = None
 
     @property
     def alive(self) -> int:
-        return len(self._starts)
+        return len(self._band_of)
 
     @property
     def free(self) -> int:
-        return self._max_rows - len(self._starts)
+        return self._max_rows - self.alive
 
-    # What one step of the decoder reads and writes
+    # What one step of the decoder reads and writes. Its order changes only between steps.
+
+    @property
+    def bands(self) -> list[Band]:
+        """Those that hold anything."""
+        return [band for band in self._bands if band.rows]
+
+    @property
+    def rows_in_order(self) -> list[int]:
+        """The living rows, band after band."""
+        return [row for band in self._bands for row in band.rows]
+
+    @property
+    def order(self) -> Tensor:
+        """The same on the device."""
+        if self._order is None:
+            self._order = self._index(self.rows_in_order)
+        return self._order
 
     def newest_tokens(self) -> Tensor:
-        """The tokens to feed, [rows]."""
-        return self._tokens[self._column, : self.rows]
+        """The tokens to feed, in order."""
+        return self._history.tokens(self.tick, self.order)
 
-    def positions(self, limit: int) -> Tensor:
-        """Their positions, [rows]. Those of dead rows run on and are held below `limit`."""
-        return torch.rsub(self._row_starts[: self.rows], self.tick).clamp_(max=limit - 1)
+    def positions(self) -> Tensor:
+        """Their positions, in order."""
+        if self._starts is None:
+            self._starts = self._index([start for band in self._bands for start in band.starts])
+        return torch.rsub(self._starts, self.tick)
 
-    def newest(self) -> Sequence[Tensor]:
-        """Where their keys and values belong: [rows, kv_heads, d] for each table of the cache."""
-        return self._cache.narrow(1, 0, self.rows).select(3, self._column).unbind(0)
-
-    def window(self) -> tuple[Sequence[Tensor], Tensor]:
-        """Living keys and values, [rows * kv_heads, window, d] per table, and their bias [rows, window]."""
-        low, width = self._window()
-        cache = self._cache.narrow(1, 0, self.rows).flatten(1, 2).narrow(2, low, width)
-        return cache.unbind(0), self._bias[: self.rows].narrow(1, low, width)
+    def make_room(self) -> None:
+        """Move sequences on whose band is too narrow for their newest token."""
+        for index, band in enumerate(self._bands):
+            if rows := band.overgrown(self.tick):
+                starts, cache = band.take(rows, band.width)
+                self._enter(self._bands[index + 1], rows, starts, cache)
 
     def append(self, tokens: Tensor, logprobs: Tensor) -> None:
         """Advance the clock by what was sampled, [rows] each."""
-        if self._column + 1 == self._columns:
-            self._make_room_after()
         self.tick += 1
-        self._tokens[self._column, : self.rows] = tokens
-        self._logprobs[self._column, : self.rows] = logprobs
+        self._history.append(self.tick, tokens, logprobs, min(self._first_ticks.values()))
 
     # Sequences come and go
 
@@ -88,110 +101,60 @@ class Slots:
         reused, self._holes = self._holes[:count], self._holes[count:]
         added = range(self.rows, self.rows + count - len(reused))
         self.rows += len(added)
-        if self.rows > len(self._bias):
-            self._lay_out(min(self._max_rows, max(self.rows, 2 * len(self._bias))), self._columns, shift=0)
         return [*reused, *added]
 
-    def place(self, rows: Sequence[int], lengths: Sequence[int], cache: Tensor) -> None:
-        """Let prompts end at the newest column. `cache` is that of the prompts, padded on the left."""
-        width = cache.shape[3]
-        self._make_room_before(width)
-        end = self._column + 1
-        index = torch.tensor(rows, device=self._device)
-        self._cache.narrow(3, end - width, width).index_copy_(1, index, cache)
-        starts = torch.tensor([self.tick + 1 - length for length in lengths], device=self._device)
-        self._row_starts.index_copy_(0, index, starts)
-        ticks = torch.arange(self._columns, device=self._device) + self._origin
-        bias = self._bias.new_zeros(len(rows), self._columns)
-        self._bias.index_copy_(0, index, bias.masked_fill_(ticks < starts[:, None], float("-inf")))
-        self._starts.update(zip(rows, (self.tick + 1 - length for length in lengths), strict=True))
-        self._low_tick = min(self._starts.values())
+    def place(
+        self, rows: Sequence[int], lengths: Sequence[int], cache: Tensor, sources: Sequence[int]
+    ) -> None:
+        """Let sequences start whose tokens before the next one are computed. `cache` is that of some prompts,
+        padded on the right; that of `rows[i]` is in place `sources[i]`."""
+        by_band: dict[int, list[int]] = {}
+        for member, length in enumerate(lengths):
+            by_band.setdefault(self._band_for(length), []).append(member)
+        for band, members in by_band.items():
+            starts = [self.tick + 1 - lengths[member] for member in members]
+            own = cache.index_select(1, self._index([sources[member] for member in members]))
+            self._enter(self._bands[band], [rows[member] for member in members], starts, own)
+        self._first_ticks.update(dict.fromkeys(rows, self.tick + 1))
 
     def harvest(self, rows: Sequence[int], since: int) -> tuple[list[list[int]], list[list[float]]]:
         """Tokens and log-probabilities of `rows` from tick `since` to the newest."""
-        index = torch.tensor(rows, device=self._device)
-        span = slice(since - self._origin, self._column + 1)
-        tokens, logprobs = self._tokens[span], self._logprobs[span]
-        return tokens.index_select(1, index).T.tolist(), logprobs.index_select(1, index).T.tolist()
+        return self._history.harvest(self._index(rows), since, self.tick)
 
     def release(self, rows: Sequence[int]) -> None:
-        """Let rows go. They stay in the batch until claimed again or closed up."""
+        """Let rows go. They are sampled for until claimed again or closed up."""
+        leaving: dict[int, list[int]] = {}
         for row in rows:
-            del self._starts[row]
+            leaving.setdefault(self._band_of.pop(row).width, []).append(row)
+            del self._first_ticks[row]
+        for band in self._bands:
+            band.remove(leaving.get(band.width, ()))
         self._holes += rows
-        if self._starts:
-            self._low_tick = min(self._starts.values())
-        else:
+        if not self._band_of:
             self.rows, self._holes = 0, []
+        self._order = self._starts = None
 
     def close_up(self) -> list[int]:
-        """Move the living rows together; row i is the former row `result[i]`."""
-        kept = sorted(self._starts)
-        index = torch.tensor(kept, device=self._device)
-        low, width = self._window()
-        living = self._cache.narrow(3, low, width)
-        living[:, : len(kept)] = living[:, index]
-        for table, dim in ((self._bias, 0), (self._row_starts, 0), (self._tokens, 1), (self._logprobs, 1)):
-            table.narrow(dim, 0, len(kept)).copy_(table.index_select(dim, index))
-        self._starts = {row: self._starts[former] for row, former in enumerate(kept)}
-        self.rows, self._holes = len(kept), []
+        """Give the living the first rows; row i is the former row `result[i]`. No key or value moves."""
+        kept = sorted(self._band_of)
+        names = {former: row for row, former in enumerate(kept)}
+        self._history.keep(self._index(kept))
+        for band in self._bands:
+            band.rename(names)
+        self._band_of = {names[row]: band for row, band in self._band_of.items()}
+        self._first_ticks = {names[row]: tick for row, tick in self._first_ticks.items()}
+        self.rows, self._holes, self._order = len(kept), [], None
         return kept
 
-    def scrub(self) -> None:
-        """Forget everything, numbers included: a NaN left behind would pass through a bias of -inf."""
-        self.rows, self._starts, self._holes = 0, {}, []
-        self._cache.zero_()
+    def _band_for(self, length: int) -> int:
+        """The narrowest band in which a sequence can stay for a while."""
+        roomy = (place for place, band in enumerate(self._bands) if length <= FULL * band.width)
+        return next(roomy, len(self._bands) - 1)
 
-    # The layout
+    def _enter(self, band: Band, rows: Sequence[int], starts: Sequence[int], cache: Tensor) -> None:
+        band.add(rows, starts, cache)
+        self._band_of.update(dict.fromkeys(rows, band))
+        self._order = self._starts = None
 
-    @property
-    def _column(self) -> int:
-        return self.tick - self._origin
-
-    @property
-    def _columns(self) -> int:
-        return self._bias.shape[1]
-
-    def _window(self) -> tuple[int, int]:
-        """First column and number of columns from the earliest living start to the newest token."""
-        if not self._starts:
-            return 0, 0
-        return self._low_tick - self._origin, self.tick + 1 - self._low_tick
-
-    def _make_room_before(self, width: int) -> None:
-        if not self._starts:
-            self._origin = self.tick + 1 - width
-            if self._columns <= width:
-                self._lay_out(len(self._bias), _rounded_up(width + ROOM), shift=0)
-        elif (shift := width - (self._column + 1)) > 0:
-            self._lay_out(len(self._bias), max(self._columns, _rounded_up(width + ROOM)), shift)
-
-    def _make_room_after(self) -> None:
-        low, _ = self._window()
-        self._lay_out(len(self._bias), self._columns * (1 if 2 * low >= self._columns else 2), shift=-low)
-
-    def _lay_out(self, rows: int, columns: int, shift: int) -> None:
-        """Make tables of a new size with the living window moved by `shift` columns."""
-        low, width = self._window()
-
-        def moved(table: Tensor, size: tuple[int, ...], row_dim: int, column_dim: int) -> Tensor:
-            target = table.new_zeros(size)
-            live = table.narrow(column_dim, low, width)
-            target.narrow(column_dim, low + shift, width).narrow(row_dim, 0, live.shape[row_dim]).copy_(live)
-            return target
-
-        self._cache = moved(self._cache, cache_size(self._shape, rows, columns), 1, 3)
-        self._bias = moved(self._bias, (rows, columns), 0, 1)
-        self._bias[:, : low + shift] = float("-inf")
-        self._tokens = moved(self._tokens, (columns, rows), 1, 0)
-        self._logprobs = moved(self._logprobs, (columns, rows), 1, 0)
-        self._origin -= shift
-
-
-def cache_size(shape: Shape, rows: int, columns: int) -> tuple[int, int, int, int, int]:
-    """A table of keys and one of values for each layer: [2 * layers, rows, kv_heads, columns, d]."""
-    return (2 * shape.layers, rows, shape.kv_heads, columns, shape.head_dim)
-
-
-def _rounded_up(columns: int) -> int:
-    return -(-columns // COLUMN_STEP) * COLUMN_STEP
+    def _index(self, rows: Sequence[int]) -> Tensor:
+        return torch.tensor(rows, dtype=torch.int64, device=self._device)

@@ -15,24 +15,19 @@ NO_TOKEN = -1
 
 
 class StopTokens:
-    """A table [most stop tokens of a row, rows], with the engine's EOS tokens on top."""
+    """A table [most stop tokens of a row, rows]: its own and, unless it ignores them, the engine's EOS."""
 
     def __init__(self, eos_token_ids: Sequence[int], rows: int, device: torch.device) -> None:
-        self._eos_count = len(eos_token_ids)
-        self._table = torch.tensor(eos_token_ids, dtype=torch.int64, device=device)[:, None].repeat(1, rows)
+        self._eos = tuple(eos_token_ids)
+        self._table = torch.full((len(self._eos), rows), NO_TOKEN, dtype=torch.int64, device=device)
 
     def write(self, rows: Tensor, sampling: Sequence[SamplingParams]) -> None:
-        own = max(len(params.stop_token_ids) for params in sampling)
-        room = len(self._table) - self._eos_count
-        if own > room:
-            self._table = F.pad(self._table, (0, 0, 0, own - room), value=NO_TOKEN)
-            room = own
-        if room:
-            padded = [
-                (*params.stop_token_ids, *[NO_TOKEN] * (room - len(params.stop_token_ids)))
-                for params in sampling
-            ]
-            self._table[self._eos_count :, rows] = torch.tensor(padded, device=rows.device).T
+        stops = [params.stop_token_ids + (() if params.ignore_eos else self._eos) for params in sampling]
+        longest = max(map(len, stops))
+        if longest > len(self._table):
+            self._table = F.pad(self._table, (0, 0, 0, longest - len(self._table)), value=NO_TOKEN)
+        padded = [(*ids, *[NO_TOKEN] * (len(self._table) - len(ids))) for ids in stops]
+        self._table[:, rows] = torch.tensor(padded, dtype=torch.int64, device=rows.device).T
 
     def keep(self, rows: Tensor) -> None:
         """Row i becomes what row `rows[i]` was."""

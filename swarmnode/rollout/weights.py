@@ -1,6 +1,6 @@
 """The weights of a dense Llama, Qwen2 or Qwen3 model, arranged for the fewest operations per token.
 
-transformers model -> [weights] -> decoder.py
+transformers model -> [weights] -> layers of one policy -> mixing.py -> decoder.py
 PolicyUpdate ---------^   merged from the base each time, so that no rounding accumulates over versions
 
 What differs from `transformers`: gate and up are one matrix; q, k and v are one matrix, ordered by key head
@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from swarmnode.errors import ModelError
 from swarmnode.rollout.adapter import PEFT_PREFIX, LoraPair, lora_pairs
 from swarmnode.rollout.engine import PolicyUpdate
+from swarmnode.rollout.matrix import Matrix, matrix
 
 SUPPORTED_FAMILIES = ("llama", "qwen2", "qwen3")
 FIXED_ROPES = ("default", "linear", "llama3", "yarn")
@@ -46,21 +47,21 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One decoder layer. Matrices are [out, in]."""
+    """One decoder layer. A policy changes its matrices and nothing else."""
 
     attention_norm: Tensor
-    qkv: Tensor
+    qkv: Matrix
     """Per key head: its queries, its key, its value."""
-    qkv_bias: Tensor | None
     qk_norm: Tensor | None
     """[queries of a key head + 1, head_dim]: the scale of Qwen3's norm over each query and over the key."""
-    out: Tensor
-    out_bias: Tensor | None
+    out: Matrix
     mlp_norm: Tensor
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
+    gate_up: Matrix
+    down: Matrix
+
+
+Layers = list[Layer]
+"""A policy, as the decoder runs it."""
 
 
 def unsupported_reason(model: PreTrainedModel) -> str | None:
@@ -85,8 +86,16 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
     return None
 
 
+def longest_sequence(model: PreTrainedModel) -> int:
+    """The length a model was made for."""
+    try:
+        return model.config.get_text_config().max_position_embeddings
+    except AttributeError:
+        raise ModelError("this model states no maximum length", hint="set max_length") from None
+
+
 class FusedWeights:
-    """The engine's own copy of a model's weights with one policy merged in. The model is left alone."""
+    """What all policies over one base model share, and how to merge one of them. The model is left alone."""
 
     def __init__(self, model: PreTrainedModel, device: torch.device) -> None:
         if (reason := unsupported_reason(model)) is not None:
@@ -96,18 +105,23 @@ class FusedWeights:
         self._device = device
         self.embedding = self._base["model.embed_tokens.weight"].to(device)
         self.final_norm = self._base["model.norm.weight"].to(device)
-        self.head = self._base["lm_head.weight"].to(device)
+        self.head = matrix(self._base["lm_head.weight"].to(device), None)
         rotary = model.model.rotary_emb
         self.inv_freq = rotary.inv_freq.detach().to(device=device, dtype=torch.float32)
         self.rotary_scaling = float(rotary.attention_scaling)
-        self.layers = [self._layer(index, {}) for index in range(self.shape.layers)]
+
+    def pairs(self, update: PolicyUpdate) -> dict[str, LoraPair]:
+        """The LoRA of a policy by module. Raises EngineError for one that is not for this model."""
+        return lora_pairs(update, self._lora_shapes())
 
     @torch.inference_mode()
-    def load(self, update: PolicyUpdate) -> None:
-        """Merge a policy. It is checked as a whole first: one that is refused leaves the old one in place."""
-        pairs = lora_pairs(update, self._lora_shapes())
+    def merged(self, pairs: Mapping[str, LoraPair], former: Layers | None = None) -> Layers:
+        """The base with a LoRA. `former` are layers that nobody needs any more: they are replaced one by one,
+        so that there is never more than one of them twice."""
+        layers = [] if former is None else former
         for index in range(self.shape.layers):
-            self.layers[index] = self._layer(index, pairs)
+            layers[index : index + 1] = [self._layer(index, pairs)]
+        return layers
 
     def _lora_shapes(self) -> dict[str, tuple[int, int]]:
         modules = (name.removesuffix(".weight") for name, weight in self._base.items() if weight.ndim == 2)
@@ -124,24 +138,21 @@ class FusedWeights:
         out, down = f"{prefix}self_attn.o_proj", f"{prefix}mlp.down_proj"
         return Layer(
             attention_norm=self._placed(self._base[f"{prefix}input_layernorm.weight"]),
-            qkv=self._weight(qkv, pairs, order=qkv_order(self.shape)),
-            qkv_bias=self._bias(qkv, order=qkv_order(self.shape)),
+            qkv=self._matrix(qkv, pairs, order=qkv_order(self.shape)),
             qk_norm=self._qk_norm(prefix),
-            out=self._weight([out], pairs),
-            out_bias=self._bias([out]),
+            out=self._matrix([out], pairs),
             mlp_norm=self._placed(self._base[f"{prefix}post_attention_layernorm.weight"]),
-            gate_up=self._weight(gate_up, pairs),
-            gate_up_bias=self._bias(gate_up),
-            down=self._weight([down], pairs),
-            down_bias=self._bias([down]),
+            gate_up=self._matrix(gate_up, pairs),
+            down=self._matrix([down], pairs),
         )
 
-    def _weight(
+    def _matrix(
         self, modules: Sequence[str], pairs: Mapping[str, LoraPair], order: Tensor | None = None
-    ) -> Tensor:
-        """The merged weights of modules on top of each other."""
+    ) -> Matrix:
+        """The merged weights of modules on top of each other, and their biases."""
         stacked = torch.cat([self._merged(module, pairs) for module in modules])
-        return self._placed(stacked if order is None else stacked[order])
+        weight = self._placed(stacked if order is None else stacked[order])
+        return matrix(weight, self._bias(modules, order))
 
     def _merged(self, module: str, pairs: Mapping[str, LoraPair]) -> Tensor:
         weight = self._base[module + ".weight"]
@@ -149,7 +160,7 @@ class FusedWeights:
             return weight
         return (weight.float() + pairs[module].delta().to(weight.device)).to(weight.dtype)
 
-    def _bias(self, modules: Sequence[str], order: Tensor | None = None) -> Tensor | None:
+    def _bias(self, modules: Sequence[str], order: Tensor | None) -> Tensor | None:
         if modules[0] + ".bias" not in self._base:
             return None
         stacked = torch.cat([self._base[module + ".bias"] for module in modules])

@@ -1,20 +1,39 @@
 """The embedded engine beyond the contract: continuity, shared prompts, moving tables, other number types."""
 
+import copy
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from swarmnode.errors import ModelError
-from swarmnode.rollout import prefill
+from swarmnode.rollout.batches import BATCH_TOKENS, alike
 from swarmnode.rollout.decoder import Decoder
 from swarmnode.rollout.embedded import EmbeddedEngine
-from swarmnode.rollout.engine import Output, Request
+from swarmnode.rollout.engine import BASE_VERSION, Output, PolicyUpdate, Request
+from swarmnode.rollout.matrix import PackedMatrix, PlainMatrix, matrix
+from swarmnode.rollout.mixing import Mix
+from swarmnode.rollout.prefill import Prompt, PromptStore
+from swarmnode.rollout.weights import Layers
 
 Ask = Callable[..., Request]
 Run = Callable[..., dict[str, Output]]
+
+
+def random_policy(model: PreTrainedModel, version: int) -> PolicyUpdate:
+    generator = torch.Generator().manual_seed(version)
+    shapes = {"q_proj": (64, 64), "down_proj": (64, 96)}
+    tensors: dict[str, torch.Tensor] = {}
+    for layer in range(model.config.num_hidden_layers):
+        for name, (rows, columns) in shapes.items():
+            block = "self_attn" if name == "q_proj" else "mlp"
+            module = f"base_model.model.model.layers.{layer}.{block}.{name}"
+            tensors[f"{module}.lora_A.weight"] = torch.randn(4, columns, generator=generator) * 0.2
+            tensors[f"{module}.lora_B.weight"] = torch.randn(rows, 4, generator=generator) * 0.2
+    return PolicyUpdate(version, tensors, 1.0)
 
 
 def test_a_freed_row_is_taken_in_the_same_step(tiny: PreTrainedModel, ask: Ask) -> None:
@@ -70,11 +89,13 @@ def test_one_engine_serves_round_after_round_in_the_same_memory(
     tiny: PreTrainedModel, ask: Ask, run: Run
 ) -> None:
     engine = EmbeddedEngine(tiny, (), max_slots=8)
-    requests = [ask(i, 10, 20) for i in range(16)]
+    requests = [ask(i, 10, 20 + 10 * i) for i in range(16)]
     first = run(engine, requests)
-    size = engine._slots._cache.shape
-    assert all(run(engine, requests) == first for _ in range(5))
-    assert engine._slots._cache.shape == size
+    tables = [table.data_ptr() for band in engine._slots._bands for table in band.lines]
+    assert all(run(engine, requests) == first for _ in range(3))
+    assert [table.data_ptr() for band in engine._slots._bands for table in band.lines] == tables
+    engine.sleep()
+    assert all(table.numel() == 0 for band in engine._slots._bands for table in band.lines)
 
 
 def test_a_group_computes_its_prompt_once(
@@ -83,10 +104,10 @@ def test_a_group_computes_its_prompt_once(
     counted: list[int] = []
     forward = Decoder.forward
 
-    def counting(self: Decoder, tokens: torch.Tensor, *rest: object, **named: object) -> torch.Tensor:
-        if named:
+    def counting(self: Decoder, layers: Layers, tokens: torch.Tensor, *rest: object) -> torch.Tensor:
+        if len(rest) == 3:  # the wanted tokens as well: whole sequences, not one token each
             counted.append(len(tokens))
-        return forward(self, tokens, *rest, **named)  # type: ignore[arg-type]
+        return forward(self, layers, tokens, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Decoder, "forward", counting)
     engine = EmbeddedEngine(tiny, (), max_slots=3)
@@ -98,17 +119,134 @@ def test_a_group_computes_its_prompt_once(
     assert len({output.token_ids for output in outputs.values()}) == 32
 
 
+def test_a_group_that_comes_in_two_parts_computes_its_prompt_once(
+    tiny: PreTrainedModel, ask: Ask, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[int] = []
+    compute = PromptStore._compute_batch
+
+    def counting(self: PromptStore, prompts: list[Prompt], layers: Layers) -> None:
+        computed.append(len(prompts))
+        compute(self, prompts, layers)
+
+    monkeypatch.setattr(PromptStore, "_compute_batch", counting)
+    engine = EmbeddedEngine(tiny, (), max_slots=3)
+    for part in range(3):
+        run(engine, [ask(2 * part + k, 10, 4, prompt_seed=0) for k in range(2)])
+    assert computed == [1]
+    engine.set_policy(random_policy(tiny, version=1))
+    run(engine, [ask(9, 10, 4, prompt_seed=0)])
+    assert computed == [1, 1]
+
+
+def test_prompts_that_nobody_waits_with_are_not_kept_for_ever(
+    tiny: PreTrainedModel, ask: Ask, run: Run
+) -> None:
+    engine = EmbeddedEngine(tiny, (), max_slots=8)
+    run(engine, [ask(i, 100, 1) for i in range(40)])
+    kept = engine._prompts._left.values()
+    assert 0 < sum(len(prompt.ids) for prompt in kept) <= BATCH_TOKENS
+    engine.sleep()
+    assert not kept
+
+
 def test_prompts_of_similar_length_share_a_batch_within_the_token_budget() -> None:
-    prompts = [prefill.Prompt((1,) * n) for n in (3, 4, 700, 12, 600, 700, 40, 30)]
-    lengths = [[len(p.ids) for p in batch] for batch in prefill._batches(prompts)]
-    assert lengths == [[700, 700], [600], [40, 30], [12, 4, 3]]
-    many = [prefill.Prompt((1,) * 100)] * 50
-    assert [len(batch) for batch in prefill._batches(many)] == [20, 20, 10]
+    lengths = (3, 4, 700, 12, 600, 700, 40, 30)
+    batches = [[lengths[index] for index in batch] for batch in alike(lengths)]
+    assert batches == [[700, 700], [600], [40, 30], [12, 4, 3]]
+    assert [len(batch) for batch in alike([100] * 50)] == [20, 20, 10]
+
+
+def test_what_was_computed_ahead_is_forgotten_at_an_update(tiny: PreTrainedModel, ask: Ask, run: Run) -> None:
+    """Two prompts of one batch: the second waits, computed, while the policy changes under it."""
+    update = random_policy(tiny, version=1)
+    requests = [ask(i, 10, 4) for i in range(2)]
+    engine = EmbeddedEngine(tiny, (), max_slots=1)
+    engine.submit(requests)
+    engine.step()
+    engine.set_policy(update)
+    changed = EmbeddedEngine(tiny, (), max_slots=1)
+    changed.set_policy(update)
+    waited, fresh = run(engine, [])["1"], run(changed, requests)["1"]
+    assert waited.token_ids == fresh.token_ids
+    assert waited.logprobs == pytest.approx(fresh.logprobs, abs=1e-5)
+
+
+def test_one_live_policy_costs_no_reordering(
+    tiny: PreTrainedModel, ask: Ask, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixes: list[int] = []
+    of = Mix.of
+
+    def counting(layers_of_rows: list[Layers], device: torch.device) -> Mix:
+        mixes.append(len(layers_of_rows))
+        return of(layers_of_rows, device)
+
+    monkeypatch.setattr(Mix, "of", counting)
+    engine = EmbeddedEngine(tiny, (), max_slots=4)
+    engine.submit([ask(0, 5, 8), replace(ask(1, 5, 8), version=BASE_VERSION)])
+    engine.step()
+    engine.set_policy(random_policy(tiny, version=1), "keep")
+    run(engine, [])
+    assert mixes == [2] * 7
+    engine.set_policy(random_policy(tiny, version=2), "keep")
+    run(engine, [ask(i, 5, 8) for i in range(4)])
+    assert mixes == [2] * 7
+
+
+def test_an_update_reuses_layers_unless_somebody_stays_on_them(
+    tiny: PreTrainedModel, ask: Ask, run: Run
+) -> None:
+    engine = EmbeddedEngine(tiny, (), max_slots=4)
+    layers = engine._newest.layers
+    engine.set_policy(random_policy(tiny, version=1))
+    assert engine._newest.layers is layers
+    engine.submit([ask(0, 5, 8)])
+    engine.step()
+    engine.set_policy(random_policy(tiny, version=2), "pin")
+    assert engine._newest.layers is not layers
+    run(engine, [])
+    assert engine.stats().live_versions == (2,)
+
+
+def test_a_number_given_twice_names_the_policy_that_is_still_sampled_from(
+    tiny: PreTrainedModel, ask: Ask, run: Run
+) -> None:
+    first, again = (replace(random_policy(tiny, seed), version=1) for seed in (1, 2))
+    request = replace(ask(0, 5, 12), version=1)
+    alone = EmbeddedEngine(tiny, ())
+    alone.set_policy(first)
+    expected = run(alone, [request])["0"]
+    engine = EmbeddedEngine(tiny, ())
+    engine.set_policy(first)
+    engine.submit([request])
+    engine.step()
+    for update in (again, random_policy(tiny, version=2)):
+        engine.set_policy(update)
+    assert engine.stats().live_versions == (1, 2)
+    late = replace(request, request_id="late")
+    outputs = run(engine, [late])
+    assert outputs["0"].token_ids == outputs["late"].token_ids == expected.token_ids
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_packed_matrix_is_the_plain_one(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight, bias, x = (
+        torch.randn(size, generator=generator).to(dtype) for size in ((24, 16), (24,), (5, 16))
+    )
+    plain, packed = PlainMatrix(weight, bias), matrix(weight, bias)
+    assert isinstance(packed, PackedMatrix)
+    torch.testing.assert_close(packed(x), plain(x))
+    sums = [torch.ones(5, 24, dtype=dtype) for _ in range(2)]
+    plain.add_(sums[0], x)
+    packed.add_(sums[1], x)
+    # In bfloat16 the product is rounded before it is added, as `transformers` does it.
+    rounding = 0.02 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(sums[1], sums[0], atol=rounding, rtol=rounding)
 
 
 def test_bfloat16_agrees_with_transformers_in_bfloat16(tiny: PreTrainedModel, ask: Ask, run: Run) -> None:
-    import copy
-
     model = copy.deepcopy(tiny).bfloat16()
     requests = [ask(i, 5 + 7 * i, 12) for i in range(4)]
     outputs = run(EmbeddedEngine(model, (), max_slots=3), requests)

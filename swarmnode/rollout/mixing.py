@@ -1,0 +1,63 @@
+"""Rows of several policies in one batch: matrices are applied policy by policy, all else to all rows at once.
+
+weights.py -> layers of each policy -> [mixing] -> decoder.py, attention.py
+
+Rows are ordered so that those of one policy lie behind each other; only attention, which works on bands, sees
+them in their own order. With one policy none of this is in the way.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from swarmnode.rollout.decoder import Attention, Decoder
+from swarmnode.rollout.matrix import MixedMatrix
+from swarmnode.rollout.weights import Layers
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """How the rows of a batch are spread over policies."""
+
+    layers: Layers
+    order: Tensor
+    """Which row comes first, second, ... for the decoder."""
+    place: Tensor
+    """Where the decoder has row 0, row 1, ..."""
+
+    @classmethod
+    def of(cls, layers_of_rows: Sequence[Layers], device: torch.device) -> "Mix":
+        """The mix in which row i runs `layers_of_rows[i]`."""
+        members: dict[int, list[int]] = {}
+        for row, layers in enumerate(layers_of_rows):
+            members.setdefault(id(layers), []).append(row)
+        order = torch.tensor([row for rows in members.values() for row in rows], device=device)
+        policies = [layers_of_rows[rows[0]] for rows in members.values()]
+        return cls(_mixed(policies, [len(rows) for rows in members.values()]), order, order.argsort())
+
+    def forward(
+        self, decoder: Decoder, tokens_N: Tensor, positions_N: Tensor, attention: Attention
+    ) -> Tensor:
+        """`Decoder.forward` for rows in their own order."""
+
+        def reordered(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            return attention(layer, queries[self.place], keys[self.place], values[self.place])[self.order]
+
+        hidden = decoder.forward(self.layers, tokens_N[self.order], positions_N[self.order], reordered)
+        return hidden[self.place]
+
+
+def _mixed(policies: Sequence[Layers], sizes: Sequence[int]) -> Layers:
+    """Layers for a batch whose first `sizes[0]` rows are of the first policy, and so on."""
+    return [
+        replace(
+            same_layer[0],
+            qkv=MixedMatrix([layer.qkv for layer in same_layer], sizes),
+            out=MixedMatrix([layer.out for layer in same_layer], sizes),
+            gate_up=MixedMatrix([layer.gate_up for layer in same_layer], sizes),
+            down=MixedMatrix([layer.down for layer in same_layer], sizes),
+        )
+        for same_layer in zip(*policies, strict=True)
+    ]

@@ -1,0 +1,348 @@
+"""What both torch engines do alike: requests, rows, policy versions and spans. The arithmetic is theirs.
+
+requests.py -> [torch_engine] -> embedded.py (rows of a moving table) | fallback.py (rows of a static batch)
+
+A row is an index into the batch; each row samples one token per tick of the clock. Who uses a policy keeps
+it live: the newest always is, and so are those of running rows and those that waiting requests ask for.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from sys import maxsize
+
+import torch
+from torch import Tensor
+
+from swarmnode.errors import EngineError
+from swarmnode.rollout.adapter import LoraPair
+from swarmnode.rollout.batches import PADDING
+from swarmnode.rollout.counters import Counters
+from swarmnode.rollout.engine import (
+    BASE_VERSION,
+    Capabilities,
+    EngineStats,
+    InFlight,
+    Output,
+    PolicyUpdate,
+    Request,
+    Sampled,
+)
+from swarmnode.rollout.requests import RequestQueue, not_finite, untouched, with_live_version
+from swarmnode.rollout.running import Policy, Running
+from swarmnode.rollout.sampler import Sampler
+from swarmnode.rollout.scoring import Pair, score_pairs
+from swarmnode.rollout.stops import StopTokens
+from swarmnode.rollout.weights import Layers
+from swarmnode.types import FinishReason
+
+LoraPairs = Mapping[str, LoraPair]
+
+NEVER = maxsize
+
+
+class TorchEngine(ABC):
+    """The bookkeeping half of an `Engine`."""
+
+    def __init__(
+        self,
+        capabilities: Capabilities,
+        eos_token_ids: Sequence[int],
+        vocab: int,
+        newest: Policy,
+        device: torch.device,
+        prompt_vocab: int | None = None,
+    ) -> None:
+        """`vocab` tokens can be sampled, `prompt_vocab` can be read: by default the same."""
+        rows = capabilities.max_running
+        self.capabilities = capabilities
+        self._device = device
+        self._sampler = Sampler(vocab, rows, device)
+        self._stops = StopTokens(eos_token_ids, rows, device)
+        self._queue = RequestQueue(capabilities.max_length, prompt_vocab or vocab)
+        self._vocab = vocab
+        self._counters = Counters()
+        self._running: dict[int, Running] = {}
+        self._next_deadline = NEVER
+        self._newest = newest
+        self._policies = {newest.version: newest}
+        """By version. The base is among them only while somebody samples from it by name."""
+
+    # What the arithmetic half provides
+
+    @property
+    @abstractmethod
+    def _tick(self) -> int: ...
+
+    @abstractmethod
+    def _step(self) -> Sequence[Output]:
+        """One token for everything that runs, after waiting requests took the free rows."""
+
+    @abstractmethod
+    def _harvest(self, rows: Sequence[int], since: int) -> tuple[list[list[int]], list[list[float]]]:
+        """Tokens and log-probabilities that rows sampled from tick `since` on."""
+
+    @abstractmethod
+    def _release(self, rows: Sequence[int]) -> None:
+        """Nobody has these rows any more."""
+
+    @abstractmethod
+    def _clear(self) -> None:
+        """Nobody has any row any more: give their memory back."""
+
+    @abstractmethod
+    def _line_up(self, requests: Iterable[Request]) -> None:
+        """These wait from now on."""
+
+    @abstractmethod
+    def _leave_line(self, requests: Iterable[Request]) -> None:
+        """These do not wait any more, and will not start."""
+
+    @abstractmethod
+    def _check_versions(self, staying: Iterable[Policy]) -> None:
+        """Raise EngineError unless a new policy can be had beside these."""
+
+    @abstractmethod
+    def _pairs(self, update: PolicyUpdate) -> LoraPairs:
+        """The LoRA of a policy by module; EngineError for one that is not for this model."""
+
+    @abstractmethod
+    def _merge(self, pairs: LoraPairs, former: Layers | None) -> Layers:
+        """Be ready to sample from a policy. `former` are layers that nobody needs any more."""
+
+    @abstractmethod
+    def _base(self) -> Policy:
+        """The model without an adapter; EngineError where it cannot be had now."""
+
+    @abstractmethod
+    def _logits(
+        self, policy: Policy, sequences: Sequence[Sequence[int]], tails: Sequence[int]
+    ) -> Iterator[Tensor]:
+        """Logits after the last `tails[i]` tokens of each sequence, [tokens, vocab] pieces in order."""
+
+    @property
+    def _padding(self) -> int:
+        """Sequences scored together may differ in length by this."""
+        return PADDING
+
+    # The Protocol
+
+    @property
+    def policy_version(self) -> int:
+        return self._newest.version
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        self._line_up(self._queue.submit(requests, self._live_versions()))
+
+    @torch.inference_mode()
+    def step(self) -> Sequence[Output]:
+        if not self._queue.in_flight:
+            return ()
+        with self._counters.step():
+            return self._step()
+
+    @torch.inference_mode()
+    def abort(self, request_ids: Iterable[str] | None = None) -> Sequence[Output]:
+        chosen = None if request_ids is None else set(request_ids)
+        waiting = self._queue.withdraw(chosen)
+        self._leave_line(waiting)
+        rows: dict[int, FinishReason] = {
+            row: "abort"
+            for row, running in self._running.items()
+            if chosen is None or running.request.request_id in chosen
+        }
+        outputs = self._finish(rows)
+        self._forget_unused()
+        return [*outputs, *map(untouched, waiting)]
+
+    @torch.inference_mode()
+    def set_policy(self, update: PolicyUpdate, inflight: InFlight = "keep") -> Sequence[Output]:
+        followers = [row for row, running in self._running.items() if running.request.version is None]
+        if followers and inflight not in self.capabilities.inflight:
+            raise EngineError(
+                f"the {self.capabilities.name} engine cannot {inflight} requests in flight",
+                hint=f"it can {', '.join(sorted(self.capabilities.inflight))} them",
+            )
+        staying = self._staying(update.version, inflight)
+        pairs = self._pairs(update)
+        self._check_versions(staying)
+        with self._counters.swap():
+            outputs: list[Output] = []
+            if inflight == "abort":
+                outputs = self._finish(dict.fromkeys(followers, "abort"))
+            elif inflight == "recompute":
+                self._put_back(followers)
+            self._take_over(update.version, pairs, staying)
+            if inflight == "keep":
+                for row in followers:
+                    self._running[row] = self._running[row].kept_under(self._newest, self._tick)
+        return outputs
+
+    @torch.inference_mode()
+    def score(self, sequences: Sequence[Pair], version: int | None = None) -> list[tuple[float, ...]]:
+        policy = self._policy(version)
+        self._forget_unused()
+        limits = self.capabilities.max_length, self._vocab
+        scores = score_pairs(sequences, *limits, partial(self._logits, policy), self._padding)
+        if not all(math.isfinite(sum(logprobs)) for logprobs in scores):
+            raise not_finite(policy.version)
+        return scores
+
+    def stats(self) -> EngineStats:
+        return self._counters.stats(len(self._running), len(self._queue), self._live_versions())
+
+    @torch.inference_mode()
+    def snapshot(self) -> tuple[Request, ...]:
+        rows = list(self._running)
+        running = [
+            self._running[row].request.resumed(sampled)
+            for row, sampled in zip(rows, self._collect(rows), strict=True)
+        ]
+        return (*running, *self._queue.waiting)
+
+    def restore(self, snapshot: Iterable[Request]) -> None:
+        live = self._live_versions()
+        self.submit([with_live_version(request, live) for request in snapshot])
+
+    def sleep(self) -> Sequence[Output]:
+        # The merged weights stay: only keys and values grow with what is in flight.
+        outputs = self.abort()
+        self._clear()
+        return outputs
+
+    def close(self) -> None:
+        self._drop_everything()
+        self._newest.layers.clear()
+
+    # Policies
+
+    def _policy(self, version: int | None) -> Policy:
+        """The live policy of this version. None: the newest."""
+        if version is None:
+            return self._newest
+        if version == BASE_VERSION and version not in self._policies:
+            self._policies[version] = self._base()
+        if (policy := self._policies.get(version)) is None:
+            raise EngineError(
+                f"policy {version} is not live", hint=f"live are {sorted(self._live_versions())}"
+            )
+        return policy
+
+    def _live_versions(self) -> set[int]:
+        return set(self._policies) - {BASE_VERSION}
+
+    def _staying(self, new_version: int, inflight: InFlight) -> set[Policy]:
+        """Policies that somebody samples from after an update, besides the new one."""
+        running = {
+            running.policy
+            for running in self._running.values()
+            if inflight == "pin" or running.request.version is not None
+        }
+        waiting = {request.version for request in self._queue.waiting} - {None, new_version}
+        return running | {policy for version, policy in self._policies.items() if version in waiting}
+
+    def _take_over(self, version: int, pairs: LoraPairs, staying: set[Policy]) -> None:
+        former = self._newest.layers
+        spare = None if any(policy.layers is former for policy in staying) else former
+        self._newest = Policy(version, self._merge(pairs, spare), is_base=not pairs)
+        # Where a number was given twice, it now names the later one of those that stay.
+        named = {number: policy for number, policy in self._policies.items() if policy in staying}
+        self._policies = {policy.version: policy for policy in staying} | named | {version: self._newest}
+
+    def _forget_unused(self) -> None:
+        if len(self._policies) == 1:
+            return
+        used = {self._newest, *(running.policy for running in self._running.values())}
+        waiting = {request.version for request in self._queue.waiting}
+        self._policies = {
+            version: policy
+            for version, policy in self._policies.items()
+            if policy in used or version in waiting
+        }
+
+    # Rows
+
+    def _start(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
+        """These sample their first token next."""
+        index = torch.tensor(rows, device=self._device)
+        sampling = [request.sampling for request in requests]
+        positions = [len(request.prompt_ids) + len(request.sampled) for request in requests]
+        self._sampler.write(index, sampling, positions)
+        self._stops.write(index, sampling)
+        self._counters.started(requests)
+        for row, request in zip(rows, requests, strict=True):
+            self._running[row] = running = Running(request, self._policy(request.version), self._tick + 1)
+            self._next_deadline = min(self._next_deadline, running.last_tick)
+
+    def _ended(self, tokens: Tensor) -> dict[int, FinishReason]:
+        """Rows that the newest tokens ended."""
+        ended: dict[int, FinishReason] = {
+            row: "stop" for row in self._stops.hit(tokens) if row in self._running
+        }
+        if self._tick >= self._next_deadline:
+            for row, running in self._running.items():
+                if running.last_tick <= self._tick:
+                    ended.setdefault(row, "length")
+            left = (running.last_tick for row, running in self._running.items() if row not in ended)
+            self._next_deadline = min(left, default=NEVER)
+        return ended
+
+    def _finish(self, ended: Mapping[int, FinishReason]) -> list[Output]:
+        """Let these rows go, with what they sampled."""
+        if not ended:
+            return []
+        sampled = self._collect(list(ended))
+        outputs: list[Output] = []
+        for (row, reason), completion in zip(ended.items(), sampled, strict=True):
+            request_id = self._running.pop(row).request.request_id
+            self._queue.close(request_id)
+            outputs.append(Output(request_id, completion, reason))
+        self._vacate(list(ended))
+        return outputs
+
+    def _put_back(self, rows: Sequence[int]) -> None:
+        """Let these rows go; their requests wait before all others and go on where they are."""
+        if not rows:
+            return
+        sampled = self._collect(rows)
+        requests = [
+            self._running.pop(row).request.resumed(completion)
+            for row, completion in zip(rows, sampled, strict=True)
+        ]
+        self._vacate(rows)
+        self._queue.put_first(requests)
+        self._line_up(requests)
+
+    def _vacate(self, rows: Sequence[int]) -> None:
+        self._release(rows)
+        if not self._running:
+            self._sampler.reset()
+            self._next_deadline = NEVER
+        self._forget_unused()
+
+    def _collect(self, rows: Sequence[int]) -> list[Sampled]:
+        """The completions of these rows so far, what they were resumed with included."""
+        if not rows:
+            return []
+        chosen = [self._running[row] for row in rows]
+        since = min(running.first_tick for running in chosen)
+        collected: list[Sampled] = []
+        for running, tokens, logprobs in zip(chosen, *self._harvest(rows, since), strict=True):
+            own = slice(running.first_tick - since, None)
+            if not math.isfinite(sum(logprobs[own])):
+                self._drop_everything()
+                raise not_finite(running.policy.version)
+            spans = running.spans(self._tick)
+            collected.append(running.request.sampled.extended(tokens[own], logprobs[own], spans))
+        return collected
+
+    def _drop_everything(self) -> None:
+        self._leave_line(self._queue.withdraw(None))
+        for running in self._running.values():
+            self._queue.close(running.request.request_id)
+        self._running.clear()
+        self._sampler.reset()
+        self._next_deadline = NEVER
+        self._clear()
+        self._forget_unused()
