@@ -1,0 +1,43 @@
+"""vLLM engines for the contract tests: one per model and kind of weights in the whole session, as each one
+costs seconds to start."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedModel
+
+from swarmnode.rollout.engine import Engine
+from swarmnode.rollout.vllm_compat import missing_reason
+
+LORA_RANK = 8
+MAX_LENGTH = 128
+
+
+@pytest.fixture(scope="session")
+def make_vllm_engine() -> Iterator[Callable[..., Engine]]:
+    """`make(folder, base_model, slots=..., eos=..., weights="lora" | "merged")`, in float32.
+
+    The same arguments give the same engine: leave it empty, and on whatever policy.
+    """
+    if (reason := missing_reason("cpu")) is not None:
+        pytest.skip(reason)
+    from swarmnode.rollout.vllm import VllmEngine
+
+    engines: dict[tuple[Path, int, tuple[int, ...], str], VllmEngine] = {}
+
+    def make(
+        folder: Path, base_model: PreTrainedModel, *, slots: int, eos: Sequence[int], weights: str
+    ) -> VllmEngine:
+        assert weights in ("lora", "merged")
+        key = (folder, slots, tuple(eos), weights)
+        if key not in engines:
+            engines[key] = VllmEngine(
+                str(folder), base_model, eos, slots, MAX_LENGTH,
+                lora_rank=LORA_RANK, dtype="float32", weights=weights,
+            )  # fmt: skip
+        return engines[key]
+
+    yield make
+    for engine in engines.values():
+        engine.close()
