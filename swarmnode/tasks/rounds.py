@@ -1,6 +1,6 @@
 """Which examples a round trains on: a fair share of every task, fresh each round, cheap to draw again.
 
-tasks -> [draw_round] -> one round of examples -> rollout
+tasks -> [draw_round] -> one round of examples, or [ExampleStream], round after round -> rollout
 
 Pure: the same node seed and round give the same examples, so a node that resumes goes on where it was. Every
 round has a seed of its own, and examples come from the beginning of it, so that a stranger who draws
@@ -10,6 +10,7 @@ one again needs a handful of draws and not thousands.
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain, cycle, islice
 
 from swarmnode.errors import TaskError
@@ -28,6 +29,46 @@ def round_seed(node_seed: int, round_index: int, attempt: int = 0) -> int:
     """
     name = f"{node_seed}/{round_index}/{attempt}".encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") & MAX_SEED
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlace:
+    """Where an `ExampleStream` is: `taken` examples of this round are gone, of the `per_round` it has."""
+
+    round: int = 1
+    taken: int = 0
+    per_round: int = 0
+
+
+class ExampleStream(Iterator[Example]):
+    """The examples of round 1, 2, 3, ... without end. `place` is all that a restart has to know.
+
+    Generation takes from it what it needs: a round that asks for more than its share (partial rollouts do)
+    simply begins the next draw earlier. Where the size of a round has changed since, the next one is drawn:
+    no example comes twice.
+    """
+
+    def __init__(
+        self, tasks: Sequence[Task], node_seed: int, per_round: int, place: StreamPlace | None = None
+    ) -> None:
+        self._tasks = tasks
+        self._node_seed = node_seed
+        self._drawn: list[Example] = []
+        self.place = StreamPlace(per_round=per_round)
+        if place is not None:
+            same = place.per_round == per_round
+            self.place = place if same else StreamPlace(place.round + 1, 0, per_round)
+
+    def __next__(self) -> Example:
+        place = self.place
+        if not self._drawn:
+            self._drawn = draw_round(self._tasks, self._node_seed, place.round, place.per_round)
+        example = self._drawn[place.taken]
+        if place.taken + 1 < place.per_round:
+            self.place = replace(place, taken=place.taken + 1)
+        else:
+            self.place, self._drawn = StreamPlace(place.round + 1, 0, place.per_round), []
+        return example
 
 
 def draw_round(tasks: Sequence[Task], node_seed: int, round_index: int, count: int) -> list[Example]:

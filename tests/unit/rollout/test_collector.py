@@ -1,16 +1,16 @@
-"""One round of sampling over a fake engine."""
+"""One synchronous round over a fake engine."""
 
 from collections.abc import Sequence
 from typing import cast
 
 import pytest
 
-from swarmnode.errors import EngineError
-from swarmnode.rollout.collector import collect, completion_seed
-from swarmnode.rollout.engine import Output, Request, SamplingParams
+from swarmnode.rollout.collector import collect
+from swarmnode.rollout.engine import Request, SamplingParams
 from swarmnode.rollout.fake import LOGPROB, FakeEngine
+from swarmnode.rollout.group import completion_seed
 from swarmnode.rollout.renderer import Renderer
-from swarmnode.types import Example, ExampleKey
+from swarmnode.types import Example, ExampleKey, one_span
 
 EOS = 0
 SAMPLING = SamplingParams(max_tokens=8)
@@ -47,7 +47,7 @@ def test_each_example_comes_back_with_its_group_in_order() -> None:
         seeds = [completion_seed(9, one.example.key, place) for place in range(4)]
         assert [completion.text for completion in one.completions] == [chr(97 + seed % 26) for seed in seeds]
         first = one.completions[0]
-        assert (first.finish, first.logprobs, first.policy_version) == ("stop", (LOGPROB,) * 2, 0)
+        assert (first.finish, first.logprobs, first.spans) == ("stop", (LOGPROB,) * 2, one_span(0, 2))
         assert first.token_ids[-1] == EOS
 
 
@@ -108,15 +108,6 @@ def test_an_example_too_long_for_the_engine_is_left_out(caplog: pytest.LogCaptur
     answered = list(collect(engine, RENDERER, examples, 2, SAMPLING, seed=0))
     assert [one.example.key.index for one in answered] == [1]
     assert "leaving out example 0 of sums" in caplog.text
-
-
-def test_an_engine_that_never_answers_is_an_error_and_not_an_endless_loop() -> None:
-    class Silent(FakeEngine):
-        def step(self) -> Sequence[Output]:
-            return ()
-
-    with pytest.raises(EngineError, match="never finished"):
-        list(collect(Silent(echo), RENDERER, [example(0)], 2, SAMPLING, seed=0))
 
 
 def test_nothing_to_ask_is_nothing_answered() -> None:

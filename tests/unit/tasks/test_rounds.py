@@ -6,7 +6,7 @@ import pytest
 
 from swarmnode.errors import TaskError
 from swarmnode.tasks.builtin import BUILTIN_TASKS
-from swarmnode.tasks.rounds import MAX_SEEDS_PER_ROUND, draw_round, round_seed
+from swarmnode.tasks.rounds import MAX_SEEDS_PER_ROUND, ExampleStream, draw_round, round_seed
 from swarmnode.tasks.task import is_held_out, redraw
 from swarmnode.types import Example, ExampleKey
 
@@ -95,3 +95,20 @@ def test_seeds_of_rounds_do_not_repeat_over_nodes_rounds_and_attempts():
     seeds = {round_seed(n, r, a) for n in range(20) for r in range(20) for a in range(3)}
     assert len(seeds) == 1200
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_a_stream_gives_round_after_round_and_goes_on_where_it_was_left() -> None:
+    rounds = [draw_round([BY_NAME["max"]], 3, number, 4) for number in (1, 2, 3)]
+    expected = [example for one in rounds for example in one]
+    stream = ExampleStream([BY_NAME["max"]], 3, 4)
+    first = [next(stream) for _ in range(6)]
+    later = ExampleStream([BY_NAME["max"]], 3, 4, stream.place)
+    assert first + [next(later) for _ in range(6)] == expected
+
+
+def test_a_stream_whose_rounds_have_another_size_now_gives_nothing_twice() -> None:
+    stream = ExampleStream([BY_NAME["max"]], 3, 4)
+    before = [next(stream).key for _ in range(6)]
+    later = ExampleStream([BY_NAME["max"]], 3, 8, stream.place)
+    after = [next(later).key for _ in range(16)]
+    assert len({*before, *after}) == 22

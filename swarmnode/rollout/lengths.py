@@ -1,0 +1,91 @@
+"""How long the answers to a prompt will be, learnt from those that came: long ones should start first.
+
+partial.py: complete group -> [LengthEstimates] -> which of the next examples begins first (StreamRL's idea)
+
+A prompt that was answered before has its own moving average; another one is taken to be as long as its task's
+are. Memory is bounded: the prompts that were not seen for the longest time are forgotten.
+"""
+
+import hashlib
+import math
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+
+from swarmnode.types import Example
+
+NEWEST_SHARE = 0.5
+"""Weight of the newest group in a prompt's average: the policy changes, and so do its answers."""
+NEWEST_SHARE_OF_TASK = 0.1
+"""In a task's average, where single prompts differ much more."""
+MAX_PROMPTS = 4096
+MAX_TASKS = 256
+
+
+class LengthEstimates:
+    """Expected completion lengths in tokens.
+
+    >>> from swarmnode.types import ExampleKey
+    >>> short = Example(ExampleKey("sums", "1", 0, 0), "1+1")
+    >>> long = Example(ExampleKey("sums", "1", 0, 1), "9*9")
+    >>> lengths = LengthEstimates()
+    >>> lengths.observe(short, 5), lengths.observe(long, 50)
+    (None, None)
+    >>> [example.prompt for example in lengths.longest_first([short, long])]
+    ['9*9', '1+1']
+    """
+
+    def __init__(self, prompts: Mapping[str, float] | None = None, tasks: Mapping[str, float] | None = None):
+        """Both empty, or as `prompts` and `tasks` gave them."""
+        self._prompts = _Averages(prompts or {}, MAX_PROMPTS, NEWEST_SHARE)
+        self._tasks = _Averages(tasks or {}, MAX_TASKS, NEWEST_SHARE_OF_TASK)
+
+    def observe(self, example: Example, mean_tokens: float) -> None:
+        """A group of completions of this mean length has come in."""
+        self._prompts.observe(_prompt_digest(example), mean_tokens)
+        self._tasks.observe(example.key.task, mean_tokens)
+
+    def expected_tokens(self, example: Example) -> float | None:
+        """None: neither the prompt nor its task was answered before."""
+        own = self._prompts.values.get(_prompt_digest(example))
+        return self._tasks.values.get(example.key.task) if own is None else own
+
+    def longest_first(self, examples: Sequence[Example]) -> list[Example]:
+        """In the order in which they should start; where nothing tells them apart, as they came.
+
+        What nobody knows may be long, and is worth knowing: it goes first.
+        """
+
+        def shortness(example: Example) -> float:
+            expected = self.expected_tokens(example)
+            return -math.inf if expected is None else -expected
+
+        return sorted(examples, key=shortness)
+
+    @property
+    def prompts(self) -> Mapping[str, float]:
+        """Averages by digest of the prompt, the longest unseen first."""
+        return self._prompts.values
+
+    @property
+    def tasks(self) -> Mapping[str, float]:
+        return self._tasks.values
+
+
+class _Averages:
+    """Exponential moving averages by name, of at most `size` names."""
+
+    def __init__(self, values: Mapping[str, float], size: int, newest_share: float) -> None:
+        self.values = OrderedDict(values)
+        self._size = size
+        self._newest_share = newest_share
+
+    def observe(self, name: str, value: float) -> None:
+        before = self.values.get(name, value)
+        self.values[name] = before + self._newest_share * (value - before)
+        self.values.move_to_end(name)
+        if len(self.values) > self._size:
+            self.values.popitem(last=False)
+
+
+def _prompt_digest(example: Example) -> str:
+    return hashlib.blake2b(example.prompt.encode(), digest_size=8).hexdigest()

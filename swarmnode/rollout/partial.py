@@ -1,0 +1,351 @@
+"""Partial rollouts: whole groups round after round, without ever waiting for the longest answer.
+
+examples -> [PartialRollouts] -> Answered -> scoring -> trainer -> set_policy -> next round
+                  ^
+                  v  requests, steps, outputs
+               Engine
+
+A round hands out N groups. What else is in flight then is not waited for and not thrown away:
+
+refill: the engine always has C requests. A finished one makes room for the next, the policy changes under
+    the others, and they go on (staleness.py keeps them young enough).
+april: r*N groups start, nothing is refilled, and after N complete ones the rest is aborted; it resumes first
+    in the next round (arXiv 2509.18521). Here for comparison; unlike there, groups that complete in the same
+    step as the last one are kept.
+sync: N groups start, and all are waited for.
+
+In every mode requests that have tokens go first, then members of groups that have begun, then new groups; and
+no handed-out token is older than the newest policy version minus `max_lag`.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import count, islice
+
+from swarmnode.errors import EngineError, RequestRefused
+from swarmnode.rollout.concurrency import ConcurrencyControl
+from swarmnode.rollout.engine import Engine, InFlight, Output, PolicyUpdate, SamplingParams
+from swarmnode.rollout.group import Answered, Member, OpenGroup, as_open_group, completion_seed
+from swarmnode.rollout.lengths import LengthEstimates
+from swarmnode.rollout.partial_records import PartialSettings, PartialStats, Tally
+from swarmnode.rollout.partial_state import decode, encode
+from swarmnode.rollout.pool import GroupPool
+from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.staleness import due_in_rounds, leaves_room
+from swarmnode.types import Example, ExampleKey
+
+log = logging.getLogger(__name__)
+
+SamplingOf = Callable[[Example, int], SamplingParams]
+"""How to sample one completion: by its example and its place in the group. The seed is ours."""
+
+FALLBACKS: tuple[InFlight, ...] = ("keep", "recompute", "abort")
+"""Modes of an update, those that cost the least first."""
+
+
+class PartialRollouts:
+    """Drives an engine that nobody else has requests in, from one thread.
+
+    Blocking: a node runs it in a worker thread. Between two groups the caller may take its time; the engine
+    rests meanwhile.
+
+    >>> rollouts = PartialRollouts(engine, renderer, settings, sampling, seed=0)      # doctest: +SKIP
+    >>> for answered in rollouts.round(examples): score(answered)                     # doctest: +SKIP
+    >>> rollouts.set_policy(update)                                                   # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        renderer: Renderer,
+        settings: PartialSettings,
+        sampling: SamplingParams,
+        *,
+        seed: int | None,
+        sampling_of: SamplingOf | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`seed` and the name of a completion make its sampling seed; None seeds nothing, which is cheaper on
+        vLLM (it draws for seeded rows one by one). `sampling_of` replaces `sampling` for single completions:
+        benchmarks force lengths with it. `clock` measures steps."""
+        self._engine = engine
+        self._renderer = renderer
+        self._settings = settings
+        self._seed = seed
+        self._sampling_of: SamplingOf = sampling_of or (lambda example, place: sampling)
+        self._clock = clock
+        self._control = _control(settings, engine.capabilities.max_running)
+        self._lengths = LengthEstimates()
+        self._pool = GroupPool()
+        self._serials = count()
+        self._in_engine: dict[str, tuple[OpenGroup, int]] = {}
+        self._version = engine.policy_version
+        self._only_decodes = False  # the next step starts nothing and computes nothing again
+        self._silent_steps = 0
+        self._longest_budget = 1
+        self._tally = Tally()
+
+    def round(
+        self, examples: Iterator[Example], *, should_stop: Callable[[], bool] = lambda: False
+    ) -> Generator[Answered, None, None]:
+        """Hand out N whole groups, each as soon as it is complete; fewer when stopped or out of examples.
+
+        `examples` goes on from round to round: what a round takes and does not hand out, a later one does. An
+        example that the engine refuses is logged and left out, and the next one takes its place.
+        """
+        self._control.choose()
+        places = self._settings.groups
+        try:
+            while places:
+                self._drop_stale()
+                if (group := self._next_out(places)) is not None:
+                    places -= 1
+                    yield self._hand_out(group)
+                    continue
+                if should_stop():
+                    return
+                self._fill(examples, places)
+                if not self._in_engine:
+                    return
+                self._step()
+        finally:
+            if self._settings.mode != "refill":
+                self.park()
+
+    def set_policy(self, update: PolicyUpdate) -> None:
+        """Sample from another policy from now on; requests in flight go on as `settings.inflight` says, or as
+        near to it as the engine can. Called between rounds, one version at a time, it makes no group too old.
+        """
+        if (mode := self._inflight_mode()) is None:
+            self.park()
+            self._engine.set_policy(update)
+        else:
+            self._take_back(self._engine.set_policy(update, mode))
+        self._only_decodes = False
+
+    def park(self) -> None:
+        """Take everything out of the engine, before an evaluation or sleep. The next round resumes it."""
+        if self._in_engine:
+            self._take_back(self._engine.abort(list(self._in_engine)))
+        for group in self._pool.begun.values():
+            group.settle_age()
+
+    def state(self, untrained: Sequence[Answered] = ()) -> bytes:
+        """All that is unfinished or kept, as bytes. Nothing is disturbed.
+
+        `untrained` groups were handed out and are not trained on yet: after `restore` they come out first.
+        """
+        requests = self._engine.snapshot() if self._in_engine else ()
+        sampled = {request.request_id: request.sampled for request in requests}
+        groups = [*map(as_open_group, untrained), *self._pool.unhanded]
+        return encode(groups, sampled, self._lengths)
+
+    def restore(
+        self, state: bytes, redraw: Callable[[ExampleKey], Example | None], *, older: int = 0
+    ) -> None:
+        """Go on from a `state()`, here or elsewhere, instead of what is under way. `redraw` finds an example
+        again; groups whose example it cannot find are dropped and counted. The complete groups of one round
+        may be `older` versions older than `max_lag` says.
+
+        Raises CheckpointError for a damaged or foreign state, with everything as before.
+        """
+        kept = decode(state)
+        found = [(redraw(key), members) for key, members in kept.groups]
+        groups = [self._revived(example, members) for example, members in found if example is not None]
+        self.park()
+        self._pool = GroupPool(groups)
+        self._lengths = kept.lengths
+        self._tally.dropped_not_redrawable += len(found) - len(groups)
+        self._version = self._engine.policy_version
+        spared = [group for group in self._pool.complete if -older <= self._due(group) < 0]
+        self._drop_older_than_allowed(spared[: self._settings.groups])
+
+    def stats(self) -> PartialStats:
+        tally, pool, cost = self._tally, self._pool, self._control.cost
+        return PartialStats(
+            groups_in_flight=len(pool.begun) - len(pool.complete),
+            groups_not_begun=len(pool.drawn),
+            surplus_groups=len(pool.complete),
+            concurrency=self._control.concurrency,
+            step_base_s=cost and cost.base_s,
+            step_per_request_s=cost and cost.per_request_s,
+            dropped_stale=tally.dropped_stale,
+            dropped_not_redrawable=tally.dropped_not_redrawable,
+            refused=tally.refused,
+            resumed_requests=tally.resumed,
+            idle_share=None if tally.busy.mean is None else 1 - tally.busy.mean,
+            mean_tokens_produced=tally.produced.mean,
+            mean_tokens_trained=tally.trained.mean,
+        )
+
+    def _next_out(self, places: int) -> OpenGroup | None:
+        """The complete group that is due first, if it may leave."""
+        if not self._pool.complete:
+            return None
+        group = min(self._pool.complete, key=self._due)
+        if self._settings.mode == "refill":
+            others = (self._due(other) for other in self._pool.begun.values() if other is not group)
+            if not leaves_room(self._due(group), others, places, self._settings.groups):
+                return None
+        return group
+
+    def _hand_out(self, group: OpenGroup) -> Answered:
+        self._pool.forget(group)
+        self._tally.trained.add(group.tokens, len(group.members))
+        return group.answered(self._renderer)
+
+    def _due(self, group: OpenGroup) -> int:
+        return due_in_rounds(group.oldest_version, self._version, self._settings.max_lag)
+
+    def _drop_stale(self) -> None:
+        """Only a version that jumped makes groups too old; looked for only when it has changed."""
+        if self._engine.policy_version != self._version:
+            self._drop_older_than_allowed()
+
+    def _drop_older_than_allowed(self, spared: Sequence[OpenGroup] = ()) -> None:
+        self._version = self._engine.policy_version
+        kept = {group.serial for group in spared}
+        begun = self._pool.begun.values()
+        stale = [group for group in begun if self._due(group) < 0 and group.serial not in kept]
+        for group in stale:
+            log.info("%s starts over: it is more than %d versions old", group.name, self._settings.max_lag)
+            self._withdraw(group)
+            self._pool.start_over(group)
+        self._tally.dropped_stale += len(stale)
+
+    def _fill(self, examples: Iterator[Example], places: int) -> None:
+        """Submit until C requests are in the engine, or there is nothing to submit."""
+        in_all = len(self._in_engine) + self._control.free_slots(len(self._in_engine))
+        while len(self._in_engine) < in_all:
+            if not self._pool.has_line and not self._begin(examples, places):
+                return
+            self._submit(*self._pool.next_members(in_all - len(self._in_engine)))
+
+    def _begin(self, examples: Iterator[Example], places: int) -> bool:
+        """The next new group joins the line. False: none may begin now, or there is none."""
+        room = places + self._settings.groups_ahead - len(self._pool.begun)
+        if room <= 0:
+            return False
+        if not self._pool.drawn:
+            drawn = list(islice(examples, min(room, self._settings.groups)))
+            self._pool.drawn.extend(map(self._new_group, self._lengths.longest_first(drawn)))
+        if not self._pool.drawn:
+            return False
+        self._pool.begin()
+        return True
+
+    def _submit(self, group: OpenGroup, places: list[int]) -> None:
+        requests = [group.request(place, self._sampling(group.example, place)) for place in places]
+        try:
+            self._engine.submit(requests)
+        except RequestRefused as error:
+            self._leave_out(group, error)
+            return
+        group.asked_of(self._engine.policy_version)
+        self._in_engine |= {
+            request.request_id: (group, place) for request, place in zip(requests, places, strict=True)
+        }
+        self._tally.resumed += sum(bool(request.sampled) for request in requests)
+        self._tally.refused_in_a_row = 0
+        self._longest_budget = max(
+            self._longest_budget, *(request.sampling.max_tokens for request in requests)
+        )
+        self._only_decodes = False
+
+    def _leave_out(self, group: OpenGroup, error: RequestRefused) -> None:
+        log.warning("leaving out %s: %s", group.name, error)
+        self._withdraw(group)
+        self._pool.forget(group)
+        self._tally.refused += 1
+        self._tally.refused_in_a_row += 1
+        if self._tally.refused_in_a_row > self._settings.groups:
+            raise EngineError(
+                f"the engine refused a whole round of examples, last: {error.message}",
+                hint="their prompts are too long: raise --set rollout.max_prompt_tokens=...",
+            ) from error
+
+    def _step(self) -> None:
+        requests = len(self._in_engine)
+        started = self._clock()
+        outputs = self._engine.step()
+        self._control.observe_step(requests, self._clock() - started if self._only_decodes else None)
+        self._only_decodes = True
+        self._tally.busy.add(requests, max(requests, self._control.concurrency))
+        for output in outputs:
+            self._finish(output)
+        self._silent_steps = 0 if outputs else self._silent_steps + 1
+        # Even with a single slot, each step of a working engine brings at least one token.
+        if self._silent_steps > requests * self._longest_budget:
+            raise EngineError(f"{requests} requests never finished", hint="try another --engine")
+
+    def _finish(self, output: Output) -> None:
+        group = self._take(output)
+        self._control.observe_completion(len(output.sampled))
+        self._tally.produced.add(len(output.sampled))
+        if group.complete:
+            self._pool.complete.append(group)
+            self._lengths.observe(group.example, group.tokens / len(group.members))
+
+    def _take(self, output: Output) -> OpenGroup:
+        """What the engine gives back is its group's again."""
+        if output.request_id not in self._in_engine:
+            raise EngineError(
+                f"the engine returned request {output.request_id}, which is not ours",
+                hint="while partial rollouts run, nobody else may use their engine: park() them first",
+            )
+        group, place = self._in_engine.pop(output.request_id)
+        group.record(place, output)
+        return group
+
+    def _take_back(self, outputs: Iterable[Output]) -> None:
+        """Aborted requests wait in line, before all others. Some may have ended before the abort."""
+        for output in outputs:
+            if output.finish == "abort":
+                self._take(output)
+            else:
+                self._finish(output)
+        self._pool.line_up(self._in_engine)
+
+    def _withdraw(self, group: OpenGroup) -> None:
+        """Whatever the group has in the engine is given up."""
+        asked = [name for place in group.unfinished if (name := group.request_id(place)) in self._in_engine]
+        for output in self._engine.abort(asked):
+            self._take(output)
+
+    def _inflight_mode(self) -> InFlight | None:
+        """The wanted mode of an update, or the nearest there is. None: only an empty engine will do."""
+        can = self._engine.capabilities.inflight
+        wanted = (self._settings.inflight, *FALLBACKS)
+        return next((mode for mode in wanted if mode in can and (mode != "pin" or self._can_pin())), None)
+
+    def _can_pin(self) -> bool:
+        return len(self._engine.stats().live_versions) < self._engine.capabilities.max_versions
+
+    def _sampling(self, example: Example, place: int) -> SamplingParams:
+        seed = None if self._seed is None else completion_seed(self._seed, example.key, place)
+        return replace(self._sampling_of(example, place), seed=seed)
+
+    def _new_group(self, example: Example) -> OpenGroup:
+        members = [Member()] * self._settings.group_size
+        return OpenGroup(next(self._serials), example, self._renderer.prompt_ids(example.prompt), members)
+
+    def _revived(self, example: Example, members: list[Member]) -> OpenGroup:
+        prompt_ids = self._renderer.prompt_ids(example.prompt)
+        group = OpenGroup(next(self._serials), example, prompt_ids, members)
+        group.settle_age()
+        for place in group.unfinished:
+            group.end_at(place, self._sampling_of(example, place).max_tokens)
+        return group
+
+
+def _control(settings: PartialSettings, max_running: int) -> ConcurrencyControl:
+    """Only "refill" chooses. The others submit all that a round may start; what does not run waits."""
+    everything = (settings.groups + settings.groups_ahead) * settings.group_size
+    return ConcurrencyControl(
+        round_requests=settings.round_requests,
+        max_running=max_running,
+        max_lag=settings.max_lag,
+        fixed=settings.concurrency if settings.mode == "refill" else everything,
+    )
