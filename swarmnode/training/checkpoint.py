@@ -5,7 +5,8 @@ trainer, node -> [checkpoint] -> disk -> resume (the default) | eval | export
     round-00000060/
       adapter/adapter_model.safetensors, adapter_config.json     as PEFT does: vLLM and the Hub read them
       optimizer.safetensors                                      Adam moments, and torch's RNG state
-      exchange.bin                                               external groups that wait to be trained on
+      exchange.bin, rollouts.bin                                 external and own groups that wait to be
+                                                                 trained on, unfinished ones included
       state.json                                                 counters, and a SHA-256 of every other file
 
 Written under another name, synced and renamed; state.json comes last. Damage is noticed by the digests: the
@@ -35,7 +36,9 @@ from swarmnode.training.trainer import Trainer
 log = logging.getLogger(__name__)
 
 PREFIX = "round-"
-FORMAT = 1
+FORMAT = 2
+EXCHANGE = "exchange.bin"
+ROLLOUTS = "rollouts.bin"
 
 
 class DamagedCheckpoint(CheckpointError):
@@ -52,6 +55,14 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     counters: Counters
     digests: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What waits to be trained on, as those who hold it wrote it down. Empty: nothing does."""
+
+    exchange: bytes = b""
+    rollouts: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +84,7 @@ class CheckpointStore:
         self.folder = root / f"{_slug(base_name)}-{fingerprint}"
         self.keep = keep
 
-    def save(self, policy: Policy, trainer: Trainer, counters: Counters, exchange: bytes, seed: int) -> Path:
+    def save(self, policy: Policy, trainer: Trainer, counters: Counters, waiting: Waiting, seed: int) -> Path:
         """Write one checkpoint and delete those beyond `keep`. Raises StorageError, leaving the old ones.
 
         A round that has its checkpoint keeps it: nothing is learnt between two rounds.
@@ -87,7 +98,8 @@ class CheckpointStore:
             aside.mkdir(parents=True)
             policy.save_adapter(aside / "adapter")
             _write(aside / "optimizer.safetensors", _optimizer_bytes(policy, trainer))
-            _write(aside / "exchange.bin", exchange)
+            _write(aside / EXCHANGE, waiting.exchange)
+            _write(aside / ROLLOUTS, waiting.rollouts)
             _write_state(aside, policy, counters, seed)
             sync(aside / "adapter")
             sync(aside)
@@ -164,8 +176,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(folder, state)
 
 
-def restore(checkpoint: Checkpoint, policy: Policy, trainer: Trainer) -> bytes:
-    """Put adapter, optimizer and RNG back; returns the exchange's snapshot. Raises CheckpointError."""
+def restore(checkpoint: Checkpoint, policy: Policy, trainer: Trainer) -> Waiting:
+    """Put adapter, optimizer and RNG back; returns what waits to be trained on. Raises CheckpointError."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -177,13 +189,13 @@ def restore(checkpoint: Checkpoint, policy: Policy, trainer: Trainer) -> bytes:
     policy.load_adapter(checkpoint.adapter)
     try:
         tensors = load_file(str(checkpoint.folder / "optimizer.safetensors"))
-        exchange = (checkpoint.folder / "exchange.bin").read_bytes()
+        waiting = Waiting(*((checkpoint.folder / name).read_bytes() for name in (EXCHANGE, ROLLOUTS)))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"checkpoint {checkpoint.folder.name} is damaged: {error}") from error
     torch.set_rng_state(tensors.pop("rng.cpu"))
     _restore_optimizer(policy, trainer, tensors)
     policy.version = checkpoint.state.policy_version
-    return exchange
+    return waiting
 
 
 def _optimizer_bytes(policy: Policy, trainer: Trainer) -> bytes:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from swarmnode.errors import EngineError
 from swarmnode.training.advantage import group_advantages
-from swarmnode.types import RolloutGroup
+from swarmnode.types import RolloutGroup, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,26 @@ class TrainingSample:
     advantage: float
     behaviour_logprobs: tuple[float, ...] | None
     """Log-probabilities recorded when the tokens were sampled. None: a stranger sampled them."""
+    spans: tuple[Span, ...]
+    """Which policy version sampled which tokens. A stranger's versions cannot be compared with ours."""
 
     @property
     def length(self) -> int:
         return len(self.prompt_ids) + len(self.completion_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTokens:
+    """M of the N completion tokens of a batch, those that our own engine sampled, in row-major order."""
+
+    mask_N: Tensor
+    """True where a completion token is one of them."""
+    logprobs_M: Tensor
+    """As recorded when they were sampled."""
+    versions_M: Tensor
+    """The policy version that sampled the token. On the CPU, only measured with; `stale_M` too."""
+    stale_M: Tensor
+    """True where the token was sampled with keys and values of an older version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +57,7 @@ class MicroBatch:
     completion_mask_BT: Tensor
     """True where the token belongs to a completion, EOS included."""
     advantages_B: Tensor
+    own: OwnTokens
 
     @property
     def completion_lengths(self) -> list[int]:
@@ -57,7 +74,7 @@ def to_samples(group: RolloutGroup, prompt_ids: tuple[int, ...]) -> list[Trainin
     if advantages is None:
         return None
     return [
-        TrainingSample(prompt_ids, completion.token_ids, advantage, completion.logprobs)
+        TrainingSample(prompt_ids, completion.token_ids, advantage, completion.logprobs, completion.spans)
         for completion, advantage in zip(group.completions, advantages, strict=True)
         if advantage is not None and completion.token_ids and completion.finish != "abort"
     ]
@@ -87,4 +104,26 @@ def _pad(samples: Sequence[TrainingSample], device: torch.device) -> MicroBatch:
         input_ids[row, : sample.length] = torch.tensor(sample.prompt_ids + sample.completion_ids)
         mask[row, len(sample.prompt_ids) : sample.length] = True
     advantages = torch.tensor([sample.advantage for sample in samples])
-    return MicroBatch(tuple(samples), input_ids.to(device), mask.to(device), advantages.to(device))
+    return MicroBatch(
+        tuple(samples),
+        input_ids.to(device),
+        mask.to(device),
+        advantages.to(device),
+        _own_tokens(samples, device),
+    )
+
+
+def _own_tokens(samples: Sequence[TrainingSample], device: torch.device) -> OwnTokens:
+    lengths = torch.tensor([len(sample.completion_ids) for sample in samples])
+    is_own = torch.tensor([sample.behaviour_logprobs is not None for sample in samples])
+    logprobs = [value for sample in samples for value in sample.behaviour_logprobs or ()]
+    spans = [span for sample in samples if sample.behaviour_logprobs is not None for span in sample.spans]
+    span_lengths = torch.tensor([span.end - span.start for span in spans], dtype=torch.long)
+    versions = torch.tensor([span.version for span in spans], dtype=torch.long)
+    stale = torch.tensor([span.kv == "stale" for span in spans], dtype=torch.bool)
+    return OwnTokens(
+        mask_N=is_own.repeat_interleave(lengths).to(device),
+        logprobs_M=torch.tensor(logprobs, device=device),
+        versions_M=versions.repeat_interleave(span_lengths),
+        stale_M=stale.repeat_interleave(span_lengths),
+    )

@@ -16,7 +16,7 @@ import torch
 
 from swarmnode.config import PolicyConfig
 from swarmnode.errors import CheckpointError, ModelError
-from swarmnode.models import find_model
+from swarmnode.models import ModelCard, find_model
 from swarmnode.rollout.engine import PolicyUpdate
 
 FINGERPRINT_VALUES = 64
@@ -40,6 +40,19 @@ class LoadedModel:
     @property
     def parameters(self) -> int:
         return sum(p.numel() for p in self.model.parameters())
+
+    @property
+    def card(self) -> ModelCard | None:
+        """What its memory depends on; None for an architecture without attention heads."""
+        config = self.model.config.get_text_config()
+        try:
+            heads, hidden, layers = config.num_attention_heads, config.hidden_size, config.num_hidden_layers
+        except AttributeError:
+            return None
+        # Models without grouped-query attention do not name these two.
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        head_dim = getattr(config, "head_dim", None) or hidden // heads
+        return ModelCard(self.name, self.parameters, layers, hidden, kv_heads, head_dim, config.vocab_size)
 
     @property
     def max_positions(self) -> int | None:

@@ -11,7 +11,10 @@ import msgspec
 
 
 class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one round of training did. None means that there was nothing to measure."""
+    """What one round of training did. None means that there was nothing to measure.
+
+    Own tokens are those of our own completions in every optimizer step that was taken.
+    """
 
     own_groups: int = 0
     external_groups: int = 0
@@ -22,8 +25,25 @@ class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None = None
     grad_norm: float | None = None
     clipped_share: float | None = None
+    off_policy_share: float | None = None
+    """Share of own tokens that another version sampled than the newest at the start of the round."""
+    mean_age: float | None = None
+    """Mean number of versions by which an own token is older than the newest."""
+    max_age: int | None = None
+    """The same for the oldest own token."""
+    stale_kv_share: float | None = None
+    """Share of own tokens that were sampled with keys and values of an older version."""
+    effective_sample_size: float | None = None
+    """(sum k)^2 / (n sum k^2) over the n own tokens, k = prox / mu: 1 on policy, 1 / n where one has all."""
+    corrected_share: float | None = None
+    """Share of own tokens whose weight the correction truncated or set to zero."""
+    behaviour_kl: float | None = None
+    """KL divergence from what sampled the own tokens to the trainer's policy before the round, in nats."""
+    engine_kl: float | None = None
+    """The same over own tokens of the newest version with fresh keys and values: the engine's arithmetic
+    against the trainer's, without staleness."""
     engine_gap: float | None = None
-    """Mean |log-probability of the engine - of the trainer| per own token of the first step, in nats."""
+    """Mean |log-probability of the engine - of the trainer before the round| over those tokens, in nats."""
     seconds: float = 0.0
 
 

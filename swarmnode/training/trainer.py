@@ -3,8 +3,8 @@
 exchange, rollout -> [trainer] -> policy.version + 1 -> engine, checkpoint
 
 GRPO on LoRA parameters as SAPO trains (section 4): group-normalised advantages, asymmetric clip, no KL.
-External groups are treated as if our own policy had sampled them: the ratio's denominator is our policy at
-the start of the round.
+The ratio's denominator is our policy at the start of the round (prox). Own tokens that another policy sampled
+are corrected by weight; external groups are treated as if prox had sampled them.
 """
 
 import logging
@@ -20,8 +20,10 @@ from torch import Tensor
 
 from swarmnode.config import TrainingConfig
 from swarmnode.errors import ModelError
+from swarmnode.training.corrections import token_weights
 from swarmnode.training.logprob import completion_logprobs, head_is_plain
-from swarmnode.training.loss import clipped_policy_loss
+from swarmnode.training.loss import LossOutput, clipped_policy_loss
+from swarmnode.training.off_policy import MeasuredTokens, with_off_policy
 from swarmnode.training.packing import MicroBatch, TrainingSample, micro_batches, to_samples
 from swarmnode.training.policy import Policy
 from swarmnode.training.records import TrainReport
@@ -34,7 +36,7 @@ SMALLEST_MICRO_BATCH = 64
 """Tokens below which halving the micro-batch cannot help any more."""
 
 Result = TypeVar("Result")
-OldLogprobs = dict[int, Tensor]
+ProxLogprobs = dict[int, Tensor]
 """id(sample) -> log-probabilities of its tokens before the round."""
 
 
@@ -44,8 +46,7 @@ class _StepSums:
 
     loss: float = 0.0
     clipped: int = 0
-    gap: float = 0.0
-    gap_tokens: int = 0
+    own_tokens: list[MeasuredTokens] = field(default_factory=list[MeasuredTokens])
 
 
 @dataclass(slots=True)
@@ -57,10 +58,10 @@ class _Measured:
     losses: list[float] = field(default_factory=list[float])
     norms: list[float] = field(default_factory=list[float])
     clipped: int = 0
-    gap: float | None = None
+    own_tokens: list[MeasuredTokens] = field(default_factory=list[MeasuredTokens])
 
     def report(self, tokens: int, seconds: float) -> TrainReport:
-        return TrainReport(
+        report = TrainReport(
             own_groups=self.groups["own", True],
             external_groups=self.groups["external", True],
             zero_advantage_own=self.groups["own", False],
@@ -70,9 +71,9 @@ class _Measured:
             loss=mean_or_none(self.losses),
             grad_norm=mean_or_none(self.norms),
             clipped_share=self.clipped / tokens if tokens else None,
-            engine_gap=self.gap,
             seconds=seconds,
         )
+        return with_off_policy(report, self.own_tokens)
 
 
 class Trainer:
@@ -109,9 +110,9 @@ class Trainer:
         measured = _Measured()
         samples = self._samples(own, measured, "own") + self._samples(external, measured, "external")
         steps = self._shuffled_steps(samples)
-        old = self._old_logprobs([sample for step in steps[1:] for sample in step])
-        for number, step in enumerate(steps):
-            self._optimizer_step(step, old, measured, first=number == 0)
+        prox = self._prox_logprobs([sample for step in steps[1:] for sample in step])
+        for step in steps:
+            self._optimizer_step(step, prox, measured)
         self.policy.version += 1 if measured.losses else 0
         return measured.report(_completion_tokens(samples), time.perf_counter() - started)
 
@@ -132,19 +133,19 @@ class Trainer:
         count = -(-len(order) // self.config.sequences_per_step)
         return [order[number::count] for number in range(count)]
 
-    def _old_logprobs(self, samples: Sequence[TrainingSample]) -> OldLogprobs:
+    def _prox_logprobs(self, samples: Sequence[TrainingSample]) -> ProxLogprobs:
         """Log-probabilities before the round's first update.
 
-        Samples of the first step need none: policy and old policy are the same there, the ratio is 1.
+        Samples of the first step need none: the policy has not moved yet, the ratio is 1.
         """
 
         @torch.no_grad()
-        def measure() -> OldLogprobs:
-            old: OldLogprobs = {}
+        def measure() -> ProxLogprobs:
+            prox: ProxLogprobs = {}
             for batch in micro_batches(samples, self.micro_batch_tokens, self.policy.device):
                 flat_N = self._logprobs(batch)
-                old.update(zip(map(id, batch.samples), _rows(flat_N, batch), strict=True))
-            return old
+                prox.update(zip(map(id, batch.samples), _rows(flat_N, batch), strict=True))
+            return prox
 
         return self._with_memory_to_spare(measure)
 
@@ -152,20 +153,19 @@ class Trainer:
         return completion_logprobs(self.policy.model, batch, self.temperature, plain_head=self.plain_head)
 
     def _optimizer_step(
-        self, step: Sequence[TrainingSample], old: OldLogprobs, measured: _Measured, *, first: bool
+        self, step: Sequence[TrainingSample], prox: ProxLogprobs, measured: _Measured
     ) -> None:
-        sums = self._with_memory_to_spare(lambda: self._accumulate(step, old))
+        sums = self._with_memory_to_spare(lambda: self._accumulate(step, prox))
         norm = torch.nn.utils.clip_grad_norm_(self.policy.trainable().values(), self.config.grad_clip)
         if torch.isfinite(norm):
             self.optimizer.step()
             measured.losses.append(sums.loss)
             measured.norms.append(norm.item())
             measured.clipped += sums.clipped
+            measured.own_tokens += sums.own_tokens
         else:
             log.warning("skipped an optimizer step: the gradient norm is %s", norm.item())
         self.optimizer.zero_grad(set_to_none=True)
-        if first and sums.gap_tokens:
-            measured.gap = sums.gap / sums.gap_tokens
 
     def _with_memory_to_spare(self, work: Callable[[], Result]) -> Result:
         """Do the work; out of memory, halve the micro-batch and do it again from its start."""
@@ -186,26 +186,41 @@ class Trainer:
                 )
             torch.cuda.empty_cache()
 
-    def _accumulate(self, step: Sequence[TrainingSample], old: OldLogprobs) -> _StepSums:
+    def _accumulate(self, step: Sequence[TrainingSample], prox: ProxLogprobs) -> _StepSums:
         """Gradient of one optimizer step, summed over its micro-batches."""
         normaliser = float(_completion_tokens(step))
         sums = _StepSums()
         for batch in micro_batches(step, self.micro_batch_tokens, self.policy.device):
-            logprobs_N = self._logprobs(batch)
-            own_N = logprobs_N.detach()
-            result = clipped_policy_loss(
-                logprobs_N,
-                _old_or_own(batch, old, own_N),
-                _per_token(batch),
-                clip_low=self.config.clip_low,
-                clip_high=self.config.clip_high,
-                normaliser=normaliser,
-            )
+            result, own = self._loss(batch, prox, normaliser)
             result.loss.backward()
             sums.loss += result.loss.item()
             sums.clipped += int(result.clipped)
-            _add_engine_gap(sums, batch, own_N)
+            sums.own_tokens.append(own)
         return sums
+
+    def _loss(
+        self, batch: MicroBatch, prox: ProxLogprobs, normaliser: float
+    ) -> tuple[LossOutput, MeasuredTokens]:
+        logprobs_N = self._logprobs(batch)
+        prox_N = _prox_or_current(batch, prox, logprobs_N.detach())
+        log_ratio_M = prox_N[batch.own.mask_N] - batch.own.logprobs_M
+        weights = token_weights(log_ratio_M, self.config)
+        result = clipped_policy_loss(
+            logprobs_N,
+            prox_N,
+            _per_token(batch),
+            torch.ones_like(prox_N).masked_scatter(batch.own.mask_N, weights.values_M),
+            clip_low=self.config.clip_low,
+            clip_high=self.config.clip_high,
+            normaliser=normaliser,
+        )
+        measured = MeasuredTokens(
+            log_ratio_M=log_ratio_M.cpu().double(),
+            age_M=self.policy.version - batch.own.versions_M,
+            stale_M=batch.own.stale_M,
+            corrected_M=weights.corrected_M.cpu(),
+        )
+        return result, measured
 
 
 def _completion_tokens(samples: Sequence[TrainingSample]) -> int:
@@ -222,15 +237,7 @@ def _per_token(batch: MicroBatch) -> Tensor:
     return batch.advantages_B.repeat_interleave(counts)
 
 
-def _old_or_own(batch: MicroBatch, old: OldLogprobs, own_N: Tensor) -> Tensor:
-    """Old log-probabilities, and the current ones for samples whose ratio is 1 by construction."""
-    rows = zip(batch.samples, _rows(own_N, batch), strict=True)
-    return torch.cat([old.get(id(sample), row) for sample, row in rows])
-
-
-def _add_engine_gap(sums: _StepSums, batch: MicroBatch, logprobs_N: Tensor) -> None:
-    for sample, row in zip(batch.samples, _rows(logprobs_N, batch), strict=True):
-        if sample.behaviour_logprobs is not None:
-            recorded = torch.tensor(sample.behaviour_logprobs, device=row.device)
-            sums.gap += float((recorded - row).abs().sum())
-            sums.gap_tokens += len(row)
+def _prox_or_current(batch: MicroBatch, prox: ProxLogprobs, current_N: Tensor) -> Tensor:
+    """Log-probabilities before the round; for samples without any, the current ones are those."""
+    rows = zip(batch.samples, _rows(current_N, batch), strict=True)
+    return torch.cat([prox.get(id(sample), row) for sample, row in rows])

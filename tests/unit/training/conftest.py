@@ -10,7 +10,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from swarmnode.config import PolicyConfig
 from swarmnode.training.policy import LoadedModel, Policy
-from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup
+from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, Span, one_span
 
 VOCABULARY = 40
 EOS = 1
@@ -56,6 +56,7 @@ def group() -> Callable[..., RolloutGroup]:
         rewards: Sequence[float | None],
         *,
         logprobs: Sequence[Sequence[float]] | None = None,
+        spans: Sequence[Sequence[Span]] | None = None,
         author: str = "me",
         prompt: str = "prompt",
         **extra: Any,
@@ -63,7 +64,11 @@ def group() -> Callable[..., RolloutGroup]:
         key = ExampleKey("fake", "1", 0, 0)
         answers = tuple(
             Completion(
-                "", tuple(ids), tuple(logprobs[i]) if logprobs else None, 0, extra.get("finish", "stop")
+                "",
+                tuple(ids),
+                tuple(logprobs[i]) if logprobs else None,
+                tuple(spans[i]) if spans else one_span(0, len(ids)),
+                extra.get("finish", "stop"),
             )
             for i, ids in enumerate(completions)
         )

@@ -15,7 +15,7 @@ import torch
 from swarmnode.config import PolicyConfig, TrainingConfig
 from swarmnode.errors import CheckpointError, StorageError
 from swarmnode.training import checkpoint as checkpoint_module
-from swarmnode.training.checkpoint import CheckpointStore, restore
+from swarmnode.training.checkpoint import CheckpointStore, Waiting, restore
 from swarmnode.training.policy import LoadedModel, Policy
 from swarmnode.training.records import Counters
 from swarmnode.training.trainer import Trainer
@@ -23,6 +23,7 @@ from swarmnode.types import RolloutGroup
 
 ANSWERS = [[7, 1], [8, 9, 1]]
 Make = Callable[[], tuple[Policy, Trainer]]
+WAITING = Waiting(exchange=b"groups of others", rollouts=b"half an answer")
 
 
 @pytest.fixture
@@ -53,9 +54,9 @@ def weights(policy: Policy) -> list[torch.Tensor]:
 
 
 def save(
-    store: CheckpointStore, parts: tuple[Policy, Trainer], round: int, exchange: bytes = b"groups"
+    store: CheckpointStore, parts: tuple[Policy, Trainer], round: int, waiting: Waiting = WAITING
 ) -> Path:
-    return store.save(*parts, Counters(round=round, tokens=7 * round), exchange, seed=0)
+    return store.save(*parts, Counters(round=round, tokens=7 * round), waiting, seed=0)
 
 
 def test_a_resumed_run_continues_exactly_as_one_that_never_stopped(
@@ -69,7 +70,7 @@ def test_a_resumed_run_continues_exactly_as_one_that_never_stopped(
     resumed = make()
     checkpoint = store.latest()
     assert checkpoint is not None
-    assert restore(checkpoint, *resumed) == b"groups"
+    assert restore(checkpoint, *resumed) == WAITING
     assert checkpoint.state.counters == Counters(round=3, tokens=21)
     learn(resumed[1], group, 2)
     assert resumed[0].version == steady[0].version == 5
@@ -104,7 +105,7 @@ def test_only_the_newest_are_kept(make: Make, store: CheckpointStore) -> None:
 
 
 @pytest.mark.parametrize(
-    "victim", ["state.json", "adapter/adapter_model.safetensors", "optimizer.safetensors"]
+    "victim", ["state.json", "adapter/adapter_model.safetensors", "optimizer.safetensors", "rollouts.bin"]
 )
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "gone"])
 def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(
@@ -131,9 +132,9 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(
 def test_a_checkpoint_of_another_version_is_not_damage(make: Make, store: CheckpointStore) -> None:
     folder = save(store, make(), 1)
     state = json.loads((folder / "state.json").read_text())
-    (folder / "state.json").write_text(json.dumps({**state, "format": 2}))
+    (folder / "state.json").write_text(json.dumps({**state, "format": 99}))
     for look in (store.latest, store.tidy):
-        with pytest.raises(CheckpointError, match="has format 2"):
+        with pytest.raises(CheckpointError, match="has format 99"):
             look()
     assert folder.exists()
 
@@ -195,7 +196,7 @@ def test_starting_fresh_keeps_what_was(make: Make, store: CheckpointStore) -> No
     kept = store.archive()
     assert store.latest() is None
     assert (
-        kept is not None and json.loads((kept / "round-00000001" / "state.json").read_text())["format"] == 1
+        kept is not None and json.loads((kept / "round-00000001" / "state.json").read_text())["format"] == 2
     )
     assert store.archive() is None
 
@@ -205,7 +206,7 @@ import sys, torch
 from pathlib import Path
 from types import SimpleNamespace
 from swarmnode.training import checkpoint
-from swarmnode.training.checkpoint import CheckpointStore
+from swarmnode.training.checkpoint import CheckpointStore, Waiting
 from swarmnode.training.records import Counters
 class Policy:
     base = SimpleNamespace(name="b", fingerprint="f"); version = 0
@@ -218,7 +219,7 @@ number = int(sys.argv[2])
 print("ready", flush=True)
 while True:
     number += 1
-    store.save(policy, trainer, Counters(round=number), b"y" * 100_000, 0)
+    store.save(policy, trainer, Counters(round=number), Waiting(b"y" * 100_000), 0)
 """
 
 

@@ -7,7 +7,7 @@ from swarmnode.training.policy import Policy
 
 
 def sample(prompt: list[int], completion: list[int]) -> TrainingSample:
-    return TrainingSample(tuple(prompt), tuple(completion), 1.0, None)
+    return TrainingSample(tuple(prompt), tuple(completion), 1.0, None, ())
 
 
 MIXED = [sample([5, 6], [7, 1]), sample([9], [3, 4, 5, 6, 7, 8, 1]), sample([2, 3, 4, 5, 6, 7], [8])]

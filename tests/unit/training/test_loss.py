@@ -8,10 +8,12 @@ from swarmnode.training.loss import clipped_policy_loss
 CLIP = {"clip_low": 0.2, "clip_high": 0.28, "normaliser": 1.0}
 
 
-def loss(ratio: float, advantage: float) -> tuple[float, float, int]:
+def loss(ratio: float, advantage: float, weight: float = 1.0) -> tuple[float, float, int]:
     """Loss, gradient by log-probability, and number of clipped tokens of a single token."""
     logprob = torch.tensor([math.log(ratio)], dtype=torch.float64, requires_grad=True)
-    result = clipped_policy_loss(logprob, torch.zeros(1), torch.tensor([advantage]), **CLIP)
+    result = clipped_policy_loss(
+        logprob, torch.zeros(1), torch.tensor([advantage]), torch.tensor([weight]), **CLIP
+    )
     result.loss.backward()
     assert logprob.grad is not None
     return result.loss.item(), logprob.grad.item(), int(result.clipped)
@@ -35,14 +37,16 @@ def test_a_bad_token_that_became_likelier_is_never_clipped() -> None:
     assert loss(2.0, -1.0) == pytest.approx((2.0, 2.0, 0))
 
 
+def test_a_weight_scales_loss_and_gradient_and_leaves_the_clip_where_it_is() -> None:
+    assert loss(1.1, 2.0, weight=0.5) == pytest.approx((-1.1, -1.1, 0))
+    assert loss(1.5, 1.0, weight=0.5) == pytest.approx((-0.64, 0.0, 1))
+    assert loss(1.1, 2.0, weight=0.0) == pytest.approx((0.0, 0.0, 0))
+
+
 def test_the_normaliser_makes_the_split_into_micro_batches_irrelevant() -> None:
     torch.manual_seed(0)
-    new, old, advantage = torch.randn(3, 10, dtype=torch.float64)
-    whole = clipped_policy_loss(new, old, advantage, clip_low=0.2, clip_high=0.28, normaliser=10.0).loss
-    parts = [
-        clipped_policy_loss(
-            new[a:b], old[a:b], advantage[a:b], clip_low=0.2, clip_high=0.28, normaliser=10.0
-        ).loss
-        for a, b in ((0, 3), (3, 4), (4, 10))
-    ]
+    tokens = torch.randn(4, 10, dtype=torch.float64)
+    clip = {**CLIP, "normaliser": 10.0}
+    whole = clipped_policy_loss(*tokens, **clip).loss
+    parts = [clipped_policy_loss(*tokens[:, a:b], **clip).loss for a, b in ((0, 3), (3, 4), (4, 10))]
     assert sum(part.item() for part in parts) == pytest.approx(whole.item(), abs=1e-12)

@@ -7,11 +7,11 @@ from swarmnode.errors import Rejected
 from swarmnode.exchange.validation import require_advantage
 from swarmnode.training.advantage import group_advantages
 from swarmnode.training.mix import choose_own
-from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup
+from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, one_span
 
 
 def group_with(*rewards: float | None) -> RolloutGroup:
-    completion = Completion("4", (1,), None, 0, "stop")
+    completion = Completion("4", (1,), None, one_span(0, 1), "stop")
     return RolloutGroup(
         example=Example(ExampleKey("sum", "1", 0, 0), "2 + 2 ="),
         completions=(completion,) * len(rewards),

@@ -1,21 +1,35 @@
-from collections.abc import Callable
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from swarmnode.config import TrainingConfig
+from swarmnode.config import PolicyConfig, TrainingConfig
 from swarmnode.errors import ModelError
 from swarmnode.training import trainer as trainer_module
 from swarmnode.training.loss import LossOutput
 from swarmnode.training.packing import to_samples
-from swarmnode.training.policy import Policy
+from swarmnode.training.policy import LoadedModel, Policy
 from swarmnode.training.trainer import Trainer
-from swarmnode.types import RolloutGroup
+from swarmnode.types import RolloutGroup, Span, one_span
 
 GroupMaker = Callable[..., RolloutGroup]
 PROMPT = (5, 6)
 ANSWERS = [[7, 1], [8, 9, 1], [10, 11, 12, 1], [13, 1]]
+CORRECTIONS = ("none", "tis", "icepop", "decoupled")
+
+NEWEST = 3
+DRIFTED = [[0.1] * 2, [math.log(4.0)] * 2 + [0.5], [-0.2] * 4, [-math.log(3.0)] * 2]
+"""log k of every token of ANSWERS."""
+SPANS = [
+    one_span(NEWEST, 2),
+    (Span(1, 0, 2), Span(NEWEST, 2, 3, "stale")),
+    one_span(NEWEST, 4),
+    one_span(2, 2),
+]
 
 
 def trainer_for(policy: Policy, **settings: Any) -> Trainer:
@@ -27,9 +41,26 @@ def weights(policy: Policy) -> torch.Tensor:
     return torch.cat([p.detach().flatten().clone() for p in policy.trainable().values()])
 
 
-def logprob(policy: Policy, answer: list[int]) -> float:
+def fresh_policy(base: LoadedModel) -> Policy:
+    """The same one every time."""
+    return Policy(replace(base, model=copy.deepcopy(base.model)), PolicyConfig(lora_rank=4), seed=0)
+
+
+def token_logprobs(policy: Policy, answer: list[int]) -> list[float]:
     logits = policy.model(input_ids=torch.tensor([[*PROMPT, *answer]])).logits.log_softmax(-1)[0, 1:-1]
-    return logits[range(len(answer)), answer].sum().item()
+    return logits[range(len(answer)), answer].tolist()
+
+
+def logprob(policy: Policy, answer: list[int]) -> float:
+    return sum(token_logprobs(policy, answer))
+
+
+def recorded(policy: Policy, log_ratios: Sequence[Sequence[float]]) -> list[list[float]]:
+    """What was recorded of ANSWERS, if their tokens are now exp(log_ratio) times as likely as then."""
+    return [
+        [now - log_ratio for now, log_ratio in zip(token_logprobs(policy, answer), row, strict=True)]
+        for answer, row in zip(ANSWERS, log_ratios, strict=True)
+    ]
 
 
 def test_a_rewarded_answer_becomes_likelier_and_the_others_less(policy: Policy, group: GroupMaker) -> None:
@@ -65,24 +96,26 @@ def test_own_and_external_groups_are_counted_apart(policy: Policy, group: GroupM
     assert report.tokens == 3 * sum(map(len, ANSWERS))
 
 
-def test_the_size_of_micro_batches_does_not_change_the_update(base: Any, group: GroupMaker) -> None:
-    from swarmnode.config import PolicyConfig
-
+@pytest.mark.parametrize("correction", CORRECTIONS)
+def test_the_size_of_micro_batches_does_not_change_the_update(
+    base: LoadedModel, group: GroupMaker, correction: str
+) -> None:
     updates = []
     for tokens in (16, 64, 4096):
-        policy = Policy(base_copy(base), PolicyConfig(lora_rank=4), seed=0)
-        trainer_for(policy, micro_batch_tokens=tokens).train([group(ANSWERS, [1.0, 0.0, 0.5, 0.0])], [])
+        policy = fresh_policy(base)
+        mine = group(ANSWERS, [1.0, 0.0, 0.5, 0.0], logprobs=recorded(policy, DRIFTED))
+        theirs = group(ANSWERS, [0.0, 1.0, 0.5, 0.0], author="other")
+        trainer = trainer_for(policy, micro_batch_tokens=tokens, correction=correction)
+        trainer.train([mine], [theirs])
         updates.append(weights(policy))
     torch.testing.assert_close(updates[0], updates[2], atol=1e-5, rtol=0)
     torch.testing.assert_close(updates[1], updates[2], atol=1e-5, rtol=0)
 
 
-def test_the_same_seed_trains_the_same_policy(base: Any, group: GroupMaker) -> None:
-    from swarmnode.config import PolicyConfig
-
+def test_the_same_seed_trains_the_same_policy(base: LoadedModel, group: GroupMaker) -> None:
     runs = []
     for _ in range(2):
-        policy = Policy(base_copy(base), PolicyConfig(lora_rank=4), seed=0)
+        policy = fresh_policy(base)
         trainer = trainer_for(policy, sequences_per_step=2)
         for _ in range(3):
             trainer.train([group(ANSWERS, [1.0, 0.0, 0.5, 0.0])], [])
@@ -136,7 +169,7 @@ def test_out_of_memory_for_good_says_what_to_do(
         trainer_for(policy).train([group(ANSWERS, [1.0, 0.0, 0.0, 0.0])], [])
 
 
-def test_a_gradient_that_is_not_finite_is_not_applied(
+def test_a_gradient_that_is_not_finite_is_neither_applied_nor_measured(
     policy: Policy, group: GroupMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = trainer_module.clipped_policy_loss
@@ -147,28 +180,100 @@ def test_a_gradient_that_is_not_finite_is_not_applied(
 
     monkeypatch.setattr(trainer_module, "clipped_policy_loss", broken)
     before = weights(policy)
-    report = trainer_for(policy).train([group(ANSWERS, [1.0, 0.0, 0.0, 0.0])], [])
+    mine = group(ANSWERS, [1.0, 0.0, 0.0, 0.0], logprobs=recorded(policy, DRIFTED))
+    report = trainer_for(policy).train([mine], [])
     assert torch.equal(weights(policy), before)
-    assert report.optimizer_steps == 0
+    assert (report.optimizer_steps, report.behaviour_kl, report.off_policy_share) == (0, None, None)
 
 
-def test_the_gap_between_engine_and_trainer_is_measured_on_own_tokens(
-    policy: Policy, group: GroupMaker
+def test_a_correction_changes_nothing_when_the_policy_sampled_its_own_tokens(
+    base: LoadedModel, group: GroupMaker
 ) -> None:
-    exact = []
-    for answer in ANSWERS:
-        logits = policy.model(input_ids=torch.tensor([[*PROMPT, *answer]])).logits.log_softmax(-1)[0, 1:-1]
-        exact.append(logits[range(len(answer)), answer].tolist())
-    off = [[value - 0.25 for value in row] for row in exact]
-    report = trainer_for(policy, learning_rate=1e-9).train([group(ANSWERS, [1.0, 0, 0, 0], logprobs=off)], [])
-    assert report.engine_gap == pytest.approx(0.25, abs=1e-4)
+    updates = []
+    for correction in CORRECTIONS:
+        policy = fresh_policy(base)
+        exact = recorded(policy, [[0.0] * len(answer) for answer in ANSWERS])
+        report = trainer_for(policy, correction=correction).train(
+            [group(ANSWERS, [1.0, 0.0, 0.5, 0.0], logprobs=exact)], []
+        )
+        assert report.corrected_share == 0
+        updates.append(weights(policy))
+    for update in updates[1:]:
+        torch.testing.assert_close(update, updates[0], atol=1e-5, rtol=0)
 
 
-def base_copy(base: Any) -> Any:
-    import copy
-    from dataclasses import replace
+def test_a_strangers_tokens_count_in_full_under_every_correction(
+    base: LoadedModel, group: GroupMaker
+) -> None:
+    updates = []
+    for correction in CORRECTIONS:
+        policy = fresh_policy(base)
+        theirs = group(ANSWERS, [1.0, 0.0, 0.5, 0.0], author="other")
+        report = trainer_for(policy, correction=correction).train([], [theirs])
+        assert (report.corrected_share, report.off_policy_share, report.effective_sample_size) == (None,) * 3
+        updates.append(weights(policy))
+    assert all(torch.equal(update, updates[0]) for update in updates)
 
-    return replace(base, model=copy.deepcopy(base.model))
+
+def test_a_weight_scales_the_gradient_of_its_tokens(policy: Policy, group: GroupMaker) -> None:
+    """All tokens were half as likely when they were sampled as now: k = 2."""
+    doubled = recorded(policy, [[math.log(2.0)] * len(answer) for answer in ANSWERS])
+    norms: dict[str, float | None] = {}
+    for correction, cap in (("none", 9.0), ("tis", 1.5), ("tis", 9.0), ("icepop", 9.0), ("decoupled", 9.0)):
+        trainer = trainer_for(policy, learning_rate=1e-12, correction=correction, correction_cap=cap)
+        report = trainer.train([group(ANSWERS, [1.0, 0.0, 0.5, 0.0], logprobs=doubled)], [])
+        norms[f"{correction} {cap:g}"] = report.grad_norm
+    plain = norms["none 9"]
+    assert plain is not None and plain > 0
+    assert norms["tis 1.5"] == pytest.approx(1.5 * plain, rel=1e-4)
+    for name in ("tis 9", "icepop 9", "decoupled 9"):
+        assert norms[name] == pytest.approx(2.0 * plain, rel=1e-4)
+
+
+@pytest.mark.parametrize("correction", ["icepop", "decoupled"])
+def test_tokens_beyond_the_bounds_are_not_learnt_from(
+    policy: Policy, group: GroupMaker, correction: str
+) -> None:
+    before = weights(policy)
+    far = recorded(policy, [[3.0] * len(answer) for answer in ANSWERS])
+    mine = group(ANSWERS, [1.0, 0.0, 0.5, 0.0], logprobs=far)
+    report = trainer_for(policy, correction=correction).train([mine], [])
+    assert torch.equal(weights(policy), before)
+    assert report.corrected_share == 1
+
+
+@pytest.mark.parametrize("sequences_per_step", [1, 2, 128])
+def test_the_report_tells_how_far_the_own_tokens_were_from_the_policy_before_the_round(
+    policy: Policy, group: GroupMaker, sequences_per_step: int
+) -> None:
+    """Eleven own tokens: six by the newest version with fresh keys, one with stale ones, four by older ones.
+    Strangers count versions of their own, and later steps have moved away: neither shows."""
+    policy.version = NEWEST
+    mine = group(ANSWERS, [1.0, 0, 0, 0], logprobs=recorded(policy, DRIFTED), spans=SPANS)
+    theirs = group(ANSWERS, [0, 1.0, 0, 0], author="other", spans=[one_span(77, len(a)) for a in ANSWERS])
+    report = trainer_for(policy, sequences_per_step=sequences_per_step).train([mine], [theirs])
+
+    assert report.off_policy_share == pytest.approx(4 / 11)
+    assert report.mean_age == pytest.approx((2 * 2 + 2 * 1) / 11)
+    assert report.max_age == 2
+    assert report.stale_kv_share == pytest.approx(1 / 11)
+    assert report.engine_gap == pytest.approx((2 * 0.1 + 4 * 0.2) / 6, abs=1e-5)
+    engine = 2 * (math.exp(0.1) - 1 - 0.1) + 4 * (math.exp(-0.2) - 1 + 0.2)
+    assert report.engine_kl == pytest.approx(engine / 6, abs=1e-5)
+    older = 2 * (4 - 1 - math.log(4)) + (math.exp(0.5) - 1 - 0.5) + 2 * (1 / 3 - 1 + math.log(3))
+    assert report.behaviour_kl == pytest.approx((engine + older) / 11, abs=1e-5)
+    ratios = [math.exp(log_ratio) for row in DRIFTED for log_ratio in row]
+    share = sum(ratios) ** 2 / (11 * sum(ratio**2 for ratio in ratios))
+    assert report.effective_sample_size == pytest.approx(share, abs=1e-5)
+
+
+@pytest.mark.parametrize(("correction", "tokens"), [("none", 0), ("tis", 2), ("icepop", 4), ("decoupled", 2)])
+def test_the_report_counts_truncated_and_masked_tokens(
+    policy: Policy, group: GroupMaker, correction: str, tokens: int
+) -> None:
+    mine = group(ANSWERS, [1.0, 0, 0, 0], logprobs=recorded(policy, DRIFTED))
+    report = trainer_for(policy, correction=correction, correction_high=3.0).train([mine], [])
+    assert report.corrected_share == pytest.approx(tokens / 11)
 
 
 def test_optimizer_steps_are_of_equal_size(policy: Policy, group: GroupMaker) -> None:
