@@ -108,7 +108,21 @@ class RolloutConfig(Section):
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling. 1 samples from the whole distribution."""
     slots: int = Field(default=256, ge=1, le=4096)
-    """Sequences generated at the same time."""
+    """Most sequences generated at the same time."""
+    engine: Literal["auto", "embedded", "vllm"] = "auto"
+    """What generates. auto: vLLM on a GPU where it is installed, else our own loop; `join` says why."""
+    mode: Literal["refill", "april", "sync"] = "refill"
+    """How a round ends. refill: as soon as its groups are complete, the rest goes on into the next round.
+    april: as the paper has it (ask for more, stop, resume). sync: waits for everything."""
+    concurrency: int | None = Field(default=None, ge=1)
+    """Sequences kept in flight in mode refill. Unset: from the measured cost of a step."""
+    over_provision: float = Field(default=2.0, ge=1, le=16)
+    """Groups asked for per group wanted, in mode april."""
+    max_lag: int = Field(default=8, ge=0)
+    """Oldest policy version that a trained token of our own may have, counted back from the newest. 0: none
+    but the newest."""
+    overlap: Literal["auto", "on", "off"] = "auto"
+    """Generate the next round while this one is trained on. auto: where memory and processors allow it."""
 
 
 class ExchangeConfig(Section):
@@ -137,6 +151,15 @@ class TrainingConfig(Section):
     """Largest gradient norm of one optimizer step."""
     sequences_per_step: int = Field(default=128, ge=1)
     """Completions per optimizer step."""
+    correction: Literal["none", "tis", "icepop", "decoupled"] = "tis"
+    """How tokens sampled by another policy than the newest are weighted: truncated importance sampling,
+    masked importance sampling, decoupled PPO, or not at all."""
+    correction_cap: float = Field(default=2.0, ge=1)
+    """Largest weight of a token with tis."""
+    correction_low: float = Field(default=0.5, ge=0, le=1)
+    """icepop leaves out tokens with a smaller weight."""
+    correction_high: float = Field(default=5.0, ge=1)
+    """icepop and decoupled leave out tokens with a larger weight."""
     micro_batch_tokens: int = Field(default=4096, ge=16)
     """Tokens, padding included, in one forward pass. Halved by itself when memory runs out."""
 

@@ -67,12 +67,19 @@ def load_cards(path: Path) -> tuple[ModelCard, ...]:
     return tuple(ModelCard(**card) for card in tomllib.loads(path.read_text())["models"])
 
 
-def plan_memory(card: ModelCard, *, slots: int, sequence_tokens: int, micro_batch_tokens: int) -> MemoryPlan:
-    """Bytes that training `card` takes on one GPU."""
+def plan_memory(
+    card: ModelCard,
+    *,
+    slots: int,
+    sequence_tokens: int,
+    micro_batch_tokens: int,
+    weight_bytes: int = WEIGHT_BYTES,
+) -> MemoryPlan:
+    """Bytes that generating with and training `card` takes at once; `weight_bytes` is that of one number."""
     return MemoryPlan(
-        weights=card.parameters * WEIGHT_BYTES * ENGINE_COPIES,
+        weights=card.parameters * weight_bytes * ENGINE_COPIES,
         adapter=card.parameters * ADAPTER_SHARE * ADAPTER_BYTES,
-        kv_cache=2 * card.layers * card.kv_heads * card.head_dim * WEIGHT_BYTES * slots * sequence_tokens,
+        kv_cache=2 * card.layers * card.kv_heads * card.head_dim * weight_bytes * slots * sequence_tokens,
         activations=micro_batch_tokens
         * (ACTIVATION_FACTOR * card.layers * card.hidden + LOGIT_BYTES * card.vocabulary),
     )

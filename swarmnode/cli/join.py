@@ -21,6 +21,14 @@ def join(
         int | None, typer.Option("--rounds", help="Stop after this many rounds in all.")
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of draws, sampling and adapter.")] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", metavar="auto|embedded|vllm", help="What generates the rollouts."),
+    ] = None,
+    overlap: Annotated[
+        bool | None,
+        typer.Option("--overlap/--no-overlap", help="Generate the next round while this one is trained on."),
+    ] = None,
     port: Annotated[int | None, typer.Option("--port", help="TCP port to listen on.")] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start over; earlier checkpoints are kept aside.")
@@ -44,6 +52,8 @@ def join(
             "network.port": port,
             "network.seeds": tuple(addresses) if addresses else None,
             "policy.model": model,
+            "rollout.engine": engine,
+            "rollout.overlap": None if overlap is None else "on" if overlap else "off",
             "tasks.names": tuple(task) if task else None,
             "node.rounds": rounds,
             "node.seed": seed,

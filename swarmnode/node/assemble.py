@@ -18,12 +18,15 @@ from swarmnode.config import Config, NetworkConfig, NodeConfig
 from swarmnode.errors import ConfigError, ModelError, PortInUse
 from swarmnode.exchange.exchange import Exchange, ExchangeSettings
 from swarmnode.exchange.limits import MAX_GROUP_SIZE
+from swarmnode.hardware import inspect_machine
 from swarmnode.identity.keys import NodeKey
+from swarmnode.models import find_model, plan_memory
 from swarmnode.network.discovery import Discovery
 from swarmnode.network.multiaddr import parse_address, split_peer
 from swarmnode.network.p2pd import P2pdHost
 from swarmnode.network.peers import PeerBook
 from swarmnode.node.node import NetworkParts
+from swarmnode.node.overlap import Overlap, decide_overlap
 from swarmnode.paths import Paths
 from swarmnode.tasks.task import Task
 
@@ -68,7 +71,13 @@ def load_policy(
     source = str(_tiny(paths, progress)) if model == "tiny" else model
     base = load_base_model(source, config.policy)
     engine, reason = make_engine(
-        base.model, base.eos_token_ids, config.rollout.slots, max_length=_longest_sequence(config, base)
+        base.model,
+        base.eos_token_ids,
+        config.rollout.slots,
+        max_length=_longest_sequence(config, base),
+        kind=config.rollout.engine,
+        source=find_model(source),
+        lora_rank=config.policy.lora_rank,
     )
     log.info("rollout engine: %s", reason)
     policy = Policy(base, config.policy, seed)
@@ -96,14 +105,63 @@ def _longest_prompt(config: Config, base: "LoadedModel") -> int:
     return _longest_sequence(config, base) - config.rollout.max_tokens
 
 
+def choose_overlap(config: Config, local: LocalPolicy) -> Overlap:
+    """Whether generation and training fit side by side into what is free now, the model being loaded."""
+    import torch
+
+    model = local.base.model
+    gpu = model.device.type == "cuda"
+    machine = inspect_machine()
+    free = torch.cuda.mem_get_info(model.device)[0] if gpu else machine.memory_free_bytes
+    decision = decide_overlap(
+        config.rollout.overlap,
+        max_lag=config.rollout.max_lag,
+        gpu=gpu,
+        cores=machine.cores,
+        free_bytes=free,
+        need_bytes=_overlap_bytes(config, local),
+    )
+    log.info("overlap of generation and training %s", decision.reason)
+    return decision
+
+
+def _overlap_bytes(config: Config, local: LocalPolicy) -> float | None:
+    """What generation and training take at once, beyond what is loaded; None where nobody can tell."""
+    card = local.base.card
+    if card is None:
+        return None
+    plan = plan_memory(
+        card,
+        slots=config.rollout.slots,
+        sequence_tokens=_longest_sequence(config, local.base),
+        micro_batch_tokens=config.training.micro_batch_tokens,
+        weight_bytes=local.base.model.dtype.itemsize,
+    )
+    return plan.activations + (0 if local.engine.capabilities.reserves_kv else plan.kv_cache)
+
+
 def build_learner(
-    config: Config, local: LocalPolicy, tasks: Mapping[str, Task], *, author: str, seed: int
+    config: Config,
+    local: LocalPolicy,
+    tasks: Mapping[str, Task],
+    *,
+    author: str,
+    seed: int,
+    overlap: Overlap,
 ) -> "PolicyLearner":
     """The learning half of the node that `author` names."""
     from swarmnode.node.policy_learner import PolicyLearner
 
     return PolicyLearner(
-        config, local.policy, local.engine, local.renderer, tasks, local.store, author=author, seed=seed
+        config,
+        local.policy,
+        local.engine,
+        local.renderer,
+        tasks,
+        local.store,
+        author=author,
+        seed=seed,
+        overlap=overlap,
     )
 
 

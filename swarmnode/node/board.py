@@ -68,7 +68,7 @@ class StatusBoard:
             train_s=report.seconds,
             round_s=round_s,
         )
-        self._set(reward=reward, speed=speed, training=report)
+        self._set(reward=reward, speed=speed, generation=rollouts.generation, training=report)
 
     def evaluated(self, counters: Counters, per_task: Mapping[str, float | None]) -> None:
         reward = msgspec.structs.replace(

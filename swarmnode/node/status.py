@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from swarmnode.node.learner import Generation
 from swarmnode.training.records import TrainReport
 
 
@@ -99,6 +100,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     progress: Progress = Progress()
     reward: Rewards = Rewards()
     speed: Speed = Speed()
+    generation: Generation = Generation()
     network: Network = Network()
     exchange: Sharing = Sharing()
     training: TrainReport = TrainReport()

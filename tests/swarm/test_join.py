@@ -64,10 +64,11 @@ def test_a_stopped_node_saves_and_continues_its_numbers(join: Join) -> None:
     assert after["tokens"] > before["tokens"]
 
 
-def test_a_run_in_two_parts_equals_one_in_one_piece(join: Join) -> None:
-    join(*ALONE, "--seed", "3", "--rounds", "2", home="parts").summary()
-    parts = join(*ALONE, "--seed", "3", "--rounds", "4", home="parts")
-    whole = join(*ALONE, "--seed", "3", "--rounds", "4", home="whole")
+def test_without_partial_rollouts_a_run_in_two_parts_equals_one_in_one_piece(join: Join) -> None:
+    on_policy = (*ALONE, "--no-overlap", "--set", "rollout.mode=sync", "--seed", "3")
+    join(*on_policy, "--rounds", "2", home="parts").summary()
+    parts = join(*on_policy, "--rounds", "4", home="parts")
+    whole = join(*on_policy, "--rounds", "4", home="whole")
     assert parts.summary()["tokens"] == whole.summary()["tokens"]
     assert adapter(parts, 4) == adapter(whole, 4)
 

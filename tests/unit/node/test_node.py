@@ -1,5 +1,7 @@
 import asyncio
 import random
+import threading
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -19,7 +21,8 @@ from swarmnode.node.monitors import Monitors
 from swarmnode.node.node import NetworkParts, Node, Summary
 from swarmnode.node.status import NodeStatus
 from swarmnode.testing import FakeLearner, FakeTask, MemoryNetwork
-from swarmnode.training.records import tally
+from swarmnode.training.records import TrainReport, tally
+from swarmnode.types import RolloutGroup
 
 
 class Recorder:
@@ -67,7 +70,11 @@ def parts(network: MemoryNetwork, key: NodeKey, seeds: tuple[str, ...] = ()) -> 
 
 
 def node(
-    learner: FakeLearner, *settings: str, network: NetworkParts | None = None, monitor: Recorder | None = None
+    learner: FakeLearner,
+    *settings: str,
+    network: NetworkParts | None = None,
+    monitor: Recorder | None = None,
+    overlap: bool = False,
 ) -> Node:
     base = ["exchange.local_groups=2", "exchange.external_groups=2", "node.checkpoint_every=2", *settings]
     config = load_config(environ={}, assignments=base).config
@@ -80,6 +87,7 @@ def node(
         model="fake",
         seed=0,
         network=network,
+        overlap=overlap,
     )
 
 
@@ -144,6 +152,82 @@ async def test_a_stop_interrupts_the_round_and_saves() -> None:
         summary = await asyncio.wait_for(running, 5)
     assert summary.stopped == "stopped on request"
     assert learner.disk[-1][1].round == summary.rounds == len(learner.trained)
+
+
+class Diary(FakeLearner):
+    """Writes down what began and what ended, in order."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__("me", **settings)
+        self.events: list[str] = []
+        self.generating = threading.Event()
+
+    def rollouts(self, number: int) -> RoundRollouts:
+        self.events.append(f"generate {number} with {self.generates_with}")
+        self.generating.set()
+        return super().rollouts(number)
+
+    def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport:
+        self.events.append("train")
+        return super().train(own, external)
+
+
+async def test_with_overlap_the_next_round_is_generated_while_this_one_is_trained_on() -> None:
+    class Waiting(Diary):
+        """Does not finish training before the next generation has begun."""
+
+        def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport:
+            if len(self.trained) < 2:
+                assert self.generating.wait(10), "generation did not begin during training"
+            self.generating.clear()
+            return super().train(own, external)
+
+        def rollouts(self, number: int) -> RoundRollouts:
+            result = super().rollouts(number)
+            if number == 1:
+                self.generating.clear()
+            return result
+
+    learner = Waiting()
+    summary = await run(node(learner, "node.rounds=3", overlap=True))
+    assert (summary.rounds, len(learner.trained)) == (3, 3)
+    generated = [event for event in learner.events if event.startswith("generate")]
+    assert generated == ["generate 1 with 0", "generate 2 with 0", "generate 3 with 1"]
+
+
+async def test_which_policy_generates_ahead_does_not_depend_on_how_fast_training_is() -> None:
+    for round_s in (0.0, 0.02):
+        learner = Diary(round_s=round_s)
+        await run(node(learner, "node.rounds=5", overlap=True))
+        generated = [event for event in learner.events if event.startswith("generate")]
+        assert generated == [f"generate {n} with {max(0, n - 2)}" for n in range(1, 6)]
+
+
+async def test_without_overlap_every_round_is_generated_with_the_newest_policy() -> None:
+    learner = Diary()
+    await run(node(learner, "node.rounds=2"))
+    assert learner.events == ["generate 1 with 0", "train", "generate 2 with 1", "train"]
+
+
+async def test_a_generation_that_fails_beside_training_does_not_cost_what_was_learnt() -> None:
+    class Stumbling(Diary):
+        def rollouts(self, number: int) -> RoundRollouts:
+            if number == 4:
+                raise TaskError("the reward failed")
+            return super().rollouts(number)
+
+    learner = Stumbling()
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await run(node(learner, "node.checkpoint_every=100", overlap=True))
+    assert caught.value.subgroup(TaskError) is not None
+    version, counters, _ = learner.disk[-1]
+    assert (version, counters.round) == (3, 3)
+
+
+async def test_a_node_that_ends_lets_go_of_its_engine() -> None:
+    learner = FakeLearner("me")
+    await run(node(learner, "node.rounds=1"))
+    assert learner.closed
 
 
 async def test_three_nodes_train_on_groups_of_both_others() -> None:

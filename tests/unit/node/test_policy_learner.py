@@ -1,0 +1,195 @@
+"""The learning half of a node on a tiny policy: rounds, overlap, interruption, resume."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from swarmnode.config import Config, load_config
+from swarmnode.errors import CheckpointError
+from swarmnode.node.learner import RoundRollouts
+from swarmnode.node.overlap import Overlap
+from swarmnode.node.policy_learner import PolicyLearner
+from swarmnode.rollout.embedded import EmbeddedEngine
+from swarmnode.rollout.engine import Output
+from swarmnode.rollout.renderer import Renderer
+from swarmnode.training.checkpoint import CheckpointStore, Waiting
+from swarmnode.training.policy import Policy, load_base_model
+from swarmnode.training.records import Counters
+from swarmnode.training.trainer import Trainer
+from swarmnode.types import Example, ExampleKey, Scores
+
+SETTINGS = [
+    "rollout.groups=4",
+    "rollout.group_size=4",
+    "rollout.max_tokens=12",
+    "training.learning_rate=1e-2",
+]
+ALONE = Overlap(on=False, sleep=False, reason="as set")
+Make = Callable[..., PolicyLearner]
+
+
+class Odd:
+    """Questions of one letter more each; an answer is right when its length is odd, which is luck."""
+
+    name = "odd"
+    version = "1"
+
+    def examples(self, seed: int) -> Iterator[Example]:
+        for index in range(1000):
+            yield Example(ExampleKey(self.name, self.version, seed, index), f"say {seed % 1000} {index}=")
+
+    def score(self, example: Example, completions: Sequence[str]) -> list[Scores]:
+        return [{"odd": float(len(text) % 2)} for text in completions]
+
+
+@pytest.fixture
+def make(quick_model: Path, tmp_path: Path) -> Make:
+    """A learner over the checkpoints of this test; each call is a new start of the node."""
+
+    def build(
+        *settings: str,
+        overlap: Overlap = ALONE,
+        engine_kind: type[EmbeddedEngine] = EmbeddedEngine,
+        home: str = "checkpoints",
+    ) -> PolicyLearner:
+        config: Config = load_config(environ={}, assignments=[*SETTINGS, *settings]).config
+        base = load_base_model(str(quick_model), config.policy)
+        engine = engine_kind(base.model, base.eos_token_ids, max_slots=8, max_length=96)
+        store = CheckpointStore(tmp_path / home, "quick", base.fingerprint)
+        return PolicyLearner(
+            config,
+            Policy(base, config.policy, seed=0),
+            engine,
+            Renderer(base.tokenizer, base.eos_token_ids),
+            {"odd": Odd()},
+            store,
+            author="me",
+            seed=3,
+            overlap=overlap,
+        )
+
+    return build
+
+
+def keys(learner: PolicyLearner, number: int) -> list[ExampleKey]:
+    return [group.example.key for group in learner.rollouts(number).groups]
+
+
+def test_a_round_has_whole_scored_groups_and_says_how_they_were_generated(make: Make) -> None:
+    rollouts = make("rollout.mode='sync'").rollouts(1)
+    assert rollouts.complete and len(rollouts.groups) == 4
+    for group in rollouts.groups:
+        assert len(group.completions) == len(group.scores) == 4
+        assert (group.author, group.policy_version) == ("me", 0)
+        assert all(completion.logprobs for completion in group.completions)
+    generation = rollouts.generation
+    assert (generation.engine, generation.mode) == ("embedded", "sync")
+    assert (generation.running, generation.groups_in_flight) == (0, 0)
+
+
+def versions(rollouts: RoundRollouts) -> set[int]:
+    return {span.version for group in rollouts.groups for one in group.completions for span in one.spans}
+
+
+def test_a_new_policy_generates_from_when_it_is_taken_over(make: Make) -> None:
+    learner = make("rollout.mode='sync'")
+    learner.train(learner.rollouts(1).groups, [])
+    trained = learner.policy_version
+    assert trained > 0
+    assert versions(learner.rollouts(2)) == {0}, "training is over, but nobody has said so"
+    learner.use_newest_policy()
+    assert versions(learner.rollouts(3)) == {trained}
+
+
+def test_no_example_is_asked_twice_over_rounds_and_restarts(make: Make) -> None:
+    first = make()
+    seen = keys(first, 1) + keys(first, 2)
+    first.save(Counters(round=2), b"")
+    again = make()
+    assert again.resume() is not None
+    seen += keys(again, 3)
+    assert len(seen) == len(set(seen)) == 12
+
+
+@pytest.mark.parametrize("max_lag", [1, 8])
+def test_groups_generated_ahead_of_training_are_in_the_checkpoint_and_come_first_after_it(
+    make: Make, max_lag: int
+) -> None:
+    settings = (f"rollout.max_lag={max_lag}", "rollout.mode='refill'")
+    ahead_of_training = Overlap(on=True, sleep=False, reason="as set")
+    first = make(*settings, overlap=ahead_of_training)
+    now, ahead = first.rollouts(1), keys(first, 2)
+    first.train(now.groups, [])
+    assert first.policy_version > 0
+    first.save(Counters(round=1), b"of others")
+    again = make(*settings, overlap=ahead_of_training)
+    resumed = again.resume()
+    assert resumed is not None and (resumed.counters.round, resumed.exchange) == (1, b"of others")
+    again.use_newest_policy()
+    assert set(keys(again, 2)) == set(ahead), "they were complete and nobody had trained on them"
+
+
+class Alarm(EmbeddedEngine):
+    """Calls `ring` after so many steps."""
+
+    ring: Callable[[], None] = staticmethod(lambda: None)
+    steps_left = -1
+
+    def step(self) -> Sequence[Output]:
+        self.steps_left -= 1
+        if self.steps_left == 0:
+            self.ring()
+        return super().step()
+
+
+def test_an_interrupted_round_loses_nothing(make: Make) -> None:
+    slowly = ("rollout.mode='refill'", "rollout.concurrency=2", "rollout.max_tokens=40", "rollout.groups=3")
+    cut = make(*slowly, engine_kind=Alarm)
+    first = keys(cut, 1)
+    engine = cut.engine
+    assert isinstance(engine, Alarm)
+    engine.ring, engine.steps_left = cut.interrupt, 10
+    interrupted = cut.rollouts(2)
+    assert not interrupted.complete and interrupted.groups == ()
+    cut.save(Counters(round=1), b"")
+
+    again = make(*slowly)
+    again.resume()
+    rollouts = again.rollouts(2)
+    assert rollouts.generation.resumed > 0, "a completion goes on behind the tokens it had"
+    assert len({*first, *(group.example.key for group in rollouts.groups)}) == 6
+    steady = make(*slowly, home="steady")
+    assert keys(steady, 1) == first
+    assert set(keys(steady, 2)) == {group.example.key for group in rollouts.groups}
+
+
+def test_an_evaluation_between_rounds_does_not_disturb_what_is_in_flight(make: Make) -> None:
+    learner = make()
+    seen = keys(learner, 1)
+    evaluation = learner.evaluate()
+    assert evaluation is not None and evaluation.mean is not None
+    seen += keys(learner, 2)
+    assert len(set(seen)) == 8
+
+
+def test_an_engine_that_sleeps_while_training_goes_on_afterwards(make: Make) -> None:
+    learner = make(overlap=Overlap(on=False, sleep=True, reason="no room"))
+    learner.train(learner.rollouts(1).groups, [])
+    learner.use_newest_policy()
+    assert learner.rollouts(2).complete
+
+
+def test_unfinished_rollouts_that_cannot_be_read_are_an_error_with_advice(
+    make: Make, quick_model: Path, tmp_path: Path
+) -> None:
+    learner = make()
+    config = load_config(environ={}, assignments=SETTINGS).config
+    policy = Policy(load_base_model(str(quick_model), config.policy), config.policy, seed=0)
+    trainer = Trainer(policy, config.training, temperature=1.0, seed=0, render=lambda prompt: (1,))
+    CheckpointStore(tmp_path / "checkpoints", "quick", policy.base.fingerprint).save(
+        policy, trainer, Counters(round=1), Waiting(rollouts=b"rubbish"), 0
+    )
+    with pytest.raises(CheckpointError, match="cannot be read") as caught:
+        learner.resume()
+    assert "--fresh" in caught.value.hint
