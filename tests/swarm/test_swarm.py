@@ -13,6 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
+from swarmnode.node.running import read_running
+from swarmnode.paths import resolve_paths
+
 Join = Callable[..., Any]
 
 pytestmark = pytest.mark.slow
@@ -96,13 +99,26 @@ def test_training_goes_on_without_the_network_daemon_and_gossip_flows_again(
     assert first.status()["peer_id"] == peer
 
 
+def end_nodes_below(folder: Path) -> None:
+    for home in folder.glob("node-*"):
+        if (note := read_running(resolve_paths(home).running)) is not None:
+            os.kill(note.pid, signal.SIGKILL)
+
+
 def test_ctrl_c_on_a_local_swarm_stops_every_node_with_a_checkpoint(
     quick_model: Path, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "swarmnode", "swarm", "--nodes", "2", "--rounds", "100000"]
     policy = ["--model", str(quick_model), "--set", "rollout.max_tokens=10", "--home", str(tmp_path)]
     with (tmp_path / "err").open("w") as err:
-        swarm = subprocess.Popen([*command, *policy], stdout=err, stderr=err, start_new_session=True)
+        swarm = subprocess.Popen(
+            [*command, *policy],
+            stdout=err,
+            stderr=err,
+            start_new_session=True,
+            # A shell lets its background jobs ignore Ctrl-C, and the suite may be one.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
     try:
         deadline = time.monotonic() + 90
         logs = [tmp_path / f"node-{n}" / "state" / "logs" / "metrics.jsonl" for n in range(2)]
@@ -114,6 +130,7 @@ def test_ctrl_c_on_a_local_swarm_stops_every_node_with_a_checkpoint(
     finally:
         if swarm.poll() is None:
             swarm.kill()
+            end_nodes_below(tmp_path)
     assert "Traceback" not in (tmp_path / "err").read_text()
     for n in range(2):
         assert list((tmp_path / f"node-{n}").rglob("round-*/state.json")), "each node saved where it was"
