@@ -78,7 +78,7 @@ class PolicyLearner:
         self._rollouts = PartialRollouts(engine, renderer, settings, self._sampling, seed=seed)
         self._examples = self._stream()
         self._untrained: dict[int, list[Answered]] = {}
-        """Complete groups by the round that got them, until that round is in a checkpoint."""
+        """Complete groups by the round that got them, for the newest rounds."""
         self._scorer = ThreadPoolExecutor(1, thread_name_prefix="scorer")
         self._trainer = Trainer(
             policy,
@@ -107,6 +107,8 @@ class PolicyLearner:
 
     def rollouts(self, number: int) -> RoundRollouts:
         started = time.perf_counter()
+        # This may run beside the training of the round before; all earlier ones are trained on.
+        self._untrained = {n: kept for n, kept in self._untrained.items() if n >= number - 1}
         answered = self._untrained[number] = []
         scoring: list[Future[RolloutGroup]] = []
         for one in self._rollouts.round(self._examples, should_stop=self._interrupted.is_set):
@@ -140,9 +142,8 @@ class PolicyLearner:
         )
 
     def save(self, counters: Counters, exchange: bytes) -> str:
-        for number in [number for number in self._untrained if number <= counters.round]:
-            del self._untrained[number]
-        complete = [answered for number in sorted(self._untrained) for answered in self._untrained[number]]
+        later = sorted(number for number in self._untrained if number > counters.round)
+        complete = [answered for number in later for answered in self._untrained[number]]
         state = UntrainedRollouts(self._examples.place, self._rollouts.state(complete))
         waiting = Waiting(exchange, msgspec.msgpack.encode(state))
         return self._store.save(self._policy, self._trainer, counters, waiting, self._seed).name
