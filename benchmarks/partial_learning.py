@@ -35,7 +35,8 @@ from swarmnode.rollout.partial import PartialRollouts
 from swarmnode.rollout.partial_records import PartialSettings
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.tasks.task import draw_held_out, draw_train, score_strictly
-from swarmnode.training.policy import Policy, load_base_model
+from swarmnode.training.base_model import load_base_model
+from swarmnode.training.policy import Policy
 from swarmnode.training.records import TrainReport
 from swarmnode.training.tiny import build_tiny
 from swarmnode.training.trainer import Trainer

@@ -1,35 +1,12 @@
-"""Every setting: frozen sections, one sentence under each field, and the layers a value may come from.
+"""Every setting: frozen sections, and one sentence under each field.
 
-defaults < preset (configs/NAME.toml) < user file < --config < SWARMNODE_SECTION__KEY < --set
-
-`load_config` merges the layers, refuses unknown keys (naming the closest one) and remembers where each value
-came from, so that `swarmnode config show` can say so.
+files, environment, command line -> config_layers.py -> [config] -> everybody
 """
 
-import difflib
-import os
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from ipaddress import IPv4Address
-from pathlib import Path
 from typing import Any, Literal, get_origin
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
-
-from swarmnode.errors import ConfigError
-
-ENV_PREFIX = "SWARMNODE_"
-NOT_SETTINGS = frozenset({"SWARMNODE_HOME"})
-"""Variables with our prefix that are no settings."""
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 
 class Section(BaseModel):
@@ -83,6 +60,8 @@ class PolicyConfig(Section):
     """torch threads on a CPU. More than one pays only for large models on an idle machine."""
     lora_rank: int = Field(default=16, ge=1, le=512)
     """Rank of the LoRA adapter, on all linear layers."""
+    quantization: Literal["none", "nf4"] = "none"
+    """nf4 holds the frozen base in 4 bits (bitsandbytes); it needs a CUDA card."""
     lora_alpha: int = Field(default=32, ge=1)
     """LoRA scaling is alpha / rank."""
 
@@ -90,6 +69,9 @@ class PolicyConfig(Section):
 class TasksConfig(Section):
     names: tuple[str, ...] = ("builtin",)
     """Built-in task names, `builtin` for all eight, or paths of task files."""
+    mixes: tuple[str, ...] = ()
+    """With several policies: the tasks of each, names joined by commas. Policy k takes entry k, and the first
+    again after the last. Empty: all policies take `names`."""
     eval_examples: int = Field(default=64, ge=1, le=1024)
     """Held-out examples per task in an evaluation."""
 
@@ -121,6 +103,9 @@ class RolloutConfig(Section):
     max_lag: int = Field(default=8, ge=0)
     """Oldest policy version that a trained token of our own may have, counted back from the newest. 0: none
     but the newest."""
+    dynamic_sampling: float = Field(default=1.0, ge=1, le=16)
+    """DAPO's dynamic sampling: ask again until enough groups have a gradient, at most this many times as many
+    as wanted. 1: ask once."""
     overlap: Literal["auto", "on", "off"] = "auto"
     """Generate the next round while this one is trained on. auto: where memory and processors allow it."""
 
@@ -141,6 +126,9 @@ class ExchangeConfig(Section):
 
 
 class TrainingConfig(Section):
+    loss: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"] = "dapo"
+    """The objective with its advantages. dapo averages over tokens, grpo over answers first, dr_grpo divides
+    by a constant, gspo clips whole answers, cispo keeps clipped tokens, rloo compares with the others."""
     learning_rate: float = Field(default=1e-4, gt=0)
     """AdamW learning rate of the adapter."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
@@ -149,6 +137,18 @@ class TrainingConfig(Section):
     """Upper clip of the probability ratio (1 + clip_high); wider than below, as DAPO has it."""
     grad_clip: float = Field(default=1.0, gt=0)
     """Largest gradient norm of one optimizer step."""
+    kl_coef: float = Field(default=0.0, ge=0)
+    """Weight of the KL divergence to the base model. 0: none, and no forward pass for it."""
+    entropy_coef: float = Field(default=0.0, ge=0)
+    """Weight of the entropy bonus. 0: the entropy is measured only."""
+    max_policy_lag: int | None = Field(default=None, ge=0)
+    """Own tokens of a version that lies further back are left out of the loss. Unset: rollout.max_lag is the
+    only bound."""
+    overlong_tokens: int = Field(default=0, ge=0)
+    """DAPO's soft punishment: an answer that ends within this many tokens of rollout.max_tokens loses reward
+    in proportion. 0: none."""
+    overlong_penalty: float = Field(default=1.0, ge=0)
+    """Reward that an answer of full length loses."""
     sequences_per_step: int = Field(default=128, ge=1)
     """Completions per optimizer step."""
     correction: Literal["none", "tis", "icepop", "decoupled"] = "tis"
@@ -162,6 +162,13 @@ class TrainingConfig(Section):
     """icepop and decoupled leave out tokens with a larger weight."""
     micro_batch_tokens: int = Field(default=4096, ge=16)
     """Tokens, padding included, in one forward pass. Halved by itself when memory runs out."""
+    packing: Literal["auto", "off"] = "auto"
+    """Sequences behind each other without padding. auto: where the model gives the same numbers that way."""
+    lora: Literal["auto", "addmm", "peft"] = "auto"
+    """The arithmetic of LoRA layers. auto: fused, with the Triton kernel where a measurement on this card
+    says that it is faster; addmm: fused, without it; peft: as PEFT computes it."""
+    gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
+    """Compute activations again in the backward pass. auto: where the longest sequence would not fit else."""
 
 
 class NodeConfig(Section):
@@ -172,7 +179,9 @@ class NodeConfig(Section):
     checkpoint_every: int = Field(default=10, ge=1)
     """Rounds between checkpoints. One more is written at every orderly stop."""
     keep_checkpoints: int = Field(default=3, ge=1)
-    """Checkpoints kept; older ones are deleted."""
+    """Checkpoints kept; older ones are deleted, but never the one with the best evaluation."""
+    policies: int = Field(default=1, ge=1, le=16)
+    """Policies that this node trains on one base model, each with its own identity, seed and adapter."""
     eval_every: int = Field(default=0, ge=0)
     """Rounds between evaluations on held-out draws. 0: only at the first start and at the end."""
     http: str = "127.0.0.1"
@@ -222,133 +231,3 @@ def explain_setting(key: str) -> str:
     """
     section, _, name = key.partition(".")
     return " ".join((SECTIONS[section].model_fields[name].description or "").split())
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """Values of one origin, flat: `section.key` -> value."""
-
-    origin: str
-    values: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedConfig:
-    """The merged settings and the origin of each (`section.key` -> where it was set)."""
-
-    config: Config
-    origins: Mapping[str, str]
-
-
-def load_config(
-    *,
-    preset: Path | None = None,
-    user_file: Path | None = None,
-    config_file: Path | None = None,
-    environ: Mapping[str, str] | None = None,
-    assignments: Sequence[str] = (),
-    flags: Mapping[str, Any] | None = None,
-) -> LoadedConfig:
-    """Merge all layers. `flags` are command-line flags that stand for a key (`--seed`); they win last.
-
-    Raises ConfigError naming the layer, the key and, for an unknown key, the closest known one.
-    """
-    layers: list[Layer] = []
-    if preset is not None:
-        layers.append(_file_layer(f"preset {preset.stem}", preset))
-    if user_file is not None and user_file.exists():
-        layers.append(_file_layer(str(user_file), user_file))
-    if config_file is not None:
-        layers.append(_file_layer(f"--config {config_file}", config_file))
-    layers.extend(_environment_layers(os.environ if environ is None else environ))
-    layers.append(Layer("--set", dict(_split_assignment(text) for text in assignments)))
-    layers.append(Layer("command line", flags or {}))
-    return merge_layers(layers)
-
-
-def merge_layers(layers: Iterable[Layer]) -> LoadedConfig:
-    """Later layers win. Every key of every layer must exist, also one that is overridden."""
-    origins = dict.fromkeys(KEYS, "default")
-    tree: dict[str, dict[str, Any]] = {}
-    for layer in layers:
-        for key, value in layer.values.items():
-            _require_known(key, layer.origin)
-            section, _, name = key.partition(".")
-            tree.setdefault(section, {})[name] = value
-            origins[key] = layer.origin
-    try:
-        return LoadedConfig(Config.model_validate(tree), origins)
-    except ValidationError as error:
-        raise _explain(error, origins) from None
-
-
-def presets(folder: Path) -> dict[str, Path]:
-    """Preset name -> file, for every TOML file of the folder that is one."""
-    return {path.stem: path for path in sorted(folder.glob("*.toml")) if path.stem != "models"}
-
-
-def _file_layer(origin: str, path: Path) -> Layer:
-    try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", hint="check the path") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}", hint="correct that line") from None
-    values: dict[str, Any] = {}
-    for section, content in tree.items():
-        if not isinstance(content, dict):
-            raise ConfigError(f"{origin}: {section!r} stands outside a section", hint=_closest(section))
-        values.update({f"{section}.{key}": value for key, value in content.items()})  # type: ignore[misc]
-    return Layer(origin, values)
-
-
-def _environment_layers(environ: Mapping[str, str]) -> list[Layer]:
-    layers: list[Layer] = []
-    for variable, text in sorted(environ.items()):
-        if not variable.startswith(ENV_PREFIX) or variable in NOT_SETTINGS:
-            continue
-        section, separator, key = variable.removeprefix(ENV_PREFIX).lower().partition("__")
-        if not separator:
-            raise ConfigError(f"{variable} is no setting", hint=f"write {ENV_PREFIX}SECTION__KEY")
-        layers.append(Layer(variable, {f"{section}.{key}": _parse_value(text)}))
-    return layers
-
-
-def _split_assignment(text: str) -> tuple[str, Any]:
-    key, separator, value = text.partition("=")
-    if not separator:
-        raise ConfigError(f"--set {text!r} has no '='", hint="write --set section.key=value")
-    return key.strip(), _parse_value(value.strip())
-
-
-def _parse_value(text: str) -> Any:
-    """A TOML value where it is one (3, true, ["a"]), else the text itself."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
-def _require_known(key: str, origin: str) -> None:
-    if key not in KEYS:
-        raise ConfigError(f"unknown setting {key!r} ({origin})", hint=_closest(key))
-
-
-def _closest(key: str) -> str:
-    """Advice naming the nearest known key, by whole name first and by last part second."""
-    matches = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.6)
-    if not matches:
-        tails = {full.partition(".")[2]: full for full in KEYS}
-        matches = [
-            tails[t] for t in difflib.get_close_matches(key.rpartition(".")[2], tails, n=1, cutoff=0.6)
-        ]
-    return f"Did you mean {matches[0]!r}?" if matches else "`swarmnode config show` lists every setting"
-
-
-def _explain(error: ValidationError, origins: Mapping[str, str]) -> ConfigError:
-    first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"][:2])
-    where = f" ({origins[key]})" if key in origins else ""
-    message = first["msg"].removeprefix("Value error, ")
-    shown = f"{key} = {first['input']!r}: " if key in origins else ""
-    return ConfigError(f"{shown}{message}{where}", hint="`swarmnode config show` explains every setting")

@@ -18,7 +18,7 @@ LAYERS = (
     "node",
     "cli",
 )
-GROUND = {"", "types", "errors", "paths", "config", "hardware", "models", "storage"}
+GROUND = {"", "types", "errors", "paths", "config", "config_layers", "hardware", "models", "storage"}
 ABOVE_ALL = {"__main__", "testing"}
 
 

@@ -50,7 +50,7 @@ def load_settings(
     flags: Mapping[str, Any] | None = None,
 ) -> Settings:
     """Merge all layers. The tiny policy brings its preset along unless another one was named."""
-    from swarmnode.config import LoadedConfig, load_config
+    from swarmnode.config_layers import LoadedConfig, load_config
     from swarmnode.models import resolve_model
 
     paths = resolve_paths(home)
@@ -75,7 +75,7 @@ def load_settings(
 
 
 def _preset_file(name: str) -> Path:
-    from swarmnode.config import presets
+    from swarmnode.config_layers import presets
     from swarmnode.errors import ConfigError
 
     known = presets(builtin_folder("configs"))

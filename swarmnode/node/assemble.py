@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from swarmnode.node.policy_learner import PolicyLearner
     from swarmnode.rollout.engine import Engine
     from swarmnode.rollout.renderer import Renderer
+    from swarmnode.training.base_model import LoadedModel
     from swarmnode.training.checkpoint import CheckpointStore
-    from swarmnode.training.policy import LoadedModel, Policy
+    from swarmnode.training.policy import Policy
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +65,9 @@ def load_policy(
 
     from swarmnode.rollout.renderer import Renderer
     from swarmnode.rollout.select import make_engine
+    from swarmnode.training.base_model import load_base_model
     from swarmnode.training.checkpoint import CheckpointStore
-    from swarmnode.training.policy import Policy, load_base_model
+    from swarmnode.training.policy import Policy
 
     torch.set_num_threads(config.policy.threads)
     source = str(_tiny(paths, progress)) if model == "tiny" else model

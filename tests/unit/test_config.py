@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from swarmnode.config import KEYS, Config, explain_setting, load_config, presets
+from swarmnode.config import KEYS, Config, explain_setting
+from swarmnode.config_layers import load_config, presets
 from swarmnode.errors import ConfigError
 from swarmnode.paths import builtin_folder
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.config import load_config
+from swarmnode.config_layers import load_config
 from swarmnode.errors import ModelError
 from swarmnode.hardware import GIB, Gpu, parse_nvidia_smi, usable_gpu
 from swarmnode.models import (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swarmnode.config import load_config
+from swarmnode.config_layers import load_config
 from swarmnode.node.assemble import exchange_settings
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from swarmnode.config import load_config
+from swarmnode.config_layers import load_config
 from swarmnode.errors import IdentityError, TaskError
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.settings import ExchangeSettings

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.config import Config, load_config
+from swarmnode.config import Config
+from swarmnode.config_layers import load_config
 from swarmnode.errors import CheckpointError
 from swarmnode.node.learner import RoundRollouts
 from swarmnode.node.overlap import Overlap
@@ -13,8 +14,9 @@ from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.rollout.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import Output
 from swarmnode.rollout.renderer import Renderer
+from swarmnode.training.base_model import load_base_model
 from swarmnode.training.checkpoint import CheckpointStore, Waiting
-from swarmnode.training.policy import Policy, load_base_model
+from swarmnode.training.policy import Policy
 from swarmnode.training.records import Counters
 from swarmnode.training.trainer import Trainer
 from swarmnode.types import Example, ExampleKey, Scores

@@ -9,7 +9,8 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from swarmnode.config import PolicyConfig
-from swarmnode.training.policy import LoadedModel, Policy
+from swarmnode.training.base_model import LoadedModel
+from swarmnode.training.policy import Policy
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, Span, one_span
 
 VOCABULARY = 40

@@ -15,8 +15,9 @@ import torch
 from swarmnode.config import PolicyConfig, TrainingConfig
 from swarmnode.errors import CheckpointError, StorageError
 from swarmnode.training import checkpoint as checkpoint_module
+from swarmnode.training.base_model import LoadedModel
 from swarmnode.training.checkpoint import CheckpointStore, Waiting, restore
-from swarmnode.training.policy import LoadedModel, Policy
+from swarmnode.training.policy import Policy
 from swarmnode.training.records import Counters
 from swarmnode.training.trainer import Trainer
 from swarmnode.types import RolloutGroup

@@ -10,9 +10,10 @@ import torch
 from swarmnode.config import PolicyConfig, TrainingConfig
 from swarmnode.errors import ModelError
 from swarmnode.training import trainer as trainer_module
+from swarmnode.training.base_model import LoadedModel
 from swarmnode.training.loss import LossOutput
 from swarmnode.training.packing import to_samples
-from swarmnode.training.policy import LoadedModel, Policy
+from swarmnode.training.policy import Policy
 from swarmnode.training.trainer import Trainer
 from swarmnode.types import RolloutGroup, Span, one_span
 

@@ -1,0 +1,154 @@
+"""The layers a setting may come from, later ones winning.
+
+defaults < preset < user file < --config < SWARMNODE_SECTION__KEY < --set < flags -> [config_layers] -> Config
+
+`load_config` merges the layers, refuses unknown keys (naming the closest one) and remembers where each value
+came from, so that `swarmnode config show` can say so.
+"""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from swarmnode.config import KEYS, Config
+from swarmnode.errors import ConfigError
+
+ENV_PREFIX = "SWARMNODE_"
+NOT_SETTINGS = frozenset({"SWARMNODE_HOME"})
+"""Variables with our prefix that are no settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Values of one origin, flat: `section.key` -> value."""
+
+    origin: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """The merged settings and the origin of each (`section.key` -> where it was set)."""
+
+    config: Config
+    origins: Mapping[str, str]
+
+
+def load_config(
+    *,
+    preset: Path | None = None,
+    user_file: Path | None = None,
+    config_file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    assignments: Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
+) -> LoadedConfig:
+    """Merge all layers. `flags` are command-line flags that stand for a key (`--seed`); they win last.
+
+    Raises ConfigError naming the layer, the key and, for an unknown key, the closest known one.
+    """
+    layers: list[Layer] = []
+    if preset is not None:
+        layers.append(_file_layer(f"preset {preset.stem}", preset))
+    if user_file is not None and user_file.exists():
+        layers.append(_file_layer(str(user_file), user_file))
+    if config_file is not None:
+        layers.append(_file_layer(f"--config {config_file}", config_file))
+    layers.extend(_environment_layers(os.environ if environ is None else environ))
+    layers.append(Layer("--set", dict(_split_assignment(text) for text in assignments)))
+    layers.append(Layer("command line", flags or {}))
+    return merge_layers(layers)
+
+
+def merge_layers(layers: Iterable[Layer]) -> LoadedConfig:
+    """Later layers win. Every key of every layer must exist, also one that is overridden."""
+    origins = dict.fromkeys(KEYS, "default")
+    tree: dict[str, dict[str, Any]] = {}
+    for layer in layers:
+        for key, value in layer.values.items():
+            _require_known(key, layer.origin)
+            section, _, name = key.partition(".")
+            tree.setdefault(section, {})[name] = value
+            origins[key] = layer.origin
+    try:
+        return LoadedConfig(Config.model_validate(tree), origins)
+    except ValidationError as error:
+        raise _explain(error, origins) from None
+
+
+def presets(folder: Path) -> dict[str, Path]:
+    """Preset name -> file, for every TOML file of the folder that is one."""
+    return {path.stem: path for path in sorted(folder.glob("*.toml")) if path.stem != "models"}
+
+
+def _file_layer(origin: str, path: Path) -> Layer:
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", hint="check the path") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}", hint="correct that line") from None
+    values: dict[str, Any] = {}
+    for section, content in tree.items():
+        if not isinstance(content, dict):
+            raise ConfigError(f"{origin}: {section!r} stands outside a section", hint=_closest(section))
+        values.update({f"{section}.{key}": value for key, value in content.items()})  # type: ignore[misc]
+    return Layer(origin, values)
+
+
+def _environment_layers(environ: Mapping[str, str]) -> list[Layer]:
+    layers: list[Layer] = []
+    for variable, text in sorted(environ.items()):
+        if not variable.startswith(ENV_PREFIX) or variable in NOT_SETTINGS:
+            continue
+        section, separator, key = variable.removeprefix(ENV_PREFIX).lower().partition("__")
+        if not separator:
+            raise ConfigError(f"{variable} is no setting", hint=f"write {ENV_PREFIX}SECTION__KEY")
+        layers.append(Layer(variable, {f"{section}.{key}": _parse_value(text)}))
+    return layers
+
+
+def _split_assignment(text: str) -> tuple[str, Any]:
+    key, separator, value = text.partition("=")
+    if not separator:
+        raise ConfigError(f"--set {text!r} has no '='", hint="write --set section.key=value")
+    return key.strip(), _parse_value(value.strip())
+
+
+def _parse_value(text: str) -> Any:
+    """A TOML value where it is one (3, true, ["a"]), else the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _require_known(key: str, origin: str) -> None:
+    if key not in KEYS:
+        raise ConfigError(f"unknown setting {key!r} ({origin})", hint=_closest(key))
+
+
+def _closest(key: str) -> str:
+    """Advice naming the nearest known key, by whole name first and by last part second."""
+    matches = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.6)
+    if not matches:
+        tails = {full.partition(".")[2]: full for full in KEYS}
+        matches = [
+            tails[t] for t in difflib.get_close_matches(key.rpartition(".")[2], tails, n=1, cutoff=0.6)
+        ]
+    return f"Did you mean {matches[0]!r}?" if matches else "`swarmnode config show` lists every setting"
+
+
+def _explain(error: ValidationError, origins: Mapping[str, str]) -> ConfigError:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"][:2])
+    where = f" ({origins[key]})" if key in origins else ""
+    message = first["msg"].removeprefix("Value error, ")
+    shown = f"{key} = {first['input']!r}: " if key in origins else ""
+    return ConfigError(f"{shown}{message}{where}", hint="`swarmnode config show` explains every setting")
