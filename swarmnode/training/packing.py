@@ -1,20 +1,33 @@
 """From completions with credit to the micro-batches of one optimizer step.
 
-advantage -> [packing] -> logprob -> loss
+advantage -> [packing] -> layout.py, attention, logprob -> losses
 
-Rows are padded on the right and positions count from 0, so under causal attention no real token ever sees a
-pad and a row's log-probabilities are those it would have alone.
+Packed, the samples of a micro-batch follow each other in one row without a pad, and those with one prompt
+share its tokens: the prompt stands once, each completion behind it (see layout.py). A model that does not
+compute the same that way gets rows padded on the right, each with its own prompt: positions count from 0, and
+under causal attention no real token ever sees a pad. Either way a sample's log-probabilities are those it has
+alone.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from swarmnode.errors import EngineError
-from swarmnode.training.advantage import group_advantages
+from swarmnode.training.advantage import LossName, group_advantages
+from swarmnode.training.layout import PackedLayout, packed_layout
 from swarmnode.types import RolloutGroup, Span
+
+MOST_KEYS_PER_TOKEN = 4
+"""Attention repeats the keys and values of a shared prompt for every completion, and the backward pass needs
+them all: at most this many for each token of the budget. With Qwen3-0.6B's widths a token's activations are
+20 thousand numbers a layer and a key with its value 2 thousand: a third more memory at worst. Large groups
+whose prompt is more than 3 times as long as their completions feel it: their micro-batches hold fewer tokens.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +41,8 @@ class TrainingSample:
     """Log-probabilities recorded when the tokens were sampled. None: a stranger sampled them."""
     spans: tuple[Span, ...]
     """Which policy version sampled which tokens. A stranger's versions cannot be compared with ours."""
+    policy: int = 0
+    """Which of the node's policies learns from it."""
 
     @property
     def length(self) -> int:
@@ -36,7 +51,7 @@ class TrainingSample:
 
 @dataclass(frozen=True, slots=True)
 class OwnTokens:
-    """M of the N completion tokens of a batch, those that our own engine sampled, in row-major order."""
+    """M of the N completion tokens of a batch, those that our own engine sampled, in the batch's order."""
 
     mask_N: Tensor
     """True where a completion token is one of them."""
@@ -50,66 +65,200 @@ class OwnTokens:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Samples of similar length as one right-padded batch of B rows and T columns."""
+    """Samples that pass the model together: packed [1, T], or right-padded [B, T]."""
 
     samples: tuple[TrainingSample, ...]
+    """In the order of the batch; those of one policy are neighbours."""
     input_ids_BT: Tensor
-    completion_mask_BT: Tensor
-    """True where the token belongs to a completion, EOS included."""
-    advantages_B: Tensor
+    position_ids_BT: Tensor
+    """Counted from 0 in every sample."""
+    predictors_N: Tensor
+    """Which of the flattened B*T positions predict completion tokens: the one before each of them. The last
+    token of a shared prompt is there once for every completion."""
+    targets_N: Tensor
+    """Those completion tokens, EOS included, sample after sample."""
     own: OwnTokens
+    advantages_N: Tensor
+    """The sample's advantage at each of its completion tokens."""
+    completion_lengths: list[int]
+    """Completion tokens per sample; they add up to N."""
+    tokens_of_policies: tuple[tuple[int, int], ...]
+    """(policy, how many of the flattened B*T tokens are its), in order; pads belong to their row's policy."""
+    layout: PackedLayout | None
+    """Where the packed samples lie. None: padded."""
 
-    @property
-    def completion_lengths(self) -> list[int]:
-        """Completion tokens per row, in order."""
-        return [len(sample.completion_ids) for sample in self.samples]
+    def forward_arguments(self) -> dict[str, Any]:
+        """What the decoder, or the whole causal LM, is called with.
+
+        Padded, positions are left to the model: they count from 0, and some families take none.
+        """
+        if self.layout is None:
+            return {"input_ids": self.input_ids_BT, "use_cache": False}
+        return self.layout.arguments(self.input_ids_BT)
 
 
-def to_samples(group: RolloutGroup, prompt_ids: tuple[int, ...]) -> list[TrainingSample] | None:
+def to_samples(
+    group: RolloutGroup,
+    prompt_ids: tuple[int, ...],
+    *,
+    rewards: Sequence[float | None] | None = None,
+    loss: LossName = "dapo",
+    policy: int = 0,
+) -> list[TrainingSample] | None:
     """Trainable completions of a group, or None when the group has no gradient (all rewards equal).
 
-    Aborted, empty and unscored completions are left out; their group-mates keep their advantages.
+    `rewards` are the shaped ones where there are any, `loss` names the advantage that belongs to it. Aborted,
+    empty and unscored completions are left out; their group-mates keep their advantages.
     """
-    advantages = group_advantages(group.rewards)
+    advantages = group_advantages(group.rewards if rewards is None else rewards, loss)
     if advantages is None:
         return None
     return [
-        TrainingSample(prompt_ids, completion.token_ids, advantage, completion.logprobs, completion.spans)
-        for completion, advantage in zip(group.completions, advantages, strict=True)
-        if advantage is not None and completion.token_ids and completion.finish != "abort"
+        TrainingSample(prompt_ids, c.token_ids, advantage, c.logprobs, c.spans, policy)
+        for c, advantage in zip(group.completions, advantages, strict=True)
+        if advantage is not None and c.token_ids and c.finish != "abort"
     ]
 
 
 def micro_batches(
-    samples: Sequence[TrainingSample], max_tokens: int, device: torch.device
+    samples: Sequence[TrainingSample], max_tokens: int, device: torch.device, *, packed: bool
 ) -> Iterator[MicroBatch]:
-    """Batches of at most `max_tokens` tokens, padding included; a single longer sample travels alone."""
-    row: list[TrainingSample] = []
-    for sample in sorted(samples, key=lambda s: s.length):
-        if not sample.prompt_ids or not sample.completion_ids:
-            raise EngineError("a training sample needs at least one prompt and one completion token")
-        if row and sample.length * (len(row) + 1) > max_tokens:
-            yield _pad(row, device)
-            row = []
-        row.append(sample)
-    if row:
-        yield _pad(row, device)
+    """Batches of at most `max_tokens` tokens, padding included; a single longer sample travels alone.
+
+    Packed, the model must be one that `prepare_for_packing` accepted. Samples of one policy with one prompt
+    then stay together as far as they fit, and a prompt counts once per batch. The largest come first: what
+    does not fit into memory fails at once. Raises EngineError for a sample without prompt or completion.
+    """
+    if any(not sample.prompt_ids or not sample.completion_ids for sample in samples):
+        raise EngineError("a training sample needs at least one prompt and one completion token")
+    if not packed:
+        for bin_ in first_fit_decreasing([sample.length for sample in samples], max_tokens, padded=True):
+            yield _padded([samples[index] for index in bin_], device)
+        return
+    parts = [part for mates in _by_prompt(samples) for part in _parts(mates, max_tokens)]
+    for bin_ in first_fit_decreasing([_size(part) for part in parts], max_tokens):
+        yield _packed([sample for index in bin_ for sample in parts[index]], device)
 
 
-def _pad(samples: Sequence[TrainingSample], device: torch.device) -> MicroBatch:
+def first_fit_decreasing(lengths: Sequence[int], capacity: int, *, padded: bool = False) -> list[list[int]]:
+    """Indices of `lengths` in bins: longest first, each into the first bin where it still fits.
+
+    At most 11/9 of the fewest bins plus 6/9 (Dosa 2007). Padded, an item fills a whole row as wide as the
+    bin's longest. An item beyond the capacity gets a bin of its own. Equal lengths keep their order.
+
+    >>> first_fit_decreasing([3, 7, 5, 2], capacity=10)
+    [[1, 0], [2, 3]]
+    """
+    bins: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        # What one more item takes of each bin.
+        takes = [lengths[bin_[0]] for bin_ in bins] if padded else [lengths[index]] * len(bins)
+        found = next((n for n, left in enumerate(room) if takes[n] <= left), None)
+        if found is None:
+            bins.append([index])
+            room.append(capacity - lengths[index])
+        else:
+            bins[found].append(index)
+            room[found] -= takes[found]
+    return bins
+
+
+def _by_prompt(samples: Sequence[TrainingSample]) -> list[list[TrainingSample]]:
+    """Samples that share a prompt, longest first, in the order in which their prompts come up."""
+    found: dict[tuple[int, tuple[int, ...]], list[TrainingSample]] = {}
+    for sample in samples:
+        found.setdefault((sample.policy, sample.prompt_ids), []).append(sample)
+    return [sorted(mates, key=lambda sample: -sample.length) for mates in found.values()]
+
+
+def _parts(mates: Sequence[TrainingSample], max_tokens: int) -> Iterator[list[TrainingSample]]:
+    """All samples with one prompt, longest first, or as few parts of them as can be: each has the prompt."""
+    room = max_tokens - len(mates[0].prompt_ids)
+    most = max(1, MOST_KEYS_PER_TOKEN * max_tokens // mates[0].length)
+    for bin_ in first_fit_decreasing([len(sample.completion_ids) for sample in mates], room):
+        # Evenly: a last part of one sample would have the prompt for itself.
+        count = -(-len(bin_) // most)
+        yield from ([mates[index] for index in bin_[number::count]] for number in range(count))
+
+
+def _size(mates: Sequence[TrainingSample]) -> int:
+    """What samples with one prompt take of a budget: their tokens, or more where they have many keys."""
+    prompt = len(mates[0].prompt_ids)
+    keys = sum(sample.length for sample in mates)
+    return max(keys - (len(mates) - 1) * prompt, -(-keys // MOST_KEYS_PER_TOKEN))
+
+
+def _packed(samples: Sequence[TrainingSample], device: torch.device) -> MicroBatch:
+    """One row: each prompt, then the completions that share it."""
+    ordered: list[TrainingSample] = []
+    row: list[int] = []
+    lengths: list[int] = []
+    prompts: list[int | None] = []
+    predictors: list[int] = []
+    per_policy: list[tuple[int, int]] = []
+    for mates in sorted(_by_prompt(samples), key=lambda mates: mates[0].policy):
+        begin = len(row)
+        row += mates[0].prompt_ids
+        last_of_prompt = len(row) - 1
+        shared = None
+        if len(mates) > 1:
+            shared = len(lengths)
+            lengths.append(len(row) - begin)
+            prompts.append(None)
+        for sample in mates:
+            predictors += [last_of_prompt, *range(len(row), len(row) + len(sample.completion_ids) - 1)]
+            row += sample.completion_ids
+            lengths.append(len(sample.completion_ids) if len(mates) > 1 else sample.length)
+            prompts.append(shared)
+        ordered += mates
+        per_policy.append((mates[0].policy, len(row) - begin))
+    layout = packed_layout(lengths, device, prompts)
+    ids_1T = torch.tensor([row], device=device)
+    return _batch(ordered, ids_1T, layout.position_ids_1T, predictors, per_policy, layout)
+
+
+def _padded(samples: Sequence[TrainingSample], device: torch.device) -> MicroBatch:
+    """One row for each sample, padded on the right."""
+    # A stable sort: inside a policy, longest first.
+    samples = sorted(samples, key=lambda sample: sample.policy)
     width = max(sample.length for sample in samples)
-    input_ids = torch.zeros(len(samples), width, dtype=torch.long)
-    mask = torch.zeros(len(samples), width, dtype=torch.bool)
-    for row, sample in enumerate(samples):
-        input_ids[row, : sample.length] = torch.tensor(sample.prompt_ids + sample.completion_ids)
-        mask[row, len(sample.prompt_ids) : sample.length] = True
+    rows = [[*s.prompt_ids, *s.completion_ids, *[0] * (width - s.length)] for s in samples]
+    positions_BT = torch.arange(width, device=device).expand(len(samples), -1)
+    predictors = [
+        position
+        for row, sample in enumerate(samples)
+        for position in range(row * width + len(sample.prompt_ids) - 1, row * width + sample.length - 1)
+    ]
+    per_policy = [(sample.policy, width) for sample in samples]
+    return _batch(samples, torch.tensor(rows, device=device), positions_BT, predictors, per_policy, None)
+
+
+def _batch(
+    samples: Sequence[TrainingSample],
+    input_ids_BT: Tensor,
+    position_ids_BT: Tensor,
+    predictors: Sequence[int],
+    per_policy: Sequence[tuple[int, int]],
+    layout: PackedLayout | None,
+) -> MicroBatch:
+    device = input_ids_BT.device
+    counts = [len(sample.completion_ids) for sample in samples]
     advantages = torch.tensor([sample.advantage for sample in samples])
     return MicroBatch(
-        tuple(samples),
-        input_ids.to(device),
-        mask.to(device),
-        advantages.to(device),
-        _own_tokens(samples, device),
+        samples=tuple(samples),
+        input_ids_BT=input_ids_BT,
+        position_ids_BT=position_ids_BT,
+        predictors_N=torch.tensor(predictors, device=device),
+        targets_N=torch.tensor([token for s in samples for token in s.completion_ids], device=device),
+        own=_own_tokens(samples, device),
+        advantages_N=advantages.repeat_interleave(torch.tensor(counts)).to(device),
+        completion_lengths=counts,
+        tokens_of_policies=tuple(
+            (policy, sum(tokens for _, tokens in runs))
+            for policy, runs in groupby(per_policy, key=lambda pair: pair[0])
+        ),
+        layout=layout,
     )
 
 
