@@ -4,9 +4,10 @@ tasks draw an [Example] -> the engine answers with [Completion]s -> scored, they
 -> the exchange shares it -> the trainer learns from it.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Any, Literal
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -123,7 +124,7 @@ class RolloutGroup:
     def reward_std(self) -> float | None:
         """Population standard deviation of the scored rewards, None when nothing was scored."""
         scored = [r for r in self.rewards if r is not None]
-        return pstdev(scored) if scored else None
+        return spread_of(scored) if scored else None
 
     @property
     def has_gradient(self) -> bool:
@@ -138,7 +139,7 @@ def has_gradient(rewards: Sequence[float | None]) -> bool:
     (True, False, False)
     """
     scored = [reward for reward in rewards if reward is not None]
-    return len(scored) >= 2 and pstdev(scored) >= MIN_REWARD_SPREAD
+    return len(scored) >= 2 and spread_of(scored) >= MIN_REWARD_SPREAD
 
 
 def total_reward(scores: Scores) -> float | None:
@@ -149,6 +150,16 @@ def total_reward(scores: Scores) -> float | None:
     """
     scored = [value for value in scores.values() if value is not None]
     return float(sum(scored)) if scored else None
+
+
+def spread_of(values: Sequence[float]) -> float:
+    """Population standard deviation. `statistics.pstdev` computes with fractions, at twenty times the time.
+
+    >>> spread_of([1.0, 0.0, 1.0, 0.0])
+    0.5
+    """
+    mean = fmean(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
 
 
 def mean_or_none(values: Sequence[float]) -> float | None:

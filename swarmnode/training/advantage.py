@@ -1,28 +1,74 @@
 """Credit: how much better than its own group a completion was.
 
-scored groups -> [advantage] -> packing -> loss
+scored groups -> shaping -> [advantage] -> packing -> losses
 """
 
 from collections.abc import Sequence
-from statistics import fmean, pstdev
+from statistics import fmean
+from typing import Literal
 
-from swarmnode.types import has_gradient
+from swarmnode.types import has_gradient, spread_of
+
+LossName = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"]
+"""The values of `training.loss`. Each names an objective (losses.py) and the advantage that belongs to it."""
 
 EPSILON = 1e-4
 """Keeps the division finite. Small against the spread of 0/1 rewards (at least 0.12 in a group of 64)."""
 
 
-def group_advantages(rewards: Sequence[float | None]) -> list[float | None] | None:
-    """GRPO's advantage: (reward - group mean) / group standard deviation (Shao et al. 2024, section 4.1).
+def group_advantages(rewards: Sequence[float | None], loss: LossName = "dapo") -> list[float | None] | None:
+    """One advantage per completion of a group, each under the name of the loss it belongs to.
 
-    Unscored completions (None) stay out of mean and spread and get None. Returns None for the whole group
-    when fewer than two were scored or all scored rewards are equal: a zero-advantage group has no gradient.
+    Unscored completions (None) stay out of every mean and get None. Returns None for the whole group when
+    fewer than two were scored or all scored rewards are equal: a zero-advantage group has no gradient.
 
     >>> group_advantages([1.0, 0.0, None, 1.0, 0.0])
     [0.9998000399920016, -0.9998000399920016, None, 0.9998000399920016, -0.9998000399920016]
+    >>> group_advantages([1.0, 0.0, 0.0, 0.0], "dr_grpo")
+    [0.75, -0.25, -0.25, -0.25]
     """
     if not has_gradient(rewards):
         return None
     scored = [reward for reward in rewards if reward is not None]
-    mean, spread = fmean(scored), pstdev(scored)
-    return [None if reward is None else (reward - mean) / (spread + EPSILON) for reward in rewards]
+    match loss:
+        case "grpo" | "dapo" | "gspo" | "cispo":
+            credit = iter(standardised(scored))
+        case "dr_grpo":
+            credit = iter(centred(scored))
+        case "rloo":
+            credit = iter(against_the_others(scored))
+    return [None if reward is None else next(credit) for reward in rewards]
+
+
+def standardised(rewards: Sequence[float]) -> list[float]:
+    """(reward - mean) / (standard deviation + EPSILON): GRPO (Shao et al. 2024, section 4.1.2).
+
+    >>> [round(advantage, 3) for advantage in standardised([2.0, 0.0])]
+    [1.0, -1.0]
+    """
+    mean, spread = fmean(rewards), spread_of(rewards)
+    return [(reward - mean) / (spread + EPSILON) for reward in rewards]
+
+
+def centred(rewards: Sequence[float]) -> list[float]:
+    """reward - mean: Dr. GRPO (Liu et al. 2025, section 3.2). Dividing by the standard deviation makes
+    questions that are nearly always or nearly never answered right count more than the others.
+
+    >>> centred([2.0, 0.0])
+    [1.0, -1.0]
+    """
+    mean = fmean(rewards)
+    return [reward - mean for reward in rewards]
+
+
+def against_the_others(rewards: Sequence[float]) -> list[float]:
+    """reward - mean of the others' rewards: RLOO (Kool et al. 2019; Ahmadian et al. 2024, section 3.3).
+
+    The baseline does not depend on the answer it judges, so the policy gradient stays unbiased. It is
+    `centred` times G / (G - 1).
+
+    >>> against_the_others([2.0, 0.0, 0.0])
+    [2.0, -1.0, -1.0]
+    """
+    total, others = sum(rewards), len(rewards) - 1
+    return [reward - (total - reward) / others for reward in rewards]

@@ -1,15 +1,15 @@
 """How much a token counts that another policy sampled: the off-policy corrections, by name.
 
-logprob -> [corrections] -> loss
+logprob -> [corrections] -> losses
 
 Three policies: mu sampled the token and its log-probability was recorded then; prox is the trainer's before
-the round's first update; theta is being trained. PPO's clip bounds theta / prox. The weight here, a function
+the round's first update; theta is being trained. The clip bounds theta / prox. The weight here, a function
 of k = prox / mu, corrects for mu, and carries no gradient. mu may be an older version, several versions in
 one completion, or stale keys and values: its record is that of the process that sampled, so k is exact.
 Only the token is weighted, not how likely its prefix was: that product would have no bounded variance.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,30 +19,47 @@ from swarmnode.config import TrainingConfig
 
 @dataclass(frozen=True, slots=True)
 class TokenWeights:
-    """Weights of M own tokens."""
+    """Weights of M own tokens. A token is marked by at most one of the two masks."""
 
     values_M: Tensor
     corrected_M: Tensor
     """True where k was truncated or masked."""
+    too_old_M: Tensor
+    """True where the token was left out, weight 0, because its version is older than `max_policy_lag`."""
+
+    @property
+    def corrected(self) -> int:
+        return int(self.corrected_M.sum())
+
+    @property
+    def too_old(self) -> int:
+        return int(self.too_old_M.sum())
 
 
-def token_weights(log_ratio_M: Tensor, config: TrainingConfig) -> TokenWeights:
-    """Weights by the configured correction, from log k = log prox - log mu."""
+def token_weights(log_ratio_M: Tensor, config: TrainingConfig, age_M: Tensor | None = None) -> TokenWeights:
+    """Weights by the configured correction, from log k = log prox - log mu.
+
+    `age_M` are the policy versions between the one that sampled the token and the newest at the start of the
+    round. Where it exceeds `config.max_policy_lag` the token is left out, and so is no other of its answer.
+    """
     ratio_M = log_ratio_M.detach().exp()
     match config.correction:
         case "none":
-            return uncorrected(ratio_M)
+            weights = uncorrected(ratio_M)
         case "tis":
-            return truncated(ratio_M, config.correction_cap)
+            weights = truncated(ratio_M, config.correction_cap)
         case "icepop":
-            return icepop(ratio_M, config.correction_low, config.correction_high)
+            weights = icepop(ratio_M, config.correction_low, config.correction_high)
         case "decoupled":
-            return decoupled(ratio_M, config.correction_high)
+            weights = decoupled(ratio_M, config.correction_high)
+    if age_M is None or config.max_policy_lag is None:
+        return weights
+    return without_older(weights, age_M.to(ratio_M.device), config.max_policy_lag)
 
 
 def uncorrected(ratio_M: Tensor) -> TokenWeights:
     """Weight 1: plain PPO, as if prox had sampled everything (Schulman et al. 2017)."""
-    return TokenWeights(torch.ones_like(ratio_M), torch.zeros_like(ratio_M, dtype=torch.bool))
+    return _weights(torch.ones_like(ratio_M), torch.zeros_like(ratio_M, dtype=torch.bool))
 
 
 def truncated(ratio_M: Tensor, cap: float) -> TokenWeights:
@@ -51,7 +68,7 @@ def truncated(ratio_M: Tensor, cap: float) -> TokenWeights:
     >>> truncated(torch.tensor([0.5, 8.0]), cap=2.0).values_M
     tensor([0.5000, 2.0000])
     """
-    return TokenWeights(ratio_M.clamp(max=cap), ratio_M > cap)
+    return _weights(ratio_M.clamp(max=cap), ratio_M > cap)
 
 
 def icepop(ratio_M: Tensor, low: float, high: float) -> TokenWeights:
@@ -61,7 +78,7 @@ def icepop(ratio_M: Tensor, low: float, high: float) -> TokenWeights:
     tensor([0.0000, 0.5000, 0.0000])
     """
     kept_M = (ratio_M >= low) & (ratio_M <= high)
-    return TokenWeights(ratio_M.where(kept_M, 0.0), ~kept_M)
+    return _weights(ratio_M.where(kept_M, 0.0), ~kept_M)
 
 
 def decoupled(ratio_M: Tensor, high: float) -> TokenWeights:
@@ -71,3 +88,22 @@ def decoupled(ratio_M: Tensor, high: float) -> TokenWeights:
     token in expectation; the bound leaves out tokens that mu found all but impossible.
     """
     return icepop(ratio_M, 0.0, high)
+
+
+def without_older(weights: TokenWeights, age_M: Tensor, max_lag: int) -> TokenWeights:
+    """Weight 0 for tokens that lie more than `max_lag` versions back, whatever their k.
+
+    >>> without_older(uncorrected(torch.ones(3)), torch.tensor([0, 2, 3]), max_lag=2).values_M
+    tensor([1., 1., 0.])
+    """
+    too_old_M = age_M > max_lag
+    return replace(
+        weights,
+        values_M=weights.values_M.masked_fill(too_old_M, 0.0),
+        corrected_M=weights.corrected_M & ~too_old_M,
+        too_old_M=too_old_M,
+    )
+
+
+def _weights(values_M: Tensor, corrected_M: Tensor) -> TokenWeights:
+    return TokenWeights(values_M, corrected_M, torch.zeros_like(corrected_M))

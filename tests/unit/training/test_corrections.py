@@ -1,19 +1,20 @@
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from swarmnode.config import TrainingConfig
 from swarmnode.training.corrections import TokenWeights, decoupled, icepop, token_weights, truncated
-from swarmnode.training.loss import clipped_policy_loss
+from swarmnode.training.losses import StepSize, TokenBatch, policy_loss
 
 NAMES = ("none", "tis", "icepop", "decoupled")
 RATIOS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 16.0, math.inf)
 
 
-def named(name: str) -> TrainingConfig:
+def named(name: str, **settings: Any) -> TrainingConfig:
     bounds = {"correction_cap": 2.0, "correction_low": 0.5, "correction_high": 4.0}
-    return TrainingConfig.model_validate({"correction": name, **bounds})
+    return TrainingConfig.model_validate({"correction": name, **bounds, **settings})
 
 
 def of(name: str, *ratios: float) -> TokenWeights:
@@ -55,6 +56,36 @@ def test_no_tokens_have_no_weights(name: str) -> None:
     assert of(name).values_M.shape == of(name).corrected_M.shape == (0,)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_token_of_too_old_a_version_is_left_out_and_no_other(name: str) -> None:
+    config = named(name, max_policy_lag=2)
+    log_ratio = torch.tensor([0.0, 0.1, 0.1, 50.0, 0.0])
+    found = token_weights(log_ratio, config, torch.tensor([0, 2, 3, 4, 1]))
+    without = token_weights(log_ratio, config)
+    assert found.too_old_M.tolist() == [False, False, True, True, False]
+    assert found.values_M.tolist() == [*without.values_M[:2].tolist(), 0.0, 0.0, without.values_M[4].item()]
+    assert (found.too_old, found.corrected) == (2, 0), "no token is counted twice"
+
+
+def test_without_a_bound_or_without_ages_no_token_is_too_old() -> None:
+    ages = torch.tensor([0, 1000])
+    for found in (
+        token_weights(torch.zeros(2), named("tis"), ages),
+        token_weights(torch.zeros(2), named("tis", max_policy_lag=1)),
+    ):
+        assert found.values_M.tolist() == [1.0, 1.0]
+        assert found.too_old == 0
+
+
+def test_max_policy_lag_0_keeps_only_the_newest_version() -> None:
+    found = token_weights(torch.zeros(3), named("none", max_policy_lag=0), torch.tensor([0, 1, 0]))
+    assert found.values_M.tolist() == [1.0, 0.0, 1.0]
+
+
+def test_corrected_tokens_are_counted() -> None:
+    assert of("tis", 1.0, 3.0, 9.0).corrected == 2
+
+
 def test_within_their_bounds_all_importance_weights_agree() -> None:
     ratio = torch.linspace(0.5, 2.0, 7)
     for found in (truncated(ratio, 2.0), icepop(ratio, 0.5, 2.0), decoupled(ratio, 2.0)):
@@ -74,9 +105,8 @@ def expected_gradient(sampled_by: torch.Tensor, weights: torch.Tensor) -> torch.
     prox = logprobs.detach()
     for token, chance in enumerate(sampled_by.exp()):
         one = slice(token, token + 1)
-        result = clipped_policy_loss(
-            logprobs[one], prox[one], REWARDS[one], weights[one], clip_low=0.2, clip_high=0.28, normaliser=1.0
-        )
+        batch = TokenBatch(logprobs[one], prox[one], REWARDS[one], weights[one], None, None, lengths=[1])
+        result = policy_loss(batch, StepSize(1, 1, 1), TrainingConfig())
         (chance * result.loss).backward(retain_graph=True)
     assert logits.grad is not None
     return logits.grad

@@ -1,0 +1,254 @@
+"""The objectives by name: what each of them averages, and where it stops the policy.
+
+logprob, corrections, advantage -> [policy_loss] -> together.py -> backward
+
+All six are sums over tokens of  weight * surrogate * share,  so they differ in three things alone: the ratio
+that is clipped (of a token or of a whole answer), what the clip does, and the share of a token in the step.
+A share depends on its own answer and on the size of the whole optimizer step, never on the micro-batch it
+came in: however a step is cut between answers, the gradients of the parts add up to the same one.
+
+theta is the policy being trained, prox the one before the round's first update. The weight of a token
+(corrections.py) accounts for whoever sampled it: with k = prox / mu as weight, grpo, dapo and dr_grpo are
+decoupled PPO (Hilton et al. 2022), with min(k, cap) truncated importance sampling.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from swarmnode.config import TrainingConfig
+
+MAX_LOG_RATIO = 20.0
+"""Bound of every log-ratio before it is exponentiated. exp(20) = 5e8 lies far beyond any clip, and its
+square, which a gradient norm takes, is still finite in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """N completion tokens of whole answers, one answer after the other. All values are finite."""
+
+    logprobs_N: Tensor
+    """Under theta, with gradient."""
+    prox_N: Tensor
+    """Under the policy before the round's first update, without."""
+    advantages_N: Tensor
+    weights_N: Tensor
+    """How much a token counts, in every term: 1, a correction for who sampled it, or 0 to leave it out."""
+    entropy_N: Tensor | None
+    """Entropy of the next-token distribution, with gradient where `entropy_coef` asks for it."""
+    reference_N: Tensor | None
+    """Log-probabilities under the base model, without gradient. None: not wanted."""
+    lengths: Sequence[int]
+    """Tokens per answer; they add up to N."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSize:
+    """What the loss is divided by: the size of the whole optimizer step, not of a micro-batch."""
+
+    sequences: int
+    tokens: int
+    max_tokens: int
+    """Longest answer that the sampler allows (`rollout.max_tokens`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossOutput:
+    """A loss to call backward on, and measurements without gradient, each a scalar that can be summed."""
+
+    loss: Tensor
+    clipped: Tensor
+    """Tokens that the clip acted on: their gradient is removed, with cispo it is bounded."""
+    kl: Tensor | None
+    """Sum over tokens of the estimated KL divergence to the base, in nats. None: no reference."""
+    entropy: Tensor | None
+    """Sum over tokens of the entropy, in nats. None: not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """Ratios are clipped to [1 - low, 1 + high]."""
+
+    low: float
+    high: float
+
+    def __call__(self, ratio_N: Tensor) -> Tensor:
+        return ratio_N.clamp(1 - self.low, 1 + self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What one of the six makes of N tokens. To be maximised: sum of weight * surrogate * share."""
+
+    surrogate_N: Tensor
+    share_N: Tensor
+    clipped_N: Tensor
+    """True where the clip acted."""
+
+
+def policy_loss(batch: TokenBatch, step: StepSize, config: TrainingConfig) -> LossOutput:
+    """The loss of one micro-batch of an optimizer step of size `step`, by `config.loss`.
+
+    Minus the objective, plus `kl_coef` times the KL divergence to the base, minus `entropy_coef` times the
+    entropy; these two are weighted and shared out as the objective is. Raises ValueError when a coefficient
+    asks for values that the batch does not have.
+    """
+    found = objective(batch, step, config)
+    terms_N = -found.surrogate_N
+    kl_N = None if batch.reference_N is None else kl_to_reference(batch.logprobs_N, batch.reference_N)
+    if config.kl_coef > 0:
+        terms_N = terms_N + config.kl_coef * _needed(kl_N, "kl_coef", "reference_N")
+    if config.entropy_coef > 0:
+        terms_N = terms_N - config.entropy_coef * _needed(batch.entropy_N, "entropy_coef", "entropy_N")
+    return LossOutput(
+        loss=(batch.weights_N * terms_N * found.share_N).sum(),
+        clipped=found.clipped_N.sum(),
+        kl=None if kl_N is None else kl_N.detach().sum(),
+        entropy=None if batch.entropy_N is None else batch.entropy_N.detach().sum(),
+    )
+
+
+def objective(batch: TokenBatch, step: StepSize, config: TrainingConfig) -> Objective:
+    """The named one. Its advantages are those of the same name in advantage.py."""
+    clip = Clip(config.clip_low, config.clip_high)
+    match config.loss:
+        case "grpo":
+            return grpo(batch, step, clip)
+        case "dr_grpo":
+            return dr_grpo(batch, step, clip)
+        case "dapo":
+            return dapo(batch, step, clip)
+        case "gspo":
+            return gspo(batch, step, clip)
+        case "cispo":
+            return cispo(batch, step, clip)
+        case "rloo":
+            return rloo(batch, step, clip)
+
+
+def grpo(batch: TokenBatch, step: StepSize, clip: Clip) -> Objective:
+    """The mean over the tokens of an answer, then over answers, of PPO's clipped surrogate.
+
+    Shao et al. 2024 (DeepSeekMath), section 4.1.1, equation 3. There the clip is symmetric and the mean is
+    over the answers of one group; with groups of one size the mean over all answers of a step is the same.
+    """
+    return _clipped(batch, _ratio(batch, _log_ratio(batch)), _per_answer(batch, step.sequences), clip)
+
+
+def dr_grpo(batch: TokenBatch, step: StepSize, clip: Clip) -> Objective:
+    """GRPO without its bias for short right and long wrong answers: every token counts 1 / max_tokens.
+
+    Liu et al. 2025 (Understanding R1-Zero-like training), section 3.2. The advantage is not divided by the
+    standard deviation either.
+    """
+    share = 1 / (step.sequences * step.max_tokens)
+    return _clipped(batch, _ratio(batch, _log_ratio(batch)), _constant(batch, share), clip)
+
+
+def dapo(batch: TokenBatch, step: StepSize, clip: Clip) -> Objective:
+    """The mean over all tokens of the step: a long answer counts as much as its tokens do.
+
+    Yu et al. 2025 (DAPO), equation 8 with section 3.1 (an upper clip wider than the lower one leaves room for
+    unlikely tokens) and section 3.3 (token mean).
+    """
+    return _clipped(batch, _ratio(batch, _log_ratio(batch)), _constant(batch, 1 / step.tokens), clip)
+
+
+def gspo(batch: TokenBatch, step: StepSize, clip: Clip) -> Objective:
+    """Ratio, clip and mean per answer: the ratio is the geometric mean of the ratios of its tokens.
+
+    Zheng et al. 2025 (GSPO), equations 5 and 7, in the form of GSPO-token (section 4.3), which has the same
+    value and gradient and lets single tokens carry weights. Such a ratio moves far less than that of a token:
+    with the clip of the other losses it is hardly ever clipped. The paper uses 3e-4 and 4e-4.
+    """
+    mean_N = _over_answers(batch, _log_ratio(batch), torch.mean)
+    return _clipped(batch, _ratio(batch, mean_N), _per_answer(batch, step.sequences), clip)
+
+
+def cispo(batch: TokenBatch, step: StepSize, clip: Clip) -> Objective:
+    """REINFORCE with the ratio as a clipped weight: no token loses its gradient. Mean over all tokens.
+
+    MiniMax 2025 (MiniMax-M1), section 3.1, equations 4 and 5: sg(clip(ratio)) * advantage * log-probability.
+    As in the paper's runs only the upper clip is used: a lower one would raise the weights of tokens that the
+    policy has already turned away from.
+    """
+    ratio_N = _log_ratio(batch).clamp(max=MAX_LOG_RATIO).exp()
+    weight_N = ratio_N.clamp(max=1 + clip.high)
+    surrogate_N = weight_N * batch.advantages_N * batch.logprobs_N
+    return Objective(surrogate_N, _constant(batch, 1 / step.tokens), weight_N < ratio_N)
+
+
+def rloo(batch: TokenBatch, step: StepSize, clip: Clip) -> Objective:
+    """REINFORCE on whole answers: an answer is one action, its log-probability the sum over its tokens.
+
+    Ahmadian et al. 2024 (Back to basics), the RLOO estimator: the mean over answers of advantage * grad
+    log-probability, with the mean reward of the others as baseline. That is the gradient while theta is prox.
+    Later optimizer steps of a round importance-sample it: times the ratio of the whole answer, which is the
+    product of its tokens' ratios, under PPO's clip. The product moves the more the longer the answer, so an
+    answer of hundreds of tokens is soon clipped: give this loss large steps.
+
+    The value of the surrogate is that of the answer at each of its tokens; its gradient is the stated one.
+    """
+    sum_N = _over_answers(batch, _log_ratio(batch), torch.sum)
+    return _clipped(batch, _ratio(batch, sum_N), _constant(batch, 1 / step.sequences), clip)
+
+
+def kl_to_reference(logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
+    """KL(theta || base) per token, estimated as q - 1 - log q with q = base / theta (Schulman 2020, k3). [N]
+
+    Never negative, and its mean over tokens of theta is the divergence. Its gradient is that of another one:
+    the mean of (1 - q) grad log theta over tokens of theta is the gradient of KL(base || theta), which pulls
+    theta over all that the base does. It is what GRPO descends (Shao et al. 2024, equation 4).
+    """
+    log_ratio_N = (reference_N - logprobs_N).clamp(max=MAX_LOG_RATIO)
+    return log_ratio_N.expm1() - log_ratio_N
+
+
+def _clipped(batch: TokenBatch, ratio_N: Tensor, share_N: Tensor, clip: Clip) -> Objective:
+    """min(r A, clip(r) A): PPO's surrogate (Schulman et al. 2017, equation 7)."""
+    free_N = ratio_N * batch.advantages_N
+    bounded_N = clip(ratio_N) * batch.advantages_N
+    return Objective(torch.minimum(free_N, bounded_N), share_N, bounded_N.detach() < free_N.detach())
+
+
+def _log_ratio(batch: TokenBatch) -> Tensor:
+    """log theta - log prox, without gradient. [N]"""
+    return batch.logprobs_N.detach() - batch.prox_N
+
+
+def _ratio(batch: TokenBatch, log_ratio_N: Tensor) -> Tensor:
+    """exp(log_ratio), whose gradient at a token is itself times that of the token's own log-probability. [N]
+
+    For the ratio of a token that is its gradient. For one of a whole answer it is the token's part of it. The
+    bound leaves the gradient its direction: a bad token that became far too likely is still pushed down.
+    """
+    value_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    return value_N * (batch.logprobs_N - batch.logprobs_N.detach()).exp()
+
+
+def _over_answers(batch: TokenBatch, values_N: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    """The sum or mean over each answer, at every token of it. [N]"""
+    reduced_B = torch.stack([reduce(answer) for answer in values_N.split(list(batch.lengths))])
+    return reduced_B.repeat_interleave(_lengths(batch))
+
+
+def _per_answer(batch: TokenBatch, sequences: int) -> Tensor:
+    """Shares by which an answer counts 1 / sequences, and its tokens alike. [N]"""
+    lengths_B = _lengths(batch)
+    return (1 / (sequences * lengths_B.to(batch.logprobs_N.dtype))).repeat_interleave(lengths_B)
+
+
+def _constant(batch: TokenBatch, share: float) -> Tensor:
+    return torch.full_like(batch.logprobs_N, share, requires_grad=False)
+
+
+def _lengths(batch: TokenBatch) -> Tensor:
+    return torch.tensor(batch.lengths, device=batch.logprobs_N.device)
+
+
+def _needed(values_N: Tensor | None, setting: str, field: str) -> Tensor:
+    if values_N is None:
+        raise ValueError(f"training.{setting} needs {field}")
+    return values_N
