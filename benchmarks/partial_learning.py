@@ -121,6 +121,7 @@ class Learner:
             self._policy,
             TrainingConfig(learning_rate=task.learning_rate, sequences_per_step=GROUPS * GROUP_SIZE),
             temperature=1.0,
+            max_tokens=LONGEST,
             seed=seed,
             render=self._renderer.prompt_ids,
         )

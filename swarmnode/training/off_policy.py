@@ -29,6 +29,8 @@ class MeasuredTokens:
     """Whether it was sampled with keys and values of an older version."""
     corrected_M: Tensor
     """Whether its weight was truncated or masked."""
+    too_old_M: Tensor
+    """Whether it was left out because its version lay too far back."""
 
 
 def with_off_policy(report: TrainReport, parts: Sequence[MeasuredTokens]) -> TrainReport:
@@ -46,6 +48,7 @@ def with_off_policy(report: TrainReport, parts: Sequence[MeasuredTokens]) -> Tra
         max_age=int(tokens.age_M.max()),
         stale_kv_share=_mean(tokens.stale_M),
         corrected_share=_mean(tokens.corrected_M),
+        too_old_share=_mean(tokens.too_old_M),
         effective_sample_size=effective_sample_size(tokens.log_ratio_M),
         behaviour_kl=kl_estimate(tokens.log_ratio_M),
         engine_kl=kl_estimate(engine_ratio_M),
@@ -78,6 +81,7 @@ def _joined(parts: Sequence[MeasuredTokens]) -> MeasuredTokens:
         age_M=torch.cat([part.age_M for part in parts]),
         stale_M=torch.cat([part.stale_M for part in parts]),
         corrected_M=torch.cat([part.corrected_M for part in parts]),
+        too_old_M=torch.cat([part.too_old_M for part in parts]),
     )
 
 

@@ -12,33 +12,41 @@ from typing import Any
 import torch
 
 from swarmnode.config import PolicyConfig
-from swarmnode.errors import CheckpointError
+from swarmnode.errors import CheckpointError, ModelError
 from swarmnode.rollout.engine import PolicyUpdate
 from swarmnode.training.base_model import LoadedModel
+from swarmnode.training.lora import LoraGemm
+from swarmnode.training.lora_patch import FusedLora
+
+FIRST_ADAPTER = "default"
+"""PEFT's own name for an adapter that stands alone."""
 
 
 class Policy:
-    """A base model with a LoRA adapter. `version` counts the optimizer rounds it has been through."""
+    """A base model with a LoRA adapter. `version` counts the optimizer rounds it has been through.
 
-    def __init__(self, base: LoadedModel, config: PolicyConfig, seed: int) -> None:
-        from peft import LoraConfig, get_peft_model
+    Several policies may stand on one base: each is one more adapter on the same PEFT model.
+    """
 
+    def __init__(
+        self, base: LoadedModel, config: PolicyConfig, seed: int, *, beside: "Policy | None" = None
+    ) -> None:
+        """`beside`: a policy on the same loaded base, whose PEFT model gets one adapter more."""
         self.base = base
         self.version = 0
-        lora = LoraConfig(
-            r=config.lora_rank,
-            lora_alpha=config.lora_alpha,
-            lora_dropout=0.0,
-            target_modules="all-linear",
-            task_type="CAUSAL_LM",
-        )
+        self.number = 0 if beside is None else len(beside.peft_model.peft_config)
+        """Tells the policies on one base apart, counted from 0."""
+        self.adapter_name = FIRST_ADAPTER if beside is None else f"policy-{self.number}"
+        self.scaling = config.lora_alpha / config.lora_rank
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             # peft 0.21 asks transformers 5 under a deprecated name; users can do nothing about it.
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
             torch.manual_seed(seed)
-            self.peft_model: Any = get_peft_model(base.model, lora)
+            self.peft_model: Any = _with_adapter(base, _lora(config), self.adapter_name, beside)
         self.peft_model.base_model_name_or_path = base.name
-        self.scaling = config.lora_alpha / config.lora_rank
+        self._fused: list[FusedLora] = [] if beside is None else beside._fused
+        self._trainable = self._find_trainable()
+        self.wake()
 
     @property
     def model(self) -> Any:
@@ -50,26 +58,38 @@ class Policy:
         return self.model.device
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
-        """Adapter parameters by name, in a stable order."""
-        return {n: p for n, p in sorted(self.peft_model.named_parameters()) if p.requires_grad}
+        """Adapter parameters by name, in a stable order. Names are those of PEFT's files: the adapter's own
+        name is not in them, so what is saved of one policy fits any other."""
+        return dict(self._trainable)
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """The same without names."""
+        return list(self._trainable.values())
+
+    def wake(self) -> None:
+        """Let gradients reach this adapter: PEFT takes them from all but the one it was last told of."""
+        for parameter in self.parameters:
+            parameter.requires_grad_(True)
+
+    def fuse(self, kernel: LoraGemm | None = None) -> FusedLora:
+        """Our arithmetic in the LoRA layers, once for all policies on this base."""
+        if not self._fused:
+            self._fused.append(FusedLora(self.peft_model, kernel))
+        elif kernel is not None:
+            raise ModelError("the LoRA layers of this base have their arithmetic already")
+        return self._fused[0]
 
     def update(self) -> PolicyUpdate:
         """A copy of the adapter for the engine: training goes on without disturbing it."""
-        return PolicyUpdate(self.version, self._adapter(), self.scaling)
+        return PolicyUpdate(self.version, self.adapter(), self.scaling)
 
-    def save_adapter(self, folder: Path) -> None:
-        """Write adapter_model.safetensors and adapter_config.json as PEFT does; vLLM and the Hub read them.
-
-        Raises OSError: whoever writes a folder decides what a full disk means.
-        """
-        from safetensors.torch import save
-
-        folder.mkdir(parents=True, exist_ok=True)
-        self.peft_model.peft_config["default"].save_pretrained(str(folder))
-        (folder / "adapter_model.safetensors").write_bytes(save(self._adapter(), metadata={"format": "pt"}))
+    def adapter(self) -> dict[str, torch.Tensor]:
+        """A copy of the adapter under the names that PEFT's files have."""
+        return {name: parameter.detach().clone() for name, parameter in self._trainable.items()}
 
     def load_adapter(self, folder: Path) -> None:
-        """Read an adapter written by `save_adapter`. Raises CheckpointError when it does not fit."""
+        """Read an adapter in a folder as PEFT writes it. Raises CheckpointError when it does not fit."""
         from peft import set_peft_model_state_dict
         from safetensors import SafetensorError
         from safetensors.torch import load_file
@@ -78,16 +98,36 @@ class Policy:
             tensors = load_file(str(folder / "adapter_model.safetensors"))
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"the adapter in {folder} cannot be read: {error}") from error
-        ours = self._adapter()
+        ours = self.adapter()
         if {n: t.shape for n, t in tensors.items()} != {n: t.shape for n, t in ours.items()}:
             raise CheckpointError(
                 f"the adapter in {folder} has other layers or another rank than this policy",
                 hint="start over with --fresh (nothing is deleted) or use the settings it was trained with",
             )
-        set_peft_model_state_dict(self.peft_model, tensors)
+        set_peft_model_state_dict(self.peft_model, tensors, adapter_name=self.adapter_name)
 
-    def _adapter(self) -> dict[str, torch.Tensor]:
-        from peft import get_peft_model_state_dict
+    def _find_trainable(self) -> dict[str, torch.nn.Parameter]:
+        mark = f".{self.adapter_name}."
+        named = self.peft_model.named_parameters()
+        return {name.replace(mark, "."): p for name, p in sorted(named) if ".lora_" in name and mark in name}
 
-        state = get_peft_model_state_dict(self.peft_model, save_embedding_layers=False)
-        return {name: tensor.detach().clone() for name, tensor in state.items()}
+
+def _lora(config: PolicyConfig) -> Any:
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=config.lora_rank,
+        lora_alpha=config.lora_alpha,
+        lora_dropout=0.0,
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )
+
+
+def _with_adapter(base: LoadedModel, lora: Any, name: str, beside: Policy | None) -> Any:
+    from peft import get_peft_model
+
+    if beside is None:
+        return get_peft_model(base.model, lora, adapter_name=name)
+    beside.peft_model.add_adapter(name, lora)
+    return beside.peft_model

@@ -25,6 +25,13 @@ class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None = None
     grad_norm: float | None = None
     clipped_share: float | None = None
+    entropy: float | None = None
+    """Mean entropy of the policy at the trained tokens, in nats."""
+    reference_kl: float | None = None
+    """Estimate of the KL divergence from the policy to the base model per token, in nats; None without
+    training.kl_coef."""
+    micro_batch_tokens: int | None = None
+    """Most tokens of one forward pass; less than at the start when memory ran out."""
     off_policy_share: float | None = None
     """Share of own tokens that another version sampled than the newest at the start of the round."""
     mean_age: float | None = None
@@ -37,6 +44,8 @@ class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
     """(sum k)^2 / (n sum k^2) over the n own tokens, k = prox / mu: 1 on policy, 1 / n where one has all."""
     corrected_share: float | None = None
     """Share of own tokens whose weight the correction truncated or set to zero."""
+    too_old_share: float | None = None
+    """Share of own tokens left out because they are older than training.max_policy_lag."""
     behaviour_kl: float | None = None
     """KL divergence from what sampled the own tokens to the trainer's policy before the round, in nats."""
     engine_kl: float | None = None

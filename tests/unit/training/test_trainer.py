@@ -9,9 +9,10 @@ import torch
 
 from swarmnode.config import PolicyConfig, TrainingConfig
 from swarmnode.errors import ModelError
-from swarmnode.training import trainer as trainer_module
+from swarmnode.training import forward as forward_module
+from swarmnode.training import together as together_module
 from swarmnode.training.base_model import LoadedModel
-from swarmnode.training.loss import LossOutput
+from swarmnode.training.losses import TokenBatch
 from swarmnode.training.packing import to_samples
 from swarmnode.training.policy import Policy
 from swarmnode.training.trainer import Trainer
@@ -35,7 +36,7 @@ SPANS = [
 
 def trainer_for(policy: Policy, **settings: Any) -> Trainer:
     config = TrainingConfig(**{"learning_rate": 1e-2, **settings})
-    return Trainer(policy, config, temperature=1.0, seed=0, render=lambda prompt: PROMPT)
+    return Trainer(policy, config, temperature=1.0, max_tokens=16, seed=0, render=lambda prompt: PROMPT)
 
 
 def weights(policy: Policy) -> torch.Tensor:
@@ -129,13 +130,13 @@ def test_the_ratio_is_taken_against_the_policy_before_the_round(
 ) -> None:
     before = {tuple(answer): logprob(policy, answer) for answer in ANSWERS}
     seen: list[tuple[float, float]] = []
-    original = trainer_module.clipped_policy_loss
+    original = together_module.policy_loss
 
-    def spy(new: torch.Tensor, old: torch.Tensor, *args: Any, **options: Any) -> Any:
-        seen.append((new.detach().sum().item(), old.sum().item()))
-        return original(new, old, *args, **options)
+    def spy(batch: TokenBatch, *args: Any) -> Any:
+        seen.append((batch.logprobs_N.detach().sum().item(), batch.prox_N.sum().item()))
+        return original(batch, *args)
 
-    monkeypatch.setattr(trainer_module, "clipped_policy_loss", spy)
+    monkeypatch.setattr(together_module, "policy_loss", spy)
     trainer_for(policy, sequences_per_step=1).train([group(ANSWERS, [1.0, 0.0, 0.5, 0.0])], [])
     assert len(seen) == 4
     assert sorted(old for _, old in seen) == pytest.approx(sorted(before.values()), abs=1e-4)
@@ -147,16 +148,16 @@ def test_out_of_memory_halves_the_micro_batch_and_finishes_the_round(
     policy: Policy, group: GroupMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = trainer_for(policy, micro_batch_tokens=256)
-    original = trainer_module.completion_logprobs
+    original = forward_module.completion_logprobs
 
-    def small_card(model: Any, batch: Any, temperature: float, **options: Any) -> torch.Tensor:
-        if trainer.micro_batch_tokens > 64:
+    def small_card(model: Any, batch: Any, temperature: float, **options: Any) -> Any:
+        if trainer.forward.micro_batch_tokens > 64:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return original(model, batch, temperature, **options)
 
-    monkeypatch.setattr(trainer_module, "completion_logprobs", small_card)
+    monkeypatch.setattr(forward_module, "completion_logprobs", small_card)
     report = trainer.train([group(ANSWERS, [1.0, 0.0, 0.0, 0.0])], [])
-    assert (report.optimizer_steps, trainer.micro_batch_tokens) == (1, 64)
+    assert (report.optimizer_steps, report.micro_batch_tokens) == (1, 64)
 
 
 def test_out_of_memory_for_good_says_what_to_do(
@@ -165,7 +166,7 @@ def test_out_of_memory_for_good_says_what_to_do(
     def no_card(*_: Any, **__: Any) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(trainer_module, "completion_logprobs", no_card)
+    monkeypatch.setattr(forward_module, "completion_logprobs", no_card)
     with pytest.raises(ModelError, match="smaller --model"):
         trainer_for(policy).train([group(ANSWERS, [1.0, 0.0, 0.0, 0.0])], [])
 
@@ -173,13 +174,13 @@ def test_out_of_memory_for_good_says_what_to_do(
 def test_a_gradient_that_is_not_finite_is_neither_applied_nor_measured(
     policy: Policy, group: GroupMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = trainer_module.clipped_policy_loss
+    original = together_module.policy_loss
 
-    def broken(*args: Any, **options: Any) -> Any:
-        result = original(*args, **options)
-        return LossOutput(result.loss * float("nan"), result.clipped)
+    def broken(*args: Any) -> Any:
+        result = original(*args)
+        return replace(result, loss=result.loss * float("nan"))
 
-    monkeypatch.setattr(trainer_module, "clipped_policy_loss", broken)
+    monkeypatch.setattr(together_module, "policy_loss", broken)
     before = weights(policy)
     mine = group(ANSWERS, [1.0, 0.0, 0.0, 0.0], logprobs=recorded(policy, DRIFTED))
     report = trainer_for(policy).train([mine], [])
@@ -275,6 +276,18 @@ def test_the_report_counts_truncated_and_masked_tokens(
     mine = group(ANSWERS, [1.0, 0, 0, 0], logprobs=recorded(policy, DRIFTED))
     report = trainer_for(policy, correction=correction, correction_high=3.0).train([mine], [])
     assert report.corrected_share == pytest.approx(tokens / 11)
+
+
+def test_own_tokens_beyond_the_lag_are_left_out_and_counted(policy: Policy, group: GroupMaker) -> None:
+    """Two of eleven tokens are two versions old, two more one version."""
+    policy.version = NEWEST
+    mine = group(ANSWERS, [1.0, 0, 0, 0], logprobs=recorded(policy, DRIFTED), spans=SPANS)
+    shares = {}
+    for lag in (None, 2, 1, 0):
+        trainer = trainer_for(policy, learning_rate=1e-12, max_policy_lag=lag)
+        policy.version = NEWEST
+        shares[lag] = trainer.train([mine], []).too_old_share
+    assert shares == {None: 0, 2: 0, 1: pytest.approx(2 / 11), 0: pytest.approx(4 / 11)}
 
 
 def test_optimizer_steps_are_of_equal_size(policy: Policy, group: GroupMaker) -> None:

@@ -1,0 +1,170 @@
+"""One GRPO step, end to end (generation, scoring, update), against TRL's `GRPOTrainer`.
+
+    python benchmarks/grpo.py [--quick] [--json FILE]
+
+Same model, prompts, group size, longest completion, LoRA rank, reward and optimizer, one thread, samples per
+CPU second. Each side is a process of its own that loads once; steps are asked for in turns, so that a noisy
+minute falls on all alike. TRL is installed beside this file at the first run, into an environment of its own
+(build/trl, some minutes), with the versions of torch, transformers and peft that swarmnode has. It is
+measured as it comes and tuned (grpo_trl.py says how); claims without `default` are against the tuned one.
+
+tiny: the policy of `--model tiny`, 16 prompts x 8 answers of at most 10 tokens.
+3m:   3 million random parameters, 8 prompts x 8 answers of at most 64 tokens; in float32, in bfloat16, and in
+      float32 with prompts of 125 tokens instead of 9.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+import torch
+from common import arguments, interleaved, middle, ratios, report
+from grpo_job import Job
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+from swarmnode.training.tiny import VOCABULARY, build_tiny
+
+ROOT = Path(__file__).parent.parent
+TRL_HOME = ROOT / "build" / "trl"
+TRL = "trl==1.16.0"
+WARM_UP_STEPS = 2
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+class Side:
+    """A process that takes one step whenever it is asked to."""
+
+    def __init__(self, name: str, python: Path, module: str, job: Job, log: Path) -> None:
+        self.name = name
+        self._log = log
+        self._errors = log.open("w")
+        code = f"from {module} import serve; serve()"
+        self._process = subprocess.Popen(
+            [str(python), "-c", code, job.to_json()],
+            cwd=Path(__file__).parent,
+            env=os.environ | ENVIRONMENT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+        self.tokens = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._errors.close()
+
+    def samples_per_cpu_s(self) -> float:
+        """Take one step."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+        for line in self._process.stdout:
+            if line.startswith("STEP "):
+                step = json.loads(line.removeprefix("STEP "))
+                self.tokens += step["tokens"]
+                return step["samples"] / step["cpu_s"]
+        raise SystemExit(f"{self.name} ended early:\n{self._log.read_text()[-2000:]}")
+
+
+def main() -> None:
+    options = arguments(__doc__ or "")
+    steps = 3 if options.quick else 12
+    python = trl_environment()
+    claims: dict[str, float] = {}
+    spread: dict[str, Sequence[float]] = {}
+    rates: dict[str, float] = {}
+    with tempfile.TemporaryDirectory(prefix="swarmnode-grpo-") as folder:
+        for name, job in jobs(Path(folder), steps + WARM_UP_STEPS).items():
+            found = measure(job, python, Path(folder), steps)
+            for side, values in found.items():
+                rate, (low, high) = middle(values)
+                rates[f"{name}/{side}"] = rate
+                print(f"{name:5s} {side:12s} {rate:8.1f} samples per CPU s ({low:.1f}-{high:.1f})")
+            for side in ("trl", "trl default"):
+                claim = f"samples_vs_{side.replace(' ', '_')}_{name}"
+                claims[claim], spread[claim] = middle(ratios(found["ours"], found[side]))
+    report("grpo", claims, spread, options.json, {"rates": rates})
+
+
+def jobs(folder: Path, steps: int) -> Mapping[str, Job]:
+    """The two models with the sizes of their steps."""
+    tiny = build_tiny(Path.home() / ".cache" / "swarmnode" / "models")
+    common = {"rank": 16, "learning_rate": 1e-4, "steps": steps}
+    small = Job(str(small_model(tiny, folder / "3m")), prompts=8, group=8, max_tokens=64, **common)
+    return {
+        "tiny": Job(str(tiny), prompts=16, group=8, max_tokens=10, **common),
+        "3m": small,
+        "3m_bf16": replace(small, dtype="bfloat16"),
+        "3m_long_prompts": replace(small, prompt_letters=120),
+    }
+
+
+def small_model(tokenizer: Path, folder: Path) -> Path:
+    """Three million random parameters with the tiny policy's tokenizer."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        eos_token_id=257,
+        pad_token_id=256,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
+    return folder
+
+
+def measure(job: Job, trl_python: Path, folder: Path, steps: int) -> dict[str, list[float]]:
+    """Samples per CPU second, step by step, of all sides in turns."""
+    kinds = {
+        "ours": (Path(sys.executable), "grpo_ours", job),
+        "trl": (trl_python, "grpo_trl", job),
+        "trl default": (trl_python, "grpo_trl", replace(job, tuned=False)),
+    }
+    with ExitStack() as stack:
+        sides = {
+            name: stack.enter_context(Side(name, python, module, its_job, folder / f"{name}.log"))
+            for name, (python, module, its_job) in kinds.items()
+        }
+        takes = {name: side.samples_per_cpu_s for name, side in sides.items()}
+        interleaved(takes, WARM_UP_STEPS)
+        found = interleaved(takes, steps)
+        for name, side in sides.items():
+            tokens = side.tokens / (job.samples * (steps + WARM_UP_STEPS))
+            print(f"      {name:12s} {tokens:.1f} tokens a sample")
+    return found
+
+
+def trl_environment() -> Path:
+    """The interpreter that has TRL; made at the first run."""
+    python = TRL_HOME / "bin" / "python"
+    ready = TRL_HOME / f".{TRL}"
+    if not ready.exists():
+        print(f"installing {TRL} into {TRL_HOME} (once)", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(TRL_HOME)], check=True)
+        install = [str(python), "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt")]
+        subprocess.run([*install, TRL, "torch", "transformers", "peft"], check=True)
+        ready.touch()
+    return python
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Where the trainers of several policies meet, so that all of them learn in one batch.
+
+learner of policy 0 --+
+                      +--> [Cohort] -> train_together, in the thread of whoever came last
+learner of policy 1 --+
+
+Nobody has to come: who leaves is not waited for, and who is late holds the others up for `patience_s` at most
+and trains at the next meeting. Two meetings never overlap, as the policies share one model.
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from functools import partial
+from threading import Condition
+from typing import Generic, TypeVar
+
+log = logging.getLogger(__name__)
+
+Work = TypeVar("Work")
+Result = TypeVar("Result")
+
+PATIENCE_S = 30.0
+"""Longest wait for members that are late: they evaluate, wait for peers, or generate longer answers."""
+
+
+@dataclass(slots=True, eq=False)
+class _Meeting(Generic[Work, Result]):
+    """Those who train together once."""
+
+    works: dict[str, Work] = field(default_factory=dict[str, Work])
+    results: dict[str, Result] = field(default_factory=dict[str, Result])
+    error: BaseException | None = None
+    begun: bool = False
+    over: bool = False
+
+
+class Cohort(Generic[Work, Result]):
+    """Trains whoever has come together, each member in a thread of its own.
+
+    >>> cohort = Cohort(["policy-0"], run=lambda works: [work + 1 for work in works])
+    >>> cohort.train("policy-0", 41)
+    42
+    """
+
+    def __init__(
+        self,
+        members: Iterable[str],
+        run: Callable[[list[Work]], Sequence[Result]],
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """`run` gets the works of those who came, in the order of `members`, and returns as many results."""
+        self.missed: Counter[str] = Counter()
+        """Meetings that began without a member who had not left, by member."""
+        self._members = list(members)
+        self._order = tuple(self._members)
+        self._run = run
+        self._context = copy_context()
+        """Of who made the cohort. Common work is done in it: its log lines are about no single member."""
+        self._patience_s = patience_s
+        self._changed = Condition()
+        self._next: _Meeting[Work, Result] = _Meeting()
+        self._busy = False
+        """A meeting is going on."""
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """Those who have come to the next meeting."""
+        return tuple(self._next.works)
+
+    def train(self, member: str, work: Work) -> Result:
+        """Meet the others and return this member's result. Raises what the common run raised, for all who
+        were there; ValueError for somebody who has left or is here already."""
+        with self._changed:
+            if member not in self._members or member in self._next.works:
+                raise ValueError(f"{member} is no member of this cohort, or is here already")
+            meeting = self._next
+            meeting.works[member] = work
+            self._changed.notify_all()
+            leads = self._wait_to_begin(meeting)
+        if leads:
+            self._hold(meeting)
+        if meeting.error is not None:
+            raise meeting.error
+        return meeting.results[member]
+
+    def leave(self, member: str) -> None:
+        """Be waited for no more; whoever waits now goes on. Twice is fine."""
+        with self._changed:
+            if member in self._members:
+                self._members.remove(member)
+                if late := self.missed[member]:
+                    log.info("%s was late for %d common training rounds", member, late)
+            self._changed.notify_all()
+
+    def of(self, member: str) -> Callable[[Work], Result]:
+        """`train` as this member calls it."""
+        return partial(self.train, member)
+
+    def leaving(self, member: str) -> Callable[[], None]:
+        """`leave` as this member calls it."""
+        return partial(self.leave, member)
+
+    def _wait_to_begin(self, meeting: _Meeting[Work, Result]) -> bool:
+        """Wait until this meeting may begin, and lead it (True); or until somebody else has held it."""
+        free_since: float | None = None
+        while not meeting.over:
+            if meeting.begun or self._busy:
+                # As long as training takes: it ends in any case, with an error if need be.
+                free_since = None
+                self._changed.wait()
+                continue
+            if free_since is None:
+                free_since = time.monotonic()
+            left_s = free_since + self._patience_s - time.monotonic()
+            missing = [member for member in self._members if member not in meeting.works]
+            if not missing or left_s <= 0:
+                self._begin(meeting, missing)
+                return True
+            self._changed.wait(left_s)
+        return False
+
+    def _begin(self, meeting: _Meeting[Work, Result], missing: Sequence[str]) -> None:
+        if missing:
+            self.missed.update(missing)
+            self._context.copy().run(
+                log.info,
+                "training %s without %s, not ready after %.0f s",
+                ", ".join(sorted(meeting.works)),
+                ", ".join(missing),
+                self._patience_s,
+            )
+        meeting.begun = self._busy = True
+        self._next = _Meeting()
+
+    def _hold(self, meeting: _Meeting[Work, Result]) -> None:
+        try:
+            # Always in one order: a sum over members must not depend on who was faster.
+            names = sorted(meeting.works, key=self._order.index)
+            works = [meeting.works[name] for name in names]
+            results = self._context.copy().run(self._run, works)
+            meeting.results = dict(zip(names, results, strict=True))
+        except BaseException as error:
+            meeting.error = error  # for all others who were there
+            raise
+        finally:
+            with self._changed:
+                meeting.over = True
+                self._busy = False
+                self._changed.notify_all()

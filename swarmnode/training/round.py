@@ -1,0 +1,113 @@
+"""What one policy is trained on in one round, and what was measured while it was.
+
+trainer.py -> [RoundOfPolicy] -> together.py -> TrainReport
+"""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from swarmnode.config import TrainingConfig
+from swarmnode.training.forward import Forward
+from swarmnode.training.losses import LossOutput, StepSize
+from swarmnode.training.off_policy import MeasuredTokens, with_off_policy
+from swarmnode.training.packing import TrainingSample
+from swarmnode.training.policy import Policy
+from swarmnode.training.records import TrainReport
+from swarmnode.types import mean_or_none
+
+
+@dataclass(slots=True)
+class StepSums:
+    """Sums over the micro-batches of one optimizer step of one policy. They stay on their device: a number
+    that is looked at makes the device wait."""
+
+    loss: Tensor | float = 0.0
+    clipped: Tensor | float = 0
+    entropy: Tensor | float = 0.0
+    reference_kl: Tensor | float = 0.0
+    tokens: int = 0
+    own_tokens: list[MeasuredTokens] = field(default_factory=list[MeasuredTokens])
+
+    def add(self, result: LossOutput, tokens: int, own: MeasuredTokens) -> None:
+        """One micro-batch more."""
+        self.loss = self.loss + result.loss.detach()
+        self.clipped = self.clipped + result.clipped
+        self.entropy = self.entropy + (0.0 if result.entropy is None else result.entropy)
+        self.reference_kl = self.reference_kl + (0.0 if result.kl is None else result.kl)
+        self.tokens += tokens
+        self.own_tokens.append(own)
+
+
+@dataclass(slots=True)
+class MeasuredRound:
+    """What is measured during one round, before it becomes a report."""
+
+    started: float = field(default_factory=time.perf_counter)
+    groups: Counter[tuple[str, bool]] = field(default_factory=Counter[tuple[str, bool]])
+    """(own or external, has a gradient) -> groups."""
+    norms: list[float] = field(default_factory=list[float])
+    steps: list[StepSums] = field(default_factory=list[StepSums])
+    """Those that were taken."""
+
+    def report(self, tokens: int, micro_batch_tokens: int, *, with_reference: bool) -> TrainReport:
+        """`tokens` are those of the round; means are over those of the steps that were taken."""
+        taken = sum(step.tokens for step in self.steps)
+
+        def per_token(name: Literal["clipped", "entropy", "reference_kl"]) -> float | None:
+            return sum(float(getattr(step, name)) for step in self.steps) / taken if taken else None
+
+        report = TrainReport(
+            own_groups=self.groups["own", True],
+            external_groups=self.groups["external", True],
+            zero_advantage_own=self.groups["own", False],
+            zero_advantage_external=self.groups["external", False],
+            tokens=tokens,
+            optimizer_steps=len(self.steps),
+            loss=mean_or_none([float(step.loss) for step in self.steps]),
+            grad_norm=mean_or_none(self.norms),
+            clipped_share=per_token("clipped"),
+            entropy=per_token("entropy"),
+            reference_kl=per_token("reference_kl") if with_reference else None,
+            micro_batch_tokens=micro_batch_tokens,
+            seconds=time.perf_counter() - self.started,
+        )
+        return with_off_policy(report, [own for step in self.steps for own in step.own_tokens])
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOfPolicy:
+    """One policy with the samples of each optimizer step it is to take."""
+
+    policy: Policy
+    optimizer: torch.optim.Optimizer
+    config: TrainingConfig
+    forward: Forward
+    max_tokens: int
+    """Longest completion that the sampler allows."""
+    steps: Sequence[Sequence[TrainingSample]]
+    measured: MeasuredRound
+
+    def size(self, step: int) -> StepSize:
+        """What the loss of one optimizer step is divided by, however it is cut into micro-batches."""
+        samples = self.steps[step]
+        return StepSize(len(samples), completion_tokens(samples), self.max_tokens)
+
+    def report(self) -> TrainReport:
+        tokens = sum(completion_tokens(step) for step in self.steps)
+        return self.measured.report(
+            tokens, self.forward.micro_batch_tokens, with_reference=self.config.kl_coef > 0
+        )
+
+
+def completion_tokens(samples: Sequence[TrainingSample]) -> int:
+    """
+    >>> completion_tokens([])
+    0
+    """
+    return sum(len(sample.completion_ids) for sample in samples)
