@@ -6,7 +6,7 @@ node.py -> [StatusBoard] -> NodeStatus -> monitors, /status, /metrics
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -25,8 +25,23 @@ log = logging.getLogger(__name__)
 class StatusBoard:
     """`status` is always whole: readers in other threads see the record before a change or after it."""
 
-    def __init__(self, *, peer_id: str, name: str, swarm: str, model: str, rounds_limit: int | None) -> None:
+    def __init__(
+        self,
+        *,
+        peer_id: str,
+        name: str,
+        swarm: str,
+        model: str,
+        rounds_limit: int | None,
+        policy: int = 0,
+        policies: int = 1,
+        neighbours: Collection[str] = (),
+    ) -> None:
+        """`neighbours`: peer ids of the other policies of this process."""
         now = time.time()
+        self.peers_outside = 0
+        """Connected peers that are not of this process."""
+        self._neighbours = frozenset(neighbours)
         self.status = NodeStatus(
             peer_id=peer_id,
             name=name,
@@ -37,6 +52,8 @@ class StatusBoard:
             started_at=now,
             phase=Phase("starting", now),
             progress=Progress(rounds_limit=rounds_limit),
+            policy=policy,
+            policies=policies,
         )
 
     def enter(self, name: str, detail: str = "") -> None:
@@ -111,13 +128,16 @@ class StatusBoard:
     async def look_at(self, host: Host) -> None:
         """Ask the host for its state, peers and addresses. While it is down it has no peers."""
         state = host.status()
-        peers, addresses = 0, self.status.network.addresses
+        peers: Sequence[str] = ()
+        addresses = self.status.network.addresses
         if state.state == "up":
             try:
-                peers, addresses = len(await host.peers()), await host.addresses()
+                peers, addresses = await host.peers(), await host.addresses()
             except NetworkError as error:
                 log.debug("the network did not answer: %s", error)
-        self._set(network=Network(state.state, state.since, state.restarts, state.detail, peers, addresses))
+        self.peers_outside = len(set(peers) - self._neighbours)
+        network = Network(state.state, state.since, state.restarts, state.detail, len(peers), addresses)
+        self._set(network=network)
 
     def _set(self, **parts: object) -> None:
         self.status = msgspec.structs.replace(self.status, **parts)

@@ -8,6 +8,7 @@ depend on which of the two is faster. `interrupt` may come from anywhere.
 """
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -99,10 +100,12 @@ class Learner(Protocol):
         """Reward on held-out draws; None when it was interrupted."""
         ...
 
-    def save(self, counters: Counters, exchange: bytes) -> str:
-        """Write a checkpoint and return its name. Raises StorageError, leaving earlier ones as they are.
+    def save(self, counters: Counters, exchange: bytes) -> Future[str]:
+        """Take a snapshot and have it written; training may go on at once.
 
-        Rollouts that no round up to `counters.round` trained on are part of it, unfinished ones too.
+        The result is the checkpoint's name once it is on disk, or StorageError, earlier ones being as they
+        were. Cancelled: a newer snapshot took its place before its turn came. Rollouts that no round up to
+        `counters.round` trained on are part of it, unfinished ones too.
         """
         ...
 
@@ -111,5 +114,5 @@ class Learner(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the engine. Nothing is called after it."""
+        """Finish writing and let go of the engine. Nothing is called after it."""
         ...

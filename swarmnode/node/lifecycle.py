@@ -16,9 +16,12 @@ class View:
     evaluated_round: int | None
     saved_round: int | None
     """Last round whose checkpoint was written or tried in vain: a full disk is not tried again at once."""
+    saved_evaluation: int | None
+    """Round of the newest evaluation that this checkpoint knows of."""
     eval_every: int
     checkpoint_every: int
     peers: int
+    """Connected ones, those of this process left out."""
     peers_wanted: int
     waited_s: float
     longest_wait_s: float
@@ -59,7 +62,7 @@ Action = WaitForPeers | Evaluate | SaveCheckpoint | RunRound | Stop
 def next_action(view: View) -> Action:
     """The node's whole behaviour in one expression.
 
-    >>> next_action(View(3, 3, False, 3, 3, 0, 10, 0, 0, 0.0, 60.0))
+    >>> next_action(View(3, 3, False, 3, 3, 3, 0, 10, 0, 0, 0.0, 60.0))
     Stop(reason='3 rounds are done')
     """
     return (
@@ -93,7 +96,8 @@ def _evaluate(view: View) -> Action | None:
 
 
 def _save(view: View) -> Action | None:
-    due = view.round % view.checkpoint_every == 0
+    """When due, at the end, and whenever an evaluation says how good the policy is: it may be the best."""
+    due = view.round % view.checkpoint_every == 0 or view.evaluated_round == view.round
     return SaveCheckpoint() if _unsaved(view) and (due or view.done) else None
 
 
@@ -102,4 +106,6 @@ def _finish(view: View) -> Action | None:
 
 
 def _unsaved(view: View) -> bool:
-    return view.round > 0 and view.saved_round != view.round
+    """A run that resumed may evaluate the very round it resumed from: that is news for its checkpoint."""
+    evaluated = view.evaluated_round == view.round != view.saved_evaluation
+    return view.round > 0 and (view.saved_round != view.round or evaluated)

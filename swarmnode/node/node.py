@@ -15,17 +15,16 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self, TypeVar, TypeVarTuple
+from typing import Self
 
 import msgspec
 
 from swarmnode.config import Config
-from swarmnode.errors import StorageError, SwarmnodeError
+from swarmnode.errors import SwarmnodeError
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.network.discovery import Discovery
 from swarmnode.network.host import Host
@@ -42,16 +41,16 @@ from swarmnode.node.lifecycle import (
     next_action,
 )
 from swarmnode.node.monitors import Monitor, shown
+from swarmnode.node.saving import Saving
 from swarmnode.node.status import NodeStatus
+from swarmnode.node.summary import Summary, summarise
 from swarmnode.node.supervisor import supervise
+from swarmnode.node.workers import Workers
 from swarmnode.training.mix import choose_own
 from swarmnode.training.records import Counters, TrainReport, tally
 from swarmnode.types import RolloutGroup
 
 log = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
-Arguments = TypeVarTuple("Arguments")
 
 TICK_S = 0.5
 """How often the panel is redrawn and the number of peers looked up."""
@@ -67,24 +66,6 @@ class NetworkParts:
     host: Host
     exchange: Exchange
     discovery: Discovery
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """The result of one run: the last line that `swarmnode join` prints."""
-
-    peer: str
-    rounds: int
-    tokens: int
-    seconds: float
-    reward_first: float | None
-    reward_last: float | None
-    evaluated_round: int | None
-    """The round that `reward_last` was measured at."""
-    external_groups_trained: dict[str, int]
-    saved_round: int | None
-    """Round of the newest checkpoint; less than `rounds` when the disk was full."""
-    stopped: str
 
 
 class Node:
@@ -105,7 +86,10 @@ class Node:
         seed: int,
         network: NetworkParts | None,
         overlap: bool = False,
+        policy: int = 0,
+        neighbours: Collection[str] = (),
     ) -> None:
+        """`policy` is its number in this process, `neighbours` are the peer ids of the others there."""
         self._config = config
         self._learner = learner
         self._monitor = monitor
@@ -115,19 +99,21 @@ class Node:
         self._ahead: RoundRollouts | BaseException | None = None
         """What generating the next round while the last one was trained on came to."""
         self._counters = Counters()
-        self._saved_round: int | None = None
         self._stopping = False
         self._started = time.monotonic()
         self._stack = AsyncExitStack()
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="learner")
-        self._generator = ThreadPoolExecutor(1, thread_name_prefix="generator")
+        self._workers = Workers()
         self._board = StatusBoard(
             peer_id=peer_id,
             name=name,
             swarm=config.swarm.name,
             model=model,
             rounds_limit=config.node.rounds,
+            policy=policy,
+            policies=config.node.policies,
+            neighbours=neighbours,
         )
+        self._saving = Saving(learner, self._workers, self._board)
 
     @property
     def status(self) -> NodeStatus:
@@ -155,16 +141,14 @@ class Node:
         await self._stack.aclose()
 
     async def _end_workers(self) -> None:
-        """Wait for the work in hand without holding up the event loop."""
         self._learner.interrupt()
-        loop = asyncio.get_running_loop()
-        for worker in (self._generator, self._worker):
-            await loop.run_in_executor(None, worker.shutdown)
-        await loop.run_in_executor(None, self._learner.close)
+        await self._workers.close()
+        await asyncio.get_running_loop().run_in_executor(None, self._learner.close)
 
     async def run(self) -> Summary:
         """Do what `next_action` says until it says Stop."""
         async with asyncio.TaskGroup() as services:
+            self._saving.report_in(services)
             owned = [services.create_task(supervise("screen and peers", self._keep_looking))]
             if self._network is not None:
                 owned.append(services.create_task(supervise("discovery", self._network.discovery.run)))
@@ -172,23 +156,23 @@ class Node:
             for task in owned:
                 task.cancel()
         self._monitor.tick(self.status)
-        return self._summary(reason)
+        return summarise(self.status, self._counters, reason)
 
     async def _work_and_keep_what_was_learnt(self) -> str:
         """An error ends the run, but not before the rounds that are done have their checkpoint."""
         try:
             return await self._work()
         except SwarmnodeError:
-            if self._counters.round not in (0, self._saved_round):
+            if self._counters.round not in (0, self._saving.tried_round):
                 await self._save()
+            await self._saving.settled()
             raise
 
     async def _work(self) -> str:
         while True:
             action = next_action(self._view())
             if isinstance(action, Stop):
-                if self._board.status.checkpoint.error:
-                    await self._save()
+                await self._finish_saving()
                 self._board.enter("stopped", action.reason)
                 return action.reason
             await self._do(action)
@@ -215,10 +199,11 @@ class Node:
             rounds_limit=config.node.rounds,
             stopping=self._stopping,
             evaluated_round=self._counters.evaluated_round,
-            saved_round=self._saved_round,
+            saved_round=self._saving.tried_round,
+            saved_evaluation=self._saving.tried_evaluation,
             eval_every=config.node.eval_every,
             checkpoint_every=config.node.checkpoint_every,
-            peers=self.status.network.peers,
+            peers=self._board.peers_outside,
             peers_wanted=config.network.wait_for_peers if waits else 0,
             waited_s=time.monotonic() - self._started,
             longest_wait_s=config.network.wait_for_peers_s,
@@ -251,8 +236,8 @@ class Node:
             return ahead
         settings = self._config.rollout
         self._board.enter("generating", f"{settings.groups} groups of {settings.group_size}")
-        await self._in_worker(self._learner.use_newest_policy)
-        return await self._in_thread(self._generator, self._learner.rollouts, number)
+        await self._workers.learn(self._learner.use_newest_policy)
+        return await self._workers.generate(self._learner.rollouts, number)
 
     async def _train(
         self, number: int, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]
@@ -261,13 +246,13 @@ class Node:
         content = f"{len(own)} own + {len(external)} external groups"
         if not self._overlap or self._stopping or number == self._config.node.rounds:
             self._board.enter("training", content)
-            return await self._in_worker(self._learner.train, own, external)
+            return await self._workers.learn(self._learner.train, own, external)
         self._board.enter("training and generating", content)
-        await self._in_worker(self._learner.use_newest_policy)
+        await self._workers.learn(self._learner.use_newest_policy)
         # A failed generation must not cost what training has learnt: it is the next round's error.
         report, self._ahead = await asyncio.gather(
-            self._in_worker(self._learner.train, own, external),
-            self._in_thread(self._generator, self._learner.rollouts, number + 1),
+            self._workers.learn(self._learner.train, own, external),
+            self._workers.generate(self._learner.rollouts, number + 1),
             return_exceptions=True,
         )
         if isinstance(report, BaseException):
@@ -311,7 +296,7 @@ class Node:
 
     async def _evaluate(self) -> None:
         self._board.enter("evaluating", "held-out draws")
-        result = await self._in_worker(self._learner.evaluate)
+        result = await self._workers.learn(self._learner.evaluate)
         if result is None:
             return
         counters = self._counters
@@ -324,28 +309,26 @@ class Node:
         self._monitor.evaluated(self.status)
 
     async def _save(self) -> None:
-        counters = self._counters
-        self._board.enter("saving", f"checkpoint of round {counters.round}")
         waiting = self._network.exchange.snapshot() if self._network is not None else b""
-        self._saved_round = counters.round
-        try:
-            await self._in_worker(self._learner.save, counters, waiting)
-        except StorageError as error:
-            log.error("%s; the node goes on", error)
-            self._board.not_saved(error.message)
-            return
-        self._board.saved(counters.round)
+        await self._saving.save(self._counters, waiting)
+
+    async def _finish_saving(self) -> None:
+        """Wait for the disk; if it could not take the last checkpoint, try once more."""
+        await self._saving.settled()
+        if self._board.status.checkpoint.error:
+            await self._save()
+            await self._saving.settled()
 
     async def _resume(self) -> None:
-        resumed = await self._in_worker(self._learner.resume)
+        resumed = await self._workers.learn(self._learner.resume)
         if resumed is None:
             return
         self._counters = resumed.counters
-        self._saved_round = resumed.counters.round
-        log.info("resumed after round %d, policy version %d", self._saved_round, self._learner.policy_version)
+        round = resumed.counters.round
+        log.info("resumed after round %d, policy version %d", round, self._learner.policy_version)
         if self._network is not None:
             self._network.exchange.restore(resumed.exchange)
-        self._board.saved(resumed.counters.round)
+        self._saving.resumed(resumed.counters)
         self._board.counted(resumed.counters, self._learner.policy_version)
         self._board.evaluated(resumed.counters, {})
 
@@ -364,26 +347,3 @@ class Node:
     def _refresh_sharing(self) -> None:
         stats = self._network.exchange.stats() if self._network is not None else None
         self._board.shared(stats, self._counters.external_groups_trained)
-
-    def _summary(self, reason: str) -> Summary:
-        counters = self._counters
-        return Summary(
-            peer=self.status.peer_id,
-            rounds=counters.round,
-            tokens=counters.tokens,
-            seconds=round(counters.seconds, 3),
-            reward_first=counters.reward_first,
-            reward_last=counters.reward_last,
-            evaluated_round=counters.evaluated_round,
-            external_groups_trained=dict(counters.external_groups_trained),
-            saved_round=self.status.checkpoint.round,
-            stopped=reason,
-        )
-
-    async def _in_worker(self, work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
-        return await self._in_thread(self._worker, work, *arguments)
-
-    async def _in_thread(
-        self, thread: ThreadPoolExecutor, work: Callable[[*Arguments], Result], *arguments: *Arguments
-    ) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(thread, work, *arguments)

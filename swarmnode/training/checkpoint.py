@@ -1,48 +1,57 @@
-"""Everything a node needs to go on where it was, in a folder that is either whole or absent.
+"""Everything a node needs to go on where it was: what it is, how it is written, checked and put back.
 
-trainer, node -> [checkpoint] -> disk -> resume (the default) | eval | export
+trainer, node -> [snapshot -> files] -> disk -> [read_checkpoint -> restore] -> resume | eval | export
 
     round-00000060/
       adapter/adapter_model.safetensors, adapter_config.json     as PEFT does: vLLM and the Hub read them
       optimizer.safetensors                                      Adam moments, and torch's RNG state
       exchange.bin, rollouts.bin                                 external and own groups that wait to be
                                                                  trained on, unfinished ones included
-      state.json                                                 counters, and a SHA-256 of every other file
+      state.json                                                 counters, the held-out reward, and a SHA-256
+                                                                 of every other file
 
-Written under another name, synced and renamed; state.json comes last. Damage is noticed by the digests: the
-folder is set aside, never deleted, and the one before it is used.
+A snapshot is taken by the thread that trains and is a copy: training goes on while it is written
+(checkpoint_writer.py). Which folders there are is checkpoint_store.py's. Tensors have the names of PEFT's
+files, without the adapter's own name: what one policy of a node saved, any other can resume.
 """
 
-import errno
-import hashlib
+import copy
 import json
-import logging
-import os
-import shutil
-import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
+from torch import Tensor
 
-from swarmnode.errors import CheckpointError, StorageError
-from swarmnode.storage import sync
+from swarmnode.errors import CheckpointError
+from swarmnode.storage import replace_file, sha256_of, sync, write_synced
 from swarmnode.training.policy import Policy
 from swarmnode.training.records import Counters
-from swarmnode.training.trainer import Trainer
+from swarmnode.training.tensor_file import tensor_pieces
 
-log = logging.getLogger(__name__)
-
-PREFIX = "round-"
-FORMAT = 2
+FORMAT = 3
+ADAPTER = "adapter"
+ADAPTER_CONFIG = "adapter/adapter_config.json"
+ADAPTER_TENSORS = "adapter/adapter_model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
 EXCHANGE = "exchange.bin"
 ROLLOUTS = "rollouts.bin"
+STATE = "state.json"
+RNG = "rng.cpu"
 
 
 class DamagedCheckpoint(CheckpointError):
     """Its files are not those that were written."""
+
+
+class Measure(msgspec.Struct, frozen=True):
+    """What a held-out reward is a mean over. Rewards of different ones cannot be compared."""
+
+    tasks: tuple[str, ...] = ()
+    examples: int = 0
+    """Per task."""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +63,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     policy_version: int
     seed: int
     counters: Counters
+    reward: float | None
+    """On held-out draws, of exactly this policy. None: it was not evaluated in this round."""
+    measure: Measure = Measure()
     digests: dict[str, str]
 
 
@@ -66,6 +78,23 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A moment of a policy, copied: nothing in it changes when training goes on."""
+
+    state: State
+    """Without digests: those are of files."""
+    adapter_config: Any
+    """PEFT's, which writes itself."""
+    adapter: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    waiting: Waiting
+
+    @property
+    def round(self) -> int:
+        return self.state.counters.round
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A verified checkpoint on disk."""
 
@@ -74,81 +103,84 @@ class Checkpoint:
 
     @property
     def adapter(self) -> Path:
-        return self.folder / "adapter"
+        return self.folder / ADAPTER
 
 
-class CheckpointStore:
-    """The checkpoints of one policy: its folder holds nothing else."""
+def take_snapshot(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    counters: Counters,
+    waiting: Waiting,
+    seed: int,
+    *,
+    measure: Measure = Measure(),  # noqa: B008 - frozen
+) -> Snapshot:
+    """Copy everything to the CPU; nothing is written. The policy must not be training meanwhile. `measure`:
+    what the last reward in `counters` was measured on."""
+    state = State(
+        format=FORMAT,
+        base_model=policy.base.name,
+        base_fingerprint=policy.base.fingerprint,
+        policy_version=policy.version,
+        seed=seed,
+        counters=copy.deepcopy(counters),
+        reward=counters.reward_last if counters.evaluated_round == counters.round else None,
+        measure=measure,
+        digests={},
+    )
+    return Snapshot(
+        state=state,
+        adapter_config=copy.deepcopy(policy.peft_model.peft_config[policy.adapter_name]),
+        adapter={name: tensor.cpu().contiguous() for name, tensor in policy.adapter().items()},
+        optimizer={RNG: torch.get_rng_state(), **_optimizer_tensors(policy, optimizer)},
+        waiting=waiting,
+    )
 
-    def __init__(self, root: Path, base_name: str, fingerprint: str, *, keep: int = 3) -> None:
-        self.folder = root / f"{_slug(base_name)}-{fingerprint}"
-        self.keep = keep
 
-    def save(self, policy: Policy, trainer: Trainer, counters: Counters, waiting: Waiting, seed: int) -> Path:
-        """Write one checkpoint and delete those beyond `keep`. Raises StorageError, leaving the old ones.
+def write_files(snapshot: Snapshot, folder: Path) -> None:
+    """Write a snapshot's files into an empty folder and wait until they are on the disk. Raises OSError."""
+    snapshot.adapter_config.save_pretrained(str(folder / ADAPTER))
+    sync(folder / ADAPTER_CONFIG)
+    digests = {
+        ADAPTER_CONFIG: sha256_of(folder / ADAPTER_CONFIG),
+        ADAPTER_TENSORS: write_synced(
+            folder / ADAPTER_TENSORS, tensor_pieces(snapshot.adapter, {"format": "pt"})
+        ),
+        OPTIMIZER: write_synced(folder / OPTIMIZER, tensor_pieces(snapshot.optimizer)),
+        EXCHANGE: write_synced(folder / EXCHANGE, [snapshot.waiting.exchange]),
+        ROLLOUTS: write_synced(folder / ROLLOUTS, [snapshot.waiting.rollouts]),
+    }
+    state = msgspec.structs.replace(snapshot.state, digests=digests)
+    write_synced(folder / STATE, [_as_json(state)])
+    sync(folder / ADAPTER)
+    sync(folder)
 
-        A round that has its checkpoint keeps it: nothing is learnt between two rounds.
-        """
-        target = self.folder / f"{PREFIX}{counters.round:08d}"
-        if target.exists():
-            return target
-        aside = self.folder / f".{target.name}.{os.getpid()}"
-        try:
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir(parents=True)
-            policy.save_adapter(aside / "adapter")
-            _write(aside / "optimizer.safetensors", _optimizer_bytes(policy, trainer))
-            _write(aside / EXCHANGE, waiting.exchange)
-            _write(aside / ROLLOUTS, waiting.rollouts)
-            _write_state(aside, policy, counters, seed)
-            sync(aside / "adapter")
-            sync(aside)
-            aside.rename(target)
-            sync(self.folder)
-        except OSError as error:
-            raise _storage_error(error, target) from error
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
-        for old in self._folders()[self.keep :]:
-            shutil.rmtree(old, ignore_errors=True)
-        return target
 
-    def latest(self) -> Checkpoint | None:
-        """The newest undamaged checkpoint. Nothing on disk is touched."""
-        for folder in self._folders():
-            with suppress(DamagedCheckpoint):
-                return read_checkpoint(folder)
-        return None
+def add_evaluation(checkpoint: Checkpoint, snapshot: Snapshot) -> None:
+    """Write into a checkpoint what was measured after it: the same policy, of the same round. Raises OSError,
+    leaving it as it was."""
+    later = snapshot.state
+    state = msgspec.structs.replace(
+        checkpoint.state, counters=later.counters, reward=later.reward, measure=later.measure
+    )
+    replace_file(checkpoint.folder / STATE, _as_json(state))
+    sync(checkpoint.folder)
 
-    def tidy(self) -> Checkpoint | None:
-        """As `latest`, for the one writer: sets damaged checkpoints aside, removes a killed save's rest."""
-        for leftover in self.folder.glob(f".{PREFIX}*"):
-            shutil.rmtree(leftover, ignore_errors=True)
-        for folder in self._folders():
-            try:
-                return read_checkpoint(folder)
-            except DamagedCheckpoint as error:
-                aside = folder.with_name(f"damaged-{folder.name}-{int(time.time())}")
-                with suppress(OSError):
-                    folder.rename(aside)
-                log.warning("%s; kept as %s, trying the checkpoint before it", error.message, aside.name)
-        return None
 
-    def archive(self) -> Path | None:
-        """Move all checkpoints out of the way (`--fresh`) and say where to. Nothing is deleted."""
-        if not self._folders():
-            return None
-        target = self.folder.with_name(f"{self.folder.name}.{time.strftime('%Y%m%d-%H%M%S')}")
-        try:
-            self.folder.rename(target)
-        except OSError as error:
-            raise StorageError(
-                f"cannot put {self.folder} aside: {error.strerror}", hint="check who owns that folder"
-            ) from error
-        return target
-
-    def _folders(self) -> list[Path]:
-        return sorted(self.folder.glob(f"{PREFIX}*"), reverse=True)
+def read_state(folder: Path) -> State:
+    """What state.json says, without a look at the other files. Raises as `read_checkpoint` does."""
+    try:
+        state = msgspec.json.decode((folder / STATE).read_bytes(), type=_Versioned)
+        if state.format != FORMAT:
+            raise CheckpointError(
+                f"checkpoint {folder.name} has format {state.format}, this version reads {FORMAT}",
+                hint="use the version that wrote it, or start over with --fresh (nothing is deleted)",
+            )
+        return msgspec.json.decode((folder / STATE).read_bytes(), type=State)
+    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError) as error:
+        raise DamagedCheckpoint(f"checkpoint {folder.name} is damaged: {error}") from error
+    except OSError as error:
+        raise _unreadable(folder, error) from error
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -157,26 +189,19 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     Raises DamagedCheckpoint naming the first file that is missing or changed, and CheckpointError for what
     is no damage: another version's format, or a disk that cannot be read now.
     """
+    state = read_state(folder)
     try:
-        state = msgspec.json.decode((folder / "state.json").read_bytes(), type=State)
-        if state.format != FORMAT:
-            raise CheckpointError(
-                f"checkpoint {folder.name} has format {state.format}, this version reads {FORMAT}",
-                hint="use the version that wrote it, or start over with --fresh (nothing is deleted)",
-            )
         for name, digest in state.digests.items():
-            if _digest(folder / name) != digest:
+            if sha256_of(folder / name) != digest:
                 raise DamagedCheckpoint(f"checkpoint {folder.name} is damaged: {name} has changed")
-    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError) as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise DamagedCheckpoint(f"checkpoint {folder.name} is damaged: {error}") from error
     except OSError as error:
-        raise CheckpointError(
-            f"checkpoint {folder.name} cannot be read: {error}", hint="check the disk"
-        ) from error
+        raise _unreadable(folder, error) from error
     return Checkpoint(folder, state)
 
 
-def restore(checkpoint: Checkpoint, policy: Policy, trainer: Trainer) -> Waiting:
+def restore(checkpoint: Checkpoint, policy: Policy, optimizer: torch.optim.Optimizer) -> Waiting:
     """Put adapter, optimizer and RNG back; returns what waits to be trained on. Raises CheckpointError."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -188,75 +213,48 @@ def restore(checkpoint: Checkpoint, policy: Policy, trainer: Trainer) -> Waiting
         )
     policy.load_adapter(checkpoint.adapter)
     try:
-        tensors = load_file(str(checkpoint.folder / "optimizer.safetensors"))
+        tensors = load_file(str(checkpoint.folder / OPTIMIZER))
         waiting = Waiting(*((checkpoint.folder / name).read_bytes() for name in (EXCHANGE, ROLLOUTS)))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"checkpoint {checkpoint.folder.name} is damaged: {error}") from error
-    torch.set_rng_state(tensors.pop("rng.cpu"))
-    _restore_optimizer(policy, trainer, tensors)
+    torch.set_rng_state(tensors.pop(RNG))
+    _restore_optimizer(policy, optimizer, tensors)
     policy.version = checkpoint.state.policy_version
     return waiting
 
 
-def _optimizer_bytes(policy: Policy, trainer: Trainer) -> bytes:
-    from safetensors.torch import save
+class _Versioned(msgspec.Struct, frozen=True):
+    """The part of state.json that every format has."""
 
-    tensors: dict[str, torch.Tensor] = {"rng.cpu": torch.get_rng_state()}
-    for name, parameter in policy.trainable().items():
-        for key, value in trainer.optimizer.state.get(parameter, {}).items():
-            tensors[f"{key}/{name}"] = value.detach().cpu().contiguous()
-    return save(tensors)
+    format: int
 
 
-def _restore_optimizer(policy: Policy, trainer: Trainer, tensors: dict[str, torch.Tensor]) -> None:
-    names = list(policy.trainable())
-    state: dict[int, dict[str, torch.Tensor]] = {}
+def _as_json(state: State) -> bytes:
+    return json.dumps(msgspec.to_builtins(state), indent=1).encode()
+
+
+def _optimizer_tensors(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Copies of the optimizer's tensors by `exp_avg/<parameter>`. A parameter without a step yet has none."""
+    return {
+        f"{key}/{name}": value.detach().to("cpu", copy=True).contiguous()
+        for name, parameter in policy.trainable().items()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def _restore_optimizer(policy: Policy, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    names = {name: index for index, name in enumerate(policy.trainable())}
+    state: dict[int, dict[str, Tensor]] = {}
     for full, tensor in tensors.items():
         key, _, name = full.partition("/")
         if name not in names:
             raise CheckpointError(
                 f"the optimizer state names an unknown parameter {name!r}", hint="use --fresh"
             )
-        state.setdefault(names.index(name), {})[key] = tensor
-    groups = trainer.optimizer.state_dict()["param_groups"]
-    trainer.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        state.setdefault(names[name], {})[key] = tensor
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def _write_state(folder: Path, policy: Policy, counters: Counters, seed: int) -> None:
-    files = [p for p in folder.rglob("*") if p.is_file()]
-    state = State(
-        format=FORMAT,
-        base_model=policy.base.name,
-        base_fingerprint=policy.base.fingerprint,
-        policy_version=policy.version,
-        seed=seed,
-        counters=counters,
-        digests={str(path.relative_to(folder)): _digest(path) for path in sorted(files)},
-    )
-    for path in files:
-        sync(path)
-    _write(folder / "state.json", json.dumps(msgspec.to_builtins(state), indent=1).encode())
-
-
-def _write(path: Path, data: bytes) -> None:
-    path.write_bytes(data)
-    sync(path)
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _slug(name: str) -> str:
-    return (
-        "".join(c if c.isalnum() or c in "-." else "-" for c in Path(name).name if c.isascii())[:40]
-        or "model"
-    )
-
-
-def _storage_error(error: OSError, target: Path) -> StorageError:
-    reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error)
-    return StorageError(
-        f"checkpoint {target.name} was not written: {reason}",
-        hint=f"free space in {target.parent}; the last checkpoint is untouched",
-    )
+def _unreadable(folder: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"checkpoint {folder.name} cannot be read: {error}", hint="check the disk")

@@ -19,6 +19,7 @@ VIEW = View(
     stopping=False,
     evaluated_round=0,
     saved_round=None,
+    saved_evaluation=None,
     eval_every=0,
     checkpoint_every=10,
     peers=0,
@@ -55,7 +56,8 @@ def test_the_end_is_measured_saved_and_then_reached() -> None:
     end = replace(VIEW, round=7, rounds_limit=7)
     assert next_action(end) == Evaluate()
     assert next_action(replace(end, evaluated_round=7)) == SaveCheckpoint()
-    assert next_action(replace(end, evaluated_round=7, saved_round=7)) == Stop("7 rounds are done")
+    saved = replace(end, evaluated_round=7, saved_round=7, saved_evaluation=7)
+    assert next_action(saved) == Stop("7 rounds are done")
 
 
 def test_a_stop_is_obeyed_before_anything_else_but_saves() -> None:
@@ -68,7 +70,22 @@ def test_a_stop_is_obeyed_before_anything_else_but_saves() -> None:
 def test_evaluations_come_as_often_as_asked() -> None:
     view = replace(VIEW, eval_every=3)
     assert next_action(view) == Evaluate()
-    assert next_action(replace(view, evaluated_round=3)) == RunRound(4)
+    assert next_action(replace(view, evaluated_round=3, saved_round=3, saved_evaluation=3)) == RunRound(4)
+
+
+def test_a_policy_that_was_evaluated_is_saved_since_it_may_be_the_best() -> None:
+    measured = replace(VIEW, eval_every=3, evaluated_round=3, saved_round=2)
+    assert next_action(measured) == SaveCheckpoint()
+    assert next_action(replace(NEW, evaluated_round=0)) == RunRound(1), "nothing is learnt before round 1"
+
+
+def test_what_was_evaluated_after_a_start_belongs_to_the_checkpoint_it_started_from() -> None:
+    resumed = replace(VIEW, round=10, eval_every=10, saved_round=10, saved_evaluation=0)
+    assert next_action(resumed) == Evaluate()
+    measured = replace(resumed, evaluated_round=10)
+    assert next_action(measured) == SaveCheckpoint()
+    assert next_action(replace(measured, stopping=True)) == SaveCheckpoint()
+    assert next_action(replace(measured, saved_evaluation=10)) == RunRound(11)
 
 
 @given(st.integers(0, 30), st.integers(0, 4), st.integers(1, 7))
@@ -84,7 +101,7 @@ def test_a_node_that_does_what_it_is_told_always_comes_to_an_end(
             case Evaluate():
                 view = replace(view, evaluated_round=view.round)
             case SaveCheckpoint():
-                view = replace(view, saved_round=view.round)
+                view = replace(view, saved_round=view.round, saved_evaluation=view.evaluated_round)
             case Stop():
                 assert view.round == view.evaluated_round == limit
                 assert view.saved_round == limit or limit == 0

@@ -16,10 +16,12 @@ from swarmnode.identity.keys import NodeKey
 from swarmnode.network.discovery import Discovery
 from swarmnode.network.memory import MemoryHost
 from swarmnode.network.peers import PeerBook
+from swarmnode.node.board import StatusBoard
 from swarmnode.node.learner import RoundRollouts
 from swarmnode.node.monitors import Monitors
-from swarmnode.node.node import NetworkParts, Node, Summary
+from swarmnode.node.node import NetworkParts, Node
 from swarmnode.node.status import NodeStatus
+from swarmnode.node.summary import Summary
 from swarmnode.testing import FakeLearner, FakeTask, MemoryNetwork
 from swarmnode.training.records import TrainReport, tally
 from swarmnode.types import RolloutGroup
@@ -140,6 +142,92 @@ async def test_a_full_disk_is_said_and_does_not_stop_the_training() -> None:
     assert summary.rounds == 5
     assert one.status.checkpoint.error == "the disk is full"
     assert one.status.checkpoint.round is None
+
+
+async def test_a_round_does_not_wait_for_the_disk_and_what_is_on_it_is_said_when_it_is() -> None:
+    learner = FakeLearner("me", round_s=0.01)
+    learner.disk_is_fast.clear()
+    one = node(learner, "node.checkpoint_every=1")
+    async with one:
+        running = asyncio.ensure_future(one.run())
+        await until(lambda: len(learner.trained) >= 6)
+        assert learner.disk == [] and one.status.checkpoint.round is None
+        learner.disk_is_fast.set()
+        await until(lambda: one.status.checkpoint.round is not None)
+        assert one.status.checkpoint.round in {counters.round for _, counters, _ in learner.disk}
+        one.request_stop()
+        summary = await asyncio.wait_for(running, 10)
+    assert learner.disk[-1][1].round == summary.saved_round == summary.rounds
+
+
+async def test_an_orderly_stop_waits_for_the_disk() -> None:
+    learner = FakeLearner("me")
+    learner.disk_is_fast.clear()
+    one = node(learner, "node.rounds=3", "node.checkpoint_every=1")
+    async with one:
+        running = asyncio.ensure_future(one.run())
+        await until(lambda: "on its way to the disk" in one.status.phase.detail)
+        assert not running.done() and learner.disk == []
+        learner.disk_is_fast.set()
+        summary = await asyncio.wait_for(running, 10)
+    assert summary.saved_round == 3
+    assert learner.disk[-1][1].round == 3, "the newest, whatever gave way to it"
+
+
+async def test_an_error_in_a_round_waits_for_the_checkpoint_that_is_under_way() -> None:
+    class Stumbling(FakeLearner):
+        def rollouts(self, number: int) -> RoundRollouts:
+            if number == 4:
+                threading.Timer(0.05, self.disk_is_fast.set).start()
+                raise TaskError("the reward failed")
+            return super().rollouts(number)
+
+    learner = Stumbling("me")
+    learner.disk_is_fast.clear()
+    one = node(learner, "node.checkpoint_every=3")
+    with pytest.raises(BaseExceptionGroup):
+        await run(one)
+    assert one.status.checkpoint.round == learner.disk[-1][1].round == 3
+
+
+async def test_what_a_full_disk_refused_is_tried_again_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    learner = FakeLearner("me", full_disk=True)
+
+    class Freed(Recorder):
+        """Somebody makes room after the last checkpoint was refused, just before the end."""
+
+        def round_done(self, status: NodeStatus) -> None:
+            learner.full_disk = status.progress.round < 5
+
+    one = node(learner, "node.rounds=5", "node.checkpoint_every=4", monitor=Freed())
+    summary = await run(one)
+    assert "the disk is full" in caplog.text and "the node goes on" in caplog.text
+    assert [counters.round for _, counters, _ in learner.disk] == [5]
+    assert (summary.saved_round, one.status.checkpoint.error) == (5, "")
+
+
+async def test_a_stop_that_finds_no_room_tries_the_same_round_once_more() -> None:
+    tries: list[int] = []
+
+    class Counting(FakeLearner):
+        def _write(self, snapshot: Any) -> str:
+            tries.append(snapshot[1].round)
+            self.full_disk = len(tries) == 1
+            return super()._write(snapshot)
+
+    learner = Counting("me", full_disk=True)
+    summary = await run(node(learner, "node.rounds=1"))
+    assert (tries, summary.saved_round) == ([1, 1], 1)
+
+
+async def test_a_defect_in_saving_ends_the_node_and_is_not_taken_for_a_full_disk() -> None:
+    class Broken(FakeLearner):
+        def _write(self, snapshot: Any) -> str:
+            raise RuntimeError("a defect")
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await run(node(Broken("me")))
+    assert caught.value.subgroup(RuntimeError) is not None
 
 
 async def test_a_stop_interrupts_the_round_and_saves() -> None:
@@ -358,3 +446,18 @@ async def test_an_error_in_a_round_keeps_what_the_rounds_before_it_learnt() -> N
         await run(node(learner, "node.checkpoint_every=100"))
     assert caught.value.subgroup(TaskError) is not None
     assert learner.disk[-1][1].round == 3
+
+
+async def test_only_peers_from_outside_this_process_are_waited_for() -> None:
+    a, b, c = (NodeKey(bytes([number] * 32)).peer_id for number in range(3))
+    board = StatusBoard(
+        peer_id=a, name="otter", swarm="commons", model="fake", rounds_limit=1, neighbours=[b]
+    )
+    network = MemoryNetwork()
+    async with network.host(a) as host, network.host(b) as neighbour, network.host(c) as stranger:
+        await host.connect((await neighbour.addresses())[0])
+        await board.look_at(host)
+        assert (board.status.network.peers, board.peers_outside) == (1, 0)
+        await host.connect((await stranger.addresses())[0])
+        await board.look_at(host)
+        assert (board.status.network.peers, board.peers_outside) == (2, 1)

@@ -1,0 +1,53 @@
+"""Which checkpoint is taken elsewhere."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from swarmnode.config import Config
+from swarmnode.config_layers import load_config
+from swarmnode.errors import CheckpointError, ConfigError
+from swarmnode.node.assemble import load_policy
+from swarmnode.node.offline import evaluate_offline, export_offline
+from swarmnode.paths import resolve_paths
+from swarmnode.training.checkpoint import Waiting, take_snapshot
+from swarmnode.training.records import Counters
+
+
+@pytest.fixture
+def config() -> Config:
+    return load_config(environ={}, assignments=["rollout.max_tokens=12", "rollout.engine='embedded'"]).config
+
+
+def save(config: Config, model: str, home: Path, rewards: list[float | None]) -> None:
+    """One checkpoint per reward, of rounds 1, 2, ..."""
+    local = load_policy(config, model, resolve_paths(home), lambda *_: None)
+    optimizer = torch.optim.AdamW(local.policy.trainable().values())
+    for number, reward in enumerate(rewards, start=1):
+        evaluated = None if reward is None else number
+        counters = Counters(round=number, reward_last=reward, evaluated_round=evaluated)
+        local.store.write(take_snapshot(local.policy, optimizer, counters, Waiting(), 0))
+
+
+def test_the_newest_checkpoint_is_exported_or_the_best(
+    config: Config, quick_model: Path, tmp_path: Path
+) -> None:
+    model, paths = str(quick_model), resolve_paths(tmp_path / "home")
+    save(config, model, tmp_path / "home", [0.9, 0.1])
+    newest = export_offline(config, model, paths, tmp_path / "newest", merged=False)
+    best = export_offline(config, model, paths, tmp_path / "best", merged=False, best=True)
+    assert (newest, best) == ("the adapter (PEFT) of round 2", "the adapter (PEFT) of round 1")
+    assert (tmp_path / "best" / "adapter_model.safetensors").exists()
+
+
+def test_without_an_evaluation_there_is_no_best(config: Config, quick_model: Path, tmp_path: Path) -> None:
+    save(config, str(quick_model), tmp_path, [None])
+    with pytest.raises(CheckpointError, match="was evaluated") as caught:
+        evaluate_offline(config, str(quick_model), resolve_paths(tmp_path), best=True)
+    assert "eval_every" in caught.value.hint
+
+
+def test_the_base_model_is_not_the_best_checkpoint(config: Config, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--base and --best"):
+        evaluate_offline(config, "any", resolve_paths(tmp_path), base=True, best=True)
