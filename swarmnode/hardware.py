@@ -13,6 +13,13 @@ import psutil
 
 GIB = 2**30
 NVIDIA_SMI_TIMEOUT_S = 5.0
+NVIDIA_SMI_COLUMNS = (
+    "memory.total,memory.free,compute_cap,name",
+    "memory.total,memory.free,index,name",
+)
+"""The name comes last, since it may hold a comma. Drivers before 510 refuse to tell a capability: a number of
+the card stands in its place, which is no decimal."""
+CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +29,8 @@ class Gpu:
     name: str
     memory_total_bytes: int | None
     memory_free_bytes: int | None
+    capability: float | None = None
+    """NVIDIA's compute capability, 8.9 for Ada; what a card can multiply follows from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,33 +47,39 @@ class Machine:
 def inspect_machine() -> Machine:
     """Look at this machine without loading torch (`nvidia-smi` answers for NVIDIA cards)."""
     memory = psutil.virtual_memory()
-    return Machine(_cpu_name(), psutil.cpu_count() or 1, memory.total, memory.available, nvidia_gpus())
+    total, free = memory.total, memory.available
+    if (container := container_memory()) is not None:
+        total, free = min(total, container[0]), min(free, container[1])
+    return Machine(_cpu_name(), psutil.cpu_count() or 1, total, free, nvidia_gpus())
 
 
 def nvidia_gpus() -> tuple[Gpu, ...]:
     """NVIDIA cards as the driver reports them; none when there is no driver."""
     if shutil.which("nvidia-smi") is None:
         return ()
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(
-            query, capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ()
-    return parse_nvidia_smi(done.stdout) if done.returncode == 0 else ()
+    for columns in NVIDIA_SMI_COLUMNS:
+        query = ["nvidia-smi", f"--query-gpu={columns}", "--format=csv,noheader,nounits"]
+        try:
+            done = subprocess.run(
+                query, capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return ()
+        if done.returncode == 0:
+            return parse_nvidia_smi(done.stdout)
+    return ()
 
 
 def parse_nvidia_smi(text: str) -> tuple[Gpu, ...]:
-    """Cards from `name, MiB, MiB` lines.
+    """Cards from `MiB, MiB, capability, name` lines.
 
-    >>> parse_nvidia_smi("NVIDIA GeForce RTX 4090, 24564, 24000")[0].name
+    >>> parse_nvidia_smi("24564, 24000, 8.9, NVIDIA GeForce RTX 4090")[0].name
     'NVIDIA GeForce RTX 4090'
     """
     gpus: list[Gpu] = []
     for line in text.strip().splitlines():
-        name, total, free = (part.strip() for part in line.rsplit(",", 2))
-        gpus.append(Gpu(name, _mebibytes(total), _mebibytes(free)))
+        total, free, capability, name = (part.strip() for part in line.split(",", 3))
+        gpus.append(Gpu(name, _mebibytes(total), _mebibytes(free), _capability(capability)))
     return tuple(gpus)
 
 
@@ -93,6 +108,27 @@ def free_disk_bytes(path: Path) -> int:
 
 def _mebibytes(text: str) -> int | None:
     return int(text) * 2**20 if text.isdigit() else None
+
+
+def _capability(text: str) -> float | None:
+    major, point, minor = text.partition(".")
+    return float(text) if point and major.isdigit() and minor.isdigit() else None
+
+
+def container_memory(cgroup: Path = CGROUP) -> tuple[int, int] | None:
+    """Limit and free bytes of the container we are in (cgroup v2); None: no limit, or no such system.
+
+    Pages of files are free in the sense that matters: the kernel drops them when somebody needs the room.
+    """
+    try:
+        limit = (cgroup / "memory.max").read_text().strip()
+        used = int((cgroup / "memory.current").read_text())
+        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    if not limit.isdigit():
+        return None
+    return int(limit), max(0, int(limit) - used + int(stat.get("inactive_file", 0)))
 
 
 def _cpu_name() -> str:

@@ -1,65 +1,53 @@
-"""Which model fits this machine: the arithmetic behind `--model auto`, printed so that it can be argued with.
+"""Which model fits this machine, and what is known of one before it is loaded: shapes, never guesses.
 
-hardware, configs/models.toml -> [models] -> cli join, doctor
+hardware, configs/models.toml, a model's files -> [models] -> memory_plan.py -> cli join, doctor
 """
 
+import json
+import math
 import tomllib
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from swarmnode.config import Config
 from swarmnode.errors import ModelError
-from swarmnode.hardware import GIB, Gpu, usable_gpu
+from swarmnode.hardware import Gpu, usable_gpu
+from swarmnode.memory_plan import EngineName, MemoryPlan, ModelCard, Workload, plan_memory, size_text
 
-WEIGHT_BYTES = 2
-"""bfloat16."""
-ENGINE_COPIES = 2
-"""The embedded engine keeps merged weights of its own beside the trainer's."""
-ADAPTER_SHARE = 0.012
-"""Trainable share of a rank-16 adapter on all linear layers (0.9-1.2 % for these models)."""
-ADAPTER_BYTES = 16
-"""fp32 weight, gradient and two Adam moments."""
-ACTIVATION_FACTOR = 34
-"""Bytes per token, layer and hidden unit kept for the backward pass (Korthikanti et al. 2022, eq. 2)."""
+PLANNED_TOKENS = 4096
+"""Micro-batch that a model is chosen for; what is then free decides the real one (training/budget.py)."""
+LARGEST_HEADER_BYTES = 100_000_000
+"""The bound that safetensors itself puts on a header."""
+BF16_CAPABILITY = 8.0
+"""NVIDIA cards from Ampere on multiply in bfloat16. Before, torch emulates it, far slower than float32."""
+LOWER = "lower rollout.slots, rollout.max_tokens or training.micro_batch_tokens, or choose a smaller --model"
 
-LOGIT_BYTES = 16
-"""Per token and vocabulary entry: logits in bf16 and fp32, softmax, and gradients of both."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelCard:
-    """Facts of one model that memory depends on."""
-
-    name: str
-    parameters: float
-    layers: int
-    hidden: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
+TINY = ModelCard(
+    "tiny",
+    parameters=111_168,
+    layers=2,
+    hidden=64,
+    intermediate=160,
+    heads=2,
+    kv_heads=2,
+    head_dim=32,
+    vocabulary=258,
+    tied=True,
+    qk_norm=True,
+)
+"""What training/tiny.py builds."""
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """Bytes by purpose for training one model with these settings."""
+class Facts:
+    """What is known of a model: its card, or why there is none."""
 
-    weights: float
-    adapter: float
-    kv_cache: float
-    activations: float
-
-    @property
-    def total(self) -> float:
-        return self.weights + self.adapter + self.kv_cache + self.activations
-
-    def describe(self) -> str:
-        """One line of arithmetic in GiB."""
-        return (
-            f"{self.total / GIB:.1f} GiB = weights {self.weights / GIB:.1f}"
-            f" + adapter {self.adapter / GIB:.1f} + KV cache {self.kv_cache / GIB:.1f}"
-            f" + activations {self.activations / GIB:.1f}"
-        )
+    card: ModelCard | None
+    source: str
 
 
 def load_cards(path: Path) -> tuple[ModelCard, ...]:
@@ -67,43 +55,151 @@ def load_cards(path: Path) -> tuple[ModelCard, ...]:
     return tuple(ModelCard(**card) for card in tomllib.loads(path.read_text())["models"])
 
 
-def plan_memory(
-    card: ModelCard,
-    *,
-    slots: int,
-    sequence_tokens: int,
-    micro_batch_tokens: int,
-    weight_bytes: int = WEIGHT_BYTES,
-) -> MemoryPlan:
-    """Bytes that generating with and training `card` takes at once; `weight_bytes` is that of one number."""
-    return MemoryPlan(
-        weights=card.parameters * weight_bytes * ENGINE_COPIES,
-        adapter=card.parameters * ADAPTER_SHARE * ADAPTER_BYTES,
-        kv_cache=2 * card.layers * card.kv_heads * card.head_dim * weight_bytes * slots * sequence_tokens,
-        activations=micro_batch_tokens
-        * (ACTIVATION_FACTOR * card.layers * card.hidden + LOGIT_BYTES * card.vocabulary),
+def find_facts(spec: str, cards: tuple[ModelCard, ...]) -> Facts:
+    """What is known of a model without loading or downloading anything."""
+    known = next((card for card in (TINY, *cards) if card.name == spec), None)
+    if known is not None:
+        return Facts(known, "its card")
+    folder = _folder_of(spec)
+    if folder is None:
+        return Facts(None, f"{spec} is not on this disk yet, and its size is in its files")
+    return read_facts(folder, spec)
+
+
+def read_facts(folder: Path, name: str) -> Facts:
+    """From config.json and the headers of the weights; the weights themselves are not read."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        shapes = _tensor_shapes(folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return Facts(None, f"the files of {name} do not tell its size: {error}")
+    return card_of(name, config.get("text_config", config), sum(map(math.prod, shapes.values())), shapes)
+
+
+def card_of(name: str, config: Mapping[str, Any], parameters: int, tensors: Collection[str]) -> Facts:
+    """The card of a dense decoder from its configuration and the names of its tensors. The parameters must be
+    as many as the shapes give: what a configuration does not say about experts or gates, they show.
+
+    >>> card_of("m", {}, 0, ()).source
+    'the configuration of m has no num_attention_heads'
+    """
+    found = {key: config.get(key) for key in ("num_attention_heads", "hidden_size", "num_hidden_layers")}
+    found |= {key: config.get(key) for key in ("intermediate_size", "vocab_size")}
+    missing = [key for key, value in found.items() if not (isinstance(value, int) and value > 0)]
+    if missing:
+        return Facts(None, f"the configuration of {name} has no {missing[0]}")
+    heads, hidden, layers, intermediate, vocabulary = (int(value) for value in found.values() if value)
+    card = ModelCard(
+        name,
+        parameters,
+        layers,
+        hidden,
+        intermediate,
+        heads,
+        # Models without grouped-query attention do not name these two.
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or hidden // heads,
+        vocabulary=vocabulary,
+        tied=not any(tensor.endswith("lm_head.weight") for tensor in tensors),
+        qk_norm=any(tensor.endswith("q_norm.weight") for tensor in tensors),
+    )
+    if not card.is_consistent:
+        return Facts(
+            None, f"{name} is no dense decoder with a gated MLP in 16 or 32 bits: its shapes do not add up"
+        )
+    return Facts(card, "its files")
+
+
+def _folder_of(spec: str) -> Path | None:
+    """The folder of a model that is on this disk: as given, or in the hub's cache."""
+    if Path(spec).expanduser().is_dir():
+        return Path(spec).expanduser()
+    if find_spec("huggingface_hub") is None:
+        return None
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        config = try_to_load_from_cache(spec, "config.json")
+    except HFValidationError:
+        return None
+    return Path(config).parent if isinstance(config, str) else None
+
+
+def _tensor_shapes(folder: Path) -> dict[str, list[int]]:
+    """Shapes of all weights by name, from the headers of the files that transformers would load."""
+    index = folder / "model.safetensors.index.json"
+    names = ["model.safetensors"]
+    if index.exists():
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    shapes: dict[str, list[int]] = {}
+    for name in names:
+        header = _header(folder / name)
+        shapes |= {key: entry["shape"] for key, entry in header.items() if key != "__metadata__"}
+    return shapes
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """The JSON at the start of a safetensors file: eight bytes say how long it is."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        if size > LARGEST_HEADER_BYTES:
+            raise ValueError(f"{path.name} is no safetensors file")
+        return json.loads(file.read(size))
+
+
+def workload(
+    config: Config, gpu: Gpu | None, *, vllm: bool = False, engine_bytes: float | None = None
+) -> Workload:
+    """What the settings do with a model on this card (None: on the CPU). `vllm`: it can be used here."""
+    rollout = config.rollout
+    return Workload(
+        rank=config.policy.lora_rank,
+        slots=min(rollout.slots, rollout.groups * rollout.group_size),
+        sequence_tokens=rollout.max_prompt_tokens + rollout.max_tokens,
+        micro_batch_tokens=config.training.micro_batch_tokens or PLANNED_TOKENS,
+        number_bytes=number_bytes(config.policy.dtype, gpu),
+        nf4=config.policy.quantization == "nf4",
+        policies=config.node.policies,
+        engine=expected_engine(config, gpu is not None, vllm),
+        engine_bytes=engine_bytes,
+        gpu=gpu is not None,
+        checkpointing=config.training.gradient_checkpointing == "on",
     )
 
 
+def expected_engine(config: Config, gpu: bool, vllm: bool) -> EngineName:
+    """The engine that rollout/select.py will take for a model that all of them can run."""
+    if config.policy.quantization != "none":
+        return "generate"
+    if config.rollout.engine == "auto":
+        return "vllm" if gpu and vllm else "embedded"
+    return config.rollout.engine
+
+
+def number_bytes(dtype: str, gpu: Gpu | None) -> int:
+    """Bytes of a weight as `policy.dtype` will have it. auto: 2 on a card that multiplies in bfloat16.
+
+    >>> number_bytes("auto", None), number_bytes("auto", Gpu("T4", None, None, capability=7.5))
+    (4, 4)
+    """
+    if dtype != "auto":
+        return 4 if dtype == "float32" else 2
+    return 2 if gpu is not None and (gpu.capability or BF16_CAPABILITY) >= BF16_CAPABILITY else 4
+
+
 def choose_model(
-    cards: tuple[ModelCard, ...],
-    free_bytes: int,
-    *,
-    slots: int,
-    sequence_tokens: int,
-    micro_batch_tokens: int,
+    cards: tuple[ModelCard, ...], free_bytes: int, work: Workload
 ) -> tuple[ModelCard, MemoryPlan]:
     """The first card that fits. Raises ModelError with the smallest one's arithmetic when none does."""
     plan = None
     for card in cards:
-        plan = plan_memory(
-            card, slots=slots, sequence_tokens=sequence_tokens, micro_batch_tokens=micro_batch_tokens
-        )
+        plan = plan_memory(card, work)
         if plan.total <= free_bytes:
             return card, plan
     need = f"{cards[-1].name} needs {plan.describe()}" if plan else "there are no model cards"
     raise ModelError(
-        f"no model fits: {need}, the GPU has {free_bytes / GIB:.1f} GiB free",
+        f"no model fits: {need}, the GPU has {size_text(free_bytes)} free",
         hint="free GPU memory, or lower rollout.slots, rollout.max_tokens or training.micro_batch_tokens",
     )
 
@@ -149,18 +245,14 @@ def choose_for_machine(config: Config, cards: tuple[ModelCard, ...], gpu: Gpu | 
     """tiny without a GPU, or when nothing fits the one there is; else the largest model that fits."""
     if gpu is None or gpu.memory_free_bytes is None:
         return "tiny", "no GPU was found: the demonstration policy"
-    rollout, free_bytes = config.rollout, gpu.memory_free_bytes
+    free_bytes = gpu.memory_free_bytes
     try:
         card, plan = choose_model(
-            cards,
-            free_bytes,
-            slots=min(rollout.slots, rollout.groups * rollout.group_size),
-            sequence_tokens=rollout.max_prompt_tokens + rollout.max_tokens,
-            micro_batch_tokens=config.training.micro_batch_tokens,
+            cards, free_bytes, workload(config, gpu, vllm=find_spec("vllm") is not None)
         )
     except ModelError as error:
         return "tiny", f"{error.message}: the demonstration policy. {error.hint}"
-    return card.name, f"{plan.describe()} of {free_bytes / GIB:.1f} GiB free on {gpu.name}"
+    return card.name, f"{plan.describe()} of {size_text(free_bytes)} free on {gpu.name}"
 
 
 def remember_model(remembered: Path, model: str) -> None:

@@ -23,7 +23,7 @@ def doctor(
         typer.echo(msgspec.json.encode(findings).decode())
     else:
         for finding in findings:
-            typer.echo(f"{finding.verdict:8} {finding.subject:9} {finding.text}")
+            typer.echo(f"{finding.verdict:8} {finding.subject:11} {finding.text}")
         steps = [finding.advice for finding in findings if finding.advice]
         for number, step in enumerate(steps, 1):
             typer.echo(("\nNext steps\n" if number == 1 else "") + f"  {number}. {step}")

@@ -15,11 +15,17 @@ from typing import Literal
 
 from swarmnode import __version__
 from swarmnode.config import Config
-from swarmnode.errors import SwarmnodeError
+from swarmnode.errors import ConfigError, PortInUse, SwarmnodeError
 from swarmnode.hardware import GIB, Machine, free_disk_bytes, inspect_machine
 from swarmnode.network.p2pd_bundle import find_daemon
+from swarmnode.node.memory import PlannedMemory, plan_for
+from swarmnode.node.policies import check_policies, config_of
+from swarmnode.node.ports import check_status_port
 from swarmnode.node.running import read_running
 from swarmnode.paths import Paths
+from swarmnode.tasks.loader import load_tasks
+
+Verdict = Literal["ok", "note", "problem"]
 
 PACKAGES = ("torch", "transformers", "peft", "safetensors", "hivemind")
 LEAST_DISK_BYTES = 200 * 2**20
@@ -33,7 +39,7 @@ class Finding:
     """One thing that was looked at. `advice` is empty when there is nothing to do."""
 
     subject: str
-    verdict: Literal["ok", "note", "problem"]
+    verdict: Verdict
     text: str
     advice: str = ""
 
@@ -47,11 +53,35 @@ def examine(config: Config, model: str, model_reason: str, paths: Paths) -> list
         _gpus(machine),
         _engine(machine),
         Finding("model", "ok", f"{model} ({model_reason})"),
+        *memory_findings(plan_for(config, model)),
         *_folders(paths),
         _daemon(),
-        _port(config, paths),
+        *policy_findings(config, paths),
         _clock(),
     ]
+
+
+def policy_findings(config: Config, paths: Paths) -> Iterator[Finding]:
+    """Of each policy: whether its tasks can be loaded and its ports are to be had."""
+    several = config.node.policies > 1
+    try:
+        check_policies(config)
+        for number in range(config.node.policies):
+            who = f" {number}" if several else ""
+            own, place = config_of(config, number), paths.policy(number)
+            yield _tasks(f"tasks{who}", own)
+            yield _port(f"port{who}", own, place)
+            yield from _status_port(f"status page{who}", own, place)
+    except ConfigError as error:
+        yield Finding("policies", "problem", error.message, error.hint)
+
+
+def memory_findings(planned: PlannedMemory) -> Iterator[Finding]:
+    """The arithmetic of the model against what is free here, and what follows for training."""
+    verdict: Verdict = "note" if planned.fits is None else "ok" if planned.fits else "problem"
+    yield Finding("memory plan", verdict, planned.describe(), planned.advice)
+    if planned.budget is not None:
+        yield Finding("micro-batch", "ok" if planned.budget.fits else "note", planned.budget.reason)
 
 
 def _versions(machine: Machine) -> Iterator[Finding]:
@@ -139,11 +169,18 @@ def _daemon() -> Finding:
         return Finding("daemon", "problem", error.message, error.hint)
 
 
-def _port(config: Config, paths: Paths) -> Finding:
+def _tasks(subject: str, config: Config) -> Finding:
+    try:
+        return Finding(subject, "ok", ", ".join(task.name for task in load_tasks(config.tasks.names)))
+    except SwarmnodeError as error:
+        return Finding(subject, "problem", error.message, error.hint)
+
+
+def _port(subject: str, config: Config, paths: Paths) -> Finding:
     running = read_running(paths.running)
     if running is not None:
         return Finding(
-            "port", "ok", f"a node runs here (process {running.pid}): {', '.join(running.addresses)}"
+            subject, "ok", f"a node runs here (process {running.pid}): {', '.join(running.addresses)}"
         )
     where = f"{config.network.listen}:{config.network.port}"
     try:
@@ -151,9 +188,18 @@ def _port(config: Config, paths: Paths) -> Finding:
             pass
     except OSError as error:
         advice = "choose another --port, or 0 for any free one; to see who has it: ss -ltnp"
-        return Finding("port", "problem", f"cannot listen on {where}: {error.strerror}", advice)
+        return Finding(subject, "problem", f"cannot listen on {where}: {error.strerror}", advice)
     text = "any free port" if config.network.port == 0 else where
-    return Finding("port", "ok", f"{text}; for peers outside your network, forward it in the router")
+    return Finding(subject, "ok", f"{text}; for peers outside your network, forward it in the router")
+
+
+def _status_port(subject: str, config: Config, paths: Paths) -> Iterator[Finding]:
+    """Only where it is in the way."""
+    try:
+        if read_running(paths.running) is None:
+            check_status_port(config.node)
+    except PortInUse as error:
+        yield Finding(subject, "problem", error.message, error.hint)
 
 
 def _clock() -> Finding:

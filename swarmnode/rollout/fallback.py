@@ -2,6 +2,7 @@
 
 select.py -> [fallback] <- torch_engine.py <- partial.py
                  |
+                 +-> model_lora.py (a policy on the model)
                  +-> model(...) -> sampler.py -> Output
 
 What it gives up against embedded.py: the next batch starts when the last sequence of this one has ended, each
@@ -9,21 +10,19 @@ sequence pays for its own prompt, and there is one policy at a time, so no versi
 log-probabilities, abort and resume stay exact.
 """
 
-import copy
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from swarmnode.errors import EngineError
 from swarmnode.rollout.adapter import lora_pairs
 from swarmnode.rollout.batches import PADDING
 from swarmnode.rollout.engine import BASE_VERSION, Capabilities, Output, PolicyUpdate, Request
+from swarmnode.rollout.model_lora import own_model
 from swarmnode.rollout.running import Policy
 from swarmnode.rollout.scoring import LOGITS_AT_ONCE
 from swarmnode.rollout.torch_engine import LoraPairs, TorchEngine
@@ -31,7 +30,8 @@ from swarmnode.rollout.weights import Layers, longest_sequence
 
 
 class GenerateEngine(TorchEngine):
-    """An `Engine` for any causal LM of transformers. It owns a copy of the model."""
+    """An `Engine` for any causal LM of transformers. It owns a copy of the model, but shares the weights of a
+    quantized one."""
 
     def __init__(
         self,
@@ -41,9 +41,11 @@ class GenerateEngine(TorchEngine):
         max_length: int | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        self._model: Any = _own_copy(model, device)
+        # Both are None once it is closed.
+        self._model: Any
+        self._lora: Any
+        self._model, self._lora = own_model(model, device)
         self._inputs = frozenset(inspect.signature(self._model.forward).parameters)
-        self._base_weights: dict[str, Tensor] = {}
         self._batch: _Batch | None = None
         capabilities = Capabilities(
             name="generate",
@@ -71,7 +73,7 @@ class GenerateEngine(TorchEngine):
 
     def close(self) -> None:
         super().close()
-        self._model = None
+        self._model = self._lora = None
 
     # One step
 
@@ -130,19 +132,10 @@ class GenerateEngine(TorchEngine):
             )
 
     def _pairs(self, update: PolicyUpdate) -> LoraPairs:
-        return lora_pairs(
-            update, {name: _out_in(module) for name, module in _lora_modules(self._model).items()}
-        )
+        return lora_pairs(update, self._lora.shapes())
 
     def _merge(self, pairs: LoraPairs, former: Layers | None) -> Layers:
-        modules = _lora_modules(self._model)
-        for name in {*pairs, *self._base_weights}:
-            weight = modules[name].weight
-            base = self._base_weights.setdefault(name, weight.clone())
-            weight.copy_(base)
-            if name in pairs:
-                delta = pairs[name].delta().to(weight.device)
-                weight.copy_(base.float() + (delta.T if isinstance(modules[name], Conv1D) else delta))
+        self._lora.take(pairs)
         return []
 
     def _base(self) -> Policy:
@@ -225,27 +218,3 @@ class _Batch:
         }
         accepted = {name: value for name, value in arguments.items() if name in inputs}
         return model(input_ids=self._tokens[:, known:], **accepted)
-
-
-def _own_copy(model: PreTrainedModel, device: torch.device | str | None) -> PreTrainedModel:
-    """A copy without the LoRA layers that PEFT may have put into the model."""
-    own: Any = copy.deepcopy(model)
-    for name, module in list(own.named_modules()):
-        if isinstance(module, BaseTunerLayer):
-            own.set_submodule(name, module.get_base_layer())
-    return own.to(own.device if device is None else device).eval().requires_grad_(False)
-
-
-def _lora_modules(model: PreTrainedModel) -> dict[str, nn.Linear | Conv1D]:
-    """Modules whose weight a policy may change. Not the head: it may be the embedding as well."""
-    head = model.get_output_embeddings()
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and module is not head
-    }
-
-
-def _out_in(module: nn.Linear | Conv1D) -> tuple[int, int]:
-    rows, columns = module.weight.shape
-    return (columns, rows) if isinstance(module, Conv1D) else (rows, columns)

@@ -3,18 +3,26 @@
 models folder or hub -> [base_model] -> policy.py (adapter), rollout/select.py (engine)
 
 Nothing that a stranger wrote is ever run: `trust_remote_code` is off and only safetensors weights are read.
+
+Precision: bfloat16 where the hardware multiplies in it, else float32. Never float16: its range starts at
+6e-8, and a gradient that was divided by the tokens of a step would vanish below that.
 """
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from swarmnode.config import PolicyConfig
 from swarmnode.errors import ModelError
-from swarmnode.models import ModelCard, find_model
+from swarmnode.memory_plan import ModelCard
+from swarmnode.models import card_of, find_model
+from swarmnode.training.budget import is_out_of_memory
+from swarmnode.training.nf4 import keep_differentiable, nf4_arguments
 
 FINGERPRINT_VALUES = 64
 """Leading values of each tensor that enter the fingerprint: enough to tell two trainings apart."""
@@ -36,20 +44,18 @@ class LoadedModel:
 
     @property
     def parameters(self) -> int:
-        return sum(p.numel() for p in self.model.parameters())
+        """Numbers in the base, LoRA layers that were put into it left out. NF4 packs two into a byte."""
+        return sum(p.numel() * (1 if p.is_floating_point() else 2) for _, p in _base_parameters(self.model))
+
+    @property
+    def is_quantized(self) -> bool:
+        return not all(p.is_floating_point() for _, p in _base_parameters(self.model))
 
     @property
     def card(self) -> ModelCard | None:
-        """What its memory depends on; None for an architecture without attention heads."""
-        config = self.model.config.get_text_config()
-        try:
-            heads, hidden, layers = config.num_attention_heads, config.hidden_size, config.num_hidden_layers
-        except AttributeError:
-            return None
-        # Models without grouped-query attention do not name these two.
-        kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        head_dim = getattr(config, "head_dim", None) or hidden // heads
-        return ModelCard(self.name, self.parameters, layers, hidden, kv_heads, head_dim, config.vocab_size)
+        """What its memory depends on; None for an architecture that the arithmetic does not know."""
+        config = self.model.config.get_text_config().to_dict()
+        return card_of(self.name, config, self.parameters, [n for n, _ in _base_parameters(self.model)]).card
 
     @property
     def max_positions(self) -> int | None:
@@ -76,17 +82,21 @@ def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
     transformers_logging.disable_progress_bar()
     source = find_model(spec)
     device = _device(config.device)
+    dtype = _dtype(config.dtype, device)
+    quantized = nf4_arguments(dtype, device) if config.quantization == "nf4" else {}
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         model: Any = AutoModelForCausalLM.from_pretrained(
-            source, dtype=_dtype(config.dtype, device), trust_remote_code=False, use_safetensors=True
+            source, dtype=dtype, trust_remote_code=False, use_safetensors=True, **quantized
         )
-        model.to(device)
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise ModelError(
-            f"{spec} does not fit into memory: {error}", hint="choose a smaller --model"
-        ) from error
+        if not quantized:
+            model.to(device)
     except Exception as error:
+        if is_out_of_memory(error):
+            raise ModelError(
+                f"{spec} does not fit into memory: {_first_line(error)}",
+                hint="choose a smaller --model; `swarmnode doctor` prints what one takes",
+            ) from error
         raise ModelError(
             f"cannot load {spec} as a causal LM: {_first_line(error)}", hint=_advice(spec)
         ) from error
@@ -95,7 +105,10 @@ def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
             f"the tokenizer of {spec} has no end-of-sequence token", hint="choose another --model"
         )
     model.eval()
-    return LoadedModel(spec, model, tokenizer, _fingerprint(model))
+    loaded = LoadedModel(spec, model, tokenizer, _fingerprint(model))
+    if loaded.is_quantized:  # Also one that was published so.
+        keep_differentiable(model)
+    return loaded
 
 
 def _advice(spec: str) -> str:
@@ -123,9 +136,63 @@ def _device(name: str) -> torch.device:
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:
-    if name != "auto":
-        return torch.float32 if name == "float32" else torch.bfloat16
-    return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+    """As asked for, or the fastest that is exact enough. A card without bfloat16 (Turing and older) emulates
+    it far slower than it does float32, so there `auto` is float32."""
+    if name == "auto":
+        has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if has_bf16 else torch.float32
+    dtype = torch.float32 if name == "float32" else torch.bfloat16
+    try:
+        one = torch.ones(1, 1, dtype=dtype, device=device)
+        (one @ one).item()
+    except (RuntimeError, TypeError) as error:
+        raise ModelError(
+            f"policy.dtype = {name} cannot be used on {device.type}: {_first_line(error)}",
+            hint="use auto or float32",
+        ) from error
+    return dtype
+
+
+def _base_parameters(model: Any) -> Iterator[tuple[str, nn.Parameter]]:
+    return ((name, parameter) for name, parameter in model.named_parameters() if ".lora_" not in name)
+
+
+class _Recomputed:
+    """The forward of a layer that keeps its inputs and computes the rest again in the backward pass.
+
+    transformers' own switch works in train mode only, and train mode turns dropout on in some families. The
+    random state is not kept: in eval mode nothing draws from it.
+    """
+
+    def __init__(self, forward: Any) -> None:
+        self.forward = forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        from torch.utils.checkpoint import checkpoint
+
+        return checkpoint(self.forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
+def enable_checkpointing(model: Any) -> int:
+    """Trade a third more time for activations of one layer instead of all (Chen et al. 2016), in eval mode.
+
+    Returns the number of layers; 0: transformers knows no layers of this model that can be computed again.
+    What the forward pass depends on must stay until the backward pass is done (LoRA routes, PEFT's switches).
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for layer in layers:
+        if not isinstance(layer.forward, _Recomputed):
+            layer.forward = _Recomputed(layer.forward)  # pyright: ignore[reportAttributeAccessIssue]
+    return len(layers)
+
+
+def disable_checkpointing(model: Any) -> None:
+    """Undo `enable_checkpointing`."""
+    for layer in model.modules():
+        if isinstance(layer.forward, _Recomputed):
+            layer.forward = layer.forward.forward
 
 
 def _fingerprint(model: Any) -> str:

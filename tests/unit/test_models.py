@@ -1,3 +1,5 @@
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -5,19 +7,23 @@ import pytest
 from swarmnode.config_layers import load_config
 from swarmnode.errors import ModelError
 from swarmnode.hardware import GIB, Gpu, parse_nvidia_smi, usable_gpu
+from swarmnode.memory_plan import Workload, plan_memory
 from swarmnode.models import (
-    ModelCard,
+    TINY,
+    card_of,
     choose_for_machine,
     choose_model,
+    expected_engine,
+    find_facts,
     load_cards,
-    plan_memory,
+    read_facts,
     remember_model,
     resolve_model,
 )
 from swarmnode.paths import builtin_folder
 
 CARDS = load_cards(builtin_folder("configs") / "models.toml")
-NEEDS = {"slots": 64, "sequence_tokens": 1024, "micro_batch_tokens": 2048}
+WORK = Workload(rank=16, slots=64, sequence_tokens=1024, micro_batch_tokens=2048)
 
 
 def test_the_cards_are_ordered_from_large_to_small() -> None:
@@ -25,7 +31,7 @@ def test_the_cards_are_ordered_from_large_to_small() -> None:
 
 
 def test_the_largest_model_that_fits_is_taken() -> None:
-    chosen = [choose_model(CARDS, gib * GIB, **NEEDS)[0].name for gib in (10, 12, 24, 80)]
+    chosen = [choose_model(CARDS, gib * GIB, WORK)[0].name for gib in (10, 12, 24, 80)]
     sizes = [next(c.parameters for c in CARDS if c.name == name) for name in chosen]
     assert sizes == sorted(sizes)
     assert chosen[0] != chosen[-1]
@@ -33,13 +39,13 @@ def test_the_largest_model_that_fits_is_taken() -> None:
 
 def test_a_chosen_model_needs_no_more_than_there_is() -> None:
     for gib in (10, 16, 24, 48):
-        _, plan = choose_model(CARDS, gib * GIB, **NEEDS)
+        _, plan = choose_model(CARDS, gib * GIB, WORK)
         assert plan.total <= gib * GIB
 
 
 def test_a_card_that_is_too_small_gets_the_arithmetic_and_a_way_out() -> None:
     with pytest.raises(ModelError) as caught:
-        choose_model(CARDS, GIB, **NEEDS)
+        choose_model(CARDS, GIB, WORK)
     assert "weights" in caught.value.message and "1.0 GiB free" in caught.value.message
     assert "lower rollout.slots" in caught.value.hint
 
@@ -66,15 +72,59 @@ def test_a_machine_told_to_use_its_cpu_has_no_gpu() -> None:
 
 
 def test_the_key_value_cache_is_counted_as_two_tensors_per_layer() -> None:
-    card = ModelCard("m", parameters=0, layers=3, hidden=0, kv_heads=2, head_dim=5, vocabulary=0)
-    plan = plan_memory(card, slots=7, sequence_tokens=11, micro_batch_tokens=0)
-    assert plan.total == plan.kv_cache == 2 * 3 * 2 * 5 * 7 * 11 * 2
+    card = replace(TINY, layers=3, kv_heads=2, head_dim=5)
+    plan = plan_memory(card, Workload(rank=0, slots=7, sequence_tokens=11, micro_batch_tokens=0))
+    assert plan.kv_cache == 2 * 3 * 2 * 5 * 7 * 11 * 2
 
 
-def test_cards_of_the_driver_are_read_and_unknown_memory_stays_unknown() -> None:
-    one, other = parse_nvidia_smi("NVIDIA RTX 4090, 24564, 23000\nOdd, card, [N/A], [N/A]\n")
-    assert (one.name, one.memory_free_bytes) == ("NVIDIA RTX 4090", 23000 * 2**20)
-    assert (other.name, other.memory_free_bytes) == ("Odd, card", None)
+def test_every_card_has_the_parameters_that_its_shapes_give() -> None:
+    assert [card.name for card in (TINY, *CARDS) if not card.is_consistent] == []
+
+
+def test_cards_of_the_driver_are_read_and_unknown_stays_unknown() -> None:
+    one, other = parse_nvidia_smi("24564, 23000, 8.9, NVIDIA RTX 4090\n[N/A], [N/A], 0, Odd, card\n")
+    assert (one.name, one.memory_free_bytes, one.capability) == ("NVIDIA RTX 4090", 23000 * 2**20, 8.9)
+    assert (other.name, other.memory_free_bytes, other.capability) == ("Odd, card", None, None)
+
+
+def test_the_card_of_the_tiny_policy_is_that_of_its_files(quick_model: Path) -> None:
+    facts = read_facts(quick_model, "tiny")
+    assert (facts.card, facts.source) == (TINY, "its files")
+    assert find_facts("tiny", ()).card == TINY
+
+
+def test_a_mixture_of_experts_is_not_taken_for_a_dense_model() -> None:
+    config = {
+        "num_attention_heads": 2,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "intermediate_size": 160,
+        "vocab_size": 258,
+        "head_dim": 32,
+    }
+    assert card_of("dense", config, 111_000, ()).card is not None
+    facts = card_of("moe", config, 400_000, ())
+    assert facts.card is None and "do not add up" in facts.source
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "huge"])
+def test_damaged_weights_are_unknown_and_no_error(tmp_path: Path, quick_model: Path, damage: str) -> None:
+    folder = shutil.copytree(quick_model, tmp_path / "copy")
+    weights = folder / "model.safetensors"
+    if damage == "missing":
+        weights.unlink()
+    else:
+        weights.write_bytes(weights.read_bytes()[:100] if damage == "cut" else b"\xff" * 100)
+    assert read_facts(folder, "mine").card is None
+
+
+def test_the_engine_that_is_planned_for_is_the_one_that_will_be_taken() -> None:
+    config = load_config(environ={}).config
+    assert expected_engine(config, gpu=True, vllm=True) == "vllm"
+    assert expected_engine(config, gpu=True, vllm=False) == "embedded"
+    assert expected_engine(config, gpu=False, vllm=True) == "embedded"
+    quantized = load_config(environ={}, assignments=["policy.quantization=nf4"]).config
+    assert expected_engine(quantized, gpu=True, vllm=True) == "generate"
 
 
 def test_a_model_that_is_set_is_taken_as_it_is(tmp_path: Path) -> None:

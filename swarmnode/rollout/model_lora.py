@@ -1,0 +1,168 @@
+"""How a whole transformers model carries a policy: LoRA merged into its weights, or added to what they give.
+
+adapter.py -> LoraPairs -> [model_lora] -> fallback.py
+
+Merging costs nothing per token, but needs weights that can be written, and a copy of them to merge from.
+Quantized ones can be neither: they are shared with the model the engine was made from, never copied, and the
+LoRA is computed beside each product as PEFT does it in training, so both sides have the same numbers (QLoRA,
+arXiv 2305.14314, equation 5).
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from swarmnode.errors import EngineError
+from swarmnode.rollout.adapter import LoraPair
+
+
+class ModelLora(Protocol):
+    """The LoRA of one policy on one model."""
+
+    def shapes(self) -> Mapping[str, tuple[int, int]]:
+        """(out, in) of every module that a policy may change, by name."""
+        ...
+
+    def take(self, pairs: Mapping[str, LoraPair]) -> None:
+        """Carry these from now on, and nothing of the policy before."""
+        ...
+
+
+class MergedLora:
+    """The weights are the policy's: base plus delta, each time from the base, so that no rounding adds up."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._modules = _linear_modules(model)
+        self._base: dict[str, Tensor] = {}
+        """Weights as they were, of modules that a policy has changed."""
+
+    def shapes(self) -> Mapping[str, tuple[int, int]]:
+        return {name: _out_in(module) for name, module in self._modules.items()}
+
+    def take(self, pairs: Mapping[str, LoraPair]) -> None:
+        for name in {*pairs, *self._base}:
+            weight = self._modules[name].weight
+            base = self._base.setdefault(name, weight.clone())
+            weight.copy_(base)
+            if name in pairs:
+                delta = pairs[name].delta().to(weight.device)
+                weight.copy_(base.float() + (delta.T if isinstance(self._modules[name], Conv1D) else delta))
+
+
+class AddedLora:
+    """The weights stay the base's; each linear layer of `model` is put inside one that adds to its result."""
+
+    def __init__(self, model: Any) -> None:
+        linear = _linear_modules(model)
+        self._shapes = {name: _out_in(module) for name, module in linear.items()}
+        self._layers = {name: _WithLora(module) for name, module in linear.items()}
+        for name, layer in self._layers.items():
+            model.set_submodule(name, layer)
+
+    def shapes(self) -> Mapping[str, tuple[int, int]]:
+        return self._shapes
+
+    def take(self, pairs: Mapping[str, LoraPair]) -> None:
+        placed = {name: _placed(pair, self._layers[name].base.weight.device) for name, pair in pairs.items()}
+        for name, layer in self._layers.items():
+            layer.pair = placed.get(name)
+
+
+class _WithLora(nn.Module):
+    """A linear layer, and what a policy adds to it."""
+
+    def __init__(self, base: nn.Linear | Conv1D) -> None:
+        super().__init__()
+        self.base = base
+        self.pair: LoraPair | None = None
+
+    @property
+    def weight(self) -> Tensor:
+        """Some families look at the type of a layer's weight before they call it."""
+        return self.base.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.base(x)
+        if (pair := self.pair) is None:
+            return y
+        # In the adapter's own type, as PEFT computes it: the trainer must find the same log-probabilities.
+        low_rank = F.linear(F.linear(x.to(pair.a.dtype), pair.a), pair.b) * pair.scaling
+        return y + low_rank.to(y.dtype)
+
+
+def own_model(
+    model: PreTrainedModel, device: torch.device | str | None = None
+) -> tuple[PreTrainedModel, ModelLora]:
+    """What an engine samples from: `model` without the LoRA layers that PEFT may have put into it, and the
+    way to give it a policy.
+
+    Of a quantized model the weights are those of `model` itself, frozen; of any other they are copies. Raises
+    EngineError for a quantized model that is wanted elsewhere than where it lies.
+    """
+    if not is_quantized(model):
+        own = _copied(model, device)
+        return own, MergedLora(own)
+    if device is not None and torch.empty(0, device=device).device != model.device:
+        raise EngineError(
+            f"a quantized model is sampled from where it lies: on {model.device}, not {device}",
+            hint="load it onto the device it is to be used on",
+        )
+    own = _sharing(model)
+    return own, AddedLora(own)
+
+
+def is_quantized(model: nn.Module) -> bool:
+    """Whether weights are packed into numbers that nobody can add to."""
+    return not all(parameter.is_floating_point() for parameter in model.parameters())
+
+
+def _copied(model: PreTrainedModel, device: torch.device | str | None) -> PreTrainedModel:
+    own: Any = copy.deepcopy(model)
+    for name, module in list(own.named_modules()):
+        if isinstance(module, BaseTunerLayer):
+            own.set_submodule(name, module.get_base_layer())
+    return own.to(own.device if device is None else device).eval().requires_grad_(False)
+
+
+def _sharing(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of all but the parameters and the linear layers, which are the very same.
+
+    Whole layers, for what unpacks a weight (blocks, scales, a code) lies in attributes of the layer.
+    """
+    same: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer):
+            same[id(module)] = module.get_base_layer()
+        elif isinstance(module, nn.Linear | Conv1D):
+            same[id(module)] = module
+    return copy.deepcopy(model, same).eval()
+
+
+def _linear_modules(model: PreTrainedModel) -> dict[str, nn.Linear | Conv1D]:
+    """Modules that a policy may change. Not the head: it may be the embedding as well."""
+    head = model.get_output_embeddings()
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and module is not head
+    }
+
+
+def _out_in(module: nn.Linear | Conv1D) -> tuple[int, int]:
+    """Not from the weight of a linear layer: a packed one is a column of bytes."""
+    if isinstance(module, Conv1D):
+        rows, columns = module.weight.shape
+        return columns, rows
+    return module.out_features, module.in_features
+
+
+def _placed(pair: LoraPair, device: torch.device) -> LoraPair:
+    """A copy: whoever sent the update may write into its tensors again."""
+    return LoraPair(pair.a.to(device, copy=True), pair.b.to(device, copy=True), pair.scaling)

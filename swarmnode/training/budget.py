@@ -1,0 +1,154 @@
+"""How many tokens go through the model at once, and what is done when they turn out to be too many.
+
+memory_plan -> [token_budget] -> trainer.py -> out of memory -> [smaller] -> trainer.py, the same step again
+
+torch is imported by the one function that needs it, so that `doctor` can ask without loading it.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from swarmnode.memory_plan import (
+    ModelCard,
+    Workload,
+    activation_bytes,
+    in_flight_bytes,
+    logprob_bytes,
+    size_text,
+    with_tokens,
+)
+
+HEADROOM = 0.15
+"""Share of the free memory that is left alone: fragments between blocks, and other programs."""
+LEAST_TOKENS = 64
+"""Below this a smaller micro-batch saves nothing that counts."""
+MOST_TOKENS = {"cpu": 2048, "cuda": 16384, "mps": 8192}
+"""Where larger micro-batches stop paying. On a CPU (one thread, forward and backward) a model of 0.1 million
+parameters does 27,600 tokens a second in micro-batches of 1024, 31,500 of 2048, 30,800 of 4096 and 27,900 of
+16384, one of 3 million 3,800, 3,350, 3,150 and 3,140: caches, not calls, decide. A card is busy at some
+thousand tokens; more room makes packing fuller."""
+UNKNOWN_TOKENS = 4096
+"""Where nobody can tell what a token costs."""
+
+
+OUT_OF_MEMORY = (
+    "out of memory",  # CUDA and MPS
+    "can't allocate memory: you tried to allocate",  # torch on Linux
+    "not enough memory: you tried to allocate",  # torch on Windows and macOS
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+"""What torch says when memory runs out: on CUDA by an error of its own, elsewhere by a plain RuntimeError."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCost:
+    """Bytes that one micro-batch takes, as a straight line of its tokens."""
+
+    per_token: float
+    per_token_checkpointed: float
+    """The same when layers are computed again in the backward pass."""
+    fixed: float
+    """Whatever the number of tokens: a chunk of logits."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBudget:
+    """Tokens of one micro-batch, and why that many."""
+
+    tokens: int
+    checkpointing: bool
+    reason: str
+    """One sentence for the log."""
+    fits: bool = True
+    """False: by the arithmetic not even one sequence of full length does."""
+
+
+def token_cost(card: ModelCard, work: Workload) -> TokenCost:
+    """What a micro-batch of `card` costs; `work.micro_batch_tokens` is not looked at."""
+    plain, checkpointed = (
+        activation_bytes(card, with_tokens(work, 1, checkpointing=on))
+        + in_flight_bytes(card, with_tokens(work, 1, checkpointing=on))
+        for on in (False, True)
+    )
+    return TokenCost(plain, checkpointed, logprob_bytes(card, MOST_TOKENS["cuda"]))
+
+
+def token_budget(
+    free_bytes: float | None,
+    cost: TokenCost | None,
+    longest_sequence: int,
+    *,
+    device: str,
+    wanted: int | None = None,
+    checkpointing: Literal["auto", "on", "off"] = "auto",
+) -> TokenBudget:
+    """The micro-batch that fits into `free_bytes` (None: unknown) on a `device` ("cpu", "cuda", "mps").
+
+    `longest_sequence` is the lower bound, because a sequence is never cut. With checkpointing "auto" layers
+    are computed again in the backward pass only where that sequence would not fit otherwise: it costs a third
+    more time. A number of tokens that was asked for (`wanted`) is taken as it is.
+
+    >>> token_budget(10_000_000, TokenCost(1000, 100, 0), 512, device="cuda").tokens
+    8448
+    >>> tight = token_budget(100_000, TokenCost(1000, 100, 0), 512, device="cuda")
+    >>> tight.tokens, tight.checkpointing
+    (832, True)
+    """
+    most = max(MOST_TOKENS.get(device, MOST_TOKENS["cpu"]), longest_sequence)
+    if free_bytes is None or cost is None:
+        tokens = wanted or max(min(most, UNKNOWN_TOKENS), longest_sequence)
+        why = "as set" if wanted else "what this model needs is not known"
+        return TokenBudget(tokens, checkpointing == "on", f"{tokens} tokens: {why}")
+    room = free_bytes * (1 - HEADROOM) - cost.fixed
+    needed = wanted or longest_sequence
+    on = checkpointing == "on" or (checkpointing == "auto" and room < needed * cost.per_token)
+    per_token = cost.per_token_checkpointed if on else cost.per_token
+    fitting = int(room / per_token) // LEAST_TOKENS * LEAST_TOKENS
+    tokens = wanted or min(max(fitting, longest_sequence), most)
+    fits = room >= tokens * per_token
+    return TokenBudget(tokens, on, _reason(tokens, on, fits, per_token, free_bytes, wanted is not None), fits)
+
+
+def _reason(tokens: int, on: bool, fits: bool, per_token: float, free_bytes: float, is_set: bool) -> str:
+    how = ", layers recomputed" if on else ""
+    room = f"{per_token / 1024:.1f} KiB each, {size_text(free_bytes)} free for them"
+    verdict = "" if fits else ": too little by the arithmetic"
+    return f"{tokens} tokens{how}: {'as set, ' if is_set else ''}{room}{verdict}"
+
+
+def smaller(budget: TokenBudget, longest_sequence: int) -> TokenBudget | None:
+    """What to try after an out-of-memory error; None when nothing is left to try.
+
+    `longest_sequence` is that of the step that failed: a micro-batch of one sequence cannot be halved, so at
+    that size layers are recomputed, and after that there is nothing.
+
+    >>> first = TokenBudget(1024, checkpointing=False, reason="")
+    >>> second = smaller(first, longest_sequence=600)
+    >>> second.tokens, second.checkpointing
+    (600, False)
+    >>> third = smaller(second, longest_sequence=600)
+    >>> third.tokens, third.checkpointing, smaller(third, longest_sequence=600)
+    (600, True, None)
+    """
+    least = max(longest_sequence, LEAST_TOKENS)
+    if budget.tokens > least:
+        tokens = max(budget.tokens // 2, least)
+        return replace(budget, tokens=tokens, reason=f"{tokens} tokens: {budget.tokens} ran out of memory")
+    if not budget.checkpointing:
+        reason = f"{budget.tokens} tokens, layers recomputed: without that they ran out of memory"
+        return replace(budget, checkpointing=True, reason=reason)
+    return None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether less at once may help. torch has an error of its own for accelerators only.
+
+    >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("shapes do not match"))
+    (True, False)
+    """
+    import torch
+
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)

@@ -1,0 +1,122 @@
+"""What doctor and join say of memory before anything is loaded."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from swarmnode import hardware
+from swarmnode.config import Config
+from swarmnode.config_layers import load_config
+from swarmnode.hardware import GIB, Gpu, Machine
+from swarmnode.node import memory as memory_module
+from swarmnode.node.doctor import Finding, memory_findings, policy_findings
+from swarmnode.node.memory import VLLM_SHARE, plan_for
+from swarmnode.paths import resolve_paths
+from swarmnode.rollout.vllm import GPU_MEMORY_SHARE
+
+SMALL = "Qwen/Qwen2.5-0.5B-Instruct"
+LARGE = "Qwen/Qwen2.5-7B-Instruct"
+
+
+def settings(*assignments: str) -> Config:
+    return load_config(environ={}, assignments=assignments).config
+
+
+def on_a_machine(monkeypatch: pytest.MonkeyPatch, free_gib: float, gpu: Gpu | None = None) -> None:
+    machine = Machine("a CPU", 2, 64 * GIB, int(free_gib * GIB), () if gpu is None else (gpu,))
+    monkeypatch.setattr(memory_module, "inspect_machine", lambda: machine)
+    monkeypatch.setattr(memory_module, "usable_gpu", lambda device: gpu)
+    monkeypatch.setattr(memory_module, "missing_reason", lambda device: "vLLM is not installed")
+
+
+def findings(config: Config, model: str) -> list[Finding]:
+    return list(memory_findings(plan_for(config, model)))
+
+
+def test_a_small_model_fits_on_a_cpu_against_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_machine(monkeypatch, 20)
+    plan, budget = findings(settings(), SMALL)
+    assert (plan.verdict, plan.advice, budget.verdict) == ("ok", "", "ok")
+    assert "20.0 GiB free on this machine" in plan.text
+    assert "embedded engine's weights" in plan.text
+    assert budget.text.startswith("2048 tokens: ")
+
+
+def test_a_model_that_does_not_fit_is_a_problem_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_machine(monkeypatch, 20, Gpu("RTX 3060", 12 * GIB, 11 * GIB, 8.6))
+    plan, budget = findings(settings(), LARGE)
+    assert (plan.verdict, budget.verdict) == ("problem", "note")
+    assert "11.0 GiB free on RTX 3060" in plan.text
+    assert "rollout.slots" in plan.advice and "--model" in plan.advice
+
+
+def test_with_less_memory_micro_batches_shrink_and_then_layers_are_recomputed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: list[tuple[int, bool]] = []
+    for free in (80, 24, 18):
+        on_a_machine(monkeypatch, 20, Gpu("a card", 96 * GIB, free * GIB, 9.0))
+        planned = plan_for(settings("policy.quantization=nf4", "rollout.slots=8"), LARGE)
+        assert planned.budget is not None and planned.fits
+        found.append((planned.budget.tokens, planned.budget.checkpointing))
+    assert found[0][0] > found[1][0]
+    assert [recomputed for _, recomputed in found] == [False, False, True]
+
+
+def test_a_card_without_bfloat16_is_planned_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights: list[float] = []
+    for capability in (7.5, 8.6):
+        on_a_machine(monkeypatch, 20, Gpu("a card", 96 * GIB, 90 * GIB, capability))
+        plan = plan_for(settings(), SMALL).plan
+        assert plan is not None
+        weights.append(plan.weights)
+    assert weights[0] == 2 * weights[1]
+
+
+def test_a_model_that_is_not_here_is_unknown_and_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_machine(monkeypatch, 20)
+    (plan,) = findings(settings(), "nobody/has-this")
+    assert plan.verdict == "note" and plan.text.startswith("nobody/has-this is not on this disk yet")
+
+
+def test_a_folder_is_known_by_its_headers(monkeypatch: pytest.MonkeyPatch, quick_model: Path) -> None:
+    on_a_machine(monkeypatch, 20)
+    from_folder = plan_for(settings(), str(quick_model)).plan
+    assert from_folder is not None and from_folder == plan_for(settings(), "tiny").plan
+
+
+def test_vllms_share_of_a_card_is_the_one_that_it_is_started_with() -> None:
+    assert VLLM_SHARE == GPU_MEMORY_SHARE
+
+
+def test_a_container_has_the_memory_that_it_was_given(tmp_path: Path) -> None:
+    (tmp_path / "memory.current").write_text("3000\n")
+    (tmp_path / "memory.stat").write_text("anon 2000\ninactive_file 500\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert hardware.container_memory(tmp_path) is None
+    (tmp_path / "memory.max").write_text("8000\n")
+    assert hardware.container_memory(tmp_path) == (8000, 5500)
+    assert hardware.container_memory(tmp_path / "none") is None
+
+
+def test_tasks_and_ports_of_every_policy_are_looked_at(tmp_path: Path) -> None:
+    paths = resolve_paths(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = policy_findings(
+            settings(
+                "node.policies=2", "tasks.mixes=['rev', 'nonsense']", "network.listen=127.0.0.1",
+                f"network.port={port - 1}",
+            ),
+            paths,
+        )  # fmt: skip
+        verdicts = {finding.subject: finding.verdict for finding in found}
+    assert (verdicts["tasks 0"], verdicts["tasks 1"], verdicts["port 1"]) == ("ok", "problem", "problem")
+    alone = {finding.subject: finding.verdict for finding in policy_findings(settings(), paths)}
+    assert alone == {"tasks": "ok", "port": "ok"}
+
+
+def test_settings_that_join_refuses_are_a_problem(tmp_path: Path) -> None:
+    found = list(policy_findings(settings("tasks.mixes=['rev', 'gcd']"), resolve_paths(tmp_path)))
+    assert [(one.subject, one.verdict) for one in found] == [("policies", "problem")]
