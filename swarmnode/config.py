@@ -33,13 +33,15 @@ class NetworkConfig(Section):
     port: int = Field(default=0, ge=0, le=65535)
     """TCP port. 0: the port this node used last time, or any free one. A port named here must be free."""
     announce: tuple[str, ...] = ()
-    """Public multiaddrs to tell peers instead of the ones we listen on (behind a forwarded port)."""
+    """Public multiaddrs to tell peers instead of the ones we listen on (behind a forwarded port). Of several
+    policies the first one announces them."""
     seeds: tuple[str, ...] = ()
     """Addresses of peers to dial first, each a multiaddr that ends in /p2p/<peer id>."""
     mdns: bool = False
     """Find peers in the local network by multicast DNS."""
     wait_for_peers: int = Field(default=0, ge=0)
-    """Connected peers to wait for before round 1. 0 starts alone at once."""
+    """Connected peers to wait for before round 1, other policies of this process not among them. 0 starts
+    alone at once."""
     wait_for_peers_s: float = Field(default=60.0, ge=0)
     """Longest such wait in seconds; then the node starts with the peers it has."""
 
@@ -61,7 +63,7 @@ class PolicyConfig(Section):
     lora_rank: int = Field(default=16, ge=1, le=512)
     """Rank of the LoRA adapter, on all linear layers."""
     quantization: Literal["none", "nf4"] = "none"
-    """nf4 holds the frozen base in 4 bits (bitsandbytes); it needs a CUDA card."""
+    """nf4 holds the frozen base in 4 bits (bitsandbytes), on a CUDA card or, slowly, on a CPU."""
     lora_alpha: int = Field(default=32, ge=1)
     """LoRA scaling is alpha / rank."""
 
@@ -71,7 +73,7 @@ class TasksConfig(Section):
     """Built-in task names, `builtin` for all eight, or paths of task files."""
     mixes: tuple[str, ...] = ()
     """With several policies: the tasks of each, names joined by commas. Policy k takes entry k, and the first
-    again after the last. Empty: all policies take `names`."""
+    again after the last; more entries than policies are refused. Empty: all policies take `names`."""
     eval_examples: int = Field(default=64, ge=1, le=1024)
     """Held-out examples per task in an evaluation."""
 
@@ -97,7 +99,8 @@ class RolloutConfig(Section):
     """How a round ends. refill: as soon as its groups are complete, the rest goes on into the next round.
     april: as the paper has it (ask for more, stop, resume). sync: waits for everything."""
     concurrency: int | None = Field(default=None, ge=1)
-    """Sequences kept in flight in mode refill. Unset: from the measured cost of a step."""
+    """Sequences kept in flight in mode refill. Unset: from the measured cost of a step; of several policies
+    each keeps those of one round."""
     over_provision: float = Field(default=2.0, ge=1, le=16)
     """Groups asked for per group wanted, in mode april."""
     max_lag: int = Field(default=8, ge=0)
@@ -132,7 +135,8 @@ class TrainingConfig(Section):
     learning_rate: float = Field(default=1e-4, gt=0)
     """AdamW learning rate of the adapter."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
-    """Lower clip of the probability ratio (1 - clip_low)."""
+    """Lower clip of the probability ratio (1 - clip_low); cispo has none. gspo clips whole answers: 3e-4 here
+    and 4e-4 above suit it."""
     clip_high: float = Field(default=0.28, gt=0)
     """Upper clip of the probability ratio (1 + clip_high); wider than below, as DAPO has it."""
     grad_clip: float = Field(default=1.0, gt=0)
@@ -145,7 +149,7 @@ class TrainingConfig(Section):
     """Own tokens of a version that lies further back are left out of the loss. Unset: rollout.max_lag is the
     only bound."""
     overlong_tokens: int = Field(default=0, ge=0)
-    """DAPO's soft punishment: an answer that ends within this many tokens of rollout.max_tokens loses reward
+    """DAPO's soft punishment: an answer that comes within this many tokens of rollout.max_tokens loses reward
     in proportion. 0: none."""
     overlong_penalty: float = Field(default=1.0, ge=0)
     """Reward that an answer of full length loses."""
@@ -160,8 +164,9 @@ class TrainingConfig(Section):
     """icepop leaves out tokens with a smaller weight."""
     correction_high: float = Field(default=5.0, ge=1)
     """icepop and decoupled leave out tokens with a larger weight."""
-    micro_batch_tokens: int = Field(default=4096, ge=16)
-    """Tokens, padding included, in one forward pass. Halved by itself when memory runs out."""
+    micro_batch_tokens: int | None = Field(default=None, ge=16)
+    """Tokens, padding included, in one forward pass. Unset: from free memory. Halved by itself when that runs
+    out."""
     packing: Literal["auto", "off"] = "auto"
     """Sequences behind each other without padding. auto: where the model gives the same numbers that way."""
     lora: Literal["auto", "addmm", "peft"] = "auto"
@@ -177,7 +182,7 @@ class NodeConfig(Section):
     rounds: int | None = Field(default=None, ge=0)
     """Stop when this many rounds are done, counted over all starts. Unset: go on until stopped."""
     checkpoint_every: int = Field(default=10, ge=1)
-    """Rounds between checkpoints. One more is written at every orderly stop."""
+    """Rounds between checkpoints. One more is written after every evaluation and at every orderly stop."""
     keep_checkpoints: int = Field(default=3, ge=1)
     """Checkpoints kept; older ones are deleted, but never the one with the best evaluation."""
     policies: int = Field(default=1, ge=1, le=16)
@@ -187,7 +192,7 @@ class NodeConfig(Section):
     http: str = "127.0.0.1"
     """Address of the status page (/healthz, /status, /metrics)."""
     http_port: int = Field(default=0, ge=0, le=65535)
-    """Port of the status page. 0: any free one; `swarmnode status` finds it."""
+    """Port of the status page. 0: any free one; `swarmnode status` finds it. Policy k adds k."""
 
 
 class Config(Section):

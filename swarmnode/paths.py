@@ -5,7 +5,7 @@ The identity is data, not cache: emptying the cache never changes who a node is.
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 
@@ -49,8 +49,28 @@ class Paths:
         return self.state / "running.json"
 
     @property
+    def lora_kernel(self) -> Path:
+        """What the start-up measurement of the LoRA kernel said on this machine."""
+        return self.cache / "lora_kernel.json"
+
+    @property
     def models(self) -> Path:
         return self.cache / "models"
+
+    def policy(self, number: int) -> "Paths":
+        """Folders of one of several policies. The first lives where a single one would; settings and cache
+        are common to all."""
+        if number == 0:
+            return self
+        return replace(
+            self, data=self.data / "policies" / str(number), state=self.state / "policies" / str(number)
+        )
+
+    def policies(self) -> "list[Paths]":
+        """Folders of all policies that have ever run here, the first one's always among them."""
+        folders = (folder for root in (self.data, self.state) for folder in (root / "policies").glob("*"))
+        numbers = sorted({int(folder.name) for folder in folders if folder.name.isdecimal()} - {0})
+        return [self, *map(self.policy, numbers)]
 
 
 def resolve_paths(home: Path | None = None, environ: Mapping[str, str] | None = None) -> Paths:

@@ -9,6 +9,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 
 from swarmnode.errors import StorageError
 from swarmnode.network.memory import MemoryNetwork
@@ -16,6 +17,7 @@ from swarmnode.node.learner import Generation, Resumed, RoundRollouts
 from swarmnode.rollout.fake import FakeEngine
 from swarmnode.tasks.rounds import draw_round
 from swarmnode.tasks.task import score_strictly
+from swarmnode.training.checkpoint_writer import CheckpointWriter
 from swarmnode.training.records import Counters, Evaluation, TrainReport
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, one_span
 
@@ -44,7 +46,8 @@ class FakeLearner:
     """A `Learner` that answers right more often the more it has trained, and remembers all it was given.
 
     `disk` is the list its checkpoints go to: hand it to another FakeLearner and that one resumes.
-    `full_disk` makes every save fail.
+    `full_disk` makes every save fail. While `disk_is_fast` is cleared, a save is under way until it is set;
+    otherwise it is on the disk before anyone looks.
     """
 
     def __init__(
@@ -61,7 +64,10 @@ class FakeLearner:
         self.author = author
         self.trained: list[tuple[Sequence[RolloutGroup], Sequence[RolloutGroup]]] = []
         self.disk = [] if disk is None else disk
-        self._full_disk = full_disk
+        self.full_disk = full_disk
+        self.disk_is_fast = threading.Event()
+        self.disk_is_fast.set()
+        self._writer = CheckpointWriter(self._write)
         self._task = FakeTask()
         self._seed, self._groups, self._group_size, self._round_s = seed, groups, group_size, round_s
         self._version = 0
@@ -99,17 +105,25 @@ class FakeLearner:
     def evaluate(self) -> Evaluation | None:
         return None if self._interrupted.is_set() else Evaluation({"sum": self._skill()}, self._skill())
 
-    def save(self, counters: Counters, exchange: bytes) -> str:
-        if self._full_disk:
-            raise StorageError("the disk is full", hint="free space")
-        self.disk.append((self._version, _copy(counters), exchange))
-        return f"round-{counters.round}"
+    def save(self, counters: Counters, exchange: bytes) -> Future[str]:
+        written = self._writer.submit((self._version, _copy(counters), exchange))
+        if self.disk_is_fast.is_set():
+            wait([written])
+        return written
 
     def interrupt(self) -> None:
         self._interrupted.set()
 
     def close(self) -> None:
+        self._writer.close()
         self.closed = True
+
+    def _write(self, snapshot: tuple[int, Counters, bytes]) -> str:
+        self.disk_is_fast.wait()
+        if self.full_disk:
+            raise StorageError("the disk is full", hint="free space")
+        self.disk.append(snapshot)
+        return f"round-{snapshot[1].round}"
 
     def _skill(self) -> float:
         return 1 - 0.5 ** (1 + self._version / 10)

@@ -10,9 +10,11 @@ from swarmnode.cli.settings import (
     Home,
     Json,
     Model,
+    Policy,
     Preset,
     TaskSpecs,
     load_settings,
+    of_policy,
 )
 
 
@@ -22,28 +24,37 @@ def evaluate(
     base: Annotated[
         bool, typer.Option("--base", help="The base model, without the trained adapter.")
     ] = False,
+    best: Annotated[
+        bool, typer.Option("--best", help="The checkpoint with the best evaluation instead of the newest.")
+    ] = False,
     greedy: Annotated[
         bool, typer.Option("--greedy", help="Take the likeliest token instead of sampling.")
     ] = False,
+    policy: Policy = 0,
     home: Home = None,
     preset: Preset = None,
     config: ConfigFile = None,
     set_: Assignments = None,
     json: Json = False,
 ) -> None:
-    """Measure the newest checkpoint (or the base model) on questions that no node trains on."""
+    """Measure the newest checkpoint (or the best, or the base model) on questions that no node trains on."""
+    # Tasks that are named here count, whatever the policy trains on.
+    named = {"tasks.names": tuple(task), "tasks.mixes": ()} if task else {}
     settings = load_settings(
         home=home,
         preset=preset,
         config_file=config,
         assignments=set_,
-        flags={"policy.model": model, "tasks.names": tuple(task) if task else None},
+        flags={"policy.model": model, **named},
     )
+    settings = of_policy(settings, policy)
     import msgspec
 
     from swarmnode.node.offline import evaluate_offline
 
-    result = evaluate_offline(settings.config, settings.model, settings.paths, base=base, greedy=greedy)
+    result = evaluate_offline(
+        settings.config, settings.model, settings.paths, base=base, best=best, greedy=greedy
+    )
     if json:
         typer.echo(msgspec.json.encode(result).decode())
         return

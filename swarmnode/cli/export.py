@@ -5,7 +5,16 @@ from typing import Annotated
 
 import typer
 
-from swarmnode.cli.settings import Assignments, ConfigFile, Home, Model, Preset, load_settings
+from swarmnode.cli.settings import (
+    Assignments,
+    ConfigFile,
+    Home,
+    Model,
+    Policy,
+    Preset,
+    load_settings,
+    of_policy,
+)
 
 
 def export(
@@ -13,17 +22,22 @@ def export(
     merged: Annotated[
         bool, typer.Option("--merged", help="The whole model with the adapter merged in.")
     ] = False,
+    best: Annotated[
+        bool, typer.Option("--best", help="The checkpoint with the best evaluation instead of the newest.")
+    ] = False,
     model: Model = None,
+    policy: Policy = 0,
     home: Home = None,
     preset: Preset = None,
     config: ConfigFile = None,
     set_: Assignments = None,
 ) -> None:
-    """Write the newest checkpoint's adapter as a PEFT folder, or the merged model."""
+    """Write the adapter of the newest (or best) checkpoint as a PEFT folder, or the merged model."""
     settings = load_settings(
         home=home, preset=preset, config_file=config, assignments=set_, flags={"policy.model": model}
     )
+    settings = of_policy(settings, policy)
     from swarmnode.node.offline import export_offline
 
-    what = export_offline(settings.config, settings.model, settings.paths, folder, merged=merged)
+    what = export_offline(settings.config, settings.model, settings.paths, folder, merged=merged, best=best)
     typer.echo(f"wrote {what} to {folder}")

@@ -5,20 +5,20 @@ from typing import Annotated
 
 import typer
 
-from swarmnode.cli.settings import Home, Json
+from swarmnode.cli.settings import Home, Json, Policy
 from swarmnode.paths import resolve_paths
 
 app = typer.Typer(help="Show, back up and restore the key that this node is known by.", no_args_is_help=True)
 
 
 @app.command()
-def show(home: Home = None, json: Json = False) -> None:
+def show(policy: Policy = 0, home: Home = None, json: Json = False) -> None:
     """Print peer id and name; the key is made at the first call."""
     import msgspec
 
     from swarmnode.identity.keys import load_or_create
 
-    path = resolve_paths(home).identity
+    path = resolve_paths(home).policy(policy).identity
     key = load_or_create(path)
     if json:
         typer.echo(
@@ -29,11 +29,11 @@ def show(home: Home = None, json: Json = False) -> None:
 
 
 @app.command()
-def export(home: Home = None) -> None:
+def export(policy: Policy = 0, home: Home = None) -> None:
     """Print the key as one line. Whoever has that line is this node: keep it secret."""
     from swarmnode.identity.keys import export_key
 
-    typer.echo(export_key(resolve_paths(home).identity))
+    typer.echo(export_key(resolve_paths(home).policy(policy).identity))
 
 
 @app.command("import")
@@ -44,13 +44,14 @@ def import_(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the present key; it is kept as a backup.")
     ] = False,
+    policy: Policy = 0,
     home: Home = None,
 ) -> None:
     """Install an exported key. A node must not be running on the present one."""
     from swarmnode.identity.keys import import_key
     from swarmnode.identity.lock import IdentityLock
 
-    path = resolve_paths(home).identity
+    path = resolve_paths(home).policy(policy).identity
     with IdentityLock(path):
         key = import_key(_read(source), path, overwrite=overwrite)
     typer.echo(f"this node is now {key.name} ({key.peer_id})")

@@ -29,6 +29,9 @@ def join(
         bool | None,
         typer.Option("--overlap/--no-overlap", help="Generate the next round while this one is trained on."),
     ] = None,
+    policies: Annotated[
+        int | None, typer.Option("--policies", help="Policies to train at once on one base model.")
+    ] = None,
     port: Annotated[int | None, typer.Option("--port", help="TCP port to listen on.")] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start over; earlier checkpoints are kept aside.")
@@ -40,7 +43,8 @@ def join(
 ) -> None:
     """Join a swarm, or start one: ask, answer, share, listen, learn.
 
-    The last line printed is JSON with rounds, tokens, seconds, reward_first and reward_last.
+    The last line printed is JSON with rounds, tokens, seconds, reward_first and reward_last; with several
+    policies, a list of these and their totals.
     """
     settings = load_settings(
         home=home,
@@ -55,10 +59,14 @@ def join(
             "rollout.engine": engine,
             "rollout.overlap": None if overlap is None else "on" if overlap else "off",
             "tasks.names": tuple(task) if task else None,
+            "node.policies": policies,
             "node.rounds": rounds,
             "node.seed": seed,
         },
     )
     from swarmnode.node.run import run_node
 
-    print(run_node(settings.config, settings.model, settings.model_reason, settings.paths, fresh=fresh))
+    ending = run_node(settings.config, settings.model, settings.model_reason, settings.paths, fresh=fresh)
+    print(ending.line)
+    if ending.exit_code:
+        raise typer.Exit(ending.exit_code)

@@ -1,7 +1,7 @@
 """From command-line options to settings and folders; every command goes through here."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +26,15 @@ Model = Annotated[
 TaskSpecs = Annotated[
     list[str] | None,
     typer.Option("--task", help="Built-in task, `builtin` for all, or a Python file; may be repeated."),
+]
+Policy = Annotated[
+    int,
+    typer.Option(
+        "--policy",
+        min=0,
+        max=15,
+        help="Which policy, where this home has several (0: the first, or the only).",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 
@@ -72,6 +81,21 @@ def load_settings(
     if model == "tiny" and preset is None:
         loaded = load(_preset_file("tiny"))
     return Settings(loaded.config, loaded.origins, paths, model, reason)
+
+
+def of_policy(settings: Settings, number: int) -> Settings:
+    """What a command works with that is about one of several policies. Raises ConfigError for one that never
+    ran here."""
+    from swarmnode.errors import ConfigError
+    from swarmnode.node.policies import config_of
+
+    paths = settings.paths.policy(number)
+    if number and paths not in settings.paths.policies():
+        raise ConfigError(
+            f"there is no policy {number} in {settings.paths.data}",
+            hint=f"it has {len(settings.paths.policies())} of them, counted from 0; see --policy and --home",
+        )
+    return replace(settings, config=config_of(settings.config, number), paths=paths)
 
 
 def _preset_file(name: str) -> Path:

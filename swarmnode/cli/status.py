@@ -1,43 +1,60 @@
 """`swarmnode status`: ask the node that runs on this machine."""
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from swarmnode.cli.settings import Home, Json
 from swarmnode.errors import IdentityInUse, SwarmnodeError
 from swarmnode.paths import Paths, resolve_paths
 
+if TYPE_CHECKING:
+    from swarmnode.node.status import NodeStatus
+
 TIMEOUT_S = 5.0
 
 
 def status(home: Home = None, json: Json = False) -> None:
-    """Show what the running node does, learns, hears and waits for."""
+    """Show what the running node does, learns, hears and waits for; all of it for each of its policies."""
     import time
-    from http.client import HTTPException
-    from urllib.request import urlopen
 
     import msgspec
     from rich.console import Console
 
     from swarmnode.node.panel import render
     from swarmnode.node.running import read_running
-    from swarmnode.node.status import NodeStatus
 
     paths = resolve_paths(home)
-    running = read_running(paths.running)
-    if running is None:
+    running = [note for place in paths.policies() if (note := read_running(place.running)) is not None]
+    if not running:
         raise _not_running(paths)
-    url = f"http://{running.http_host}:{running.http_port}/status"
+    answers = [_ask(note.http_host, note.http_port, paths) for note in running]
+    found = [answer for answer in answers if not isinstance(answer, SwarmnodeError)]
+    if not found:
+        raise next(answer for answer in answers if isinstance(answer, SwarmnodeError))
+    if json:
+        alone = found[0].policies == 1
+        typer.echo(msgspec.json.encode(found[0] if alone else {"policies": found}).decode())
+        return
+    for one in found:
+        Console().print(render(one, (), (), time.time()))
+
+
+def _ask(host: str, port: int, paths: Paths) -> "NodeStatus | SwarmnodeError":
+    """What one status page says, or why it says nothing: one of several policies may just have ended."""
+    from http.client import HTTPException
+    from urllib.request import urlopen
+
+    import msgspec
+
+    from swarmnode.node.status import NodeStatus
+
+    url = f"http://{host}:{port}/status"
     try:
         with urlopen(url, timeout=TIMEOUT_S) as answer:  # a URL of our own making, on this machine
-            found = msgspec.json.decode(answer.read(), type=NodeStatus)
+            return msgspec.json.decode(answer.read(), type=NodeStatus)
     except (OSError, HTTPException, ValueError, msgspec.DecodeError) as error:
-        raise SwarmnodeError(
-            f"no node answers at {url}: {error}", hint=f"see {paths.logs}/node.log"
-        ) from error
-    if json:
-        typer.echo(msgspec.json.encode(found).decode())
-    else:
-        Console().print(render(found, (), (), time.time()))
+        return SwarmnodeError(f"no node answers at {url}: {error}", hint=f"see {paths.logs}/node.log")
 
 
 def _not_running(paths: Paths) -> SwarmnodeError:

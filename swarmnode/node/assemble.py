@@ -7,35 +7,38 @@ torch is imported by the functions that need it, so that a mistyped task or a bu
 
 import hashlib
 import logging
-import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarmnode.config import Config, NetworkConfig, NodeConfig
-from swarmnode.errors import ConfigError, ModelError, PortInUse
+from swarmnode.config import Config, NetworkConfig
+from swarmnode.errors import ConfigError, ModelError
 from swarmnode.exchange.exchange import Exchange, ExchangeSettings
 from swarmnode.exchange.limits import MAX_GROUP_SIZE
 from swarmnode.hardware import inspect_machine
 from swarmnode.identity.keys import NodeKey
-from swarmnode.models import find_model, plan_memory
+from swarmnode.memory_plan import EngineName, ModelCard, Workload, engine_growth, plan_memory
+from swarmnode.models import find_model, workload
 from swarmnode.network.discovery import Discovery
 from swarmnode.network.multiaddr import parse_address, split_peer
 from swarmnode.network.p2pd import P2pdHost
 from swarmnode.network.peers import PeerBook
+from swarmnode.node.memory import budget_for
 from swarmnode.node.node import NetworkParts
 from swarmnode.node.overlap import Overlap, decide_overlap
 from swarmnode.paths import Paths
 from swarmnode.tasks.task import Task
+from swarmnode.training.budget import TokenBudget, token_cost
 
 if TYPE_CHECKING:
-    from swarmnode.node.policy_learner import PolicyLearner
+    from swarmnode.node.policy_learner import PolicyLearner, TrainJointly
     from swarmnode.rollout.engine import Engine
     from swarmnode.rollout.renderer import Renderer
     from swarmnode.training.base_model import LoadedModel
-    from swarmnode.training.checkpoint import CheckpointStore
+    from swarmnode.training.checkpoint_store import CheckpointStore
+    from swarmnode.training.forward import Forward
     from swarmnode.training.policy import Policy
 
 log = logging.getLogger(__name__)
@@ -56,9 +59,10 @@ class LocalPolicy:
 
 
 def load_policy(
-    config: Config, model: str, paths: Paths, progress: Progress, *, seed: int = 0
+    config: Config, model: str, paths: Paths, progress: Progress, *, seed: int = 0, policies: int = 1
 ) -> LocalPolicy:
-    """Load (or, for tiny, build) the base model and put a new adapter on it."""
+    """Load (or, for tiny, build) the base model and put a new adapter on it. The engine can serve so many
+    `policies` at once."""
     if find_spec("torch") is None or find_spec("peft") is None:
         raise ModelError("torch and peft are not installed", hint="pip install 'swarmnode[train]'")
     import torch
@@ -66,7 +70,6 @@ def load_policy(
     from swarmnode.rollout.renderer import Renderer
     from swarmnode.rollout.select import make_engine
     from swarmnode.training.base_model import load_base_model
-    from swarmnode.training.checkpoint import CheckpointStore
     from swarmnode.training.policy import Policy
 
     torch.set_num_threads(config.policy.threads)
@@ -80,13 +83,21 @@ def load_policy(
         kind=config.rollout.engine,
         source=find_model(source),
         lora_rank=config.policy.lora_rank,
+        policies=policies,
     )
     log.info("rollout engine: %s", reason)
     policy = Policy(base, config.policy, seed)
-    store = CheckpointStore(
+    store = checkpoint_store(config, model, paths, base)
+    return LocalPolicy(base, policy, engine, Renderer(base.tokenizer, base.eos_token_ids), store)
+
+
+def checkpoint_store(config: Config, model: str, paths: Paths, base: "LoadedModel") -> "CheckpointStore":
+    """Where the checkpoints of a policy on this base are."""
+    from swarmnode.training.checkpoint_store import CheckpointStore
+
+    return CheckpointStore(
         paths.checkpoints, Path(model).name, base.fingerprint, keep=config.node.keep_checkpoints
     )
-    return LocalPolicy(base, policy, engine, Renderer(base.tokenizer, base.eos_token_ids), store)
 
 
 def _longest_sequence(config: Config, base: "LoadedModel") -> int:
@@ -107,8 +118,9 @@ def _longest_prompt(config: Config, base: "LoadedModel") -> int:
     return _longest_sequence(config, base) - config.rollout.max_tokens
 
 
-def choose_overlap(config: Config, local: LocalPolicy) -> Overlap:
-    """Whether generation and training fit side by side into what is free now, the model being loaded."""
+def choose_overlap(config: Config, local: LocalPolicy, budget: TokenBudget) -> Overlap:
+    """Whether generation and training, in micro-batches of this size, fit side by side into what is free now,
+    the model being loaded."""
     import torch
 
     model = local.base.model
@@ -121,25 +133,90 @@ def choose_overlap(config: Config, local: LocalPolicy) -> Overlap:
         gpu=gpu,
         cores=machine.cores,
         free_bytes=free,
-        need_bytes=_overlap_bytes(config, local),
+        need_bytes=_overlap_bytes(config, local, budget),
     )
     log.info("overlap of generation and training %s", decision.reason)
     return decision
 
 
-def _overlap_bytes(config: Config, local: LocalPolicy) -> float | None:
+def _overlap_bytes(config: Config, local: LocalPolicy, budget: TokenBudget) -> float | None:
     """What generation and training take at once, beyond what is loaded; None where nobody can tell."""
     card = local.base.card
     if card is None:
         return None
-    plan = plan_memory(
-        card,
-        slots=config.rollout.slots,
-        sequence_tokens=_longest_sequence(config, local.base),
-        micro_batch_tokens=config.training.micro_batch_tokens,
-        weight_bytes=local.base.model.dtype.itemsize,
+    work = replace(
+        _loaded_workload(config, local),
+        micro_batch_tokens=budget.tokens,
+        checkpointing=budget.checkpointing,
     )
-    return plan.activations + (0 if local.engine.capabilities.reserves_kv else plan.kv_cache)
+    return plan_memory(card, work).step + _still_to_come(card, work, local)
+
+
+def choose_budget(config: Config, local: LocalPolicy) -> TokenBudget:
+    """Tokens of one micro-batch, out of what is free now that base, engine and adapters are loaded."""
+    import torch
+
+    card, device = local.base.card, local.base.model.device
+    free = (
+        torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else inspect_machine().memory_free_bytes
+    )
+    longest = _longest_sequence(config, local.base)
+    cost, room = None, None
+    if card is not None:
+        work = _loaded_workload(config, local)
+        cost, room = token_cost(card, work), free - _still_to_come(card, work, local)
+    budget = budget_for(config, room, cost, longest, device.type)
+    log.info("micro-batches of %s", budget.reason)
+    return budget
+
+
+def _still_to_come(card: ModelCard, work: Workload, local: LocalPolicy) -> float:
+    """What is not taken yet when base, engine and adapters are loaded, besides activations."""
+    plan = plan_memory(card, work)
+    kv_cache = 0 if local.engine.capabilities.reserves_kv else plan.kv_cache
+    return plan.gradients + plan.optimizer + kv_cache + engine_growth(card, work)
+
+
+def _loaded_workload(config: Config, local: LocalPolicy) -> Workload:
+    base, gpu = local.base, local.base.model.device.type == "cuda"
+    return replace(
+        workload(config, None),
+        sequence_tokens=_longest_sequence(config, base),
+        number_bytes=base.model.dtype.itemsize,
+        nf4=base.is_quantized,
+        engine=_engine_name(local),
+        gpu=gpu,
+    )
+
+
+def _engine_name(local: LocalPolicy) -> EngineName:
+    match local.engine.capabilities.name:
+        case "vllm":
+            return "vllm"
+        case "generate":
+            return "generate"
+        case _:
+            return "embedded"
+
+
+def build_forward(config: Config, local: LocalPolicy, paths: Paths) -> "Forward":
+    """How all policies on this base train: with which arithmetic, and how many tokens at once. The adapters
+    of all of them are loaded by now."""
+    from swarmnode.training.forward import Forward
+    from swarmnode.training.lora_kernel import lora_gemm_for
+
+    kernel = None
+    if config.training.lora == "auto":
+        offer = lora_gemm_for(local.policy.device, paths.lora_kernel, policies=config.node.policies)
+        log.info("LoRA layers: %s", offer.reason)
+        kernel = offer.gemm
+    return Forward(
+        local.policy,
+        config.training,
+        temperature=config.rollout.temperature,
+        budget=choose_budget(config, local),
+        kernel=kernel,
+    )
 
 
 def build_learner(
@@ -150,8 +227,10 @@ def build_learner(
     author: str,
     seed: int,
     overlap: Overlap,
+    forward: "Forward",
+    train_jointly: "TrainJointly | None" = None,
 ) -> "PolicyLearner":
-    """The learning half of the node that `author` names."""
+    """The learning half of the node that `author` names. `train_jointly`: how it trains when not alone."""
     from swarmnode.node.policy_learner import PolicyLearner
 
     return PolicyLearner(
@@ -164,6 +243,8 @@ def build_learner(
         author=author,
         seed=seed,
         overlap=overlap,
+        forward=forward,
+        train_jointly=train_jointly,
     )
 
 
@@ -225,62 +306,6 @@ def check_addresses(network: NetworkConfig) -> None:
         split_peer(address)
     for address in network.announce:
         parse_address(address)
-
-
-def check_status_port(node: NodeConfig) -> None:
-    """Raises PortInUse for a status port that is taken, before the model is loaded for nothing."""
-    if node.http_port and not _is_free(node.http, node.http_port):
-        raise PortInUse(
-            f"the status page cannot listen on {node.http}:{node.http_port}",
-            hint="choose another --set node.http_port=..., or 0 for any free one",
-        )
-
-
-def choose_port(network: NetworkConfig, paths: Paths) -> int:
-    """The port to listen on: the one that is set, else last time's if it is free, else any.
-
-    Raises PortInUse for a set port that is taken. A steady port keeps remembered addresses valid.
-    """
-    remembered = _remembered_port(paths)
-    for port in (network.port, remembered):
-        if port and _is_free(network.listen, port):
-            return port
-    if network.port:
-        raise PortInUse(
-            f"port {network.port} on {network.listen} is in use or not allowed",
-            hint="choose another --port, or leave it out for any free one",
-        )
-    if remembered:
-        log.info("port %d of last time is taken; listening on another one", remembered)
-    return 0
-
-
-def remember_port(paths: Paths, addresses: tuple[str, ...]) -> None:
-    """Keep the TCP port that the host listens on for the next start."""
-    ports = [address.split("/tcp/")[1].split("/")[0] for address in addresses if "/tcp/" in address]
-    if ports:
-        paths.state.mkdir(parents=True, exist_ok=True)
-        _port_file(paths).write_text(ports[0])
-
-
-def _remembered_port(paths: Paths) -> int | None:
-    try:
-        port = int(_port_file(paths).read_text())
-    except (OSError, ValueError):
-        return None
-    return port if 0 < port < 65536 else None
-
-
-def _port_file(paths: Paths) -> Path:
-    return paths.state / "port"
-
-
-def _is_free(host: str, port: int) -> bool:
-    try:
-        with socket.create_server((host, port)):
-            return True
-    except OSError:
-        return False
 
 
 def _tiny(paths: Paths, progress: Progress) -> Path:

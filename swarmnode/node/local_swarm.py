@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from swarmnode.errors import SwarmnodeError
+from swarmnode.config_layers import load_config
+from swarmnode.errors import ConfigError, SwarmnodeError
 from swarmnode.identity.keys import NodeKey, load_or_create
 from swarmnode.paths import resolve_paths
 
@@ -56,6 +57,11 @@ class LocalNode:
 
 def run_local_swarm(plan: SwarmPlan, home: Path | None, show: Callable[[str], None]) -> list[dict[str, Any]]:
     """Run all nodes to their end; returns their results in order. Raises SwarmnodeError when one fails."""
+    if load_config(assignments=plan.assignments).config.node.policies > 1:
+        raise ConfigError(
+            "each node of a local swarm has one policy",
+            hint="leave out node.policies and raise --nodes, or use `swarmnode join --policies`",
+        )
     with _folder(home) as root:
         nodes = [_prepare(root / f"node-{number}") for number in range(plan.nodes)]
         model = plan.model or str(_tiny(root, show))

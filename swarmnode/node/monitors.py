@@ -7,12 +7,16 @@ import json
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Protocol, TextIO
 
 from swarmnode.node.status import NodeStatus, measurements
 
 log = logging.getLogger(__name__)
+
+policy_label: ContextVar[str] = ContextVar("policy_label", default="")
+"""Before every line of the story that is about one of several policies; empty with one."""
 
 MOST_LOG_BYTES = 64 * 2**20
 """Then the file is put aside once, so that a node that runs for months keeps its disk."""
@@ -75,11 +79,13 @@ class JsonlMonitor:
 class PlainMonitor:
     """One line per round, without escape codes."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, label: str = "") -> None:
+        """`label` says whose rounds these are, where several policies write to one stream."""
         self._stream = stream
+        self._label = label
 
     def round_done(self, status: NodeStatus) -> None:
-        self._stream.write(f"{time.strftime('%H:%M:%S')} {round_line(status)}\n")
+        self._stream.write(f"{time.strftime('%H:%M:%S')} {self._label}{round_line(status)}\n")
         self._stream.flush()
 
     def evaluated(self, status: NodeStatus) -> None:

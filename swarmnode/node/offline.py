@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarmnode.config import Config
-from swarmnode.errors import CheckpointError, StorageError
+from swarmnode.errors import CheckpointError, ConfigError, StorageError
 from swarmnode.node.assemble import LocalPolicy, load_policy
 from swarmnode.node.screen import Screen
 from swarmnode.paths import Paths
@@ -32,12 +32,20 @@ class OfflineEvaluation:
 
 
 def evaluate_offline(
-    config: Config, model: str, paths: Paths, *, base: bool = False, greedy: bool = False
+    config: Config,
+    model: str,
+    paths: Paths,
+    *,
+    base: bool = False,
+    best: bool = False,
+    greedy: bool = False,
 ) -> OfflineEvaluation:
-    """Measure the newest checkpoint, or the base model where there is none or `base` asks for it."""
+    """Measure the newest or the best checkpoint, or the base model: without any, or where `base` says so."""
+    if base and best:
+        raise ConfigError("--base and --best are two different policies", hint="leave one out")
     with Screen() as screen:
         local = load_policy(config, model, paths, screen.progress)
-    checkpoint = None if base else local.store.latest()
+    checkpoint = None if base else _best(local) if best else local.store.latest()
     if checkpoint is not None:
         local.policy.load_adapter(checkpoint.adapter)
         local.engine.set_policy(local.policy.update(), "abort")
@@ -59,15 +67,20 @@ def evaluate_offline(
     )
 
 
-def export_offline(config: Config, model: str, paths: Paths, folder: Path, *, merged: bool) -> str:
-    """Write the newest checkpoint's adapter, or the merged model, to `folder`; returns what was written."""
+def export_offline(
+    config: Config, model: str, paths: Paths, folder: Path, *, merged: bool, best: bool = False
+) -> str:
+    """Write the adapter of the newest or the best checkpoint, or the merged model, to `folder`.
+
+    Returns what was written.
+    """
     from safetensors import SafetensorError
 
     if folder.exists():
         raise StorageError(f"{folder} exists already", hint="name a folder that does not")
     with Screen() as screen:
         local = load_policy(config, model, paths, screen.progress)
-    checkpoint = _newest(local)
+    checkpoint = _best(local) if best else _newest(local)
     aside = folder.with_name(f".{folder.name}.partial")
     try:
         shutil.rmtree(aside, ignore_errors=True)
@@ -91,6 +104,16 @@ def _newest(local: LocalPolicy) -> Checkpoint:
         raise CheckpointError(
             f"there is no checkpoint in {local.store.folder}",
             hint="train first (`swarmnode join`), and use the same --model and --home",
+        )
+    return checkpoint
+
+
+def _best(local: LocalPolicy) -> Checkpoint:
+    checkpoint = local.store.best()
+    if checkpoint is None:
+        raise CheckpointError(
+            f"no checkpoint in {local.store.folder} was evaluated",
+            hint="train with --set node.eval_every=10, or leave out --best for the newest checkpoint",
         )
     return checkpoint
 

@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from swarmnode.node.monitors import shown
+from swarmnode.node.monitors import policy_label, shown
 from swarmnode.node.status import NodeStatus, invitation
 
 LOG_LINES = 6
@@ -34,7 +34,7 @@ class PanelMonitor(logging.Handler):
         self._live.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._lines.append(f"{time.strftime('%H:%M:%S')} {record.getMessage()}")
+        self._lines.append(f"{time.strftime('%H:%M:%S')} {policy_label.get()}{record.getMessage()}")
 
     def round_done(self, status: NodeStatus) -> None:
         if status.reward.own is not None:

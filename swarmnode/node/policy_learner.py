@@ -9,13 +9,15 @@ checkpoint: a node that resumes goes on where it stopped.
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 
 import msgspec
 
 from swarmnode.config import Config, RolloutConfig
 from swarmnode.errors import CheckpointError, TaskError
+from swarmnode.node.dynamic_sampling import more_groups
 from swarmnode.node.learner import Generation, Resumed, RoundRollouts
 from swarmnode.node.overlap import Overlap
 from swarmnode.rollout.engine import Engine, SamplingParams
@@ -25,14 +27,21 @@ from swarmnode.rollout.partial_records import PartialSettings
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.tasks.rounds import ExampleStream, StreamPlace
 from swarmnode.tasks.task import Task, redraw, score_strictly
-from swarmnode.training.checkpoint import CheckpointStore, Waiting, restore
+from swarmnode.training.checkpoint import Measure, Waiting, restore, take_snapshot
+from swarmnode.training.checkpoint_store import CheckpointStore
+from swarmnode.training.checkpoint_writer import CheckpointWriter
 from swarmnode.training.evaluation import evaluate
+from swarmnode.training.forward import Forward
 from swarmnode.training.policy import Policy
 from swarmnode.training.records import Counters, Evaluation, TrainReport
+from swarmnode.training.round import RoundOfPolicy
 from swarmnode.training.trainer import Trainer
 from swarmnode.types import Example, ExampleKey, RolloutGroup
 
 log = logging.getLogger(__name__)
+
+TrainJointly = Callable[[RoundOfPolicy], TrainReport]
+"""Trains a round together with those of other policies."""
 
 
 class UntrainedRollouts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,13 +68,18 @@ class PolicyLearner:
         author: str,
         seed: int,
         overlap: Overlap,
+        forward: Forward | None = None,
+        train_jointly: TrainJointly | None = None,
     ) -> None:
+        """`forward`: that of the base (None: one of its own). `train_jointly`: where this policy is one of
+        several on its base."""
         self._config = config
         self._policy = policy
         self.engine = engine
         self._renderer = renderer
         self._tasks = tasks
         self._store = store
+        self._writer = CheckpointWriter(store.write)
         self._author = author
         self._seed = seed
         self._sleep_while_training = overlap.sleep
@@ -74,7 +88,8 @@ class PolicyLearner:
             config.rollout.max_tokens, config.rollout.temperature, config.rollout.top_p
         )
         self._versions_ahead = int(overlap.on)
-        settings = partial_settings(config.rollout, self._versions_ahead)
+        self._train_jointly = train_jointly
+        settings = partial_settings(config.rollout, self._versions_ahead, alone=config.node.policies == 1)
         self._rollouts = PartialRollouts(engine, renderer, settings, self._sampling, seed=seed)
         self._examples = self._stream()
         self._untrained: dict[int, list[Answered]] = {}
@@ -84,8 +99,10 @@ class PolicyLearner:
             policy,
             config.training,
             temperature=config.rollout.temperature,
+            max_tokens=config.rollout.max_tokens,
             seed=seed,
             render=renderer.prompt_ids,
+            forward=forward,
         )
 
     @property
@@ -96,7 +113,7 @@ class PolicyLearner:
         checkpoint = self._store.tidy()
         if checkpoint is None:
             return None
-        waiting = restore(checkpoint, self._policy, self._trainer)
+        waiting = restore(checkpoint, self._policy, self._trainer.optimizer)
         self.engine.set_policy(self._policy.update(), "abort")
         self._restore_rollouts(waiting.rollouts)
         return Resumed(checkpoint.state.counters, waiting.exchange)
@@ -109,25 +126,42 @@ class PolicyLearner:
         started = time.perf_counter()
         # This may run beside the training of the round before; all earlier ones are trained on.
         self._untrained = {n: kept for n, kept in self._untrained.items() if n >= number - 1}
-        answered = self._untrained[number] = []
-        scoring: list[Future[RolloutGroup]] = []
-        for one in self._rollouts.round(self._examples, should_stop=self._interrupted.is_set):
-            # A judge may be slow, or wait for a subprocess: it works while the engine goes on.
-            answered.append(one)
-            scoring.append(self._scorer.submit(self._score, one, self.engine.policy_version))
+        self._untrained[number] = []
+        groups: list[RolloutGroup] = []
+        useful = 0
+        wanted, factor = self._config.rollout.groups, self._config.rollout.dynamic_sampling
+        while count := more_groups(wanted, useful, len(groups), factor):
+            more = self._scored_groups(number, count)
+            groups += more
+            useful += sum(group.has_gradient for group in more)
+            if len(more) < count:
+                break
         complete = not self._interrupted.is_set()
-        if not complete:
-            for future in scoring:
-                future.cancel()
-        groups = tuple(future.result() for future in scoring) if complete else ()
         tokens = sum(len(c.token_ids) for group in groups for c in group.completions)
-        return RoundRollouts(groups, tokens, time.perf_counter() - started, complete, self._generation())
+        seconds = time.perf_counter() - started
+        return RoundRollouts(tuple(groups) if complete else (), tokens, seconds, complete, self._generation())
+
+    def _scored_groups(self, number: int, count: int) -> list[RolloutGroup]:
+        """So many groups more for a round; fewer when interrupted or out of examples."""
+        scoring: list[Future[RolloutGroup]] = []
+        for one in self._rollouts.round(self._examples, groups=count, should_stop=self._interrupted.is_set):
+            # A judge may be slow, or wait for a subprocess: it works while the engine goes on.
+            self._untrained[number].append(one)
+            work = copy_context().run, self._score, one, self.engine.policy_version
+            scoring.append(self._scorer.submit(*work))
+        if not self._interrupted.is_set():
+            return [future.result() for future in scoring]
+        for future in scoring:
+            future.cancel()
+        return []
 
     def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport:
         if self._sleep_while_training:
             self._rollouts.park()
             self.engine.sleep()
-        return self._trainer.train(own, external)
+        if self._train_jointly is None:
+            return self._trainer.train(own, external)
+        return self._train_jointly(self._trainer.prepare(own, external))
 
     def evaluate(self) -> Evaluation | None:
         self._rollouts.park()
@@ -141,17 +175,22 @@ class PolicyLearner:
             should_stop=self._interrupted.is_set,
         )
 
-    def save(self, counters: Counters, exchange: bytes) -> str:
+    def save(self, counters: Counters, exchange: bytes) -> Future[str]:
         later = sorted(number for number in self._untrained if number > counters.round)
         complete = [answered for number in later for answered in self._untrained[number]]
         state = UntrainedRollouts(self._examples.place, self._rollouts.state(complete))
         waiting = Waiting(exchange, msgspec.msgpack.encode(state))
-        return self._store.save(self._policy, self._trainer, counters, waiting, self._seed).name
+        measure = Measure(tuple(sorted(self._tasks)), self._config.tasks.eval_examples)
+        snapshot = take_snapshot(
+            self._policy, self._trainer.optimizer, counters, waiting, self._seed, measure=measure
+        )
+        return self._writer.submit(snapshot)
 
     def interrupt(self) -> None:
         self._interrupted.set()
 
     def close(self) -> None:
+        self._writer.close()
         self._scorer.shutdown(cancel_futures=True)
         self.engine.close()
 
@@ -210,17 +249,21 @@ class PolicyLearner:
         )
 
 
-def partial_settings(config: RolloutConfig, versions_ahead: int) -> PartialSettings:
+def partial_settings(config: RolloutConfig, versions_ahead: int, *, alone: bool = True) -> PartialSettings:
     """The scheduler's settings out of the node's.
 
     With overlap the trainer is one version ahead of the engine by the time it sees what was generated, so
-    the scheduler has to keep everything that much younger.
+    the scheduler has to keep everything that much younger. Who is not `alone` on the engine cannot measure
+    what its own requests cost there: then it keeps those of one round in flight.
     """
+    concurrency = config.concurrency
+    if concurrency is None and not alone:
+        concurrency = config.groups * config.group_size
     return PartialSettings(
         mode=config.mode,
         groups=config.groups,
         group_size=config.group_size,
         max_lag=config.max_lag - versions_ahead,
         over_provision=config.over_provision,
-        concurrency=config.concurrency,
+        concurrency=concurrency,
     )

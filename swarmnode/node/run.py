@@ -1,15 +1,20 @@
-"""One run of a node as a process: lock, parts, signals, screen, and the last line.
+"""One run of a node as a process: locks, parts, signals, screen, and the last line.
 
-cli join -> [run_node] -> assemble.py, node.py
+cli join -> [run_node] -> policies.py, assemble.py, a Node per policy
+
+With one policy there is one of everything. Several share process, base model, engine and training batch. What
+goes wrong with one alone (its tasks, its network, its checkpoints) ends its own membership, and the others go
+on; an error of the engine or of a common training batch ends all who had something in it.
 """
 
 import asyncio
 import logging
 import os
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-
-import msgspec
 
 from swarmnode.config import Config
 from swarmnode.errors import IdentityInUse, SwarmnodeError
@@ -17,66 +22,219 @@ from swarmnode.identity.keys import NodeKey, load_or_create
 from swarmnode.identity.lock import IdentityLock
 from swarmnode.models import find_model, remember_model
 from swarmnode.node.assemble import (
+    LocalPolicy,
+    build_forward,
     build_learner,
     build_network,
     check_addresses,
-    check_status_port,
+    checkpoint_store,
     choose_overlap,
-    choose_port,
     load_policy,
-    remember_port,
     seed_of,
 )
 from swarmnode.node.http import StatusServer
-from swarmnode.node.monitors import JsonlMonitor, Monitors
-from swarmnode.node.node import Node, Summary
+from swarmnode.node.learner import Learner
+from swarmnode.node.memory import plan_for
+from swarmnode.node.monitors import JsonlMonitor, Monitor, Monitors, policy_label
+from swarmnode.node.node import Node
+from swarmnode.node.policies import (
+    Ending,
+    Seat,
+    check_policies,
+    cohort_of,
+    config_of,
+    ending,
+    introduced,
+    local_address,
+    plain_error,
+    policies_beside,
+)
+from swarmnode.node.ports import check_status_port, choose_port, remember_port
 from swarmnode.node.running import Running, read_running, remove_running, write_running
 from swarmnode.node.screen import Screen
 from swarmnode.node.signals import stop_on_signals
 from swarmnode.node.status import invitation
+from swarmnode.node.summary import Summary
 from swarmnode.paths import Paths
 from swarmnode.tasks.loader import load_tasks
 
 log = logging.getLogger(__name__)
 
 
-def run_node(config: Config, model: str, model_reason: str, paths: Paths, *, fresh: bool) -> str:
-    """Run until done or stopped (SIGINT, SIGTERM); returns the last line to print: the summary as JSON."""
+@dataclass(slots=True)
+class Membership:
+    """One policy's node, once it is built, and how its neighbours in this process hear that it is gone."""
+
+    seat: Seat
+    build: Callable[[Seat], Node]
+    """Right before it starts: only then is it known where the others listen."""
+    leave: Callable[[], None]
+    stopping: bool = False
+    node: Node | None = None
+
+    def built(self, seat: Seat) -> Node:
+        self.node = self.build(seat)
+        if self.stopping:
+            self.node.request_stop()
+        return self.node
+
+    def request_stop(self) -> None:
+        self.stopping = True
+        if self.node is not None:
+            self.node.request_stop()
+
+
+class Company:
+    """The policies of this process: they start one after the other, and each dials those before it."""
+
+    def __init__(self, members: Sequence[Membership]) -> None:
+        self.members = members
+        self.addresses: list[str] = []
+        """Of those that are up."""
+        self.announced = False
+        """Another machine was told how to join."""
+        self.left = 0
+        self.starting = asyncio.Lock()
+
+    @property
+    def others_go_on(self) -> bool:
+        """For one that ends and has not been counted yet."""
+        return self.left + 1 < len(self.members)
+
+    def request_stop(self) -> None:
+        for member in self.members:
+            member.request_stop()
+
+
+def run_node(config: Config, model: str, model_reason: str, paths: Paths, *, fresh: bool) -> Ending:
+    """Run until done or stopped (SIGINT, SIGTERM); the summary as JSON is the last line to print."""
     with ExitStack() as stack:
         screen = stack.enter_context(Screen(paths.logs / "node.log"))
-        key = _identity(stack, paths)
-        tasks = {task.name: task for task in load_tasks(config.tasks.names)}
+        seats = _take_seats(stack, config, model, paths)
+        log.info("model %s: %s", model, model_reason)
+        _say_what_it_takes(config, model)
+        members = _build_members(stack, screen, model, seats, fresh=fresh)
+        serve = serve_one if len(members) == 1 else serve_several
+        return ending(seats, asyncio.run(serve(members)))
+
+
+def _take_seats(stack: ExitStack, config: Config, model: str, paths: Paths) -> list[Seat]:
+    """Identities, tasks, ports: what can be wrong is found before a model is loaded for nothing."""
+    check_policies(config)
+    seats: list[Seat] = []
+    for number in range(config.node.policies):
+        own, place = config_of(config, number), paths.policy(number)
+        key = _identity(stack, place)
+        if number == 0:
+            forget_earlier_runs(paths)
+        tasks = {task.name: task for task in load_tasks(own.tasks.names)}
         if model != "tiny":
             find_model(model)
-        check_addresses(config.network)
-        port = choose_port(config.network, paths)
-        check_status_port(config.node)
-        log.info("this node is %s, peer id %s", key.name, key.peer_id)
-        log.info("model %s: %s", model, model_reason)
-        seed = seed_of(config, key.peer_id)
-        local = load_policy(config, model, paths, screen.progress, seed=seed)
-        if config.policy.model == "auto":
-            remember_model(paths.model_choice, model)
-        if fresh and (archived := local.store.archive()):
-            log.info("starting over; earlier checkpoints are kept in %s", archived)
-        overlap = choose_overlap(config, local)
-        learner = build_learner(config, local, tasks, author=key.peer_id, seed=seed, overlap=overlap)
-        network = build_network(config, paths, key, port, tasks, local) if config.exchange.enabled else None
-        monitor = Monitors([JsonlMonitor(paths.logs / "metrics.jsonl"), screen.start_monitor()])
+        check_addresses(own.network)
+        if own.network.port:
+            choose_port(own.network, place)
+        check_status_port(own.node)
+        seat = Seat(number, own, place, key, seed_of(own, key.peer_id), tasks)
+        log.info("%s is %s, peer id %s", _who(seat), key.name, key.peer_id)
+        if config.node.policies > 1:
+            log.info("%s has the tasks %s", _who(seat), ", ".join(tasks))
+        seats.append(seat)
+    return seats
+
+
+def forget_earlier_runs(paths: Paths) -> None:
+    """Whoever has the first policy's identity is the only one here: notes that are left are of the dead."""
+    for place in paths.policies():
+        with suppress(OSError):
+            place.running.unlink(missing_ok=True)
+
+
+def _say_what_it_takes(config: Config, model: str) -> None:
+    planned = plan_for(config, model)
+    log.info("memory: %s", planned.describe())
+    if planned.fits is False:
+        log.warning("%s", planned.advice)
+
+
+def _build_members(
+    stack: ExitStack, screen: Screen, model: str, seats: Sequence[Seat], *, fresh: bool
+) -> list[Membership]:
+    """Load the base once and put a node on it for each seat."""
+    first = seats[0]
+    config = first.config
+    loaded = load_policy(
+        config, model, first.paths, screen.progress, seed=first.seed, policies=config.node.policies
+    )
+    if config.policy.model == "auto":
+        remember_model(first.paths.model_choice, model)
+    policies = policies_beside(loaded, seats, model)
+    forward = build_forward(config, loaded, first.paths)
+    overlap = choose_overlap(config, loaded, forward.budget)
+    cohort = cohort_of(seats)
+    if fresh:
+        _put_checkpoints_aside(config, model, first.paths, loaded)
+    members: list[Membership] = []
+    for seat, local, own_screen in zip(seats, policies, screen.start_monitors(len(seats)), strict=True):
+        monitor = Monitors([JsonlMonitor(seat.paths.logs / "metrics.jsonl"), own_screen])
         stack.callback(monitor.close)
-        node = Node(
-            config,
-            learner,
-            monitor,
-            peer_id=key.peer_id,
-            name=key.name,
-            model=Path(model).name if Path(model).is_dir() else model,
-            seed=seed,
-            network=network,
-            overlap=overlap.on,
+        learner = build_learner(
+            seat.config,
+            local,
+            seat.tasks,
+            author=seat.key.peer_id,
+            seed=seat.seed,
+            overlap=overlap,
+            forward=forward,
+            train_jointly=None if cohort is None else cohort.of(seat.label),
         )
-        summary = asyncio.run(_serve(node, config, paths))
-    return msgspec.json.encode(summary).decode()
+        build = partial(
+            _build_node,
+            learner=learner,
+            monitor=monitor,
+            local=local,
+            model=Path(model).name if Path(model).is_dir() else model,
+            overlap=overlap.on,
+            neighbours=[other.key.peer_id for other in seats if other is not seat],
+        )
+        leave = (lambda: None) if cohort is None else cohort.leaving(seat.label)
+        members.append(Membership(seat, build, leave))
+    return members
+
+
+def _build_node(
+    seat: Seat,
+    *,
+    learner: Learner,
+    monitor: Monitor,
+    local: LocalPolicy,
+    model: str,
+    overlap: bool,
+    neighbours: Sequence[str],
+) -> Node:
+    network = None
+    if seat.config.exchange.enabled:
+        port = choose_port(seat.config.network, seat.paths)
+        network = build_network(seat.config, seat.paths, seat.key, port, seat.tasks, local)
+    return Node(
+        seat.config,
+        learner,
+        monitor,
+        peer_id=seat.key.peer_id,
+        name=seat.key.name,
+        model=model,
+        seed=seat.seed,
+        network=network,
+        overlap=overlap,
+        policy=seat.number,
+        neighbours=neighbours,
+    )
+
+
+def _put_checkpoints_aside(config: Config, model: str, paths: Paths, loaded: LocalPolicy) -> None:
+    """Of all policies that ever were here: half of them would otherwise be older than the others' start."""
+    for place in paths.policies():
+        if archived := checkpoint_store(config, model, place, loaded.base).archive():
+            log.info("starting over; earlier checkpoints are kept in %s", archived)
 
 
 def _identity(stack: ExitStack, paths: Paths) -> NodeKey:
@@ -93,22 +251,66 @@ def _identity(stack: ExitStack, paths: Paths) -> NodeKey:
     return load_or_create(paths.identity)
 
 
-async def _serve(node: Node, config: Config, paths: Paths) -> Summary:
+def _who(seat: Seat) -> str:
+    return "this node" if seat.config.node.policies == 1 else f"policy {seat.number}"
+
+
+async def serve_one(members: Sequence[Membership]) -> list[Summary | BaseException]:
+    """The only policy: its error is the process's."""
+    (member,) = members
+    return [await _serve(member, Company(members), lambda: stop_on_signals(member.request_stop))]
+
+
+async def serve_several(members: Sequence[Membership]) -> list[Summary | BaseException]:
+    """All to their end, whatever becomes of the others. In the order of `members`."""
+    company = Company(members)
+    stop_on_signals(company.request_stop)
+    served = (_serve_beside_others(member, company) for member in members)
+    return list(await asyncio.gather(*served, return_exceptions=True))
+
+
+async def _serve_beside_others(member: Membership, company: Company) -> Summary:
+    policy_label.set(f"policy {member.seat.number}: ")
     try:
-        async with node:
-            with StatusServer(lambda: node.status, config.node.http, config.node.http_port) as server:
-                _announce(node, server.port, config, paths)
-                stop_on_signals(node.request_stop)
+        return await _serve(member, company, lambda: None)
+    except Exception as error:
+        rest = "; the other policies go on" if company.others_go_on else ""
+        if isinstance(error, SwarmnodeError):
+            log.error("ended: %s%s", error, rest)
+        else:
+            log.exception("ended by a defect of ours%s", rest)
+        raise
+    finally:
+        company.left += 1
+        member.leave()
+
+
+async def _serve(member: Membership, company: Company, started: Callable[[], None]) -> Summary:
+    """One policy's node from its start to its end. `started` is called once others can reach it."""
+    settings, paths = member.seat.config.node, member.seat.paths
+    try:
+        async with AsyncExitStack() as stack:
+            async with company.starting:
+                node = member.built(introduced(member.seat, company.addresses))
+                await stack.enter_async_context(node)
+                page = StatusServer(lambda: node.status, settings.http, settings.http_port)
+                port = stack.enter_context(page).port
+                _announce(node, port, member.seat, company)
+            started()
+            try:
                 return await node.run()
+            finally:
+                # Before the node waits for the work in hand, which may wait for nobody but us.
+                member.leave()
     except BaseExceptionGroup as group:
-        raise _plain_error(group) from group
+        raise plain_error(group) from group
     finally:
         remove_running(paths.running)
 
 
-def _announce(node: Node, http_port: int, config: Config, paths: Paths) -> None:
-    """Leave a note for `swarmnode status`, and tell the person how others join."""
-    status = node.status
+def _announce(node: Node, http_port: int, seat: Seat, company: Company) -> None:
+    """Leave a note for `swarmnode status`, and tell the person and the other policies how to reach it."""
+    status, config, paths = node.status, seat.config, seat.paths
     addresses = status.network.addresses
     note = Running(os.getpid(), status.peer_id, config.node.http, http_port, addresses)
     try:
@@ -116,15 +318,11 @@ def _announce(node: Node, http_port: int, config: Config, paths: Paths) -> None:
         remember_port(paths, addresses)
     except OSError as error:
         log.warning("`swarmnode status` will not find this node: cannot write %s (%s)", paths.state, error)
-    if (command := invitation(status)) is not None:
+    if (address := local_address(seat, addresses)) is not None and addresses:
+        company.addresses.append(address)
+    # Whoever has joined one of several policies finds the others through it.
+    if not company.announced and (command := invitation(status)) is not None:
+        company.announced = True
         state = "joining" if config.network.seeds else "started"
         log.info("%s swarm %s; another machine joins with:", state, config.swarm.name)
         log.info("  %s", command)
-
-
-def _plain_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error in the group that a person can read, else the group itself."""
-    found: BaseException | None = group.subgroup(SwarmnodeError)
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    return found or group

@@ -5,6 +5,7 @@ run.py -> [Screen] -> node.log, stderr (stdout is kept for the last line)
 
 import logging
 import sys
+from collections.abc import Sequence
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from types import TracebackType
@@ -13,10 +14,14 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from swarmnode.node.monitors import MOST_LOG_BYTES, Monitor, PlainMonitor
+from swarmnode.node.monitors import MOST_LOG_BYTES, Monitor, PlainMonitor, policy_label
 from swarmnode.node.panel import PanelMonitor
+from swarmnode.node.policies_panel import PoliciesPanel
 
 log = logging.getLogger(__name__)
+
+CHATTER = ("bitsandbytes.backends.cpu.ops",)
+"""Loggers of libraries whose warnings are about what we do not use (a kernel from the hub)."""
 
 PLAIN_STEPS = 5
 """Progress lines of a long preparation where no bar can be drawn."""
@@ -37,7 +42,9 @@ class Screen:
     def __enter__(self) -> Self:
         self._logger.setLevel(logging.INFO)
         self._logger.propagate = False
-        self._lines = self._add(logging.StreamHandler(sys.stderr), "%(asctime)s %(message)s")
+        for name in CHATTER:
+            logging.getLogger(name).setLevel(logging.ERROR)
+        self._lines = self._add(logging.StreamHandler(sys.stderr), "%(asctime)s %(policy)s%(message)s")
         if self._log_file is not None:
             self._keep_file(self._log_file)
         return self
@@ -58,7 +65,7 @@ class Screen:
         except OSError as error:
             log.warning("no log file: cannot write %s (%s)", path, error.strerror)
         else:
-            self._add(handler, "%(asctime)s %(levelname)s %(name)s: %(message)s")
+            self._add(handler, "%(asctime)s %(levelname)s %(name)s: %(policy)s%(message)s")
 
     def progress(self, done: int, total: int, what: str) -> None:
         """Show how far a preparation is: a bar on a terminal, a few lines elsewhere."""
@@ -84,6 +91,17 @@ class Screen:
         self._add(panel, "%(message)s")
         return panel
 
+    def start_monitors(self, policies: int) -> Sequence[Monitor]:
+        """One for each of several policies: they share the panel, or the stream of lines."""
+        if policies == 1:
+            return [self.start_monitor()]
+        if not self._terminal or self._lines is None:
+            return [PlainMonitor(sys.stderr, f"policy {number}: ") for number in range(policies)]
+        self._logger.removeHandler(self._lines)
+        panel = PoliciesPanel(self._console)
+        self._add(panel, "%(message)s")
+        return [panel.monitor(number) for number in range(policies)]
+
     def _end_bar(self) -> None:
         if self._bar is not None:
             self._bar.stop()
@@ -91,6 +109,12 @@ class Screen:
 
     def _add(self, handler: logging.Handler, line: str) -> logging.Handler:
         handler.setFormatter(logging.Formatter(line, datefmt="%H:%M:%S"))
+        handler.addFilter(_with_policy)
         self._logger.addHandler(handler)
         self._handlers.append(handler)
         return handler
+
+
+def _with_policy(record: logging.LogRecord) -> bool:
+    record.policy = policy_label.get()
+    return True

@@ -97,6 +97,9 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     started_at: float
     phase: Phase
+    policy: int = 0
+    """Its number among the policies of its process."""
+    policies: int = 1
     progress: Progress = Progress()
     reward: Rewards = Rewards()
     speed: Speed = Speed()

@@ -41,15 +41,14 @@ log = logging.getLogger(__name__)
 SamplingOf = Callable[[Example, int], SamplingParams]
 """How to sample one completion: by its example and its place in the group. The seed is ours."""
 
+MOST_OTHERS = 15  # policies that an engine may serve besides ours
 FALLBACKS: tuple[InFlight, ...] = ("keep", "recompute", "abort")
 """Modes of an update, those that cost the least first."""
 
 
 class PartialRollouts:
-    """Drives an engine that nobody else has requests in, from one thread.
-
-    Blocking: a node runs it in a worker thread. Between two groups the caller may take its time; the engine
-    rests meanwhile.
+    """Drives an engine that nobody else has requests in, from one thread, and blocks it. Between two groups
+    the caller may take its time; the engine rests meanwhile.
 
     >>> rollouts = PartialRollouts(engine, renderer, settings, sampling, seed=0)      # doctest: +SKIP
     >>> for answered in rollouts.round(examples): score(answered)                     # doctest: +SKIP
@@ -76,7 +75,14 @@ class PartialRollouts:
         self._seed = seed
         self._sampling_of: SamplingOf = sampling_of or (lambda example, place: sampling)
         self._clock = clock
-        self._control = _control(settings, engine.capabilities.max_running)
+        # Only "refill" chooses. The others submit all that a round may start; what does not run waits.
+        everything = (settings.groups + settings.groups_ahead) * settings.group_size
+        self._control = ConcurrencyControl(
+            round_requests=settings.round_requests,
+            max_running=engine.capabilities.max_running,
+            max_lag=settings.max_lag,
+            fixed=settings.concurrency if settings.mode == "refill" else everything,
+        )
         self._lengths = LengthEstimates()
         self._pool = GroupPool()
         self._serials = count()
@@ -88,15 +94,20 @@ class PartialRollouts:
         self._tally = Tally()
 
     def round(
-        self, examples: Iterator[Example], *, should_stop: Callable[[], bool] = lambda: False
+        self,
+        examples: Iterator[Example],
+        *,
+        groups: int | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> Generator[Answered, None, None]:
-        """Hand out N whole groups, each as soon as it is complete; fewer when stopped or out of examples.
+        """Hand out `groups` whole groups (None: N), each as soon as it is complete; fewer when stopped or out
+        of examples.
 
         `examples` goes on from round to round: what a round takes and does not hand out, a later one does. An
         example that the engine refuses is logged and left out, and the next one takes its place.
         """
         self._control.choose()
-        places = self._settings.groups
+        places = self._settings.groups if groups is None else groups
         try:
             while places:
                 self._drop_stale()
@@ -244,14 +255,12 @@ class PartialRollouts:
             self._leave_out(group, error)
             return
         group.asked_of(self._engine.policy_version)
-        self._in_engine |= {
-            request.request_id: (group, place) for request, place in zip(requests, places, strict=True)
-        }
+        asked = zip(requests, places, strict=True)
+        self._in_engine |= {request.request_id: (group, place) for request, place in asked}
         self._tally.resumed += sum(bool(request.sampled) for request in requests)
         self._tally.refused_in_a_row = 0
-        self._longest_budget = max(
-            self._longest_budget, *(request.sampling.max_tokens for request in requests)
-        )
+        budgets = (request.sampling.max_tokens for request in requests)
+        self._longest_budget = max(self._longest_budget, *budgets)
         self._only_decodes = False
 
     def _leave_out(self, group: OpenGroup, error: RequestRefused) -> None:
@@ -276,8 +285,8 @@ class PartialRollouts:
         for output in outputs:
             self._finish(output)
         self._silent_steps = 0 if outputs else self._silent_steps + 1
-        # Even with a single slot, each step of a working engine brings at least one token.
-        if self._silent_steps > requests * self._longest_budget:
+        # Each step of a working engine brings a token, if only of answers that others have ahead of ours.
+        if self._silent_steps > (requests + MOST_OTHERS) * self._longest_budget:
             raise EngineError(f"{requests} requests never finished", hint="try another --engine")
 
     def _finish(self, output: Output) -> None:
@@ -328,24 +337,14 @@ class PartialRollouts:
         return replace(self._sampling_of(example, place), seed=seed)
 
     def _new_group(self, example: Example) -> OpenGroup:
-        members = [Member()] * self._settings.group_size
+        return self._group(example, [Member()] * self._settings.group_size)
+
+    def _group(self, example: Example, members: list[Member]) -> OpenGroup:
         return OpenGroup(next(self._serials), example, self._renderer.prompt_ids(example.prompt), members)
 
     def _revived(self, example: Example, members: list[Member]) -> OpenGroup:
-        prompt_ids = self._renderer.prompt_ids(example.prompt)
-        group = OpenGroup(next(self._serials), example, prompt_ids, members)
+        group = self._group(example, members)
         group.settle_age()
         for place in group.unfinished:
             group.end_at(place, self._sampling_of(example, place).max_tokens)
         return group
-
-
-def _control(settings: PartialSettings, max_running: int) -> ConcurrencyControl:
-    """Only "refill" chooses. The others submit all that a round may start; what does not run waits."""
-    everything = (settings.groups + settings.groups_ahead) * settings.group_size
-    return ConcurrencyControl(
-        round_requests=settings.round_requests,
-        max_running=max_running,
-        max_lag=settings.max_lag,
-        fixed=settings.concurrency if settings.mode == "refill" else everything,
-    )

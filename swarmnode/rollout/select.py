@@ -15,9 +15,13 @@ from swarmnode.rollout import vllm_limits, weights
 from swarmnode.rollout.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import Engine
 from swarmnode.rollout.fallback import GenerateEngine
+from swarmnode.rollout.shared import versions_needed
 from swarmnode.rollout.vllm_compat import INSTALL_VLLM, missing_reason
 
 EngineKind = Literal["auto", "embedded", "vllm"]
+
+ONE_POLICY_VERSIONS = 4
+"""Live versions where one policy samples: the newest, and those that requests in flight are pinned to."""
 
 Choice = tuple[Literal["embedded", "vllm", "generate"], str]
 """An engine, and why it is this one."""
@@ -33,12 +37,14 @@ def make_engine(
     kind: EngineKind = "auto",
     source: str | None = None,
     lora_rank: int,
+    policies: int = 1,
 ) -> tuple[Engine, str]:
     """The fastest engine that can run `model`, or the one asked for, and one sentence that says why.
 
     LoRA layers that PEFT put into the model are not sampled from: an engine starts from the base, and
     `set_policy` tells it more. `source` is the folder or name by which vLLM can load the same model, and
-    `lora_rank` the largest rank it will be given. Raises EngineError where `kind` cannot be had.
+    `lora_rank` the largest rank it will be given. With several `policies` it keeps enough versions live for
+    a SharedEngine over it. Raises EngineError where `kind` cannot be had, or not for several policies.
 
     >>> engine, reason = make_engine(model, eos_token_ids=(0,), lora_rank=8)  # doctest: +SKIP
     >>> reason                                                                # doctest: +SKIP
@@ -47,16 +53,31 @@ def make_engine(
     base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
     place = torch.device(device) if device is not None else base.device
     chosen, reason = choose(kind, base, place, source, missing_reason(place.type))
+    if chosen == "generate" and policies > 1:
+        raise EngineError(
+            f"{policies} policies cannot share an engine that generates {reason}",
+            hint="run a `swarmnode join` for each, without --policies and with a --home of its own",
+        )
+    versions = ONE_POLICY_VERSIONS if policies == 1 else versions_needed(policies)
     if chosen == "vllm":
         from swarmnode.rollout.vllm import VllmEngine
 
         assert source is not None
         dtype = "bfloat16" if base.dtype == torch.bfloat16 else "float32"
         engine: Engine = VllmEngine(
-            source, base, eos_token_ids, max_slots, max_length, lora_rank=lora_rank, dtype=dtype
+            source,
+            base,
+            eos_token_ids,
+            max_slots,
+            max_length,
+            lora_rank=lora_rank,
+            dtype=dtype,
+            # Merged weights are those of one policy.
+            weights="auto" if policies == 1 else "lora",
+            max_versions=versions,
         )
     elif chosen == "embedded":
-        engine = EmbeddedEngine(base, eos_token_ids, max_slots, max_length, place)
+        engine = EmbeddedEngine(base, eos_token_ids, max_slots, max_length, place, versions)
     else:
         engine = GenerateEngine(base, eos_token_ids, max_slots, max_length, place)
     return engine, f"{chosen} engine: {reason}."

@@ -50,6 +50,7 @@ from swarmnode.rollout.engine import (
 )
 from swarmnode.rollout.fake import FakeEngine
 from swarmnode.rollout.fallback import GenerateEngine
+from swarmnode.rollout.shared import SharedEngine, versions_needed
 from swarmnode.types import Span
 
 VOCAB = 61
@@ -127,9 +128,21 @@ def sizes(**changes: int) -> dict[str, int]:
 
 
 MODELS = {"qwen2": qwen2, "llama": llama, "qwen3": qwen3, "gpt2": gpt2, "sliding": sliding}
-LOCAL = {"embedded": EmbeddedEngine, "generate": GenerateEngine}
+
+
+def shared(model: PreTrainedModel, eos: Sequence[int], max_slots: int) -> Engine:
+    """One policy's part of an engine that another policy has a part in too."""
+    below = EmbeddedEngine(model, eos, max_slots, max_versions=versions_needed(2))
+    both = SharedEngine(below, members=2)
+    neighbour, member = both.member("neighbour"), both.member("member")
+    neighbour.set_policy(PolicyUpdate(7, {}, 1.0))
+    return member
+
+
+LOCAL = {"embedded": EmbeddedEngine, "generate": GenerateEngine, "shared": shared}
 CASES = (
     *(("embedded", name) for name in ("qwen2", "llama", "qwen3")),
+    *(("shared", name) for name in ("qwen2", "qwen3")),
     *(("generate", name) for name in ("qwen2", "gpt2", "sliding")),
     ("vllm-lora", "qwen2"),
     ("vllm-lora", "qwen3"),
@@ -189,7 +202,7 @@ def engine(backend: Backend) -> Engine:
     return backend.engine()
 
 
-@pytest.fixture(params=["embedded", "generate", "fake"])
+@pytest.fixture(params=["embedded", "generate", "shared", "fake"])
 def bookkeeper(request: pytest.FixtureRequest) -> Engine:
     """An engine with two slots and no EOS, for everything that is not arithmetic."""
     if request.param == "fake":

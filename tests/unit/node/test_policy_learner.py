@@ -1,6 +1,8 @@
 """The learning half of a node on a tiny policy: rounds, overlap, interruption, resume."""
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 
 import pytest
@@ -10,12 +12,13 @@ from swarmnode.config_layers import load_config
 from swarmnode.errors import CheckpointError
 from swarmnode.node.learner import RoundRollouts
 from swarmnode.node.overlap import Overlap
-from swarmnode.node.policy_learner import PolicyLearner
+from swarmnode.node.policy_learner import PolicyLearner, partial_settings
 from swarmnode.rollout.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import Output
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.training.base_model import load_base_model
-from swarmnode.training.checkpoint import CheckpointStore, Waiting
+from swarmnode.training.checkpoint import Measure, Snapshot, Waiting, read_state, take_snapshot
+from swarmnode.training.checkpoint_store import CheckpointStore
 from swarmnode.training.policy import Policy
 from swarmnode.training.records import Counters
 from swarmnode.training.trainer import Trainer
@@ -90,6 +93,19 @@ def test_a_round_has_whole_scored_groups_and_says_how_they_were_generated(make: 
     assert (generation.running, generation.groups_in_flight) == (0, 0)
 
 
+@pytest.mark.parametrize("mode", ["sync", "refill", "april"])
+def test_dynamic_sampling_asks_on_until_enough_groups_have_a_gradient(make: Make, mode: str) -> None:
+    """Of two answers, half of all pairs are equally good or bad."""
+    pairs = ("rollout.group_size=2", f"rollout.mode='{mode}'")
+    once = make(*pairs).rollouts(1).groups
+    assert len(once) == 4 and sum(group.has_gradient for group in once) < 4
+    learner = make(*pairs, "rollout.dynamic_sampling=8")
+    groups = [*learner.rollouts(1).groups, *learner.rollouts(2).groups]
+    assert sum(group.has_gradient for group in groups) >= 8
+    asked = [group.example.key for group in groups]
+    assert len(set(asked)) == len(asked), "no example is asked twice"
+
+
 def versions(rollouts: RoundRollouts) -> set[int]:
     return {span.version for group in rollouts.groups for one in group.completions for span in one.spans}
 
@@ -107,7 +123,7 @@ def test_a_new_policy_generates_from_when_it_is_taken_over(make: Make) -> None:
 def test_no_example_is_asked_twice_over_rounds_and_restarts(make: Make) -> None:
     first = make()
     seen = keys(first, 1) + keys(first, 2)
-    first.save(Counters(round=2), b"")
+    first.save(Counters(round=2), b"").result()
     again = make()
     assert again.resume() is not None
     seen += keys(again, 3)
@@ -124,7 +140,7 @@ def test_groups_generated_ahead_of_training_are_in_the_checkpoint_and_come_first
     now, ahead = first.rollouts(1), keys(first, 2)
     first.train(now.groups, [])
     assert first.policy_version > 0
-    first.save(Counters(round=1), b"of others")
+    first.save(Counters(round=1), b"of others").result()
     again = make(*settings, overlap=ahead_of_training)
     resumed = again.resume()
     assert resumed is not None and (resumed.counters.round, resumed.exchange) == (1, b"of others")
@@ -154,7 +170,7 @@ def test_an_interrupted_round_loses_nothing(make: Make) -> None:
     engine.ring, engine.steps_left = cut.interrupt, 10
     interrupted = cut.rollouts(2)
     assert not interrupted.complete and interrupted.groups == ()
-    cut.save(Counters(round=1), b"")
+    cut.save(Counters(round=1), b"").result()
 
     again = make(*slowly)
     again.resume()
@@ -182,16 +198,75 @@ def test_an_engine_that_sleeps_while_training_goes_on_afterwards(make: Make) -> 
     assert learner.rollouts(2).complete
 
 
+def test_saving_does_not_wait_for_the_disk_and_keeps_the_moment_it_began(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk_goes_on, write = threading.Event(), CheckpointStore.write
+
+    def slowly(store: CheckpointStore, snapshot: Snapshot) -> str:
+        assert disk_goes_on.wait(60)
+        return write(store, snapshot)
+
+    monkeypatch.setattr(CheckpointStore, "write", slowly)
+    learner = make("rollout.mode='sync'")
+    keys(learner, 1)
+    written = learner.save(Counters(round=1), b"of others")
+    second = keys(learner, 2)
+    assert not written.done()
+    disk_goes_on.set()
+    learner.close()
+    assert written.result() == "round-00000001"
+    again = make("rollout.mode='sync'")
+    resumed = again.resume()
+    assert resumed is not None and resumed.exchange == b"of others"
+    assert keys(again, 2) == second
+
+
 def test_unfinished_rollouts_that_cannot_be_read_are_an_error_with_advice(
     make: Make, quick_model: Path, tmp_path: Path
 ) -> None:
     learner = make()
     config = load_config(environ={}, assignments=SETTINGS).config
     policy = Policy(load_base_model(str(quick_model), config.policy), config.policy, seed=0)
-    trainer = Trainer(policy, config.training, temperature=1.0, seed=0, render=lambda prompt: (1,))
-    CheckpointStore(tmp_path / "checkpoints", "quick", policy.base.fingerprint).save(
-        policy, trainer, Counters(round=1), Waiting(rollouts=b"rubbish"), 0
+    trainer = Trainer(
+        policy, config.training, temperature=1.0, max_tokens=16, seed=0, render=lambda prompt: (1,)
+    )
+    rubbish = Waiting(rollouts=b"rubbish")
+    CheckpointStore(tmp_path / "checkpoints", "quick", policy.base.fingerprint).write(
+        take_snapshot(policy, trainer.optimizer, Counters(round=1), rubbish, 0)
     )
     with pytest.raises(CheckpointError, match="cannot be read") as caught:
         learner.resume()
     assert "--fresh" in caught.value.hint
+
+
+def test_on_a_shared_engine_a_round_is_in_flight_and_no_step_is_measured() -> None:
+    rollout = load_config(environ={}, assignments=SETTINGS).config.rollout
+    assert partial_settings(rollout, 0).concurrency is None
+    assert partial_settings(rollout, 0, alone=False).concurrency == 16
+    chosen = rollout.model_copy(update={"concurrency": 5})
+    assert partial_settings(chosen, 0, alone=False).concurrency == 5
+
+
+def test_what_a_judge_logs_is_said_in_the_name_of_the_policy(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = ContextVar("name", default="nobody")
+    said: set[str] = set()
+    score = Odd.score
+
+    def listening(task: Odd, example: Example, completions: Sequence[str]) -> list[Scores]:
+        said.add(name.get())
+        return score(task, example, completions)
+
+    monkeypatch.setattr(Odd, "score", listening)
+    name.set("policy 1")
+    make("rollout.mode='sync'").rollouts(1)
+    assert said == {"policy 1"}
+
+
+def test_a_checkpoint_says_what_its_reward_was_measured_on(make: Make, tmp_path: Path) -> None:
+    learner = make("tasks.eval_examples=4")
+    learner.save(Counters(round=1, reward_last=0.5, evaluated_round=1), b"").result()
+    (folder,) = tmp_path.rglob("round-00000001")
+    assert read_state(folder).measure == Measure(("odd",), 4)

@@ -90,6 +90,12 @@ def test_a_dense_qwen2_runs_embedded_on_a_cpu(tiny: PreTrainedModel) -> None:
     assert reason == "embedded engine: qwen2 runs in our own decode loop, at least as fast as vLLM on a CPU."
 
 
+def test_an_engine_for_one_policy_is_refused_to_several_with_what_helps() -> None:
+    with pytest.raises(EngineError, match=r"2 policies cannot share an engine.*gpt2") as caught:
+        make_engine(gpt2(), (0,), lora_rank=8, policies=2)
+    assert "--home" in caught.value.hint and "--engine" not in caught.value.hint
+
+
 @pytest.mark.parametrize(
     ("build", "word"), [(gpt2, "gpt2"), (sliding, "sliding"), (dynamic, "dynamic"), (mixed_types, "types")]
 )

@@ -1,0 +1,81 @@
+"""Two policies in one process over real libp2p: two members of the swarm, and one of everything heavy."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from swarmnode.paths import Paths
+
+Join = Callable[..., Any]
+
+WAITING = ("--set", "network.wait_for_peers=1", "--set", "network.wait_for_peers_s=4")
+"""For a peer from outside, who never comes: time enough for the two to meet."""
+TWO = ("--policies", "2", "--seed", "0", *WAITING)
+
+pytestmark = pytest.mark.slow
+
+
+def adapters(paths: Paths) -> list[str]:
+    return sorted(file.parts[-3] for file in paths.checkpoints.rglob("adapter_model.safetensors"))
+
+
+def test_two_policies_learn_from_each_other_and_go_on_where_they_stopped(join: Join) -> None:
+    first = join(*TWO, "--rounds", "6")
+    found = first.summary()
+    peers = [policy["peer"] for policy in found["policies"]]
+    assert len(set(peers)) == 2
+    for policy, other in zip(found["policies"], reversed(peers), strict=True):
+        assert policy["rounds"] == policy["saved_round"] == 6
+        assert set(policy["external_groups_trained"]) == {other}
+        assert policy["external_groups_trained"][other] > 0
+    assert found["totals"]["rounds"] == 12 and found["totals"]["failed"] == 0
+    homes = [first.paths, first.paths.policy(1)]
+    for home in homes:
+        assert adapters(home)[-1] == "round-00000006"
+    newest = [next(home.checkpoints.rglob("round-00000006/adapter/*.safetensors")) for home in homes]
+    assert newest[0].read_bytes() != newest[1].read_bytes()
+
+    second = join(*TWO, "--rounds", "8")
+    again = second.summary()
+    assert [policy["peer"] for policy in again["policies"]] == peers
+    assert [policy["rounds"] for policy in again["policies"]] == [8, 8]
+    for number in range(2):
+        assert f"policy {number}: resumed after round 6" in second.story
+    for before, after in zip(found["policies"], again["policies"], strict=True):
+        assert after["tokens"] > before["tokens"]
+        assert after["reward_first"] == before["reward_first"]
+
+
+def test_status_shows_all_policies_and_one_signal_stops_them_with_checkpoints(join: Join) -> None:
+    node = join(*TWO)
+    node.until_round(2)
+    command = [sys.executable, "-m", "swarmnode", "status", "--home", str(node.home)]
+    asked = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True, timeout=60)
+    policies = json.loads(asked.stdout)["policies"]
+    assert len({policy["peer_id"] for policy in policies}) == 2
+    assert {policy["pid"] for policy in policies} == {node.process.pid}
+    assert [(policy["policy"], policy["policies"]) for policy in policies] == [(0, 2), (1, 2)]
+    page = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert all(policy["name"] in page for policy in policies)
+
+    node.kill(signal.SIGTERM)
+    for policy in node.summary()["policies"]:
+        assert policy["stopped"] == "stopped on request"
+        assert policy["saved_round"] == policy["rounds"] > 0
+
+
+def test_the_number_of_policies_may_change_and_starting_over_is_for_all(join: Join) -> None:
+    short = ("--seed", "0", "--task", "rev", "--set", "exchange.external_groups=0")
+    two = join("--policies", "2", "--rounds", "2", *short)
+    assert [policy["rounds"] for policy in two.summary()["policies"]] == [2, 2]
+    three = join("--policies", "3", "--rounds", "3", *short)
+    assert [policy["rounds"] for policy in three.summary()["policies"]] == [3, 3, 3]
+    assert "policy 1: resumed after round 2" in three.story and "policy 2: resumed" not in three.story
+    one = join("--rounds", "1", "--fresh", *short)
+    assert one.summary()["rounds"] == 1
+    assert one.story.count("starting over") == 3
