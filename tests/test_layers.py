@@ -18,7 +18,18 @@ LAYERS = (
     "node",
     "cli",
 )
-GROUND = {"", "types", "errors", "paths", "config", "config_layers", "hardware", "models", "storage"}
+GROUND = {
+    "",
+    "types",
+    "errors",
+    "paths",
+    "config",
+    "config_layers",
+    "hardware",
+    "memory_plan",
+    "models",
+    "storage",
+}
 ABOVE_ALL = {"__main__", "testing"}
 
 

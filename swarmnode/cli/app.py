@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from swarmnode import __version__
-from swarmnode.cli import config, doctor, evaluate, export, identity, join, status, swarm, task
+from swarmnode.cli import config, doctor, evaluate, export, identity, join, pipeline, status, swarm, task
 from swarmnode.errors import INTERRUPTED, SwarmnodeError
 
 DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -27,6 +27,7 @@ app.command("doctor")(doctor.doctor)
 app.command("eval")(evaluate.evaluate)
 app.command("export")(export.export)
 app.add_typer(task.app, name="task")
+app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(identity.app, name="identity")
 app.add_typer(config.app, name="config")
 

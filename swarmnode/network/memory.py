@@ -16,6 +16,7 @@ import hashlib
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
@@ -25,6 +26,7 @@ from swarmnode.network.host import MAX_GOSSIP_BYTES, Handler, HostState, HostSta
 from swarmnode.network.multiaddr import check_peer_id, peer_id_from_bytes, split_peer
 from swarmnode.network.pubsub import MessageQueue
 from swarmnode.network.rpc import Service, respond
+from swarmnode.network.streams import MemoryStream, StreamHandler, handle_stream, memory_streams
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,7 @@ class MemoryNetwork:
         self._groups: dict[str, int] | None = None
         self._providers: dict[str, set[str]] = {}
         self._hosts_made = 0
+        self._cuts: Counter[str] = Counter()
 
     def host(self, peer_id: str | None = None) -> "MemoryHost":
         """A new host, to be entered with `async with`. Without a peer id it gets one drawn from the seed."""
@@ -98,6 +101,7 @@ class MemoryNetwork:
     def unlink(self, peer_id: str) -> None:
         """Cut every connection of a host."""
         self._links = {link for link in self._links if peer_id not in link}
+        self._cuts[peer_id] += 1
 
     def neighbours(self, peer_id: str) -> tuple[str, ...]:
         """Peers with a usable connection to `peer_id`, sorted."""
@@ -127,6 +131,17 @@ class MemoryNetwork:
             else:
                 host.deliver(message)
 
+    def stream(self, one: str, other: str) -> tuple[MemoryStream, MemoryStream]:
+        """Both ends of a new stream, each piece of it as late as gossip would be. It has no losses."""
+        cuts = self._cuts[one], self._cuts[other]
+
+        def state() -> str:
+            if cuts != (self._cuts[one], self._cuts[other]):
+                return "lost"
+            return "up" if self._wired(one, other) else "cut"
+
+        return memory_streams(one, other, state, lambda: self._random.uniform(*self._delay_s))
+
     def provide(self, namespace: str, peer_id: str) -> None:
         """Record that `peer_id` belongs to `namespace`."""
         self._providers.setdefault(namespace, set()).add(peer_id)
@@ -151,6 +166,8 @@ class MemoryHost:
         self._status = HostStatus("starting", time.time(), 0, "")
         self._queues: list[MessageQueue] = []
         self._services: dict[str, Service] = {}
+        self._stream_handlers: dict[str, StreamHandler] = {}
+        self._serving: set[asyncio.Task[None]] = set()
         self._redial: tuple[str, ...] = ()
 
     @property
@@ -169,6 +186,9 @@ class MemoryHost:
         for queue in tuple(self._queues):
             queue.close()
         self._set_state("closed")
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
 
     def go_down(self, reason: str = "taken down by the test") -> None:
         """Behave as a host whose daemon died: connections are gone, calls raise HostDown."""
@@ -233,6 +253,18 @@ class MemoryHost:
             raise MessageTooLarge(f"a response of {len(response)} bytes exceeds {max_response_bytes} bytes")
         return response
 
+    async def serve_streams(self, protocol: str, handler: StreamHandler) -> None:
+        self._check_up()
+        self._stream_handlers[protocol] = handler
+
+    async def open_stream(self, peer_id: str, protocol: str, *, timeout_s: float = 10.0) -> MemoryStream:
+        self._check_up()
+        peer = self._find_peer(check_peer_id(peer_id))
+        ours, theirs = self._network.stream(self._peer_id, peer_id)
+        if not peer.take_stream(theirs, protocol):
+            raise PeerUnreachable(f"{peer_id} does not speak {protocol}")
+        return ours
+
     async def advertise(self, namespace: str, *, timeout_s: float = 10.0) -> None:
         self._check_up()
         if not self._network.neighbours(self._peer_id):
@@ -262,6 +294,17 @@ class MemoryHost:
         if service is None or len(request) > service.max_request_bytes:
             return None
         return await respond(service, peer_id, request)
+
+    def take_stream(self, stream: MemoryStream, protocol: str) -> bool:
+        """Called by a peer that opens a stream. False: refused."""
+        handler = self._stream_handlers.get(protocol)
+        if handler is None:
+            return False
+        # Owned by this host, which ends it when it closes; there is no task group to hold it meanwhile.
+        task = asyncio.ensure_future(handle_stream(stream, protocol, handler))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+        return True
 
     def _everyone_in_reach(self) -> tuple["MemoryHost", ...]:
         return self._network.reachable(self._peer_id, lambda _: True)

@@ -25,6 +25,7 @@ from swarmnode.network.p2pd_process import DaemonOptions
 from swarmnode.network.p2pd_supervisor import DaemonSupervisor
 from swarmnode.network.pubsub import MessageQueue
 from swarmnode.network.rpc import READ_TIMEOUT_S, Service, answer, ask
+from swarmnode.network.streams import SocketStream, StreamHandler, handle_stream
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ class P2pdHost:
         self._running: set[asyncio.Task[None]] = set()
         self._topics: dict[MessageQueue, asyncio.StreamWriter] = {}
         self._services: dict[str, Service] = {}
+        self._stream_handlers: dict[str, StreamHandler] = {}
         self._remembered: dict[str, PeerAddresses] = {}
         self._streams: Counter[str] = Counter()
 
@@ -159,6 +161,21 @@ class P2pdHost:
         except TimeoutError as error:
             raise RequestTimeout(f"{peer_id} did not answer within {timeout_s:g} s") from error
 
+    async def serve_streams(self, protocol: str, handler: StreamHandler) -> None:
+        control = self._supervisor.control
+        if protocol not in self._stream_handlers:
+            await control.handle_streams(protocol, self._listener)
+            self._supervisor.check_current(control)
+        self._stream_handlers[protocol] = handler
+
+    async def open_stream(self, peer_id: str, protocol: str, *, timeout_s: float = 10.0) -> SocketStream:
+        check_peer_id(peer_id)
+        try:
+            stream = await self._supervisor.control.open_stream(peer_id, protocol, timeout_s)
+        except DaemonRefused as error:
+            raise PeerUnreachable(f"no {protocol} stream to {peer_id}: {_reason(error)}") from error
+        return SocketStream(peer_id, *stream)
+
     async def advertise(self, namespace: str, *, timeout_s: float = 10.0) -> None:
         try:
             await self._supervisor.control.provide(namespace_cid(namespace), timeout_s)
@@ -207,7 +224,7 @@ class P2pdHost:
 
     async def _restore(self, control: ControlClient) -> None:
         """Give a new daemon what the old one had."""
-        for protocol in tuple(self._services):
+        for protocol in (*self._services, *self._stream_handlers):
             await control.handle_streams(protocol, self._listener)
         for queue in tuple(self._topics):
             self._attach(queue, control, await control.subscribe(queue.topic))
@@ -279,7 +296,10 @@ class P2pdHost:
                 peer_id, protocol = await self._supervisor.control.read_stream_info(reader)
             with self._slot(peer_id) as admitted:
                 service = self._services.get(protocol)
-                if admitted and service is not None:
+                handler = self._stream_handlers.get(protocol)
+                if admitted and handler is not None:
+                    await handle_stream(SocketStream(peer_id, reader, writer), protocol, handler)
+                elif admitted and service is not None:
                     await answer(reader, writer, peer_id, service)
                 else:
                     logger.debug("refused a stream of %s from %s", protocol, peer_id)

@@ -1,0 +1,271 @@
+"""Seconds of one pipeline iteration: the full pipeline, skipping by naive paths, and skipping by our plans.
+
+python benchmarks/pipeline_schedule.py [--instance FILE] [--averaging] [--quick] [--json FILE]
+
+All variants process the same number of micro-batches on the same nodes, and are judged by the exact
+simulator; every plan is checked against every rule. Baselines get what can be done for them:
+
+full         every micro-batch through all stages; data nodes, paths and orders by our own search. Without
+             skipping fewer micro-batches are in flight at once, so an iteration needs more waves; the time
+             for a broken number of waves is interpolated between the whole ones.
+oblivious    skipping with random feasible stage sets and nodes (median of many).
+alone        skipping; the slowest agent's uncontended way is minimised under the same slots, so collisions in
+             time are ignored; the faster of the two simple orders.
+skip         our plan on the given stage map. skip_free_map: on a stage map of our own.
+bound        no plan on the given map is faster.
+
+Without --instance: both files in benchmarks/instances, claims are those of the larger; and planning at scale.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import exp, log
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any
+
+from common import arguments, middle, report
+
+from swarmnode.pipeline.bounds import free_map_bound_s
+from swarmnode.pipeline.instance import (
+    ACTIVATION_BYTES,
+    GRADIENT_BYTES,
+    HOP_OVERHEAD_S,
+    Instance,
+    agents,
+    load_instance,
+    with_averaging,
+)
+from swarmnode.pipeline.moves import Draft, Neighbourhood, apply
+from swarmnode.pipeline.placement import search as search_map
+from swarmnode.pipeline.plan import Plan, violations
+from swarmnode.pipeline.report import find_full, seconds_for
+from swarmnode.pipeline.routes import first_paths
+from swarmnode.pipeline.schedule import Budget, Scheduled, schedule
+from swarmnode.pipeline.simulator import Simulator, simulate
+
+INSTANCES = Path(__file__).parent / "instances"
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    seconds: float
+    """CPU seconds of each search."""
+    seeds: int
+    random_plans: int
+    alone_steps: int
+
+
+FULL = Effort(seconds=10.0, seeds=3, random_plans=101, alone_steps=60_000)
+QUICK = Effort(seconds=2.0, seeds=1, random_plans=21, alone_steps=10_000)
+
+
+def main() -> None:
+    own = own_options()
+    options = arguments("seconds of a pipeline iteration: full, naive skipping, planned skipping")
+    effort = QUICK if options.quick else FULL
+    files = (
+        [own.instance] if own.instance else sorted(INSTANCES.glob("*.json"), key=lambda f: -f.stat().st_size)
+    )
+    figures: dict[str, Any] = {"seconds_per_search": effort.seconds, "averaging": own.averaging}
+    compared = [compare(prepared(file, own.averaging), file.stem, effort) for file in files]
+    figures["instances"] = {file.stem: found for file, (_, _, found) in zip(files, compared, strict=True)}
+    if not own.instance:
+        figures["scale"] = dict(planning_at_scale(effort))
+    claims, spread, _ = compared[0]
+    report("pipeline_schedule", claims, spread, options.json, extra=figures)
+
+
+def own_options() -> argparse.Namespace:
+    """Read `--instance` and `--averaging`, and take them off the command line."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--instance", type=Path)
+    parser.add_argument("--averaging", action="store_true")
+    found, sys.argv[1:] = parser.parse_known_args()
+    return found
+
+
+def prepared(file: Path, averaging: bool) -> Instance:
+    instance = load_instance(file)
+    if not averaging or instance.averaging is not None:
+        return instance
+    return with_averaging(
+        instance, GRADIENT_BYTES, activation_bytes=ACTIVATION_BYTES, overhead_s=HOP_OVERHEAD_S
+    )
+
+
+Compared = tuple[dict[str, float], dict[str, tuple[float, float]], dict[str, Any]]
+
+
+def compare(instance: Instance, name: str, effort: Effort) -> Compared:
+    """Claims, their spread over the seeds, and further figures of one instance."""
+    micro_batches = len(agents(instance)) * instance.waves
+    print(
+        f"{name}: {instance.node_count} nodes, {len(instance.stages)} stages, {micro_batches} micro-batches"
+    )
+    runs: dict[str, list[float]] = {"full_s": [], "skip_s": [], "skip_free_map_s": [], "plan_cpu_s": []}
+    bound_s, map_cpu_s = 0.0, []
+    for seed in range(effort.seeds):
+        budget = Budget(seconds=effort.seconds)
+        full = checked_plan(find_full(instance, micro_batches, seed, budget).plan)
+        runs["full_s"].append(seconds_for(full, micro_batches))
+        started_s = time.process_time()
+        found = checked(schedule(instance, seed=seed, budget=budget))
+        runs["plan_cpu_s"].append(time.process_time() - started_s)
+        runs["skip_s"].append(found.makespan_s)
+        bound_s = found.bound_s
+        started_s = time.process_time()
+        free = search_map(instance, seed=seed)
+        improved = checked(schedule(free.instance, seed=seed, budget=budget, start=free.plan))
+        map_cpu_s.append(time.process_time() - started_s)
+        runs["skip_free_map_s"].append(improved.makespan_s)
+    results = {key: middle(values) for key, values in runs.items()}
+    claims = {key: value for key, (value, _) in results.items()} | {"bound_s": bound_s}
+    spread = {key: (min(values), max(values)) for key, values in runs.items()} | {
+        "bound_s": (bound_s, bound_s)
+    }
+    further = {
+        "oblivious_s": oblivious_s(instance, effort),
+        "alone_s": alone_s(instance, effort),
+        "free_map_bound_s": free_map_bound_s(instance),
+        "free_map_cpu_s": median(map_cpu_s),
+        "greedy_s": simulate(checked_plan(Plan(instance, tuple(first_paths(instance))))).makespan_s,
+        "micro_batches": micro_batches,
+    }
+    show(claims, further)
+    return claims, spread, {**{k: float(f"{v:.5g}") for k, v in {**claims, **further}.items()}, "runs": runs}
+
+
+def show(claims: dict[str, float], further: dict[str, Any]) -> None:
+    full_s = claims["full_s"]
+    rows = {
+        "full pipeline": full_s,
+        "skipping, links ignored": further["oblivious_s"],
+        "skipping, collisions ignored": further["alone_s"],
+        "skipping, our plan": claims["skip_s"],
+        "skipping, our plan and stage map": claims["skip_free_map_s"],
+        "lower bound, given stage map": claims["bound_s"],
+        "lower bound, any stage map": further["free_map_bound_s"],
+    }
+    for label, seconds in rows.items():
+        print(f"  {label:34s} {seconds:8.2f} s  {100 * (seconds / full_s - 1):+6.1f} %")
+    print(
+        f"  planning: {claims['plan_cpu_s']:.1f} CPU s; with a map {further['free_map_cpu_s']:.1f} CPU s",
+        flush=True,
+    )
+
+
+def oblivious_s(instance: Instance, effort: Effort) -> float:
+    """Median of plans that random feasible moves lead to."""
+    found: list[float] = []
+    for seed in range(effort.random_plans):
+        rng = Random(seed)
+        paths = first_paths(instance, use_links=False)
+        draft = Draft(paths, ["fifo"] * instance.node_count, list(range(len(paths))))
+        for _, _ in path_moves(instance, draft, rng, 20 * len(paths)):
+            pass
+        found.append(simulate(checked_plan(Plan(instance, tuple(draft.paths)))).makespan_s)
+    return median(found)
+
+
+def alone_s(instance: Instance, effort: Effort) -> float:
+    """Anneal the slowest uncontended way (and a little the mean), then see what collisions make of it."""
+    simulator, rng = Simulator(instance), Random(0)
+    paths = first_paths(instance)
+    draft = Draft(paths, ["fifo"] * instance.node_count, list(range(len(paths))))
+
+    def cost_s() -> float:
+        ways = [simulator.trip(path).alone_s for path in draft.paths]
+        return max(ways) + 0.1 * sum(ways) / len(ways)
+
+    current = best = cost_s()
+    kept = draft.copy()
+    for step, (undo, _) in enumerate(path_moves(instance, draft, rng, effort.alone_steps)):
+        cost, temperature = cost_s(), 0.02 * best * exp(-5 * step / effort.alone_steps)
+        if cost > current - temperature * log(1.0 - rng.random()):
+            apply(draft, undo)
+            continue
+        current = cost
+        if cost < best:
+            best, kept = cost, draft.copy()
+    plans = [
+        Plan(instance, tuple(kept.paths), (order,) * instance.node_count)
+        for order in ("fifo", "backward_first")
+    ]
+    return min(simulate(checked_plan(plan)).makespan_s for plan in plans)
+
+
+def path_moves(instance: Instance, draft: Draft, rng: Random, count: int) -> Iterator[tuple[Any, int]]:
+    """Apply `count` random moves that change paths; yields what undoes each."""
+    moves = Neighbourhood(instance, rng)
+    for number in range(count):
+        move = moves.draw(draft, rng.randrange(len(draft.paths)))
+        if move is not None and move.paths:
+            yield apply(draft, move), number
+
+
+def planning_at_scale(effort: Effort) -> Iterator[tuple[str, dict[str, float]]]:
+    """A first plan of 40 nodes, and plans of 100 nodes with 1,000 micro-batches in both shapes."""
+    shapes = {
+        "40 nodes, first plan": (generated(40, 8, 5, memory=3, waves=2), 0.0),
+        "100 nodes, 500 in flight x 2": (generated(100, 10, 7, memory=50, waves=2), 4 * effort.seconds),
+        "100 nodes, 30 in flight x 34": (generated(100, 10, 7, memory=3, waves=34), 4 * effort.seconds),
+    }
+    for name, (instance, seconds) in shapes.items():
+        started_s = time.process_time()
+        if seconds:
+            found = checked(schedule(instance, seed=0, budget=Budget(seconds=seconds)))
+            plan, bound_s = found.plan, found.bound_s
+        else:
+            plan, bound_s = checked_plan(Plan(instance, tuple(first_paths(instance)))), 0.0
+        cpu_s = time.process_time() - started_s
+        greedy_s = simulate(Plan(instance, tuple(first_paths(instance)))).makespan_s
+        row = {
+            "cpu_s": cpu_s,
+            "micro_batches": plan.micro_batches,
+            "greedy_s": greedy_s,
+            "makespan_s": simulate(plan).makespan_s,
+            "bound_s": bound_s,
+        }
+        print(f"{name}: " + ", ".join(f"{key} {value:.4g}" for key, value in row.items()), flush=True)
+        yield name, {key: float(f"{value:.5g}") for key, value in row.items()}
+
+
+def generated(nodes: int, stages: int, path_length: int, *, memory: int, waves: int) -> Instance:
+    """Nodes scattered over a square, hops by distance, speeds that differ sixfold. Seeded."""
+    rng = Random(0)
+    places = [(rng.random(), rng.random()) for _ in range(nodes)]
+    hop_s = tuple(
+        tuple(0.0 if a is b else 0.35 + 3 * ((a[0] - b[0]) ** 2 + (a[1] - b[1]) ** 2) ** 0.5 for b in places)
+        for a in places
+    )
+    return Instance(
+        names=tuple(f"n{i}" for i in range(nodes)),
+        forward_s=tuple(rng.uniform(0.5, 3.0) for _ in range(nodes)),
+        hop_s=hop_s,
+        memory=(memory,) * nodes,
+        stages=tuple(tuple(range(stage, nodes, stages)) for stage in range(stages)),
+        path_length=path_length,
+        waves=waves,
+    )
+
+
+def checked(found: Scheduled) -> Scheduled:
+    checked_plan(found.plan)
+    return found
+
+
+def checked_plan(plan: Plan) -> Plan:
+    """Every plan of this file passes here."""
+    broken = violations(plan)
+    if broken:
+        raise SystemExit(f"a plan breaks its rules: {broken}")
+    return plan
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Peers that cannot hold a model train it together: stages of layers, paths that skip, links measured."""

@@ -1,0 +1,191 @@
+"""The dynamic programme of partitioning: where to cut the layers, and who takes which piece, in integers.
+
+partition.py (members and layers on a grid) -> [cuts] -> Cut
+
+With members sorted by memory, the members of stages 1..S-1 are consecutive runs. For a limit on the busiest
+stage a table over (stage, layers placed) keeps the fewest members used, which is never worse for what
+follows; the smallest limit is found by bisection. Members of stage 0 are chosen greedily, both from the
+largest downwards and best fit, so the result is exact for given members of stage 0 and runs of that order.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+SPEED_GRID = 1000
+"""Speeds are rounded to thousandths of the reference device."""
+UNREACHABLE = 10**24
+"""No members are so fast."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A member on the grid."""
+
+    peer_id: str
+    free_bytes: int
+    speed: int
+    holds_data: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Sums over layers[:k], so that a range costs two look-ups."""
+
+    held: tuple[int, ...]
+    slot: tuple[int, ...]
+    """Bytes of all micro-batches in flight."""
+    work: tuple[int, ...]
+    """Picoseconds a token."""
+    ends_bytes: int
+    ends_work: int
+    path_length: int
+    stages: int
+    least: int
+    """Layers of a stage, at least."""
+    most: int
+
+    @property
+    def layers(self) -> int:
+        return len(self.held) - 1
+
+    @property
+    def beginnings(self) -> range:
+        """How many layers stage 0 may have. It bears the ends too, so there is no lower bound but one."""
+        return range(1, min(self.most, self.layers - self.stages + 1) + 1)
+
+    def first_bytes(self, end: int) -> int:
+        return self.ends_bytes + self.bytes_of(0, end)
+
+    def bytes_of(self, first: int, end: int) -> int:
+        return self.held[end] - self.held[first] + self.slot[end] - self.slot[first]
+
+    def first_load(self, end: int) -> int:
+        """Loads share the denominator S - 1: every micro-batch visits stage 0."""
+        return (self.ends_work + self.work[end]) * (self.stages - 1)
+
+    def load_of(self, first: int, end: int) -> int:
+        return (self.work[end] - self.work[first]) * (self.path_length - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A solution: where each stage ends, and its members."""
+
+    ends: tuple[int, ...]
+    groups: tuple[tuple[Peer, ...], ...]
+
+
+def best_cut(sums: Sums, peers: tuple[Peer, ...]) -> Cut | None:
+    """The even cut whose busiest stage is fastest, of equals the most even; else any cut; else None.
+
+    Even: stages of half to one and a half the mean number of layers, so that skips are alike.
+    """
+    mean, more = sums.layers // sums.stages, -(-sums.layers // sums.stages)
+    for band in (replace(sums, least=max(1, mean // 2), most=more + mean // 2), sums):
+        found = _fastest(band, peers)
+        if found is not None:
+            limit, cut = found
+            for slack in range(mean // 2):
+                narrow = replace(sums, least=max(1, mean - slack), most=more + slack)
+                for end in reversed(narrow.beginnings):
+                    cut_there = feasible(narrow, peers, end, limit)
+                    if cut_there is not None:
+                        return cut_there
+            return cut
+    return None
+
+
+def _fastest(sums: Sums, peers: tuple[Peer, ...]) -> tuple[int, Cut] | None:
+    """The least limit and a cut that keeps it: bisection for each number of layers that stage 0 may have."""
+    best: tuple[int, Cut] | None = None
+    for end in sums.beginnings:
+        high = endless(sums) if best is None else best[0] - 1
+        found = feasible(sums, peers, end, high)
+        if found is None:
+            continue
+        low = 0
+        while low < high:
+            middle = (low + high) // 2
+            better = feasible(sums, peers, end, middle)
+            if better is None:
+                low = middle + 1
+            else:
+                high, found = middle, better
+        best = (high, found)
+        if high == 0:
+            break
+    return best
+
+
+def endless(sums: Sums) -> int:
+    """A limit that the slowest possible member keeps with all layers: only memory counts then."""
+    return (sums.ends_work + sums.work[-1]) * sums.stages * SPEED_GRID
+
+
+def feasible(sums: Sums, peers: tuple[Peer, ...], end: int, limit: int) -> Cut | None:
+    """A cut whose busiest stage takes at most `limit`, stage 0 having layers[:end]; None: there is none."""
+    for group in _first_groups(sums, peers, end, limit):
+        rest = tuple(peer for peer in peers if peer not in group)
+        found = _others(sums, rest, end, limit)
+        if found is not None:
+            return Cut((end, *found.ends), (group, *found.groups))
+    return None
+
+
+def _first_groups(sums: Sums, peers: tuple[Peer, ...], end: int, limit: int) -> Iterator[tuple[Peer, ...]]:
+    """Members for stage 0: the largest first, or those that just fit, so that the large ones stay free."""
+    need, load = sums.first_bytes(end), sums.first_load(end)
+    able = [peer for peer in peers if peer.holds_data and peer.free_bytes >= need]
+    for order in (able, able[::-1]):
+        speeds = list(accumulate(peer.speed for peer in order))
+        taken = bisect_left(speeds, _speed_for(load, limit))
+        if taken < len(order):
+            yield tuple(order[: taken + 1])
+
+
+def _others(sums: Sums, peers: tuple[Peer, ...], start: int, limit: int) -> Cut | None:
+    """Stages 1.. over layers[start:] with the fewest of `peers` (largest memory first)."""
+    speeds = [0, *accumulate(peer.speed for peer in peers)]
+    used: list[dict[int, tuple[int, int]]] = [{start: (0, start)}]
+    for stage in range(1, sums.stages):
+        stages_left = sums.stages - 1 - stage
+        ends: dict[int, tuple[int, int]] = {}
+        for first, (taken, _) in used[-1].items():
+            if taken == len(peers):
+                continue
+            last = min(first + sums.most, sums.layers - stages_left * sums.least)
+            for end in range(first + sums.least, last + 1):
+                need = sums.bytes_of(first, end)
+                if need > peers[taken].free_bytes:
+                    break
+                wanted = speeds[taken] + _speed_for(sums.load_of(first, end), limit)
+                count = max(taken + 1, bisect_left(speeds, wanted))
+                if count > len(peers) or need > peers[count - 1].free_bytes:
+                    continue
+                if end not in ends or count < ends[end][0]:
+                    ends[end] = (count, first)
+        used.append(ends)
+    return _trace(used, peers, sums.layers)
+
+
+def _trace(used: Sequence[dict[int, tuple[int, int]]], peers: tuple[Peer, ...], layers: int) -> Cut | None:
+    """Read the cut back from the table: {end: (members used, where the stage began)} for each stage."""
+    if layers not in used[-1]:
+        return None
+    ends: list[int] = []
+    groups: list[tuple[Peer, ...]] = []
+    end = layers
+    for stage in range(len(used) - 1, 0, -1):
+        count, first = used[stage][end]
+        before = used[stage - 1][first][0]
+        ends.append(end)
+        groups.append(peers[before:count])
+        end = first
+    return Cut(tuple(reversed(ends)), tuple(reversed(groups)))
+
+
+def _speed_for(load: int, limit: int) -> int:
+    """The least speed that brings a load below the limit."""
+    return max(1, -(-load * SPEED_GRID // limit)) if limit > 0 else UNREACHABLE

@@ -1,0 +1,316 @@
+"""What a schedule is made for: nodes with a speed and slots, links, stages, and the rules of skipping.
+
+measured costs, or a file -> [Instance] -> schedule -> Plan -> simulate
+
+A node is its index; a stage is a tuple of nodes that hold equal weights. Stage 0 holds the embedding, the
+first layers, the head and the loss: every micro-batch starts and ends at one of its nodes, its data node.
+All times are seconds of one micro-batch.
+"""
+
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import isfinite
+from pathlib import Path
+
+import msgspec
+
+from swarmnode.errors import ConfigError
+
+MAX_FILE_BYTES = 16 * 1024 * 1024
+"""A matrix of MAX_NODES x MAX_NODES in digits; more is no instance."""
+
+MAX_NODES = 512
+"""More members would plan for minutes; split them into two pipelines."""
+
+MAX_AGENTS = 8192
+"""Micro-batches in flight of one plan. Bounds what a strange announcement can make us compute."""
+
+Matrix = tuple[tuple[float, ...], ...]
+
+
+GRADIENT_BYTES = 268_000_000
+"""Of the published instances: full-parameter gradients of one stage. LoRA gradients are a hundredth of it."""
+
+ACTIVATION_BYTES = 8 * 1024 * 1024 * 4
+"""Of the published instances: what a hop carries, 8 samples x 1024 tokens x width 1024 in fp32."""
+
+HOP_OVERHEAD_S = 0.35
+"""Of the published instances: what a hop costs whatever its size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Averaging:
+    """How long the replicas of a stage need to average their gradients, after their last backward.
+
+    Butterfly all-reduce, as hivemind's averager does it: each of the r replicas reduces 1/r of the vector,
+    so everyone sends 1/r to everyone, twice. The slowest pair decides: 2 * (message_s + size / r *
+    byte_s[i][j]).
+    """
+
+    size_bytes: tuple[float, ...]
+    """Gradient of one replica, by stage."""
+    byte_s: Matrix
+    """[i][j]: seconds for one byte from node i to node j, 1 / bandwidth."""
+    message_s: float = 0.0
+    """What each of the two exchanges costs whatever its size: latency, serialisation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """Everything a plan depends on. Refuses to exist with a ConfigError when it contradicts itself.
+
+    >>> link = ((0.0, 1.0), (1.0, 0.0))
+    >>> Instance(("a", "b"), (1.0, 1.0), link, (1, 1), stages=((0,), (1,)), path_length=2, waves=1).node_count
+    2
+    """
+
+    names: tuple[str, ...]
+    """For people, by node."""
+    forward_s: tuple[float, ...]
+    """By node: forward of one micro-batch through the stage that it holds."""
+    hop_s: Matrix
+    """[i][j]: one activation, or its gradient, from node i to node j. Links do not slow each other down."""
+    memory: tuple[int, ...]
+    """By node: micro-batches between their forward and their backward."""
+    stages: tuple[tuple[int, ...], ...]
+    """The nodes of each stage; stage 0 are the data nodes. A node may be in none."""
+    path_length: int
+    """Stages that a micro-batch visits, stage 0 among them."""
+    waves: int
+    """Micro-batches of an agent in one iteration, one after the other on the same path."""
+    backward_factor: float = 1.5
+    """Backward over forward time."""
+    loss_factor: float = 0.25
+    """Head and loss at the data node over its forward time."""
+    gap_s: float = 0.13
+    """A node is not available so long after each task: launches, copies."""
+    first_gap_s: float = 0.09
+    """The same after a data node's first forward of a micro-batch, which waits for nobody."""
+    max_swaps: int = 0
+    """Pairs of neighbouring stages that a path may visit in swapped order."""
+    max_gap: int = 4
+    """Largest step between the numbers of consecutive visited stages."""
+    averaging: Averaging | None = None
+    """None: gradients are not averaged within the iteration, or it costs nothing worth planning for."""
+
+    def __post_init__(self) -> None:
+        for problem in _problems(self):
+            raise ConfigError(f"not a pipeline instance: {problem}")
+
+    @property
+    def node_count(self) -> int:
+        return len(self.names)
+
+    @property
+    def stage_of(self) -> tuple[int, ...]:
+        """By node; -1 for a node in no stage."""
+        return stage_of(self.stages, self.node_count)
+
+    @property
+    def skip_ratio(self) -> float:
+        """Share of the stages that a micro-batch does not visit."""
+        return 1.0 - self.path_length / len(self.stages)
+
+    def slots(self, stage: int) -> int:
+        """Micro-batches that the nodes of a stage can hold at once."""
+        return sum(self.memory[node] for node in self.stages[stage])
+
+    def averaging_s(self, stage: int) -> float:
+        """One averaging round of the replicas of a stage; 0 where there is nothing to average."""
+        nodes, model = self.stages[stage], self.averaging
+        if model is None or len(nodes) < 2:
+            return 0.0
+        slowest = max(model.byte_s[i][j] for i in nodes for j in nodes if i != j)
+        return 2 * (model.message_s + model.size_bytes[stage] / len(nodes) * slowest)
+
+
+@lru_cache(maxsize=64)
+def stage_of(stages: tuple[tuple[int, ...], ...], node_count: int) -> tuple[int, ...]:
+    """By node: its stage, or -1."""
+    found = [-1] * node_count
+    for stage, nodes in enumerate(stages):
+        for node in nodes:
+            found[node] = stage
+    return tuple(found)
+
+
+def agents(instance: Instance) -> tuple[int, ...]:
+    """The data node of every agent, i.e. of every micro-batch in flight: as many as the slots allow.
+
+    A data node has an agent for each of its slots; where the other stages cannot hold the visits of so
+    many, the data nodes with the most agents give some up, later ones first. A agents need A * (path_length
+    - 1) visits, at most one of each per stage, hence sum over stages of min(slots, A) >= A * (path_length -
+    1).
+    """
+    counts = [instance.memory[node] for node in instance.stages[0]]
+    others = [instance.slots(stage) for stage in range(1, len(instance.stages))]
+    while sum(min(s, sum(counts)) for s in others) < sum(counts) * (instance.path_length - 1):
+        most = max(counts)
+        counts[max(i for i, count in enumerate(counts) if count == most)] -= 1
+    return tuple(node for node, count in zip(instance.stages[0], counts, strict=True) for _ in range(count))
+
+
+def least_visits(instance: Instance, agent_count: int) -> tuple[int, ...]:
+    """By stage: the visits of a wave that it needs to learn as fast as the others. All agents visit stage 0.
+
+    The visits beyond stage 0, divided evenly and rounded down; a stage with fewer slots than that fills them.
+    """
+    others = len(instance.stages) - 1
+    share = agent_count * (instance.path_length - 1) // others if others else 0
+    return (agent_count, *(min(share, instance.slots(stage)) for stage in range(1, others + 1)))
+
+
+def with_averaging(
+    instance: Instance, size_bytes: float, *, activation_bytes: float, overhead_s: float
+) -> Instance:
+    """The instance with averaging over the same links: bandwidths are taken from `hop_s`.
+
+    `hop_s` is taken to be overhead_s + activation_bytes / bandwidth, so a link's latency counts as bandwidth.
+    Every stage has a gradient of `size_bytes`.
+    """
+    byte_s = tuple(
+        tuple(max(hop - overhead_s, 0.0) / activation_bytes for hop in row) for row in instance.hop_s
+    )
+    sizes = (float(size_bytes),) * len(instance.stages)
+    return replace(instance, averaging=Averaging(sizes, byte_s, overhead_s))
+
+
+class _AveragingFile(msgspec.Struct, forbid_unknown_fields=True):
+    size_bytes: float | list[float]
+    byte_s: list[list[float]]
+    message_s: float = 0.0
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    """The keys of a file, JSON or TOML."""
+
+    delays: list[list[float]]
+    comp: list[float]
+    memory: int | list[int]
+    path_len: int
+    stages: list[list[int]]
+    waves: int = 1
+    about: str = ""
+    locations: list[str] = []
+    backward_factor: float = 1.5
+    loss_factor: float = 0.25
+    gap_s: float = 0.13
+    first_gap_s: float = 0.09
+    max_swaps: int = 0
+    max_gap: int = 4
+    averaging: _AveragingFile | None = None
+
+
+def load_instance(path: Path) -> Instance:
+    """Read an instance: `delays` [i][j] s, `comp` s, `memory`, `path_len`, `stages`, `waves`, `locations`.
+
+    JSON, or TOML where the name ends in .toml. The further keys are the fields of `Instance` by their own
+    names. Raises ConfigError for a file that cannot be read, is too large, has an unknown key or
+    contradicts itself.
+    """
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ConfigError(f"{path} is larger than {MAX_FILE_BYTES} bytes", hint="that is no instance")
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the instance {path}: {error.strerror}",
+            hint="name a JSON or TOML file, such as benchmarks/instances/geo20_skip33.json",
+        ) from error
+    return parse_instance(data, toml=path.suffix == ".toml", where=str(path))
+
+
+def parse_instance(data: bytes, *, toml: bool = False, where: str = "the instance") -> Instance:
+    """`load_instance` of bytes. Raises ConfigError."""
+    try:
+        if toml:
+            return _from_file(msgspec.convert(tomllib.loads(data.decode()), _File))
+        return _from_file(msgspec.json.decode(data, type=_File))
+    except (msgspec.MsgspecError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        hint = "keys: delays, comp, memory, path_len, stages, waves (see benchmarks/instances)"
+        raise ConfigError(f"{where}: {error}", hint=hint) from error
+
+
+def _from_file(file: _File) -> Instance:
+    count = len(file.comp)
+    averaging = None
+    if file.averaging is not None:
+        sizes = file.averaging.size_bytes
+        by_stage = sizes if isinstance(sizes, list) else [sizes] * len(file.stages)
+        averaging = Averaging(tuple(by_stage), _matrix(file.averaging.byte_s), file.averaging.message_s)
+    return Instance(
+        names=tuple(file.locations) or tuple(f"node{i}" for i in range(count)),
+        forward_s=tuple(file.comp),
+        hop_s=_matrix(file.delays),
+        memory=tuple(file.memory) if isinstance(file.memory, list) else (file.memory,) * count,
+        stages=tuple(tuple(nodes) for nodes in file.stages),
+        path_length=file.path_len,
+        waves=file.waves,
+        backward_factor=file.backward_factor,
+        loss_factor=file.loss_factor,
+        gap_s=file.gap_s,
+        first_gap_s=file.first_gap_s,
+        max_swaps=file.max_swaps,
+        max_gap=file.max_gap,
+        averaging=averaging,
+    )
+
+
+def _matrix(rows: list[list[float]]) -> Matrix:
+    return tuple(tuple(row) for row in rows)
+
+
+def _problems(instance: Instance) -> Iterator[str]:
+    count = len(instance.names)
+    if not 1 <= count <= MAX_NODES:
+        yield f"{count} nodes, there may be 1 to {MAX_NODES}"
+    if len(instance.forward_s) != count or len(instance.memory) != count:
+        yield f"{count} names, {len(instance.forward_s)} speeds, {len(instance.memory)} memories"
+    if not _is_square(instance.hop_s, count):
+        yield f"the links are no {count} x {count} matrix of finite seconds >= 0"
+    if not all(isfinite(s) and s > 0 for s in instance.forward_s):
+        yield "a forward time is not a positive number of seconds"
+    if not all(m >= 1 for m in instance.memory):
+        yield "every node needs memory for at least one micro-batch"
+    scalars = (instance.backward_factor, instance.loss_factor, instance.gap_s, instance.first_gap_s)
+    if not all(isfinite(s) and s >= 0 for s in scalars):
+        yield "a factor or a gap is negative or not finite"
+    if instance.max_swaps < 0 or instance.max_gap < 1 or instance.waves < 1:
+        yield "max_swaps must be >= 0, max_gap and waves >= 1"
+    yield from _stage_problems(instance, count)
+    yield from _averaging_problems(instance, count)
+
+
+def _stage_problems(instance: Instance, count: int) -> Iterator[str]:
+    placed = [node for nodes in instance.stages for node in nodes]
+    if not instance.stages or not all(instance.stages):
+        yield "there is no stage, or one without a node"
+    if not all(0 <= node < count for node in placed):
+        yield f"a stage names a node outside 0..{count - 1}"
+    if len(set(placed)) != len(placed):
+        yield "a node is in two stages"
+    if not 1 <= instance.path_length <= len(instance.stages):
+        yield f"path_length {instance.path_length}, but there are {len(instance.stages)} stages"
+    if sum(instance.memory[node] for node in instance.stages[0]) > MAX_AGENTS:
+        yield f"more than {MAX_AGENTS} micro-batches in flight"
+
+
+def _averaging_problems(instance: Instance, count: int) -> Iterator[str]:
+    model = instance.averaging
+    if model is None:
+        return
+    if len(model.size_bytes) != len(instance.stages) or not all(
+        isfinite(s) and s >= 0 for s in model.size_bytes
+    ):
+        yield "averaging needs one finite gradient size per stage"
+    if not _is_square(model.byte_s, count) or not (isfinite(model.message_s) and model.message_s >= 0):
+        yield f"averaging needs a {count} x {count} matrix of finite seconds per byte >= 0"
+
+
+def _is_square(matrix: Matrix, count: int) -> bool:
+    rows = [*matrix]
+    return len(rows) == count and all(
+        len(row) == count and all(isfinite(value) and value >= 0 for value in row) for row in rows
+    )
