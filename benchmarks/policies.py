@@ -27,8 +27,11 @@ from swarmnode.training.tiny import build_quick_tiny, build_tiny
 
 POLICIES = 3
 SHORT_ROUNDS = 2
+MEETING_S = 5.0
+"""Policies of one process do not count as peers to wait for; this long is enough for them to meet."""
 GROUPS, GROUP_SIZE = 32, 8
 """Of the preset `tiny`: what a round generates."""
+NEIGHBOURS = ("--policies", str(POLICIES), "--set", f"network.wait_for_peers_s={MEETING_S:g}")
 START_S = 120.0
 END_S = 900.0
 
@@ -58,7 +61,7 @@ def main() -> None:
             model=build(folder / "models"),
             folder=folder,
             long_rounds=6 if options.quick else 42,
-            repeats=1 if options.quick else 5,
+            repeats=1 if options.quick else 3,
         )
         found = common.interleaved(
             {
@@ -102,9 +105,7 @@ def show(plan: Plan, found: dict[str, list[float]], json_path: Path | None) -> N
 
 
 def together(plan: Plan, rounds: int) -> float:
-    return cpu_of_children(
-        lambda homes: end([start(plan, homes / "all", rounds, 0, "--policies", str(POLICIES))])
-    )
+    return cpu_of_children(lambda homes: end([start(plan, homes / "all", rounds, 0, *NEIGHBOURS)]))
 
 
 def separate(plan: Plan, rounds: int) -> float:
