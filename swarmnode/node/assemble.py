@@ -17,7 +17,7 @@ from swarmnode.config import Config, NetworkConfig
 from swarmnode.errors import ConfigError, ModelError
 from swarmnode.exchange.exchange import Exchange, ExchangeSettings
 from swarmnode.exchange.limits import MAX_GROUP_SIZE
-from swarmnode.hardware import inspect_machine
+from swarmnode.hardware import Machine, inspect_machine
 from swarmnode.identity.keys import NodeKey
 from swarmnode.memory_plan import EngineName, ModelCard, Workload, engine_growth, plan_memory
 from swarmnode.models import find_model, workload
@@ -121,18 +121,13 @@ def _longest_prompt(config: Config, base: "LoadedModel") -> int:
 def choose_overlap(config: Config, local: LocalPolicy, budget: TokenBudget) -> Overlap:
     """Whether generation and training, in micro-batches of this size, fit side by side into what is free now,
     the model being loaded."""
-    import torch
-
-    model = local.base.model
-    gpu = model.device.type == "cuda"
     machine = inspect_machine()
-    free = torch.cuda.mem_get_info(model.device)[0] if gpu else machine.memory_free_bytes
     decision = decide_overlap(
         config.rollout.overlap,
         max_lag=config.rollout.max_lag,
-        gpu=gpu,
+        gpu=local.base.model.device.type == "cuda",
         cores=machine.cores,
-        free_bytes=free,
+        free_bytes=_free_bytes(local, machine),
         need_bytes=_overlap_bytes(config, local, budget),
     )
     log.info("overlap of generation and training %s", decision.reason)
@@ -154,20 +149,23 @@ def _overlap_bytes(config: Config, local: LocalPolicy, budget: TokenBudget) -> f
 
 def choose_budget(config: Config, local: LocalPolicy) -> TokenBudget:
     """Tokens of one micro-batch, out of what is free now that base, engine and adapters are loaded."""
-    import torch
-
-    card, device = local.base.card, local.base.model.device
-    free = (
-        torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else inspect_machine().memory_free_bytes
-    )
-    longest = _longest_sequence(config, local.base)
+    card, longest = local.base.card, _longest_sequence(config, local.base)
     cost, room = None, None
     if card is not None:
         work = _loaded_workload(config, local)
+        free = _free_bytes(local, inspect_machine())
         cost, room = token_cost(card, work), free - _still_to_come(card, work, local)
-    budget = budget_for(config, room, cost, longest, device.type)
+    budget = budget_for(config, room, cost, longest, local.base.model.device.type)
     log.info("micro-batches of %s", budget.reason)
     return budget
+
+
+def _free_bytes(local: LocalPolicy, machine: Machine) -> int:
+    """Of the device that the model is on."""
+    import torch
+
+    device = local.base.model.device
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine.memory_free_bytes
 
 
 def _still_to_come(card: ModelCard, work: Workload, local: LocalPolicy) -> float:

@@ -22,14 +22,9 @@ from torch import Tensor
 from swarmnode.errors import ModelError, Rejected
 from swarmnode.pipeline.messages import Refusal
 from swarmnode.pipeline.stage_model import StageModel
-from swarmnode.pipeline.stage_state import (
-    StageState,
-    fitting,
-    fitting_moments,
-    optimizer_tensors,
-    pack_state,
-)
+from swarmnode.pipeline.stage_state import StageState, fitting, fitting_moments, pack_state
 from swarmnode.pipeline.visits import GradientAccumulator, GradientSum, StageInput, Visit, fault_of
+from swarmnode.training.checkpoint import optimizer_tensors
 from swarmnode.training.losses import LossOutput
 
 Activations = Literal["kept", "recomputed"]

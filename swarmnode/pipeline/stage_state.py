@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from swarmnode.errors import CheckpointError
 from swarmnode.training.tensor_file import tensor_pieces
@@ -77,17 +77,6 @@ def fitting(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict
         if not bool(torch.isfinite(tensor).all()):
             raise CheckpointError(f"{name} is not finite", hint="use an earlier state or another peer's")
     return {name: tensors[name] for name in wanted}
-
-
-def optimizer_tensors(
-    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]
-) -> dict[str, Tensor]:
-    """The optimizer's tensors by name. A parameter without a step yet has none."""
-    return {
-        f"{key}/{name}": value
-        for name, parameter in parameters.items()
-        for key, value in optimizer.state.get(parameter, {}).items()
-    }
 
 
 def fitting_moments(

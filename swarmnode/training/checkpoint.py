@@ -17,6 +17,7 @@ files, without the adapter's own name: what one policy of a node saved, any othe
 
 import copy
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,7 +133,7 @@ def take_snapshot(
         state=state,
         adapter_config=copy.deepcopy(policy.peft_model.peft_config[policy.adapter_name]),
         adapter={name: tensor.cpu().contiguous() for name, tensor in policy.adapter().items()},
-        optimizer={RNG: torch.get_rng_state(), **_optimizer_tensors(policy, optimizer)},
+        optimizer={RNG: torch.get_rng_state(), **_copied(optimizer_tensors(optimizer, policy.trainable()))},
         waiting=waiting,
     )
 
@@ -233,11 +234,17 @@ def _as_json(state: State) -> bytes:
     return json.dumps(msgspec.to_builtins(state), indent=1).encode()
 
 
-def _optimizer_tensors(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Copies of the optimizer's tensors by `exp_avg/<parameter>`. A parameter without a step yet has none."""
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
+
+
+def optimizer_tensors(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]
+) -> dict[str, Tensor]:
+    """The optimizer's tensors by `exp_avg/<parameter>`. A parameter without a step yet has none."""
     return {
-        f"{key}/{name}": value.detach().to("cpu", copy=True).contiguous()
-        for name, parameter in policy.trainable().items()
+        f"{key}/{name}": value
+        for name, parameter in parameters.items()
         for key, value in optimizer.state.get(parameter, {}).items()
     }
 

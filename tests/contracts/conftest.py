@@ -1,5 +1,5 @@
-"""vLLM engines for the contract tests: one per model and kind of weights in the whole session, as each one
-costs seconds to start."""
+"""What the contract tests run against: hosts of both kinds, and vLLM engines, one per model and kind of
+weights in the whole session, as each one costs seconds to start."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -7,11 +7,27 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedModel
 
+from swarmnode.errors import NetworkError
+from swarmnode.network.memory import MemoryNetwork
+from swarmnode.network.p2pd_bundle import find_daemon
 from swarmnode.rollout.engine import Engine
 from swarmnode.rollout.vllm_compat import missing_reason
+from tests.contracts.hosts import HostFactory, p2pd_hosts
 
 LORA_RANK = 8
 MAX_LENGTH = 128
+
+
+@pytest.fixture(params=["memory", "p2pd"])
+def new_host(request: pytest.FixtureRequest, tmp_path: Path) -> HostFactory:
+    """Makes hosts that can reach each other."""
+    if request.param == "memory":
+        return MemoryNetwork(seed=1).host
+    try:
+        find_daemon()
+    except NetworkError as error:
+        pytest.skip(str(error))
+    return p2pd_hosts(tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -16,43 +14,12 @@ from swarmnode.errors import (
     RequestTimeout,
     SwarmnodeError,
 )
-from swarmnode.identity import keys
 from swarmnode.network.host import MAX_GOSSIP_BYTES, Host, Message, Subscription
-from swarmnode.network.memory import MemoryNetwork
-from swarmnode.network.p2pd import P2pdHost
-from swarmnode.network.p2pd_bundle import find_daemon
-
-HostFactory = Callable[[], Host]
+from tests.contracts.hosts import HostFactory, connected
 
 TOPIC = "/swarmnode/1/test/rollouts/0"
 ECHO = "/swarmnode/test/echo/1"
 KIB = 1024
-
-
-@pytest.fixture(params=["memory", "p2pd"])
-def new_host(request: pytest.FixtureRequest, tmp_path: Path) -> HostFactory:
-    """Makes hosts that can reach each other."""
-    if request.param == "memory":
-        return MemoryNetwork(seed=1).host
-    try:
-        find_daemon()
-    except NetworkError as error:
-        pytest.skip(str(error))
-    paths = (tmp_path / f"{number}.key" for number in range(100))
-
-    def make() -> Host:
-        path = next(paths)
-        keys.load_or_create(path)
-        return P2pdHost(path)
-
-    return make
-
-
-@asynccontextmanager
-async def connected(new_host: HostFactory) -> AsyncGenerator[tuple[Host, Host], None]:
-    async with new_host() as alice, new_host() as bob:
-        await alice.connect((await bob.addresses())[0])
-        yield alice, bob
 
 
 async def echo(peer_id: str, request: bytes) -> bytes:

@@ -4,8 +4,6 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -13,45 +11,17 @@ import torch
 
 from swarmnode.errors import HostDown, NetworkError, PeerUnreachable
 from swarmnode.identity import keys
-from swarmnode.network.memory import MemoryNetwork
 from swarmnode.network.p2pd import P2pdHost
 from swarmnode.network.p2pd_bundle import find_daemon
-from swarmnode.network.streams import ByteStream, StreamHost
+from swarmnode.network.streams import ByteStream
 from swarmnode.pipeline.codec import decode, encode
 from swarmnode.pipeline.messages import Done, Forward, Message, Refusal, Refused, Roster
 from swarmnode.pipeline.transport import TensorTransport
-
-HostFactory = Callable[[], StreamHost]
+from tests.contracts.hosts import HostFactory, connected
 
 ECHO = "/swarmnode/test/stream/1"
 MIB = 1024 * 1024
 PLAN = "ab" * 32
-
-
-@pytest.fixture(params=["memory", "p2pd"])
-def new_host(request: pytest.FixtureRequest, tmp_path: Path) -> HostFactory:
-    """Makes hosts that can reach each other."""
-    if request.param == "memory":
-        return MemoryNetwork(seed=1).host
-    try:
-        find_daemon()
-    except NetworkError as error:
-        pytest.skip(str(error))
-    paths = (tmp_path / f"{number}.key" for number in range(100))
-
-    def make() -> StreamHost:
-        path = next(paths)
-        keys.load_or_create(path)
-        return P2pdHost(path)
-
-    return make
-
-
-@asynccontextmanager
-async def connected(new_host: HostFactory) -> AsyncGenerator[tuple[StreamHost, StreamHost], None]:
-    async with new_host() as alice, new_host() as bob:
-        await alice.connect((await bob.addresses())[0])
-        yield alice, bob
 
 
 async def echo(stream: ByteStream) -> None:

@@ -1,0 +1,30 @@
+"""Hosts for the contract tests: the fixture `new_host` (conftest.py) makes them, `connected` joins two."""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from swarmnode.identity import keys
+from swarmnode.network.p2pd import P2pdHost
+from swarmnode.network.streams import StreamHost
+
+HostFactory = Callable[[], StreamHost]
+
+
+def p2pd_hosts(folder: Path) -> HostFactory:
+    """Makes hosts on the daemon, each with a key of its own in `folder`."""
+    paths = (folder / f"{number}.key" for number in range(100))
+
+    def make() -> StreamHost:
+        path = next(paths)
+        keys.load_or_create(path)
+        return P2pdHost(path)
+
+    return make
+
+
+@asynccontextmanager
+async def connected(new_host: HostFactory) -> AsyncGenerator[tuple[StreamHost, StreamHost], None]:
+    async with new_host() as alice, new_host() as bob:
+        await alice.connect((await bob.addresses())[0])
+        yield alice, bob
