@@ -15,6 +15,7 @@ SwarmnodeError                     what happened; `hint`: what to do next
 ├── ModelError                     a model cannot be found, loaded or does not fit
 ├── EngineError                    a rollout engine cannot be had, refused something or stopped working
 │   └── RequestRefused             a request that no such engine would accept, now or later
+├── PipelineError                  the members of a pipeline could not do together what one of them needed
 ├── CheckpointError                a checkpoint is damaged or belongs to something else
 └── Rejected                       what a peer sent was not accepted; `reason` is a short code for counters
 
@@ -101,6 +102,10 @@ class RequestRefused(EngineError):
 
 class CheckpointError(SwarmnodeError):
     exit_code = 9
+
+
+class PipelineError(SwarmnodeError):
+    exit_code = 10
 
 
 class Rejected(SwarmnodeError):

@@ -1,6 +1,6 @@
 """Byte streams between two peers, for what is too large or too frequent for one request and one response.
 
-pipeline/transport.py -> [StreamHost, ByteStream] -> p2pd.py (libp2p streams) | memory.py (within one process)
+pipeline/ -> [StreamHost, ByteStream] -> p2pd.py (libp2p streams) | memory.py (within one process)
 
 `Host.request` reads a whole body into memory, allows ten seconds for it and cannot be stopped half-way. A
 stream is read piece by piece by whoever pays for the memory: a reader that does not read stops the writer.

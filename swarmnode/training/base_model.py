@@ -9,13 +9,13 @@ Precision: bfloat16 where the hardware multiplies in it, else float32. Never flo
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from swarmnode.config import PolicyConfig
 from swarmnode.errors import ModelError
@@ -65,9 +65,14 @@ class LoadedModel:
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """The tokenizer's end of sequence, and those the model's generation config adds (chat models do)."""
-        extra = self.model.generation_config.eos_token_id
-        listed = [] if extra is None else [extra] if isinstance(extra, int) else list(extra)
-        return tuple(dict.fromkeys([self.tokenizer.eos_token_id, *listed]))
+        return end_tokens(self.tokenizer, self.model.generation_config)
+
+
+def end_tokens(tokenizer: Any, generation_config: Any) -> tuple[int, ...]:
+    """The tokens that end an answer, the tokenizer's own first. `generation_config` None: there is none."""
+    extra = None if generation_config is None else generation_config.eos_token_id
+    listed = [] if extra is None else [extra] if isinstance(extra, int) else list(extra)
+    return tuple(dict.fromkeys([tokenizer.eos_token_id, *listed]))
 
 
 def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
@@ -81,8 +86,8 @@ def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
     # Its bars count tensors, not minutes; the hub's own bars for downloads stay.
     transformers_logging.disable_progress_bar()
     source = find_model(spec)
-    device = _device(config.device)
-    dtype = _dtype(config.dtype, device)
+    device = find_device(config.device)
+    dtype = find_dtype(config.dtype, device)
     quantized = nf4_arguments(dtype, device) if config.quantization == "nf4" else {}
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
@@ -121,7 +126,7 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-def _device(name: str) -> torch.device:
+def find_device(name: str) -> torch.device:
     if name != "auto":
         try:
             return torch.empty(0, device=name).device
@@ -135,7 +140,7 @@ def _device(name: str) -> torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype:
+def find_dtype(name: str, device: torch.device) -> torch.dtype:
     """As asked for, or the fastest that is exact enough. A card without bfloat16 (Turing and older) emulates
     it far slower than it does float32, so there `auto` is float32."""
     if name == "auto":
@@ -196,8 +201,13 @@ def disable_checkpointing(model: Any) -> None:
 
 
 def _fingerprint(model: Any) -> str:
+    return fingerprint((name, p.shape, p.detach().flatten()) for name, p in sorted(model.named_parameters()))
+
+
+def fingerprint(parameters: Iterable[tuple[str, Sequence[int], Tensor]]) -> str:
+    """Of (name, shape, at least FINGERPRINT_VALUES leading values) by name, in the type they are used in."""
     digest = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
-        head = parameter.detach().flatten()[:FINGERPRINT_VALUES].float().cpu()
-        digest.update(f"{name} {tuple(parameter.shape)} ".encode() + head.numpy().tobytes())
+    for name, shape, values in parameters:
+        head = values[:FINGERPRINT_VALUES].float().cpu()
+        digest.update(f"{name} {tuple(shape)} ".encode() + head.numpy().tobytes())
     return digest.hexdigest()[:16]

@@ -118,23 +118,34 @@ def take_snapshot(
 ) -> Snapshot:
     """Copy everything to the CPU; nothing is written. The policy must not be training meanwhile. `measure`:
     what the last reward in `counters` was measured on."""
-    state = State(
+    return Snapshot(
+        state=state_of(policy.base.name, policy.base.fingerprint, policy.version, counters, seed, measure),
+        adapter_config=copy.deepcopy(policy.peft_model.peft_config[policy.adapter_name]),
+        adapter={name: tensor.cpu().contiguous() for name, tensor in policy.adapter().items()},
+        optimizer={RNG: torch.get_rng_state(), **_copied(optimizer_tensors(optimizer, policy.trainable()))},
+        waiting=waiting,
+    )
+
+
+def state_of(
+    base_model: str,
+    base_fingerprint: str,
+    policy_version: int,
+    counters: Counters,
+    seed: int,
+    measure: Measure,
+) -> State:
+    """The state of a snapshot, with `counters` copied."""
+    return State(
         format=FORMAT,
-        base_model=policy.base.name,
-        base_fingerprint=policy.base.fingerprint,
-        policy_version=policy.version,
+        base_model=base_model,
+        base_fingerprint=base_fingerprint,
+        policy_version=policy_version,
         seed=seed,
         counters=copy.deepcopy(counters),
         reward=counters.reward_last if counters.evaluated_round == counters.round else None,
         measure=measure,
         digests={},
-    )
-    return Snapshot(
-        state=state,
-        adapter_config=copy.deepcopy(policy.peft_model.peft_config[policy.adapter_name]),
-        adapter={name: tensor.cpu().contiguous() for name, tensor in policy.adapter().items()},
-        optimizer={RNG: torch.get_rng_state(), **_copied(optimizer_tensors(optimizer, policy.trainable()))},
-        waiting=waiting,
     )
 
 
@@ -213,15 +224,23 @@ def restore(checkpoint: Checkpoint, policy: Policy, optimizer: torch.optim.Optim
             hint="use the --model it was trained with, or --fresh",
         )
     policy.load_adapter(checkpoint.adapter)
+    waiting = read_waiting(checkpoint)
     try:
         tensors = load_file(str(checkpoint.folder / OPTIMIZER))
-        waiting = Waiting(*((checkpoint.folder / name).read_bytes() for name in (EXCHANGE, ROLLOUTS)))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"checkpoint {checkpoint.folder.name} is damaged: {error}") from error
     torch.set_rng_state(tensors.pop(RNG))
     _restore_optimizer(policy, optimizer, tensors)
     policy.version = checkpoint.state.policy_version
     return waiting
+
+
+def read_waiting(checkpoint: Checkpoint) -> Waiting:
+    """What waits to be trained on. Raises CheckpointError."""
+    try:
+        return Waiting(*((checkpoint.folder / name).read_bytes() for name in (EXCHANGE, ROLLOUTS)))
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {checkpoint.folder.name} is damaged: {error}") from error
 
 
 class _Versioned(msgspec.Struct, frozen=True):

@@ -42,7 +42,7 @@ class Policy:
             # peft 0.21 asks transformers 5 under a deprecated name; users can do nothing about it.
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
             torch.manual_seed(seed)
-            self.peft_model: Any = _with_adapter(base, _lora(config), self.adapter_name, beside)
+            self.peft_model: Any = _with_adapter(base, lora_config(config), self.adapter_name, beside)
         self.peft_model.base_model_name_or_path = base.name
         self._fused: list[FusedLora] = [] if beside is None else beside._fused
         self._trainable = self._find_trainable()
@@ -112,7 +112,8 @@ class Policy:
         return {name.replace(mark, "."): p for name, p in sorted(named) if ".lora_" in name and mark in name}
 
 
-def _lora(config: PolicyConfig) -> Any:
+def lora_config(config: PolicyConfig) -> Any:
+    """PEFT's description of a policy's adapter."""
     from peft import LoraConfig
 
     return LoraConfig(

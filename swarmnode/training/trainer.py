@@ -10,21 +10,16 @@ policy sampled are corrected by weight; external groups are treated as if prox h
 import random
 from collections.abc import Callable, Sequence
 
-import torch
-
 from swarmnode.config import TrainingConfig
-from swarmnode.errors import ModelError
-from swarmnode.training.budget import is_out_of_memory
+from swarmnode.training.adam import adam
 from swarmnode.training.forward import Forward
-from swarmnode.training.packing import TrainingSample, to_samples
+from swarmnode.training.packing import TrainingSample
 from swarmnode.training.policy import Policy
 from swarmnode.training.records import TrainReport
 from swarmnode.training.round import MeasuredRound, RoundOfPolicy
-from swarmnode.training.shaping import shaped_rewards
+from swarmnode.training.samples import group_samples
 from swarmnode.training.together import train_together
-from swarmnode.types import FinishReason, RolloutGroup
-
-ADAM_BETAS = (0.9, 0.99)
+from swarmnode.types import RolloutGroup
 
 
 class Trainer:
@@ -48,7 +43,7 @@ class Trainer:
         self.seed = seed
         self.render = render
         self.max_tokens = max_tokens
-        self.optimizer = _adam(policy, config.learning_rate)
+        self.optimizer = adam(policy.parameters, config.learning_rate)
         self.forward = Forward(policy, config, temperature=temperature) if forward is None else forward
         self.forward.add(policy)
 
@@ -84,21 +79,13 @@ class Trainer:
         return samples
 
     def _samples_of(self, group: RolloutGroup) -> list[TrainingSample] | None:
-        # By the task's rewards, as DAPO filters: how long answers are is no lesson where all are as good.
-        if not group.has_gradient:
-            return None
-        return to_samples(
+        return group_samples(
             group,
             self.render(group.example.prompt),
-            rewards=self._shaped(group),
-            loss=self.config.loss,
+            self.config,
+            max_tokens=self.max_tokens,
             policy=self.policy.number,
         )
-
-    def _shaped(self, group: RolloutGroup) -> Sequence[float | None]:
-        lengths = [len(completion.token_ids) for completion in group.completions]
-        finishes: list[FinishReason] = [completion.finish for completion in group.completions]
-        return shaped_rewards(group.rewards, lengths, finishes, self.max_tokens, self.config)
 
     def _shuffled_steps(self, samples: Sequence[TrainingSample]) -> list[list[TrainingSample]]:
         """As few steps as the setting allows, of equal size: a last one of few samples would be noise."""
@@ -106,29 +93,3 @@ class Trainer:
         random.Random(f"{self.seed}:{self.policy.version}").shuffle(order)
         count = -(-len(order) // self.config.sequences_per_step)
         return [order[number::count] for number in range(count)]
-
-
-def _adam(policy: Policy, learning_rate: float) -> torch.optim.AdamW:
-    """AdamW with its moments in place: a first step that found no memory for them would leave half of them.
-
-    Raises ModelError where there is no memory for them now.
-    """
-    # Fused: one pass, and no temporaries of the size of the adapter.
-    optimizer = torch.optim.AdamW(
-        policy.parameters, lr=learning_rate, betas=ADAM_BETAS, weight_decay=0.0, fused=True
-    )
-    try:
-        for parameter in policy.parameters:
-            optimizer.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter, requires_grad=False),
-                "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
-            }
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise ModelError(
-            "no memory for the optimizer of the adapter",
-            hint="lower policy.lora_rank or node.policies, or use a smaller --model",
-        ) from error
-    return optimizer

@@ -8,11 +8,10 @@ import pytest
 from transformers import PreTrainedModel
 
 from swarmnode.errors import NetworkError
-from swarmnode.network.memory import MemoryNetwork
 from swarmnode.network.p2pd_bundle import find_daemon
 from swarmnode.rollout.engine import Engine
 from swarmnode.rollout.vllm_compat import missing_reason
-from tests.contracts.hosts import HostFactory, p2pd_hosts
+from tests.contracts.hosts import HostFactory, memory_hosts, p2pd_hosts
 
 LORA_RANK = 8
 MAX_LENGTH = 128
@@ -22,7 +21,7 @@ MAX_LENGTH = 128
 def new_host(request: pytest.FixtureRequest, tmp_path: Path) -> HostFactory:
     """Makes hosts that can reach each other."""
     if request.param == "memory":
-        return MemoryNetwork(seed=1).host
+        return memory_hosts(tmp_path)
     try:
         find_daemon()
     except NetworkError as error:

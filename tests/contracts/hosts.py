@@ -5,10 +5,18 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from swarmnode.identity import keys
+from swarmnode.network.memory import MemoryNetwork
 from swarmnode.network.p2pd import P2pdHost
 from swarmnode.network.streams import StreamHost
 
 HostFactory = Callable[[], StreamHost]
+
+
+def memory_hosts(folder: Path) -> HostFactory:
+    """Makes hosts of one network in this process, each with a key of its own in `folder`."""
+    network = MemoryNetwork(seed=1)
+    paths = (folder / f"{number}.key" for number in range(100))
+    return lambda: network.host(keys.load_or_create(next(paths)).peer_id)
 
 
 def p2pd_hosts(folder: Path) -> HostFactory:

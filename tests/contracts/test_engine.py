@@ -36,7 +36,11 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from swarmnode.config import PolicyConfig
 from swarmnode.errors import EngineError
+from swarmnode.pipeline.rollouts.chain import LocalChain
+from swarmnode.pipeline.rollouts.engine import PipelineEngine
+from swarmnode.pipeline.stages.stage_model import Cut, StagePart, StageSettings, build_stage, try_cut
 from swarmnode.rollout.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import (
     BASE_VERSION,
@@ -139,11 +143,36 @@ def shared(model: PreTrainedModel, eos: Sequence[int], max_slots: int) -> Engine
     return member
 
 
-LOCAL = {"embedded": EmbeddedEngine, "generate": GenerateEngine, "shared": shared}
+CUTS: dict[str, Cut] = {}
+"""By family, as a pipeline's members find them once."""
+
+
+def pipeline(model: PreTrainedModel, eos: Sequence[int], max_slots: int) -> Engine:
+    """The model cut into two stages, within this process."""
+    kind = model.config.model_type
+    if kind not in CUTS:
+        CUTS[kind] = try_cut(model.config)
+    base = {name.replace(".base_layer", ""): p for name, p in model.state_dict().items()}
+    settings = StageSettings(adapter=PolicyConfig(lora_rank=4, lora_alpha=6))
+    parts = StagePart(0, 1, has_ends=True), StagePart(1, 2)
+    stages = [
+        build_stage(
+            model.config, part, lambda names: {n: base[n].clone() for n in names}, settings, CUTS[kind]
+        )
+        for part in parts
+    ]
+    chain = LocalChain(stages, max_cache_bytes=1 << 26)
+    return PipelineEngine(
+        chain, eos, choose_path=lambda prompt: (0, 1), max_running=max_slots, max_length=MAX_LENGTH
+    )
+
+
+LOCAL = {"embedded": EmbeddedEngine, "generate": GenerateEngine, "shared": shared, "pipeline": pipeline}
 CASES = (
     *(("embedded", name) for name in ("qwen2", "llama", "qwen3")),
     *(("shared", name) for name in ("qwen2", "qwen3")),
     *(("generate", name) for name in ("qwen2", "gpt2", "sliding")),
+    ("pipeline", "qwen3"),
     ("vllm-lora", "qwen2"),
     ("vllm-lora", "qwen3"),
     ("vllm-merged", "qwen2"),
@@ -202,7 +231,7 @@ def engine(backend: Backend) -> Engine:
     return backend.engine()
 
 
-@pytest.fixture(params=["embedded", "generate", "shared", "fake"])
+@pytest.fixture(params=["embedded", "generate", "shared", "pipeline", "fake"])
 def bookkeeper(request: pytest.FixtureRequest) -> Engine:
     """An engine with two slots and no EOS, for everything that is not arithmetic."""
     if request.param == "fake":

@@ -14,9 +14,10 @@ from swarmnode.identity import keys
 from swarmnode.network.p2pd import P2pdHost
 from swarmnode.network.p2pd_bundle import find_daemon
 from swarmnode.network.streams import ByteStream
-from swarmnode.pipeline.codec import decode, encode
-from swarmnode.pipeline.messages import Done, Forward, Message, Refusal, Refused, Roster
-from swarmnode.pipeline.transport import TensorTransport
+from swarmnode.pipeline.wire.codec import decode, encode
+from swarmnode.pipeline.wire.messages import Done, Forward, Message, Refusal, Refused
+from swarmnode.pipeline.wire.roster import Roster
+from swarmnode.pipeline.wire.transport import TensorTransport
 from tests.contracts.hosts import HostFactory, connected
 
 ECHO = "/swarmnode/test/stream/1"
@@ -183,7 +184,7 @@ async def test_eight_mebibytes_of_activations_go_both_ways(new_host: HostFactory
             async def send(source: int) -> None:
                 message = Forward(
                     plan=PLAN, iteration=0, deadline_s=60.0, micro_batch=0, agent=0, wave=0,
-                    path=(source, 1 - source), position=1, tensor=encoded.header,
+                    path=(source, 1 - source), position=1, tensor=encoded.header, tokens=1,
                 )  # fmt: skip
                 reply = await transports[source].send(peers[1 - source], message, encoded.payload)
                 assert reply == Done()
@@ -199,7 +200,7 @@ async def test_a_refusal_reaches_the_sender_of_a_large_tensor(new_host: HostFact
     encoded = encode(torch.zeros(2, 1024, 1024), "none")
     message = Forward(
         plan=PLAN, iteration=0, deadline_s=60.0, micro_batch=0, agent=0, wave=0, path=(0, 1), position=1,
-        tensor=encoded.header,
+        tensor=encoded.header, tokens=1,
     )  # fmt: skip
     async with connected(new_host) as (alice, bob):
         inbox = DecodingInbox()
@@ -232,7 +233,7 @@ async def test_after_its_daemon_died_a_member_takes_tensors_again(tmp_path: Path
             async def send(micro_batch: int) -> None:
                 message = Forward(
                     plan=PLAN, iteration=0, deadline_s=5.0, micro_batch=micro_batch, agent=0, wave=0,
-                    path=(0, 1), position=1, tensor=encoded.header,
+                    path=(0, 1), position=1, tensor=encoded.header, tokens=1,
                 )  # fmt: skip
                 assert await sender.send(bob.peer_id, message, encoded.payload) == Done()
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from swarmnode.errors import Rejected
-from swarmnode.pipeline.codec import INT8_BLOCK, INT8_STEPS, decode, encode
-from swarmnode.pipeline.messages import CodecName, Refusal, TensorHeader
+from swarmnode.pipeline.wire.codec import INT8_BLOCK, INT8_STEPS, decode, encode
+from swarmnode.pipeline.wire.messages import CodecName, Refusal, TensorHeader
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 CODECS: list[CodecName] = ["none", "fp16", "int8"]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.errors import ConfigError, Rejected
-from swarmnode.pipeline.costs import (
+from swarmnode.pipeline.plans.costs import (
     MAX_AGE_S,
     MAX_ANNOUNCEMENT_BYTES,
     MAX_CLOCK_SKEW_S,
@@ -28,9 +28,9 @@ from swarmnode.pipeline.costs import (
     observed,
     smoothed,
 )
-from swarmnode.pipeline.instance import load_instance, parse_instance
-from swarmnode.pipeline.measured import IterationSettings, instance_from, instance_json, instance_toml
-from swarmnode.pipeline.partition import Partition, StagePart, Workload
+from swarmnode.pipeline.plans.instance import load_instance, parse_instance
+from swarmnode.pipeline.plans.measured import IterationSettings, instance_from, instance_json, instance_toml
+from swarmnode.pipeline.plans.partition import Partition, StagePart, Workload
 
 NOW_S = 1_000_000.0
 NAN, INF = float("nan"), float("inf")

@@ -13,10 +13,11 @@ import pytest
 
 from swarmnode.errors import RequestTimeout
 from swarmnode.network.memory import MemoryNetwork
-from swarmnode.pipeline.emulated import EmulatedCompute, EmulatedLinks, LinkSpeed, links_of
-from swarmnode.pipeline.instance import Instance
-from swarmnode.pipeline.messages import Done, Message, Roster, StepReady
-from swarmnode.pipeline.transport import TensorTransport
+from swarmnode.pipeline.plans.instance import Instance
+from swarmnode.pipeline.wire.emulated import EmulatedCompute, EmulatedLinks, LinkSpeed, links_of
+from swarmnode.pipeline.wire.messages import Done, Message, StepDone
+from swarmnode.pipeline.wire.roster import Roster
+from swarmnode.pipeline.wire.transport import TensorTransport
 
 INSTANCE = Instance(
     names=("a", "b", "c"),
@@ -202,5 +203,5 @@ def test_a_transport_delivers_at_the_pace_of_its_emulated_links():
     run(check())
 
 
-def ready(stage: int) -> StepReady:
-    return StepReady(plan=PLAN, iteration=0, deadline_s=60.0, stage=stage, tokens=1, visits=1, digest=PLAN)
+def ready(stage: int) -> StepDone:
+    return StepDone(plan=PLAN, iteration=0, deadline_s=60.0, stage=stage, tokens=1, visits=1, digest=PLAN)

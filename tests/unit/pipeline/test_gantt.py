@@ -6,10 +6,10 @@ from io import BytesIO
 import pytest
 
 from swarmnode.errors import ConfigError
-from swarmnode.pipeline.gantt import COLOURS, bars, png_chart, text_chart, ticks
-from swarmnode.pipeline.instance import Averaging, Instance
-from swarmnode.pipeline.plan import Plan
-from swarmnode.pipeline.simulator import simulate
+from swarmnode.pipeline.plans.gantt import COLOURS, bars, png_chart, text_chart, ticks
+from swarmnode.pipeline.plans.instance import Averaging, Instance
+from swarmnode.pipeline.plans.plan import Plan
+from swarmnode.pipeline.plans.simulator import simulate
 
 LINK = ((0.0, 1.0, 1.0), (1.0, 0.0, 1.0), (1.0, 1.0, 0.0))
 PAIR = Instance(("ann", "bob", "eve"), (1.0,) * 3, LINK, (1,) * 3, ((0,), (1,)), path_length=2, waves=1)

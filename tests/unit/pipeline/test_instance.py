@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from swarmnode.errors import ConfigError
-from swarmnode.pipeline.instance import (
+from swarmnode.pipeline.plans.instance import (
     MAX_FILE_BYTES,
     Instance,
     agents,

@@ -12,8 +12,14 @@ from torch import Tensor
 
 from swarmnode.config import TrainingConfig
 from swarmnode.errors import ModelError
-from swarmnode.pipeline.local import LocalPipeline, LossInputs, Objective, cross_entropy, policy_gradient
-from swarmnode.pipeline.stage_model import StageSettings, try_cut
+from swarmnode.pipeline.stages.local import (
+    LocalPipeline,
+    LossInputs,
+    Objective,
+    cross_entropy,
+    policy_gradient,
+)
+from swarmnode.pipeline.stages.stage_model import StageSettings, try_cut
 from swarmnode.training.forward import Forward
 from swarmnode.training.logprob import completion_logprobs
 from swarmnode.training.losses import StepSize

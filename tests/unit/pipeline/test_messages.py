@@ -6,29 +6,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.errors import Rejected
-from swarmnode.pipeline.messages import (
+from swarmnode.pipeline.wire.messages import (
     CHUNK_BYTES,
     MAX_ANSWER_BYTES,
     MAX_ATTEMPTS,
+    MAX_BACK,
     MAX_DEADLINE_S,
     MAX_MESSAGE_BYTES,
     MAX_NODES,
     MAX_PATH,
+    MAX_PROMPT_TOKENS,
     MAX_SEQUENCES,
     Abandoned,
     Answer,
     Backward,
     Done,
+    Finished,
     Forward,
+    Lost,
     Message,
+    Passed,
     Refusal,
     Refused,
-    Roster,
     StepDone,
-    StepReady,
     TensorHeader,
+)
+from swarmnode.pipeline.wire.roster import Roster, check_sender
+from swarmnode.pipeline.wire.wire import (
     as_payload,
-    check_sender,
     decode_answer,
     decode_message,
     encode_message,
@@ -40,13 +45,15 @@ OTHER = "cd" * 32
 HEADER = TensorHeader(codec="int8", dtype="float32", shape=(2, 3, 64), block=64, checksum=7)
 FORWARD = Forward(
     plan=PLAN, iteration=3, attempt=1, deadline_s=2.5, micro_batch=9, agent=4, wave=1,
-    path=(0, 5, 2), position=1, tensor=HEADER, lengths=(3, 3),
+    path=(0, 5, 2), position=1, tensor=HEADER, tokens=4, lengths=(3, 3), prompts=(None, 0),
 )  # fmt: skip
 BACKWARD = Backward(
     plan=PLAN, iteration=3, deadline_s=2.5, micro_batch=9, agent=4, wave=1, path=(0, 5, 2), position=1,
     tensor=HEADER,
 )  # fmt: skip
-READY = StepReady(plan=PLAN, iteration=3, deadline_s=1.0, stage=2, tokens=512, visits=4, digest=OTHER)
+LOST = Lost(plan=PLAN, iteration=3, attempt=2, deadline_s=1.0, micro_batch=9, position=1, fault="silent")
+PASSED = Passed(plan=PLAN, iteration=3, attempt=2, deadline_s=1.0, micro_batch=9, position=1, homeward=False)
+FINISHED = Finished(plan=PLAN, iteration=3, deadline_s=1.0, node=0, back=((9, 2), (11, 0)))
 STEPPED = StepDone(plan=PLAN, iteration=3, deadline_s=1.0, stage=2, tokens=512, visits=4, digest=OTHER)
 ABANDONED = Abandoned(plan=PLAN, iteration=3, deadline_s=1.0, micro_batch=9)
 ROSTER = Roster(PLAN, ("peer 0", "peer 1", "peer 2", "peer 3", "peer 4", "peer 5"), own=5)
@@ -55,7 +62,8 @@ ROSTER = Roster(PLAN, ("peer 0", "peer 1", "peer 2", "peer 3", "peer 4", "peer 5
 def with_fields(message: Message, **fields: object) -> bytes:
     """The message as a sender without our checks would write it."""
     names = [field.name for field in msgspec.structs.fields(type(message))]
-    values = {name: msgspec.to_builtins(value) for name, value in msgspec.structs.asdict(message).items()}
+    said = msgspec.structs.asdict(message).items()
+    values = {name: msgspec.to_builtins(value, builtin_types=(bytes,)) for name, value in said}
     values |= fields
     tag = type(message).__struct_config__.tag
     return b"\x01" + msgspec.msgpack.encode([tag, *(values[name] for name in names)])
@@ -67,7 +75,7 @@ def refusal(data: bytes) -> str:
     return caught.value.reason
 
 
-@pytest.mark.parametrize("message", [FORWARD, BACKWARD, READY, STEPPED, ABANDONED])
+@pytest.mark.parametrize("message", [FORWARD, BACKWARD, LOST, PASSED, FINISHED, STEPPED, ABANDONED])
 def test_a_message_is_read_as_it_was_said(message: Message):
     assert decode_message(encode_message(message)) == message
     assert decode_message(with_fields(message)) == message
@@ -82,9 +90,15 @@ def test_an_answer_is_read_as_it_was_said(reply: Done | Refused):
 
 def test_the_longest_honest_message_is_within_the_bound():
     message = msgspec.structs.replace(
-        FORWARD, path=tuple(range(MAX_NODES - MAX_PATH, MAX_NODES)), lengths=(70_000,) * MAX_SEQUENCES
+        FORWARD,
+        path=tuple(range(MAX_NODES - MAX_PATH, MAX_NODES)),
+        tokens=2**40,
+        lengths=(1000,) * (MAX_SEQUENCES // 2) + (70_000,) * (MAX_SEQUENCES // 2),
+        prompts=(None,) * (MAX_SEQUENCES // 2) + tuple(range(MAX_SEQUENCES // 2)),
     )
     assert decode_message(encode_message(message)) == message
+    end = msgspec.structs.replace(FINISHED, back=((2**20, 63),) * MAX_BACK)
+    assert decode_message(encode_message(end)) == end
 
 
 def test_another_version_is_ignored_without_reading_it():
@@ -116,6 +130,13 @@ def test_a_message_over_the_bound_is_not_decoded():
         {"position": 4},
         {"lengths": [0]},
         {"lengths": [1] * (MAX_SEQUENCES + 1)},
+        {"prompts": [None]},
+        {"prompts": [None, 1]},
+        {"prompts": [0, None]},
+        {"lengths": [3, 3, 3], "prompts": [None, 0, 1]},
+        {"lengths": [MAX_PROMPT_TOKENS // 2, 1, 1, 1], "prompts": [None, 0, 0, 0]},
+        {"tokens": 0},
+        {"tokens": 2**41},
         {"tensor": ["int8", "float32", [2, 0], 64, 7]},
         {"tensor": ["int8", "float32", [2, 2, 2, 2], 64, 7]},
         {"tensor": ["int8", "float32", [], 64, 7]},
@@ -147,18 +168,18 @@ def test_arbitrary_bytes_are_refused_and_nothing_else(data: bytes):
 
 def test_the_bytes_that_follow_are_counted_from_the_header_alone():
     assert payload_bytes(FORWARD) == 2 * 3 * 64 + 4 * 6
-    assert payload_bytes(READY) == 0
+    assert payload_bytes(STEPPED) == 0
 
 
 def test_another_attempt_is_the_same_work():
     assert msgspec.structs.replace(FORWARD, attempt=2, deadline_s=9.0).id == FORWARD.id
     assert msgspec.structs.replace(FORWARD, path=(0, 4, 2)).id == FORWARD.id
-    ids = {message.id for message in (FORWARD, BACKWARD, READY, STEPPED, ABANDONED)}
+    ids = {message.id for message in (FORWARD, BACKWARD, LOST, PASSED, FINISHED, STEPPED, ABANDONED)}
     ids |= {
         msgspec.structs.replace(FORWARD, **change).id
         for change in ({"micro_batch": 1}, {"iteration": 1}, {"position": 2}, {"plan": OTHER})
     }
-    assert len(ids) == 9
+    assert len(ids) == 11
 
 
 def test_a_hop_comes_from_the_node_before_us_on_its_path():
@@ -183,13 +204,19 @@ def test_a_hop_for_another_node_is_not_ours():
         check_sender(FORWARD, "peer 0", {PLAN: Roster(PLAN, ROSTER.peers, own=2)})
 
 
+def test_nobody_ends_an_iteration_in_the_name_of_another():
+    check_sender(FINISHED, "peer 0", {PLAN: ROSTER})
+    with pytest.raises(Rejected, match=Refusal.WRONG_ROUTE):
+        check_sender(FINISHED, "peer 1", {PLAN: ROSTER})
+
+
 def test_a_path_through_nodes_that_the_plan_lacks_is_refused():
     message = msgspec.structs.replace(FORWARD, path=(0, 5, 6))
     with pytest.raises(Rejected, match=Refusal.WRONG_ROUTE):
         check_sender(message, "peer 0", {PLAN: ROSTER})
 
 
-@pytest.mark.parametrize("message", [FORWARD, READY])
+@pytest.mark.parametrize("message", [FORWARD, STEPPED])
 def test_strangers_and_unknown_plans_are_refused(message: Message):
     with pytest.raises(Rejected, match=Refusal.NOT_A_MEMBER):
         check_sender(message, "peer 6", {PLAN: ROSTER})

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnode.errors import ConfigError, ModelError
-from swarmnode.pipeline.partition import (
+from swarmnode.pipeline.plans.partition import (
     LayerCost,
     Member,
     Model,

@@ -8,11 +8,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from swarmnode.errors import ConfigError
-from swarmnode.pipeline.instance import Averaging, Instance
-from swarmnode.pipeline.placement import Effort, Placed, first_plan, place, search
-from swarmnode.pipeline.placement_moves import Holding, Price, State
-from swarmnode.pipeline.plan import violations
-from swarmnode.pipeline.simulator import simulate
+from swarmnode.pipeline.plans.instance import Averaging, Instance
+from swarmnode.pipeline.plans.placement import Effort, Placed, first_plan, place, search
+from swarmnode.pipeline.plans.placement_moves import Holding, Price, State
+from swarmnode.pipeline.plans.plan import violations
+from swarmnode.pipeline.plans.simulator import simulate
 
 LITTLE = Effort(starts=3, moves=1500, judged=2, polish=8000, schedule=4000)
 NEAR_S, FAR_S = 0.1, 5.0

@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 
 from swarmnode.errors import ConfigError
-from swarmnode.pipeline.instance import MAX_FILE_BYTES, Instance
-from swarmnode.pipeline.plan import Plan, decode_plan, digest, encode_plan, path_problem, violations
+from swarmnode.pipeline.plans.instance import MAX_FILE_BYTES, Instance
+from swarmnode.pipeline.plans.plan import Plan, decode_plan, digest, encode_plan, path_problem, violations
 
 ONE = Instance(
     names=tuple("abcdefgh"),

@@ -7,8 +7,7 @@ import pytest
 
 from swarmnode.errors import NetworkError, PeerUnreachable
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
-from swarmnode.pipeline.costs import MAX_AGE_S
-from swarmnode.pipeline.probes import (
+from swarmnode.pipeline.joining.probes import (
     BURST_ECHOES,
     MAX_PROBE_BYTES,
     MAX_TRACKED_PEERS,
@@ -18,6 +17,7 @@ from swarmnode.pipeline.probes import (
     ProbeSettings,
     time_stage,
 )
+from swarmnode.pipeline.plans.costs import MAX_AGE_S
 
 
 class Clock:

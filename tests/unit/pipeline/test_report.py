@@ -2,12 +2,12 @@ from dataclasses import replace
 
 import pytest
 
-from swarmnode.pipeline.instance import Instance
-from swarmnode.pipeline.placement import Effort
-from swarmnode.pipeline.plan import Plan
-from swarmnode.pipeline.report import Figures, Found, figures_of, find_full, seconds_for, study
-from swarmnode.pipeline.schedule import Budget
-from swarmnode.pipeline.simulator import simulate
+from swarmnode.pipeline.plans.instance import Instance
+from swarmnode.pipeline.plans.placement import Effort
+from swarmnode.pipeline.plans.plan import Plan
+from swarmnode.pipeline.plans.report import Figures, Found, figures_of, find_full, seconds_for, study
+from swarmnode.pipeline.plans.schedule import Budget
+from swarmnode.pipeline.plans.simulator import simulate
 
 SKIPPING = Instance(
     names=tuple("abcdefg"),

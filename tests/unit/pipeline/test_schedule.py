@@ -6,13 +6,13 @@ from random import Random
 import pytest
 
 from swarmnode.errors import ConfigError
-from swarmnode.pipeline.bounds import free_map_bound_s
-from swarmnode.pipeline.instance import Instance, agents, load_instance, with_averaging
-from swarmnode.pipeline.moves import Draft, Neighbourhood, apply
-from swarmnode.pipeline.plan import Plan, path_problem, violations
-from swarmnode.pipeline.routes import first_paths
-from swarmnode.pipeline.schedule import Budget, schedule
-from swarmnode.pipeline.simulator import simulate
+from swarmnode.pipeline.plans.bounds import free_map_bound_s
+from swarmnode.pipeline.plans.instance import Instance, agents, load_instance, with_averaging
+from swarmnode.pipeline.plans.moves import Draft, Neighbourhood, apply
+from swarmnode.pipeline.plans.plan import Plan, path_problem, violations
+from swarmnode.pipeline.plans.routes import first_paths
+from swarmnode.pipeline.plans.schedule import Budget, schedule
+from swarmnode.pipeline.plans.simulator import simulate
 
 INSTANCES = Path(__file__).parents[3] / "benchmarks" / "instances"
 

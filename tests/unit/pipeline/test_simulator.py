@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
-from swarmnode.pipeline.instance import Averaging, Instance
-from swarmnode.pipeline.plan import Plan, Policy
-from swarmnode.pipeline.simulator import Simulator, simulate
+from swarmnode.pipeline.plans.instance import Averaging, Instance
+from swarmnode.pipeline.plans.plan import Plan, Policy
+from swarmnode.pipeline.plans.simulator import Simulator, simulate
 
 TICK_S = 1 / 64
 """All durations of the random instances are multiples, so that creeping is exact in binary floats."""

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from swarmnode.errors import CheckpointError, ModelError, Rejected
-from swarmnode.pipeline.messages import Refusal
-from swarmnode.pipeline.stage import StageWorker
-from swarmnode.pipeline.stage_model import Cut, StagePart, StageSettings, build_stage, try_cut
-from swarmnode.pipeline.stage_state import StageState, pack_state, unpack_states
-from swarmnode.pipeline.visits import GradientSum, StageInput, Visit, sum_of_replicas
+from swarmnode.pipeline.stages.stage import StageWorker
+from swarmnode.pipeline.stages.stage_model import Cut, StagePart, StageSettings, build_stage, try_cut
+from swarmnode.pipeline.stages.stage_state import StageState, pack_state, unpack_states
+from swarmnode.pipeline.stages.visits import GradientSum, StageInput, Visit, sum_of_replicas
+from swarmnode.pipeline.wire.messages import Refusal
 from swarmnode.training.attention import packed_layout
 from swarmnode.training.losses import LossOutput
 from tests.unit.pipeline.tiny_models import CPU, LAYERS, SETTINGS, nudge, tiny_config, tiny_model
@@ -53,6 +53,13 @@ def item(visit: Visit, seed: int = 0, **more: Any) -> StageInput:
 
 def visit(agent: int = 0, wave: int = 0, attempt: int = 0, iteration: int = 0) -> Visit:
     return Visit(agent, iteration, wave, attempt)
+
+
+def back(found: StageWorker, visit: Visit, gradient_BTD: Tensor) -> Tensor | None:
+    """The way back, with its answer taken."""
+    answer = found.backward(visit, gradient_BTD)
+    found.commit(visit)
+    return answer
 
 
 def refused(reason: Refusal) -> Any:
@@ -98,11 +105,11 @@ def test_micro_batches_of_several_agents_are_in_flight_at_once() -> None:
     for agent in (0, 1):
         apart.reserve(agent)
         apart.forward(item(visit(agent), seed=agent))
-        apart.backward(visit(agent), noise(10 + agent))
+        back(apart, visit(agent), noise(10 + agent))
         together.forward(item(visit(agent), seed=agent))
     assert together.in_flight == 2
     for agent in (0, 1):
-        together.backward(visit(agent), noise(10 + agent))
+        back(together, visit(agent), noise(10 + agent))
     assert together.in_flight == 0
     assert equal(apart.take_gradients(), together.take_gradients())
 
@@ -114,7 +121,7 @@ def test_a_dropped_micro_batch_frees_its_slot_and_is_not_taken_again() -> None:
     assert (found.free_slots, found.dropped) == (1, 1)
     assert found.reserve(0)
     with refused(Refusal.UNKNOWN_WORK):
-        found.backward(visit(), noise(1))
+        back(found, visit(), noise(1))
     with refused(Refusal.UNKNOWN_WORK):
         found.forward(item(visit()))
     found.forward(item(visit(attempt=1)))
@@ -125,14 +132,14 @@ def test_a_late_drop_leaves_a_newer_micro_batch_alone() -> None:
     found = ready()
     found.forward(item(visit(attempt=1)))
     found.drop(visit(attempt=0))
-    assert found.backward(visit(attempt=1), noise(1)) is not None
+    assert back(found, visit(attempt=1), noise(1)) is not None
 
 
 def test_an_agent_goes_on_in_its_slot_wave_after_wave() -> None:
     found = ready(slots=1)
     for wave in range(3):
         found.forward(item(visit(wave=wave), seed=wave))
-        found.backward(visit(wave=wave), noise(wave))
+        back(found, visit(wave=wave), noise(wave))
     assert found.take_gradients().visits == 3
     assert found.dropped == 0
 
@@ -144,9 +151,9 @@ def test_an_agent_goes_on_in_its_slot_wave_after_wave() -> None:
 def test_a_repeated_message_gets_the_stored_answer_and_counts_once(activations: Any) -> None:
     once, twice = (ready(activations=activations) for _ in range(2))
     once.forward(item(visit()))
-    once.backward(visit(), noise(1))
+    back(once, visit(), noise(1))
     outputs = [twice.forward(item(visit())) for _ in range(2)]
-    answers = [twice.backward(visit(), noise(1)) for _ in range(2)]
+    answers = [back(twice, visit(), noise(1)) for _ in range(2)]
     outputs.append(twice.forward(item(visit())))
     assert all(torch.equal(outputs[0], output) for output in outputs)
     assert answers[0] is answers[1]
@@ -158,14 +165,14 @@ def test_a_repeated_message_gets_the_stored_answer_and_counts_once(activations: 
 def test_a_second_attempt_gets_its_gradient_but_adds_none_where_the_first_came_back() -> None:
     once, again = ready(), ready()
     once.forward(item(visit()))
-    once.backward(visit(), noise(1))
+    back(once, visit(), noise(1))
     again.forward(item(visit()))
-    again.backward(visit(), noise(1))
+    back(again, visit(), noise(1))
     again.forward(item(visit(attempt=1), seed=2))
-    answer = again.backward(visit(attempt=1), noise(3))
+    answer = back(again, visit(attempt=1), noise(3))
     other = ready()
     other.forward(item(visit(), seed=2))
-    assert torch.equal(answer, other.backward(visit(), noise(3)))  # pyright: ignore[reportArgumentType]
+    assert torch.equal(answer, back(other, visit(), noise(3)))  # pyright: ignore[reportArgumentType]
     assert equal(again.take_gradients(), once.take_gradients())
 
 
@@ -174,12 +181,12 @@ def test_a_second_attempt_takes_the_place_of_a_first_that_never_came_back() -> N
     found.forward(item(visit()))
     found.forward(item(visit(attempt=1), seed=2))
     with refused(Refusal.UNKNOWN_WORK):
-        found.backward(visit(), noise(1))
+        back(found, visit(), noise(1))
     with refused(Refusal.UNKNOWN_WORK):
         found.forward(item(visit()))
-    found.backward(visit(attempt=1), noise(1))
+    back(found, visit(attempt=1), noise(1))
     other.forward(item(visit(), seed=2))
-    other.backward(visit(), noise(1))
+    back(other, visit(), noise(1))
     assert found.dropped == 1
     assert equal(found.take_gradients(), other.take_gradients())
 
@@ -195,7 +202,7 @@ Event = st.tuples(
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.lists(Event, max_size=25))
 def test_whatever_order_messages_come_in_each_micro_batch_counts_at_most_once(events: list[Any]) -> None:
-    found, back = PLAYED, set[tuple[int, int, int]]()
+    found, came_back = PLAYED, set[tuple[int, int, int]]()
     found.take_gradients()
     for agent in range(3):
         found.release(agent)
@@ -206,8 +213,8 @@ def test_whatever_order_messages_come_in_each_micro_batch_counts_at_most_once(ev
                 case "forward":
                     found.forward(item(now, tokens=1 + wave))
                 case "backward":
-                    found.backward(now, noise(1))
-                    back.add(now.micro_batch)
+                    back(found, now, noise(1))
+                    came_back.add(now.micro_batch)
                 case "drop":
                     found.drop(now)
                 case "release":
@@ -218,12 +225,86 @@ def test_whatever_order_messages_come_in_each_micro_batch_counts_at_most_once(ev
             pass
         assert 0 <= found.in_flight <= 2 - found.free_slots <= 2
     taken = found.take_gradients()
-    assert taken.visits == len(back)
-    assert taken.tokens == sum(1 + wave for _, _, wave in back)
+    assert taken.visits == len(came_back)
+    assert taken.tokens == sum(1 + wave for _, _, wave in came_back)
     assert found.in_flight == 0
 
 
 PLAYED = worker(3, 4)
+
+
+# What counts
+
+
+def test_gradients_count_when_their_answer_was_taken_and_not_before() -> None:
+    found, other = ready(), ready()
+    for one in (found, other):
+        one.forward(item(visit()))
+        one.backward(visit(), noise(1))
+    assert found.counted == frozenset()
+    found.commit(visit())
+    found.commit(visit())
+    assert found.counted == {visit().micro_batch}
+    assert found.take_gradients().visits == 1
+    other.discard(visit())
+    other.commit(visit())
+    assert other.take_gradients() == GradientSum({}, 0, 0)
+
+
+def test_of_two_attempts_that_came_back_one_counts() -> None:
+    found, once = ready(), ready()
+    for attempt, seed in ((0, 0), (1, 2)):
+        found.forward(item(visit(attempt=attempt), seed=seed))
+        found.backward(visit(attempt=attempt), noise(1 + attempt))
+    found.commit(visit(attempt=1))
+    found.commit(visit(attempt=0))
+    once.forward(item(visit(), seed=2))
+    back(once, visit(), noise(2))
+    assert equal(found.take_gradients(), once.take_gradients())
+
+
+def test_an_undecided_answer_survives_the_next_micro_batch_in_its_slot() -> None:
+    found = ready()
+    found.forward(item(visit()))
+    found.backward(visit(), noise(1))
+    found.forward(item(visit(wave=1)))
+    found.commit(visit())
+    assert found.take_gradients().visits == 1
+
+
+def test_no_more_answers_are_undecided_than_there_are_slots() -> None:
+    found = ready(slots=2)
+    for wave in range(3):
+        found.forward(item(visit(wave=wave)))
+        found.backward(visit(wave=wave), noise(1))
+    for wave in range(3):
+        found.commit(visit(wave=wave))
+    assert found.counted == {visit(wave=wave).micro_batch for wave in (1, 2)}
+
+
+@pytest.mark.parametrize("activations", ["kept", "recomputed"])
+@pytest.mark.parametrize("was_back", [False, True])
+def test_another_attempt_with_the_same_input_is_not_computed_again(activations: Any, was_back: bool) -> None:
+    found, once = ready(activations=activations), ready()
+    first = found.forward(item(visit()))
+    if was_back:
+        found.backward(visit(), noise(2))
+    again = found.forward(item(visit(attempt=1)))
+    assert again.data_ptr() == first.data_ptr()
+    assert found.dropped == 0
+    once.forward(item(visit()))
+    answers = [back(found, visit(attempt=1), noise(1)), back(once, visit(), noise(1))]
+    assert torch.equal(*answers)  # pyright: ignore[reportArgumentType]
+    assert equal(found.take_gradients(), once.take_gradients())
+    with refused(Refusal.UNKNOWN_WORK):
+        found.backward(visit(), noise(1))
+
+
+def test_another_layout_is_another_input() -> None:
+    found = ready()
+    layouts = [packed_layout(lengths, CPU) for lengths in ([2, 3], [3, 2])]
+    one, other = (found.forward(item(visit(attempt=n), layout=layout)) for n, layout in enumerate(layouts))
+    assert not torch.equal(one, other)
 
 
 # The end of an iteration
@@ -235,11 +316,11 @@ def test_stragglers_of_a_closed_iteration_are_dropped_and_refused() -> None:
     assert found.take_gradients() == GradientSum({}, 0, 0)
     assert found.dropped == 1
     with refused(Refusal.UNKNOWN_WORK):
-        found.backward(visit(), noise(1))
+        back(found, visit(), noise(1))
     with refused(Refusal.UNKNOWN_WORK):
         found.forward(item(visit(attempt=1)))
     found.forward(item(visit(iteration=1)))
-    found.backward(visit(iteration=1), noise(1))
+    back(found, visit(iteration=1), noise(1))
     assert found.take_gradients().visits == 1
 
 
@@ -248,7 +329,7 @@ def test_replicas_sum_up_to_what_one_member_would_have_seen() -> None:
     for wave in range(3):
         for one in (alone, replicas[wave % 2]):
             one.forward(item(visit(wave=wave), seed=wave, tokens=1 + wave))
-            one.backward(visit(wave=wave), noise(wave))
+            back(one, visit(wave=wave), noise(wave))
     summed, expected = sum_of_replicas([one.take_gradients() for one in replicas]), alone.take_gradients()
     assert (summed.tokens, summed.visits) == (expected.tokens, expected.visits) == (6, 3)
     for name, tensor in expected.tensors.items():
@@ -258,7 +339,7 @@ def test_replicas_sum_up_to_what_one_member_would_have_seen() -> None:
 def test_the_optimizer_moves_the_own_layers_along_the_gradient_clipped() -> None:
     found = ready()
     found.forward(item(visit()))
-    found.backward(visit(), noise(1))
+    back(found, visit(), noise(1))
     gradients = found.take_gradients().of_step(4)
     before = {name: p.detach().clone() for name, p in found.model.trainable().items()}
     optimizer = torch.optim.SGD(found.model.trainable().values(), lr=1.0)
@@ -268,6 +349,17 @@ def test_the_optimizer_moves_the_own_layers_along_the_gradient_clipped() -> None
         expected = before[name] - gradients[name] * (0.5 / (norm or NAN))
         torch.testing.assert_close(parameter.detach(), expected, rtol=1e-4, atol=1e-6)
         assert parameter.grad is None
+
+
+def test_gradients_that_lie_transposed_in_memory_step_as_any_others() -> None:
+    """As those of LoRA's B come; the fused optimizer reads memory in its order."""
+    plain, transposed = ready(), ready()
+    gradients = {name: noise(3, *p.shape) for name, p in plain.model.trainable().items()}
+    turned = {name: gradient.t().contiguous().t() for name, gradient in gradients.items()}
+    for found, those in ((plain, gradients), (transposed, turned)):
+        optimizer = torch.optim.AdamW(found.model.trainable().values(), lr=0.1, fused=True)
+        found.apply(those, optimizer, max_norm=1e9)
+    assert same_state(plain, transposed)
 
 
 def test_a_stage_that_nobody_visited_takes_no_step() -> None:
@@ -318,10 +410,10 @@ def test_numbers_that_are_not_finite_are_refused_and_change_nothing(number: floa
         found.forward(item(visit(), values=bad))
     found.forward(item(visit()))
     with refused(Refusal.NOT_FINITE):
-        found.backward(visit(), bad)
-    found.backward(visit(), noise(1))
+        back(found, visit(), bad)
+    back(found, visit(), noise(1))
     clean.forward(item(visit()))
-    clean.backward(visit(), noise(1))
+    back(clean, visit(), noise(1))
     assert found.refused == {Refusal.NOT_FINITE: 2}
     assert equal(found.take_gradients(), clean.take_gradients())
 
@@ -339,7 +431,7 @@ def test_a_gradient_that_overflows_in_the_own_layers_is_dropped_and_never_added(
     found = ready()
     found.forward(item(visit()))
     with refused(Refusal.NOT_FINITE):
-        found.backward(visit(), torch.full((1, 5, 32), 3e38))
+        back(found, visit(), torch.full((1, 5, 32), 3e38))
     taken = found.take_gradients()
     assert (taken.tensors, taken.visits, found.dropped) == ({}, 0, 1)
 
@@ -390,14 +482,14 @@ def test_gradients_of_another_shape_are_refused_and_can_be_sent_again(gradient: 
     found = ready()
     found.forward(item(visit()))
     with refused(Refusal.WRONG_SHAPE):
-        found.backward(visit(), gradient)
-    assert found.backward(visit(), noise(1)) is not None
+        back(found, visit(), gradient)
+    assert back(found, visit(), noise(1)) is not None
 
 
 def test_half_precision_from_the_wire_is_computed_in_the_stages_own_type() -> None:
     found = ready()
     assert found.forward(item(visit(), values=noise(0).half())).dtype == torch.float32
-    answer = found.backward(visit(), noise(1).bfloat16())
+    answer = back(found, visit(), noise(1).bfloat16())
     assert answer is not None and answer.dtype == torch.float32
 
 
@@ -416,7 +508,7 @@ def test_the_loss_is_taken_once_and_gives_the_gradient_of_what_came_back() -> No
     torch.testing.assert_close(first.gradient_BTD, 2 * back_BTD)
     assert not first.output.loss.requires_grad
     assert found.loss(visit(), noise(2, 1, 3, 32), squares) is first
-    assert found.backward(visit(), noise(3, 1, 3, 32)) is None
+    assert back(found, visit(), noise(3, 1, 3, 32)) is None
     assert found.take_gradients().visits == 1
 
 
@@ -469,7 +561,7 @@ def test_recomputing_gives_the_same_gradients_and_keeps_no_graph() -> None:
     for found in (kept, recomputed):
         found.forward(item(visit()))
         graphs.append(found._work[0].output_BTD.requires_grad)  # pyright: ignore
-        answers.append(found.backward(visit(), noise(1)))
+        answers.append(back(found, visit(), noise(1)))
     assert graphs == [True, False]
     assert torch.equal(*answers)  # pyright: ignore[reportArgumentType]
     assert equal(kept.take_gradients(), recomputed.take_gradients())
@@ -502,7 +594,7 @@ def train(found: StageWorker, optimizer: torch.optim.Optimizer, seed: int) -> No
     now = visit(iteration=found.iteration)
     found.reserve(0)
     found.forward(item(now, seed=seed))
-    found.backward(now, noise(seed + 10))
+    back(found, now, noise(seed + 10))
     found.apply(found.take_gradients().of_step(4), optimizer, max_norm=1.0)
 
 
@@ -555,7 +647,7 @@ def test_replicas_of_a_stage_have_one_digest_until_they_differ() -> None:
 def test_gradients_and_work_of_the_former_weights_do_not_outlive_them() -> None:
     found = ready()
     found.forward(item(visit()))
-    found.backward(visit(), noise(1))
+    back(found, visit(), noise(1))
     found.forward(item(visit(wave=1)))
     found.load_state(unpack_states([worker().state()], max_bytes=1 << 20))
     assert found.dropped == 1

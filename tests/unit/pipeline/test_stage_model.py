@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import GPT2Config, GraniteConfig, Qwen2Config
 
 from swarmnode.errors import ModelError
-from swarmnode.pipeline.stage_model import (
+from swarmnode.pipeline.stages.stage_model import (
     PEFT_PREFIX,
     Cut,
     StageModel,

@@ -13,8 +13,8 @@ import pytest
 from swarmnode.errors import HostDown, PeerUnreachable, Rejected, RequestTimeout
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import ByteStream
-from swarmnode.pipeline.inbound import ByteBudget, TransportLimits, receive_length
-from swarmnode.pipeline.messages import (
+from swarmnode.pipeline.wire.inbound import ByteBudget, TransportLimits, receive_length
+from swarmnode.pipeline.wire.messages import (
     CHUNK_BYTES,
     MAX_ANSWER_BYTES,
     MAX_MESSAGE_BYTES,
@@ -23,17 +23,14 @@ from swarmnode.pipeline.messages import (
     Done,
     Forward,
     Message,
-    Payload,
     Refusal,
     Refused,
-    Roster,
-    StepReady,
+    StepDone,
     TensorHeader,
-    as_payload,
-    decode_answer,
-    encode_message,
 )
-from swarmnode.pipeline.transport import MAX_ROSTERS, PROTOCOL, Pace, Passage, TensorTransport
+from swarmnode.pipeline.wire.roster import Roster
+from swarmnode.pipeline.wire.transport import MAX_ROSTERS, PROTOCOL, Pace, Passage, TensorTransport
+from swarmnode.pipeline.wire.wire import Payload, as_payload, decode_answer, encode_message
 
 PLAN, NEXT_PLAN = "ab" * 32, "cd" * 32
 LIMITS = TransportLimits(
@@ -123,11 +120,13 @@ def forward(size_bytes: int, *, micro_batch: int = 0, **fields: Any) -> tuple[Fo
     payload = as_payload(bytes(range(251)) * (size_bytes // 251) + bytes(size_bytes % 251))
     header = TensorHeader(codec="none", dtype="float16", shape=(size_bytes // 2,), checksum=payload.checksum)
     values: dict[str, Any] = {"plan": PLAN, "iteration": 0, "deadline_s": 5.0, "path": (0, 1)} | fields
-    return Forward(**values, micro_batch=micro_batch, agent=0, wave=0, position=1, tensor=header), payload
+    return Forward(
+        **values, micro_batch=micro_batch, agent=0, wave=0, position=1, tensor=header, tokens=1
+    ), payload
 
 
-def ready(**fields: Any) -> StepReady:
-    return StepReady(
+def ready(**fields: Any) -> StepDone:
+    return StepDone(
         plan=PLAN, iteration=0, deadline_s=5.0, stage=0, tokens=1, visits=1, digest=PLAN, **fields
     )
 

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from swarmnode.config import PolicyConfig
-from swarmnode.pipeline.stage_model import PEFT_PREFIX, StageSettings, adapter_start
+from swarmnode.pipeline.stages.stage_model import PEFT_PREFIX, StageSettings, adapter_start
 from swarmnode.training.base_model import LoadedModel
 from swarmnode.training.packing import MicroBatch, TrainingSample, micro_batches
 from swarmnode.training.policy import Policy

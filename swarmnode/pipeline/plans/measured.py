@@ -1,0 +1,191 @@
+"""From what was measured to what is planned with: an instance, and what every member would be elsewhere.
+
+costs.py (believed), Partition -> [instance_from] -> Instance, Holding -> placement.py -> schedule
+                                        Instance -> [instance_json, instance_toml] -> a file -> load_instance
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median_low
+
+import msgspec
+
+from swarmnode.errors import ConfigError
+from swarmnode.pipeline.plans.costs import (
+    MAX_LATENCY_S,
+    MIN_BYTES_PER_S,
+    LinkCosts,
+    MemberCosts,
+    backward_s,
+    forward_s,
+)
+from swarmnode.pipeline.plans.instance import Averaging, Instance, Matrix
+from swarmnode.pipeline.plans.partition import Partition, StagePart, Workload
+from swarmnode.pipeline.plans.placement_moves import Holding
+
+SLOW_LINK = 2.0
+"""A link that nobody measured is taken to be this much worse than the worst that somebody did."""
+
+
+@dataclass(frozen=True, slots=True)
+class IterationSettings:
+    """What an iteration is made of, beside the members."""
+
+    waves: int
+    token_bytes: int
+    """What travels of one token between stages, after compression."""
+    overhead_s: float = 0.0
+    """What a hop costs beside the link: serialisation, copies."""
+    gradient_bytes: tuple[int, ...] | None = None
+    """By stage: what its replicas average. None: nothing worth planning for."""
+    gap_s: float = 0.0
+    """A member is not available so long after each task."""
+    loss_factor: float = 0.25
+    """Forward and backward of head and loss, over the forward of stage 0's layers."""
+    max_gap: int = 4
+    """Largest step between consecutive visited stages."""
+
+
+def instance_from(
+    costs: Iterable[MemberCosts],
+    links: Mapping[tuple[str, str], LinkCosts],
+    parts: Partition,
+    work: Workload,
+    settings: IterationSettings,
+) -> tuple[Instance, Holding]:
+    """The instance that members plan with, and what each would be in every other stage.
+
+    Nodes are the members in the partition, sorted by peer id; `costs` may hold more. Of the two measurements
+    of a link, one from each end, the worse counts: who lies can only make itself less wanted. Raises
+    ConfigError when costs of a member are missing, or it cannot hold a micro-batch of its stage.
+    """
+    by_peer = {each.peer_id: each for each in costs}
+    names = tuple(sorted(peer for part in parts.stages for peer in part.peers))
+    missing = [name for name in names if name not in by_peer]
+    if missing:
+        raise ConfigError(
+            f"no costs of {missing[0]} and {len(missing) - 1} others", hint="wait for announcements"
+        )
+    holding = _holding([by_peer[name] for name in names], parts, work)
+    stages = tuple(tuple(sorted(map(names.index, part.peers))) for part in parts.stages)
+    stage_of = {node: stage for stage, nodes in enumerate(stages) for node in nodes}
+    known = _both_ends(names, links)
+    size_bytes = settings.token_bytes * work.micro_batch_tokens
+    hops = _matrix(names, lambda i, j: settings.overhead_s + known[i, j].transfer_s(size_bytes))
+    instance = Instance(
+        names=names,
+        forward_s=tuple(holding.forward_s[node][stage_of[node]] for node in range(len(names))),
+        hop_s=hops,
+        memory=tuple(holding.memory[node][stage_of[node]] for node in range(len(names))),
+        stages=stages,
+        path_length=parts.path_length,
+        waves=settings.waves,
+        backward_factor=_backward_factor([by_peer[name] for name in names], parts),
+        loss_factor=settings.loss_factor,
+        gap_s=settings.gap_s,
+        first_gap_s=settings.gap_s,
+        max_gap=settings.max_gap,
+        averaging=None,
+    )
+    if settings.gradient_bytes is None:
+        return instance, holding
+    byte_s = _matrix(names, lambda i, j: 1 / known[i, j].bytes_per_s)
+    sizes = tuple(map(float, settings.gradient_bytes))
+    slowest_s = max((each.latency_s for each in known.values()), default=0.0)
+    return replace(instance, averaging=Averaging(sizes, byte_s, slowest_s + settings.overhead_s)), holding
+
+
+def _holding(members: Sequence[MemberCosts], parts: Partition, work: Workload) -> Holding:
+    """[node][stage]: seconds of a micro-batch, and how many fit into what the stage's weights leave free."""
+    tokens = work.micro_batch_tokens
+    seconds = [
+        tuple(forward_s(member, part.end - part.first) * tokens for part in parts.stages)
+        for member in members
+    ]
+    slots = [tuple(_slots(member, part) for part in parts.stages) for member in members]
+    return Holding(tuple(seconds), tuple(slots))
+
+
+def _slots(member: MemberCosts, part: StagePart) -> int:
+    """Micro-batches in flight that the member could hold as a replica of the stage; 0: it cannot be one."""
+    left_bytes = member.free_bytes - part.held_bytes
+    if left_bytes < 0 or (part.first == 0 and not member.holds_data):
+        return 0
+    return min(member.memory_slots, left_bytes // part.slot_bytes) if part.slot_bytes else member.memory_slots
+
+
+def _backward_factor(members: Sequence[MemberCosts], parts: Partition) -> float:
+    """Backward over forward: an instance has one for all, so the median member's."""
+    layers = parts.stages[-1].end - parts.stages[-1].first
+    return median_low([backward_s(member, layers) / forward_s(member, layers) for member in members])
+
+
+def _both_ends(
+    names: Sequence[str], links: Mapping[tuple[str, str], LinkCosts]
+) -> dict[tuple[int, int], LinkCosts]:
+    """By pair of nodes: the worse of both measurements; where there is none, worse than the worst of all."""
+    measured = [cost for (one, other), cost in links.items() if one in names and other in names]
+    if not measured:
+        raise ConfigError("no link between the members was measured", hint="wait for the first probes")
+    worst = LinkCosts(
+        min(MAX_LATENCY_S, SLOW_LINK * max(each.latency_s for each in measured)),
+        max(MIN_BYTES_PER_S, min(each.bytes_per_s for each in measured) / SLOW_LINK),
+    )
+    found: dict[tuple[int, int], LinkCosts] = {}
+    for i, one in enumerate(names):
+        for j, other in enumerate(names):
+            ends = [links[pair] for pair in ((one, other), (other, one)) if pair in links] or [worst]
+            if i != j:
+                found[i, j] = LinkCosts(
+                    max(each.latency_s for each in ends), min(each.bytes_per_s for each in ends)
+                )
+    return found
+
+
+def _matrix(names: Sequence[str], cost: Callable[[int, int], float]) -> Matrix:
+    count = range(len(names))
+    return tuple(tuple(0.0 if i == j else cost(i, j) for j in count) for i in count)
+
+
+def instance_json(instance: Instance) -> bytes:
+    """The instance as a file that `load_instance` reads, so that plans can be made without the machines."""
+    return msgspec.json.format(msgspec.json.encode(_fields(instance)), indent=1) + b"\n"
+
+
+def instance_toml(instance: Instance) -> str:
+    """The same as TOML: arrays and numbers are spelled as in JSON, and tables come last."""
+    fields = _fields(instance)
+    averaging = fields.pop("averaging", None)
+    lines = [f"{key} = {_spelled(value)}" for key, value in fields.items()]
+    if isinstance(averaging, dict):
+        lines += ["", "[averaging]", *(f"{key} = {_spelled(value)}" for key, value in averaging.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _spelled(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _fields(instance: Instance) -> dict[str, object]:
+    fields: dict[str, object] = {
+        "delays": instance.hop_s,
+        "comp": instance.forward_s,
+        "memory": instance.memory,
+        "path_len": instance.path_length,
+        "stages": instance.stages,
+        "waves": instance.waves,
+        "locations": instance.names,
+        "backward_factor": instance.backward_factor,
+        "loss_factor": instance.loss_factor,
+        "gap_s": instance.gap_s,
+        "first_gap_s": instance.first_gap_s,
+        "max_swaps": instance.max_swaps,
+        "max_gap": instance.max_gap,
+    }
+    if instance.averaging is not None:
+        fields["averaging"] = {
+            "size_bytes": instance.averaging.size_bytes,
+            "byte_s": instance.averaging.byte_s,
+            "message_s": instance.averaging.message_s,
+        }
+    return fields

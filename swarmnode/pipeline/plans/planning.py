@@ -1,0 +1,334 @@
+"""One plan from what all members know alike: who holds which layers, and the paths of an iteration.
+
+announcements, settings, who holds what now -> [planned] -> Agreed -> membership.py -> stages, drivers
+
+Every member computes this for itself and the digests are compared, so nothing here may depend on the order of
+announcements, on a clock or on chance without a seed: searches end after a number of steps. The first plan is
+free to choose (partition.py, placement.py). Later ones leave every member where it is, as far as that goes:
+whoever changes its stage has weights to load (refilling.py). Only when the former stages cannot be filled by
+those who are left are the layers divided anew.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median_low
+
+import msgspec
+
+from swarmnode.errors import ConfigError, ModelError
+from swarmnode.pipeline.plans.costs import (
+    Announcement,
+    MemberCosts,
+    as_member,
+    backward_s,
+    believed,
+    forward_s,
+)
+from swarmnode.pipeline.plans.instance import Instance
+from swarmnode.pipeline.plans.measured import IterationSettings
+from swarmnode.pipeline.plans.partition import Model, Partition, StagePart, Workload, partition
+from swarmnode.pipeline.plans.placement import Effort, first_plan, search
+from swarmnode.pipeline.plans.plan import Plan, digest
+from swarmnode.pipeline.plans.refilling import Scene, refilled
+from swarmnode.pipeline.plans.schedule import Budget, schedule
+from swarmnode.pipeline.plans.simulator import simulate
+
+MAX_SHOWN_CHARS = 64
+"""Of one setting in `terms`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSettings:
+    """What shapes a plan beside the members. Equal on all of them, or they would not agree."""
+
+    model: Model
+    micro_batch_tokens: int
+    token_bytes: int
+    """What travels of one token between stages, after compression."""
+    skip: float = 0.0
+    """Share of stages that a micro-batch leaves out."""
+    slots: int = 3
+    """Micro-batches that a member must be able to hold between their forward and backward pass."""
+    waves: int = 1
+    """Micro-batches of an agent in one iteration."""
+    stages: int | None = None
+    """None: as many as move most micro-batches. With fewer members than this there are fewer stages."""
+    gradient_bytes: int | None = None
+    """What the replicas of a stage average for each of its layers. None: nothing worth planning for."""
+    overhead_s: float = 0.0
+    """What a hop costs beside the link."""
+    gap_s: float = 0.0
+    """A member is not available so long after each task."""
+    loss_factor: float = 0.25
+    """Forward and backward of head and loss over the forward of stage 0's layers."""
+    max_gap: int = 4
+    """Largest step between consecutive visited stages."""
+    seed: int = 0
+    search_tasks: int = 200_000
+    """Tasks that the search simulates, about a second of CPU: equal on all members, so that they agree."""
+
+    others: tuple[tuple[str, str], ...] = ()
+    """Names and values of settings that no plan depends on, and that have to be equal all the same."""
+
+    @property
+    def layer_forward_s(self) -> float:
+        """One token through a layer of the reference device."""
+        return sum(layer.forward_s for layer in self.model.layers) / len(self.model.layers)
+
+
+def terms(settings: PlanSettings, model_name: str) -> dict[str, str]:
+    """The settings as short texts, for announcements: who has others is told which."""
+    every: dict[str, object] = msgspec.to_builtins(settings)
+    del every["others"]
+    shown = {name: str(value) for name, value in (*every.items(), *settings.others)}
+    costs = msgspec.json.encode(settings.model, order="deterministic")
+    shown |= {"model": model_name, "layer_costs": hashlib.sha256(costs).hexdigest()[:16]}
+    return {name: text[:MAX_SHOWN_CHARS] for name, text in sorted(shown.items())}
+
+
+@dataclass(frozen=True, slots=True)
+class Former:
+    """Who holds which layers now."""
+
+    ends: tuple[int, ...]
+    """Of each stage, the first layer behind it."""
+    stage_of: Mapping[str, int]
+    """By peer id. Newcomers, and who holds layers of another division, are absent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """All that a plan is computed from. The order of announcements does not matter."""
+
+    announcements: tuple[Announcement, ...]
+    """Of the members that shall take part, one each."""
+    settings: PlanSettings
+    former: Former | None
+    """None: nobody holds anything worth keeping."""
+    epoch: int
+    """Number of this plan among those of its pipeline; part of its digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """A plan, and who does what in it."""
+
+    epoch: int
+    iteration: int
+    """The first that it is for. Chosen once all members are ready for it; not part of the digest."""
+    partition: Partition
+    """Stages by layers, with their replicas."""
+    plan: Plan
+    digest: str
+    """Names the plan in messages. Of paths, layers and epoch: the same plan made again is another one."""
+    makespan_s: float
+    """Of one iteration, as predicted."""
+    before: Former | None = None
+    """Who held what when it was made: whose word counts for the state of a stage."""
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        """By node."""
+        return self.plan.instance.names
+
+    @property
+    def spare(self) -> tuple[str, ...]:
+        """Members that fit no stage, or would slow it down; sorted."""
+        return self.partition.spare
+
+    @property
+    def members(self) -> frozenset[str]:
+        """Everyone that it was made with."""
+        return frozenset((*self.peers, *self.spare))
+
+    def node_of(self, peer_id: str) -> int | None:
+        return self.peers.index(peer_id) if peer_id in self.peers else None
+
+    def stage_of(self, peer_id: str) -> int | None:
+        """None: a spare member, or a stranger."""
+        found = (stage for stage, part in enumerate(self.partition.stages) if peer_id in part.peers)
+        return next(found, None)
+
+    def part_of(self, peer_id: str) -> StagePart | None:
+        """The layers of a member."""
+        stage = self.stage_of(peer_id)
+        return None if stage is None else self.partition.stages[stage]
+
+    def place_of(self, peer_id: str) -> str:
+        """What a member does, for people."""
+        stage, part = self.stage_of(peer_id), self.part_of(peer_id)
+        if stage is None or part is None:
+            return "no stage for us"
+        stages, count = len(self.partition.stages), len(self.members)
+        return f"stage {stage} of {stages}, layers {part.first} to {part.end - 1}, {count} members"
+
+    @property
+    def former(self) -> Former:
+        """What the next plan calls former."""
+        parts = self.partition.stages
+        held = {peer: stage for stage, part in enumerate(parts) for peer in part.peers}
+        return Former(tuple(part.end for part in parts), held)
+
+
+def planned(inputs: Inputs) -> Agreed:
+    """The plan of these inputs: the same on every machine.
+
+    Raises ModelError when the members cannot hold the model, ConfigError when no link was measured or the
+    settings make no sense.
+    """
+    costs = believed(inputs.announcements)
+    if not costs:
+        raise ConfigError("no member to plan with", hint="wait for announcements")
+    if len(costs) == 1:
+        return _alone(inputs, costs[0])
+    scene = _scene(inputs, costs)
+    kept = _kept(inputs.former, scene, _stage_count(inputs.settings, len(costs)))
+    if kept is None:
+        return _divided(inputs, scene)
+    return _agreed(inputs, kept, _scheduled(inputs.settings, scene.measured(kept)[0], None))
+
+
+def must_load(agreed: Agreed, former: Former | None) -> tuple[str, ...]:
+    """Members that hold other layers under the plan than before, so have weights to load; sorted."""
+    after = agreed.former
+    before = _ranges(former)
+    return tuple(sorted(peer for peer, part in _ranges(after).items() if before.get(peer) != part))
+
+
+def _ranges(former: Former | None) -> dict[str, tuple[int, int]]:
+    if former is None:
+        return {}
+    starts = (0, *former.ends)
+    return {peer: (starts[stage], former.ends[stage]) for peer, stage in former.stage_of.items()}
+
+
+def _stage_count(settings: PlanSettings, members: int) -> int | None:
+    """The stages asked for, or as many as there can be. None: whatever is best."""
+    if settings.stages is None:
+        return None
+    return max(2, min(settings.stages, members, len(settings.model.layers)))
+
+
+def _kept(former: Former | None, scene: Scene, stages: int | None) -> Partition | None:
+    """The former stages, filled. None: there were none, too few for so many members, or they stay empty."""
+    if former is None or len(former.ends) < 2 or stages not in (None, len(former.ends)):
+        return None
+    return refilled(scene, former.ends, former.stage_of)
+
+
+def _divided(inputs: Inputs, scene: Scene) -> Agreed:
+    """A plan that is free to choose: layers by memory and speed, members by links, then paths."""
+    settings = inputs.settings
+    members = [as_member(each, layer_forward_s=settings.layer_forward_s) for each in scene.costs.values()]
+    try:
+        count = _stage_count(settings, len(members))
+        parts = partition(settings.model, members, scene.work, stages=count)
+    except ModelError:
+        whole = [
+            peer for peer, part in _ranges(inputs.former).items() if part == (0, len(settings.model.layers))
+        ]
+        if not set(whole) & set(scene.costs):
+            raise
+        # Whoever was left alone with the model goes on so: these newcomers are too small to share it.
+        return _alone(inputs, scene.costs[min(set(whole) & set(scene.costs))])
+    instance, holding = scene.measured(parts)
+    found = search(instance, seed=settings.seed, effort=_effort(settings.search_tasks), holding=holding)
+    names = instance.names
+    stages = tuple(
+        replace(part, peers=tuple(names[node] for node in nodes))
+        for part, nodes in zip(parts.stages, found.instance.stages, strict=True)
+    )
+    return _agreed(inputs, replace(parts, stages=stages), _scheduled(settings, found.instance, found.plan))
+
+
+def _effort(tasks: int) -> Effort:
+    return Effort(starts=4, moves=max(200, tasks // 100), judged=2, polish=tasks // 4, schedule=tasks // 4)
+
+
+def _scheduled(settings: PlanSettings, instance: Instance, start: Plan | None) -> Plan:
+    tasks = instance.waves * (2 * instance.path_length + 1)
+    agents = sum(instance.memory[node] for node in instance.stages[0])
+    budget = Budget(steps=max(16, settings.search_tasks // (tasks * agents)))
+    return schedule(instance, seed=settings.seed, budget=budget, start=start).plan
+
+
+def _alone(inputs: Inputs, member: MemberCosts) -> Agreed:
+    """One member that holds every layer, if it can: the pipeline goes on until others come back."""
+    settings = inputs.settings
+    costs = (*settings.model.layers, settings.model.ends)
+    held = sum(cost.held_bytes for cost in costs)
+    slot = sum(cost.activation_bytes for cost in costs) * settings.micro_batch_tokens
+    missing = held + slot - member.free_bytes
+    if missing > 0:
+        raise ModelError(
+            f"{member.peer_id} is the only member left and lacks {missing:,} bytes to hold the whole model",
+            hint="wait for other members, add one, or lower the micro-batch "
+            f"({settings.micro_batch_tokens} tokens)",
+        )
+    if not member.holds_data:
+        raise ModelError(
+            f"{member.peer_id} is the only member left and holds no data", hint="add one that does"
+        )
+    layers = len(settings.model.layers)
+    part = StagePart(0, layers, held, slot, sum(layer.forward_s for layer in costs), peers=(member.peer_id,))
+    slots = min(
+        member.memory_slots, settings.slots, (member.free_bytes - held) // slot if slot else settings.slots
+    )
+    instance = Instance(
+        names=(member.peer_id,),
+        forward_s=(forward_s(member, layers) * settings.micro_batch_tokens,),
+        hop_s=((0.0,),),
+        memory=(slots,),
+        stages=((0,),),
+        path_length=1,
+        waves=settings.waves,
+        backward_factor=backward_s(member, layers) / forward_s(member, layers),
+        loss_factor=settings.loss_factor,
+        gap_s=settings.gap_s,
+        first_gap_s=settings.gap_s,
+        max_gap=settings.max_gap,
+    )
+    spare = tuple(sorted({said.member.peer_id for said in inputs.announcements} - {member.peer_id}))
+    return _agreed(inputs, Partition((part,), 1, spare), first_plan(instance))
+
+
+def _scene(inputs: Inputs, costs: Sequence[MemberCosts]) -> Scene:
+    settings = inputs.settings
+    links = {
+        (said.member.peer_id, other): link
+        for said in inputs.announcements
+        for other, link in said.links.items()
+    }
+    size_bytes = settings.token_bytes * settings.micro_batch_tokens
+    hops = sorted(link.transfer_s(size_bytes) for link in links.values())
+    work = Workload(
+        settings.skip,
+        settings.micro_batch_tokens,
+        settings.slots,
+        hop_s=settings.overhead_s + (median_low(hops) if hops else 0.0),
+    )
+    iteration = IterationSettings(
+        waves=settings.waves,
+        token_bytes=settings.token_bytes,
+        overhead_s=settings.overhead_s,
+        gap_s=settings.gap_s,
+        loss_factor=settings.loss_factor,
+        max_gap=settings.max_gap,
+    )
+    by_peer = {each.peer_id: each for each in costs}
+    return Scene(by_peer, links, settings.model, work, iteration, settings.gradient_bytes)
+
+
+def _agreed(inputs: Inputs, parts: Partition, plan: Plan) -> Agreed:
+    layers = [part.end for part in parts.stages]
+    named = msgspec.json.encode((inputs.epoch, layers, parts.spare, digest(plan)))
+    return Agreed(
+        epoch=inputs.epoch,
+        iteration=0,
+        partition=parts,
+        plan=plan,
+        digest=hashlib.sha256(named).hexdigest(),
+        makespan_s=simulate(plan).makespan_s,
+        before=inputs.former,
+    )

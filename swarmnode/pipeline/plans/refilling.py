@@ -1,0 +1,165 @@
+"""Members to the stages that are there already: who stays, who fills a gap, what a newcomer takes.
+
+planning.py: former stages, costs of those who are left -> [refilled] -> Partition -> schedule.py
+
+A stage without members gets a newcomer, or else a member of the stage that loses least; every other newcomer
+takes the stage where it saves most time, by the simulator on the first paths there are. Nobody else moves:
+changing the stage means loading weights. None of this asks for the time or the order of announcements.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from swarmnode.errors import ConfigError
+from swarmnode.pipeline.plans.costs import LinkCosts, MemberCosts, forward_s
+from swarmnode.pipeline.plans.instance import Instance
+from swarmnode.pipeline.plans.measured import IterationSettings, instance_from
+from swarmnode.pipeline.plans.partition import Model, Partition, StagePart, Workload, path_length
+from swarmnode.pipeline.plans.placement_moves import Holding
+from swarmnode.pipeline.plans.routes import first_paths
+from swarmnode.pipeline.plans.simulator import Simulator
+
+HARM = 1.1
+"""A newcomer that would make every micro-batch so many times slower wherever it went stays spare."""
+
+Groups = list[list[str]]
+"""By stage: the peer ids of its replicas."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What is known of members, links and the model, whoever holds what."""
+
+    costs: Mapping[str, MemberCosts]
+    """By peer id, sorted, corrected by what others observed."""
+    links: Mapping[tuple[str, str], LinkCosts]
+    """From, to."""
+    model: Model
+    work: Workload
+    iteration: IterationSettings
+    gradient_bytes: int | None
+    """Averaged for each layer."""
+
+    def measured(self, parts: Partition) -> tuple[Instance, Holding]:
+        """The instance of this partition, and what each member would be in every other stage.
+
+        Raises ConfigError when no link was measured, or a member cannot hold a micro-batch of its stage.
+        """
+        iteration = self.iteration
+        if self.gradient_bytes is not None:
+            sizes = tuple(self.gradient_bytes * (part.end - part.first) for part in parts.stages)
+            iteration = replace(iteration, gradient_bytes=sizes)
+        return instance_from(self.costs.values(), self.links, parts, self.work, iteration)
+
+    def parts(self, ends: Sequence[int], groups: Groups) -> Partition:
+        """The partition with these stages and replicas. Who is in no group is spare."""
+        model, stages = self.model, list[StagePart]()
+        for first, end, group in zip((0, *ends), ends, groups, strict=False):
+            layers = [*model.layers[first:end], *([model.ends] if first == 0 else [])]
+            stages.append(
+                StagePart(
+                    first,
+                    end,
+                    held_bytes=sum(cost.held_bytes for cost in layers),
+                    slot_bytes=sum(cost.activation_bytes for cost in layers) * self.work.micro_batch_tokens,
+                    forward_s=sum(cost.forward_s for cost in layers),
+                    peers=tuple(sorted(group)),
+                )
+            )
+        placed = {peer for group in groups for peer in group}
+        spare = tuple(sorted(peer for peer in self.costs if peer not in placed))
+        return Partition(tuple(stages), path_length(len(ends), self.work.skip), spare)
+
+
+def refilled(scene: Scene, ends: Sequence[int], stage_of: Mapping[str, int]) -> Partition | None:
+    """The former stages, everyone at the former place, gaps filled and newcomers placed.
+
+    None: the layers do not end where the model does, or the stages cannot be filled by these members.
+    """
+    if not ends or ends[-1] != len(scene.model.layers) or len(scene.costs) < len(ends):
+        return None
+    map_ = _Map(scene, ends)
+    newcomers = [peer for peer in scene.costs if not map_.stays(peer, stage_of.get(peer))]
+    gaps = [stage for stage, group in enumerate(map_.groups) if not group]
+    # The stage that asks for most memory first: it has the fewest members to choose from.
+    for stage in sorted(gaps, key=lambda stage: (-map_.parts.stages[stage].held_bytes, stage)):
+        if not map_.fill(stage, newcomers):
+            return None
+    for peer in newcomers:
+        map_.join(peer)
+    found = scene.parts(ends, map_.groups)
+    return found if map_.share_s(map_.groups) < inf else None
+
+
+class _Map:
+    """The stages while they fill."""
+
+    def __init__(self, scene: Scene, ends: Sequence[int]) -> None:
+        self._scene = scene
+        self._ends = tuple(ends)
+        self.groups: Groups = [[] for _ in ends]
+        self.parts = scene.parts(ends, self.groups)
+
+    def stays(self, peer: str, stage: int | None) -> bool:
+        """Leave a member where it was, if it was anywhere and can still hold that."""
+        if stage is None or not self._can(peer, stage):
+            return False
+        self.groups[stage].append(peer)
+        return True
+
+    def fill(self, gap: int, newcomers: list[str]) -> bool:
+        """Give an empty stage a member, first of all a newcomer, which is taken off the list."""
+        able = [peer for peer in newcomers if self._can(peer, gap)]
+        if not able:
+            able = [peer for group in self.groups if len(group) > 1 for peer in group if self._can(peer, gap)]
+        if not able:
+            return False
+        chosen = min(able, key=lambda peer: (*self._price(self._moved(peer, gap)), peer))
+        self.groups = self._moved(chosen, gap)
+        if chosen in newcomers:
+            newcomers.remove(chosen)
+        return True
+
+    def join(self, peer: str) -> None:
+        """Put a newcomer where it saves most, unless it only harms."""
+        able = [stage for stage in range(len(self.groups)) if self._can(peer, stage)]
+        if not able:
+            return
+        prices = [(*self._price(self._moved(peer, stage)), stage) for stage in able]
+        best_s, _, stage = min(prices)
+        if best_s <= HARM * self.share_s(self.groups):
+            self.groups = self._moved(peer, stage)
+
+    def share_s(self, groups: Groups) -> float:
+        """Seconds of a micro-batch among all of an iteration; infinite while a stage is empty or short."""
+        if not all(groups):
+            return inf
+        try:
+            instance, _ = self._scene.measured(self._scene.parts(self._ends, groups))
+            paths = [first_paths(instance, use_links=use_links) for use_links in (True, False)]
+        except ConfigError:
+            return inf
+        simulator = Simulator(instance)
+        return min(simulator.run(each).makespan_s / len(each) for each in paths)
+
+    def _price(self, groups: Groups) -> tuple[float, float]:
+        """Simulated where that can be; among maps with gaps, the load of the busiest stage."""
+        return self.share_s(groups), max(self._load(stage, group) for stage, group in enumerate(groups))
+
+    def _load(self, stage: int, group: Sequence[str]) -> float:
+        part = self.parts.stages[stage]
+        speed = sum(1 / forward_s(self._scene.costs[peer], part.end - part.first) for peer in group)
+        visits = 1.0 if stage == 0 else (self.parts.path_length - 1) / (len(self._ends) - 1)
+        return visits / speed if speed else 0.0
+
+    def _moved(self, peer: str, stage: int) -> Groups:
+        groups = [[other for other in group if other != peer] for group in self.groups]
+        groups[stage].append(peer)
+        return groups
+
+    def _can(self, peer: str, stage: int) -> bool:
+        """Whether a member has the memory for a stage and one micro-batch, and may feed it if need be."""
+        member, part = self._scene.costs[peer], self.parts.stages[stage]
+        fits = member.free_bytes >= part.held_bytes + part.slot_bytes
+        return fits and (stage > 0 or member.holds_data)

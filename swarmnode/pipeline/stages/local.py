@@ -1,0 +1,262 @@
+"""The whole pipeline inside one process, and the losses at its end.
+
+packing (MicroBatch) -> [LocalPipeline] -> gradients per stage
+                              |
+                stage.py, along a path; losses.py on the data stage
+
+What members do over the network is done here by calls: the reference that they are tested against. With
+nothing skipped its gradients are those of a single machine.
+
+The path is part of the policy: hidden states that took another one are those of another policy. So all
+log-probabilities of a micro-batch, those before the update and those of the base too, are taken along the
+path that its loss takes, and `LossInputs` carries it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from swarmnode.config import TrainingConfig
+from swarmnode.errors import ModelError
+from swarmnode.pipeline.stages.loading import WeightFolder, load_config, load_stage
+from swarmnode.pipeline.stages.stage import Activations, StageWorker
+from swarmnode.pipeline.stages.stage_model import Cut, StageModel, StagePart, StageSettings, try_cut
+from swarmnode.pipeline.stages.visits import GradientSum, StageInput, Visit
+from swarmnode.training.corrections import token_weights
+from swarmnode.training.head import TokenLogprobs, head_logprobs
+from swarmnode.training.losses import LossOutput, StepSize, TokenBatch, policy_loss
+from swarmnode.training.off_policy import MeasuredTokens
+from swarmnode.training.packing import MicroBatch
+
+MAX_TOKENS = 1 << 20
+"""Of a micro-batch within one process: nobody here is a stranger."""
+
+StagePath = tuple[int, ...]
+"""Stages in order of visit. The data stage, 0, comes first; the others at most once, in any order."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossInputs:
+    """A micro-batch with what its loss needs to know, all of it along one path."""
+
+    batch: MicroBatch
+    path: StagePath
+    prox_N: Tensor | None = None
+    """Log-probabilities under the policy before the round's first update. None: it has not moved since."""
+    reference_N: Tensor | None = None
+    """Under the base model. None: not wanted."""
+    weight: int | None = None
+    """What a sum over the micro-batch is divided by, with the others' of the step, to be a mean: answers for
+    a loss over answers. None: its tokens."""
+
+    @property
+    def tokens(self) -> int:
+        """What is learned from: the micro-batch's weight."""
+        return len(self.batch.targets_N) if self.weight is None else self.weight
+
+
+Objective = Callable[[StageModel, Tensor, LossInputs], LossOutput]
+"""(data stage, hidden states [B, T, D] at the end of the path, inputs) -> a loss with its graph."""
+
+
+def batch_logprobs(
+    stage: StageModel,
+    hidden_BTD: Tensor,
+    batch: MicroBatch,
+    temperature: float | Tensor = 1.0,
+    *,
+    entropy_gradient: bool = False,
+) -> TokenLogprobs:
+    """Of the N completion tokens, from hidden states at the end of a path; on the data stage."""
+    predictors_ND = hidden_BTD.flatten(0, 1)[batch.predictors_N]
+    return head_logprobs(
+        stage.head,
+        stage.final_norm(predictors_ND),
+        batch.targets_N,
+        temperature,
+        entropy_gradient=entropy_gradient,
+    )
+
+
+def cross_entropy(step_tokens: int) -> Objective:
+    """Minus the mean log-probability over the completion tokens of a step of `step_tokens`, in nats."""
+
+    def loss(stage: StageModel, hidden_BTD: Tensor, inputs: LossInputs) -> LossOutput:
+        found = batch_logprobs(stage, hidden_BTD, inputs.batch)
+        value = -found.logprobs_N.sum() / step_tokens
+        return LossOutput(value, torch.zeros((), dtype=torch.long), None, found.entropy_N.detach().sum())
+
+    return loss
+
+
+Measure = Callable[[LossInputs, LossOutput, MeasuredTokens], None]
+"""Told what was measured of a micro-batch, each time that its loss is taken."""
+
+
+def policy_gradient(
+    step: StepSize,
+    config: TrainingConfig,
+    *,
+    temperature: float,
+    version: int,
+    measure: Measure | None = None,
+) -> Objective:
+    """The node's own losses (losses.py) with its corrections for who sampled a token, for one policy.
+
+    `step` is the size of the whole optimizer step; `version` the policy's newest, which the age of a token
+    counts from.
+    """
+
+    def loss(stage: StageModel, hidden_BTD: Tensor, inputs: LossInputs) -> LossOutput:
+        batch, wanted = inputs.batch, config.entropy_coef > 0
+        found = batch_logprobs(stage, hidden_BTD, batch, temperature, entropy_gradient=wanted)
+        prox_N = found.logprobs_N.detach() if inputs.prox_N is None else inputs.prox_N
+        own = batch.own
+        log_ratio_M, age_M = prox_N[own.mask_N] - own.logprobs_M, version - own.versions_M
+        weights = token_weights(log_ratio_M, config, age_M)
+        tokens = TokenBatch(
+            logprobs_N=found.logprobs_N,
+            prox_N=prox_N,
+            advantages_N=batch.advantages_N,
+            weights_N=torch.ones_like(prox_N).masked_scatter(own.mask_N, weights.values_M),
+            entropy_N=found.entropy_N,
+            reference_N=inputs.reference_N,
+            lengths=batch.completion_lengths,
+        )
+        output = policy_loss(tokens, step, config)
+        if measure is not None:
+            measured = MeasuredTokens(
+                log_ratio_M=log_ratio_M.detach().cpu().double(),
+                age_M=age_M,
+                stale_M=own.stale_M,
+                corrected_M=weights.corrected_M.cpu(),
+                too_old_M=weights.too_old_M.cpu(),
+            )
+            measure(inputs, output, measured)
+        return output
+
+    return loss
+
+
+class LocalPipeline:
+    """All stages, each with the worker that a member would have."""
+
+    def __init__(self, workers: Sequence[StageWorker]) -> None:
+        """`workers` in the order of their stages, the data stage's first; each needs a free slot."""
+        self.workers = tuple(workers)
+        self._data = workers[0]
+        self._waves = 0
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        ends: Sequence[int],
+        settings: StageSettings,
+        *,
+        activations: Activations = "kept",
+        cut: Cut | None = None,
+    ) -> "LocalPipeline":
+        """The model in `folder`, cut behind the layers `ends`; the last of them is the number of layers.
+
+        `cut`: as for `load_stage`. Raises ModelError where the model cannot be cut, or not so.
+        """
+        config = load_config(folder)
+        layers = int(config.get_text_config().num_hidden_layers)
+        if list(ends) != sorted(ends) or not ends or ends[-1] != layers:
+            raise ModelError(f"stages that end at {list(ends)} are no partition of {layers} layers")
+        weights, cut = WeightFolder.open(folder), cut or try_cut(config)
+        parts = [
+            StagePart(first, end, has_ends=number == 0)
+            for number, (first, end) in enumerate(zip([0, *ends], ends, strict=False))
+        ]
+        stages = [load_stage(folder, part, settings, cut=cut, weights=weights) for part in parts]
+        return cls([StageWorker(s, slots=1, max_tokens=MAX_TOKENS, activations=activations) for s in stages])
+
+    @property
+    def packs(self) -> bool:
+        """Whether micro-batches may be packed."""
+        return self._data.model.packs
+
+    @property
+    def full_path(self) -> StagePath:
+        return tuple(range(len(self.workers)))
+
+    @torch.no_grad()
+    def logprobs(
+        self, batch: MicroBatch, path: StagePath, *, temperature: float = 1.0, reference: bool = False
+    ) -> TokenLogprobs:
+        """Of the completion tokens along a path, without gradient. `reference`: under the base model."""
+        item = _item(Visit(0, self._data.iteration, self._waves), batch, batch.input_ids_BT)
+        for worker in self._along(path):
+            item = _item(item.visit, batch, worker.evaluate(item, reference=reference))
+        return batch_logprobs(self._data.model, item.values, batch, temperature)
+
+    def inputs(
+        self, batch: MicroBatch, path: StagePath, *, temperature: float, moved: bool, reference: bool
+    ) -> LossInputs:
+        """What the loss needs, measured along its path before the round's first update. `moved`: the policy
+        will have moved when the batch is trained on."""
+        return LossInputs(
+            batch,
+            path,
+            prox_N=self.logprobs(batch, path, temperature=temperature).logprobs_N if moved else None,
+            reference_N=(
+                self.logprobs(batch, path, temperature=temperature, reference=True).logprobs_N
+                if reference
+                else None
+            ),
+        )
+
+    def accumulate(self, inputs: LossInputs, objective: Objective) -> LossOutput:
+        """One micro-batch along its path and back: every stage on it adds up its gradients.
+
+        Raises ModelError for a path that this pipeline does not have, and Rejected as the workers do.
+        """
+        workers = self._along(inputs.path)
+        visit = Visit(0, self._data.iteration, self._waves)
+        self._waves += 1
+        try:
+            return self._there_and_back(workers, visit, inputs, objective)
+        finally:
+            for worker in workers:
+                worker.release(visit.agent)
+
+    def take_gradients(self) -> list[GradientSum]:
+        """Those of every stage, in their order. Ends the iteration."""
+        self._waves = 0
+        return [worker.take_gradients() for worker in self.workers]
+
+    def _there_and_back(
+        self, workers: Sequence[StageWorker], visit: Visit, inputs: LossInputs, objective: Objective
+    ) -> LossOutput:
+        if not all(worker.reserve(visit.agent) for worker in workers):
+            raise ModelError("a stage has no free slot")
+        item = StageInput(visit, inputs.batch.input_ids_BT, inputs.tokens, inputs.batch.layout)
+        for worker in workers:
+            item = replace(item, values=worker.forward(item))
+        found = self._data.loss(
+            visit, item.values, lambda hidden_BTD: objective(self._data.model, hidden_BTD, inputs)
+        )
+        gradient_BTD: Tensor | None = found.gradient_BTD
+        for worker in reversed(workers):
+            assert gradient_BTD is not None  # Only the data stage, first of every path, gives none.
+            gradient_BTD = worker.backward(visit, gradient_BTD)
+            worker.commit(visit)
+        return found.output
+
+    def _along(self, path: StagePath) -> list[StageWorker]:
+        known = len(self.workers)
+        if path[:1] != (0,) or len(set(path)) != len(path) or not all(0 <= n < known for n in path):
+            raise ModelError(
+                f"{path} is no path through {known} stages",
+                hint="it begins at stage 0 and visits no stage twice",
+            )
+        return [self.workers[number] for number in path]
+
+
+def _item(visit: Visit, batch: MicroBatch, values: Tensor) -> StageInput:
+    return StageInput(visit, values, len(batch.targets_N), batch.layout)

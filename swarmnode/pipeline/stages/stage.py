@@ -1,0 +1,383 @@
+"""One member's work in the pipeline: micro-batches go through its stage, and their gradients come back.
+
+transport (a driver, in a worker thread) -> [StageWorker] -> stage_model.py
+
+Pure arithmetic and bookkeeping, for one thread: no sockets, no clock. A micro-batch needs a slot, which its
+agent reserves before it is admitted at any stage of its path; so what is in flight never exceeds the memory
+that was promised, and no micro-batch waits in one slot for another.
+
+Every answer can be asked for again, and gradients are added once: a message that arrives twice gets what is
+stored, and of several attempts at one micro-batch only the first that is committed counts here. Gradients are
+provisional until `commit`, which says that the answer was taken: an answer that nobody wanted must not count,
+since somebody else's did. What a peer sends is checked completely before anything changes; what is refused is
+counted by reason.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NoReturn
+
+import torch
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+
+from swarmnode.errors import ModelError, Rejected
+from swarmnode.pipeline.stages.stage_memory import within_memory
+from swarmnode.pipeline.stages.stage_model import StageModel
+from swarmnode.pipeline.stages.stage_state import StageState, fitting, fitting_moments, pack_state
+from swarmnode.pipeline.stages.visits import (
+    GradientAccumulator,
+    GradientSum,
+    StageInput,
+    Visit,
+    fault_of,
+    is_same_input,
+)
+from swarmnode.pipeline.wire.messages import Refusal
+from swarmnode.training.checkpoint import optimizer_tensors
+from swarmnode.training.losses import LossOutput
+
+Activations = Literal["kept", "recomputed"]
+"""Kept: the backward pass finds all activations. Recomputed: it finds the stage's input and runs the forward
+pass again, a third more work for the memory of one hidden state per micro-batch in flight."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossGradient:
+    """Of one micro-batch, back at the data stage."""
+
+    output: LossOutput
+    """Measurements; its loss has no graph any more."""
+    gradient_BTD: Tensor
+    """With respect to the hidden states that came back."""
+
+
+@dataclass(slots=True)
+class _Work:
+    """A micro-batch in a slot. After its backward pass only the answers are left."""
+
+    item: StageInput
+    output_BTD: Tensor
+    """With its graph where activations are kept."""
+    loss: LossGradient | None = None
+    is_back: bool = False
+    answer: Tensor | None = None
+    """The gradient for the sender; None where the path begins."""
+
+
+class StageWorker:
+    """The stage's layers with the micro-batches in flight.
+
+    Tensors that go in and out are kept for a while and not copied: nobody may write into them.
+
+    >>> worker = StageWorker(stage, slots=3, max_tokens=4096)                            # doctest: +SKIP
+    >>> worker.reserve(agent=0)                                                          # doctest: +SKIP
+    True
+    >>> hidden_BTD = worker.forward(StageInput(Visit(0, 0, 0), received_BTD, tokens=100)) # doctest: +SKIP
+    >>> for_sender_BTD = worker.backward(Visit(0, 0, 0), gradient_BTD)                   # doctest: +SKIP
+    >>> worker.commit(Visit(0, 0, 0))                        # The sender has taken it.  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: StageModel,
+        *,
+        slots: int,
+        max_tokens: int,
+        activations: Activations = "kept",
+        iteration: int = 0,
+    ) -> None:
+        """`slots`: micro-batches that memory was planned for. `max_tokens`: most of one, pads included."""
+        self.model = model
+        self.iteration = iteration
+        self.version = iteration
+        """Optimizer steps in the weights: behind `iteration` while the gradients of one are averaged."""
+        self.refused: Counter[Refusal] = Counter()
+        """Why peers' messages were not accepted."""
+        self.dropped = 0
+        """Micro-batches given up between their forward and their backward pass."""
+        self.max_tokens = max_tokens
+        self._slots = slots
+        self._activations = activations
+        self._parameters = model.trainable()
+        self._work: dict[int, _Work | None] = {}
+        self._newest: dict[int, Visit] = {}
+        self._sum = GradientAccumulator(slots)
+
+    @property
+    def counted(self) -> frozenset[tuple[int, int, int]]:
+        """The micro-batches whose gradients are committed in this iteration."""
+        return self._sum.micro_batches
+
+    @property
+    def free_slots(self) -> int:
+        return self._slots - len(self._work)
+
+    @property
+    def in_flight(self) -> int:
+        """Micro-batches between their forward and their backward pass."""
+        return sum(work is not None and not work.is_back for work in self._work.values())
+
+    def reserve(self, agent: int) -> bool:
+        """A slot for the agent's micro-batches, one at a time. False: all are taken. Again: it keeps its."""
+        if agent not in self._work:
+            if not self.free_slots:
+                return False
+            self._work[agent] = None
+        return True
+
+    def release(self, agent: int) -> None:
+        """The agent needs its slot no more. What it has in flight is dropped."""
+        work = self._work.pop(agent, None)
+        self.dropped += work is not None and not work.is_back
+
+    def drop(self, visit: Visit) -> None:
+        """Give up a micro-batch and free its slot. No message of this visit is accepted any more."""
+        work = self._work.get(visit.agent)
+        if work is not None and work.item.visit == visit:
+            self.release(visit.agent)
+
+    def forward(self, item: StageInput) -> Tensor:
+        """Through the own layers, [B, T, D] without graph. A later visit of the agent replaces its former.
+
+        A later attempt with the very same input is not computed again. Raises Rejected: no_slot, no_memory,
+        unknown_work for what is of another iteration or behind the agent's newest visit, and as `evaluate`.
+        """
+        visit = item.visit
+        if visit.iteration != self.iteration:
+            self._refuse(Refusal.UNKNOWN_WORK, f"iteration {visit.iteration}, here it is {self.iteration}")
+        if visit.agent not in self._work:
+            self._refuse(Refusal.NO_SLOT, f"agent {visit.agent} has reserved none")
+        former = self._work[visit.agent]
+        if former is not None and former.item.visit == visit:
+            return former.output_BTD.detach()
+        if visit.agent in self._newest and visit <= self._newest[visit.agent]:
+            self._refuse(Refusal.UNKNOWN_WORK, f"{visit} comes after {self._newest[visit.agent]}")
+        item = self._checked(item)
+        if former is not None and is_same_input(former.item, item):
+            # The former's input, which the graph of its output begins at.
+            item, output_BTD = replace(former.item, visit=visit), former.output_BTD
+        else:
+            with within_memory(self.refused), torch.set_grad_enabled(self._activations == "kept"):
+                output_BTD = self._run(item)
+            self._check_finite(output_BTD, "what the own layers made of it")
+            self.dropped += former is not None and not former.is_back
+        self._work[visit.agent] = _Work(item, output_BTD)
+        self._newest[visit.agent] = visit
+        return output_BTD.detach()
+
+    def backward(self, visit: Visit, gradient_BTD: Tensor) -> Tensor | None:
+        """The gradient [B, T, D] for the sender, None at the start. Those of the own parameters wait for
+        `commit` or `discard`.
+
+        `gradient_BTD` is that with respect to what `forward` returned. Raises Rejected: unknown_work,
+        wrong_shape; not_finite (the own gradients), no_memory: the micro-batch is dropped.
+        """
+        work = self._found(visit)
+        if work.is_back:
+            return work.answer
+        gradient_BTD = self._checked_gradient(gradient_BTD, work.output_BTD)
+        output_BTD = work.output_BTD
+        inputs = [work.item.values] if work.item.values.requires_grad else []
+        try:
+            with within_memory(self.refused), torch.enable_grad():
+                if not output_BTD.requires_grad:
+                    # Nothing was kept, or a former attempt has used it up.
+                    output_BTD = self._run(work.item)
+                own, answers = self._gradients(output_BTD, gradient_BTD, inputs, visit, "layers")
+        except Rejected:
+            self.drop(visit)
+            raise
+        if not self._sum.holds(visit, "layers"):
+            self._sum.keep(own, visit, tokens=work.item.tokens)
+        work.output_BTD, work.is_back = work.output_BTD.detach(), True
+        work.answer = answers[0] if answers else None
+        return work.answer
+
+    def commit(self, visit: Visit) -> None:
+        """The answer to this visit's sender was taken: its gradients count, unless another attempt's do."""
+        self._sum.commit(visit)
+
+    def discard(self, visit: Visit) -> None:
+        """The answer to this visit's sender was not wanted: its gradients do not count."""
+        self._sum.discard(visit)
+
+    def loss(
+        self, visit: Visit, hidden_BTD: Tensor, objective: Callable[[Tensor], LossOutput]
+    ) -> LossGradient:
+        """Of hidden states back from the last stage: gradients of norm and head are added, theirs returned.
+
+        `objective` takes them with a graph and divides by the size of the whole step. On the data stage only,
+        between `forward` and `backward` of the visit. Raises Rejected: unknown_work, wrong_shape; not_finite
+        (the loss's gradient), no_memory: the micro-batch is dropped.
+        """
+        work = self._found(visit)
+        if work.loss is not None:
+            return work.loss
+        if hidden_BTD.shape != work.output_BTD.shape:
+            self._refuse(Refusal.WRONG_SHAPE, f"{list(hidden_BTD.shape)} came back")
+        hidden_BTD = self._own_type(hidden_BTD)
+        self._check_finite(hidden_BTD, "what came in")
+        hidden_BTD.requires_grad_()
+        try:
+            with within_memory(self.refused), torch.enable_grad():
+                output = objective(hidden_BTD)
+                own, answers = self._gradients(output.loss, None, [hidden_BTD], visit, "head")
+        except Rejected:
+            self.drop(visit)
+            raise
+        if not self._sum.holds(visit, "head"):
+            self._sum.add(own, visit, "head", tokens=0)
+        detached = LossOutput(output.loss.detach(), output.clipped, output.kl, output.entropy)
+        work.loss = LossGradient(detached, answers[0])
+        return work.loss
+
+    @torch.no_grad()
+    def evaluate(self, item: StageInput, *, reference: bool = False) -> Tensor:
+        """Through the own layers, nothing is kept and no slot taken. [B, T, D]
+
+        `reference`: without the adapter. Raises Rejected: wrong_shape, too_large, not_finite.
+        """
+        item = self._checked(item)
+        if not reference:
+            return self._run(item)
+        with self.model.without_adapter(item.values.shape[0] * item.values.shape[1]):
+            return self._run(item)
+
+    def take_gradients(self) -> GradientSum:
+        """Close the iteration: its sums, and none of it is accepted any more. What is in flight is dropped,
+        slots stay reserved."""
+        self._forget_work()
+        taken, self._sum = self._sum.sums(), GradientAccumulator(self._slots)
+        self._newest.clear()
+        self.iteration += 1
+        return taken
+
+    def apply(
+        self, gradients: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, *, max_norm: float
+    ) -> float | None:
+        """One step of the optimizer of `model.trainable()`; the norm before clipping to `max_norm`.
+
+        None: no gradient, no step (Adam would move on momentum alone). Gradients may come from peers:
+        Rejected for wrong_shape (of names too) and not_finite, before anything has changed. Raises ModelError
+        while micro-batches are in flight, whose activations belong to the former weights.
+        """
+        if self.in_flight:
+            raise ModelError("a step while micro-batches are in flight", hint="take_gradients first")
+        self.version = self.iteration
+        if not gradients:
+            return None
+        for name, gradient in gradients.items():
+            if name not in self._parameters:
+                self._refuse(Refusal.WRONG_SHAPE, f"{name} is not trained here")
+            if gradient.shape != self._parameters[name].shape:
+                self._refuse(Refusal.WRONG_SHAPE, f"{list(gradient.shape)} for {name}")
+            self._check_finite(gradient, name)
+        for name, parameter in self._parameters.items():
+            # In the parameter's own layout: the gradient of a LoRA B comes transposed, and fused Adam reads
+            # memory in order.
+            gradient = gradients.get(name)
+            parameter.grad = None if gradient is None else torch.empty_like(parameter).copy_(gradient)
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), max_norm)
+        if finite := bool(torch.isfinite(norm)):
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if not finite:
+            self._refuse(Refusal.NOT_FINITE, "the norm of all")
+        return norm.item()
+
+    def state(self, optimizer: torch.optim.Optimizer | None = None) -> StageState:
+        """What training has moved, by global names, with Adam's moments where it is given.
+
+        Without them, replicas of one stage that are equal have one digest.
+        """
+        moments = {} if optimizer is None else optimizer_tensors(optimizer, self._parameters)
+        return pack_state({**self._parameters, **moments})
+
+    def load_state(
+        self, tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None = None
+    ) -> None:
+        """Take the own tensors from among these (`stage_state.unpack_states`); other stages' are left.
+
+        `optimizer`: that of `model.trainable().values()`, if its moments are wanted too. What is in flight is
+        dropped, gradients summed so far too: they are those of other weights. Raises CheckpointError, with
+        nothing changed, where a tensor is missing, has another shape or is not finite.
+        """
+        own = fitting(tensors, self._parameters)
+        moments = {} if optimizer is None else fitting_moments(tensors, self._parameters)
+        self._forget_work()
+        self._sum = GradientAccumulator(self._slots)
+        with torch.no_grad():
+            for name, tensor in own.items():
+                self._parameters[name].copy_(tensor)
+        if optimizer is not None:
+            groups = optimizer.state_dict()["param_groups"]
+            optimizer.load_state_dict({"state": moments, "param_groups": groups})
+
+    def _forget_work(self) -> None:
+        self.dropped += self.in_flight
+        self._work = dict.fromkeys(self._work)
+
+    def _run(self, item: StageInput) -> Tensor:
+        starts = not item.values.is_floating_point()
+        hidden_BTD = self.model.embed(item.values) if starts else item.values
+        return self.model.forward(hidden_BTD, item.layout)
+
+    def _found(self, visit: Visit) -> _Work:
+        work = self._work.get(visit.agent)
+        if work is None or work.item.visit != visit:
+            self._refuse(Refusal.UNKNOWN_WORK, f"{visit} is not here")
+        return work
+
+    def _gradients(
+        self, output: Tensor, gradient: Tensor | None, inputs: Sequence[Tensor], visit: Visit, part: str
+    ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
+        """(of the parameters by name, of the inputs), all finite. No parameters where theirs are added."""
+        named = {} if self._sum.holds(visit, part) else self._parameters
+        wanted = [*inputs, *named.values()]
+        if not wanted or not output.requires_grad:
+            return {}, tuple(torch.zeros_like(tensor) for tensor in inputs)
+        found = torch.autograd.grad(output, wanted, gradient, allow_unused=True)
+        # Their largest number tells of all of them at once: a look at each one costs 15 % of a pass.
+        largest = get_total_norm([x for x in found if x is not None], norm_type=math.inf)
+        self._check_finite(largest, f"a gradient of the own {part}")
+        own = zip(named, found[len(inputs) :], strict=True)
+        answers = zip(inputs, found, strict=False)
+        return (
+            {name: tensor for name, tensor in own if tensor is not None},
+            tuple(torch.zeros_like(x) if tensor is None else tensor for x, tensor in answers),
+        )
+
+    def _checked(self, item: StageInput) -> StageInput:
+        """The input where and as the stage computes, if it is what a peer may send."""
+        model = self.model
+        vocabulary = model.vocabulary if model.part.has_ends else None
+        fault = fault_of(item, model.hidden_size, vocabulary, max_tokens=self.max_tokens, packs=model.packs)
+        if fault is not None:
+            self._refuse(fault.reason, fault.detail)
+        if not item.values.is_floating_point():
+            return replace(item, values=item.values.to(model.device))
+        own_BTD = self._own_type(item.values)
+        self._check_finite(own_BTD, "what came in")
+        return replace(item, values=own_BTD.requires_grad_())
+
+    def _checked_gradient(self, gradient_BTD: Tensor, output_BTD: Tensor) -> Tensor:
+        if gradient_BTD.shape != output_BTD.shape or not gradient_BTD.is_floating_point():
+            self._refuse(Refusal.WRONG_SHAPE, f"a gradient {gradient_BTD.dtype} {list(gradient_BTD.shape)}")
+        own = self._own_type(gradient_BTD)
+        self._check_finite(own, "a gradient that came in")
+        return own
+
+    def _own_type(self, values: Tensor) -> Tensor:
+        """Without graph, where and as the stage computes."""
+        return values.detach().to(self.model.device, self.model.settings.dtype)
+
+    def _check_finite(self, values: Tensor, what: str) -> None:
+        if not bool(torch.isfinite(values).all()):
+            self._refuse(Refusal.NOT_FINITE, what)
+
+    def _refuse(self, reason: Refusal, detail: str) -> NoReturn:
+        self.refused[reason] += 1
+        raise Rejected(reason, detail)

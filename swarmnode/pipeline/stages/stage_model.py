@@ -1,0 +1,365 @@
+"""The layers that one member holds of a causal LM; on the data stage also its two ends.
+
+loading -> [StageModel] -> stage.py (one member), local.py (all of them in one process)
+
+The decoder is the family's own, and so are its masks, rotary angles and windows: layers held elsewhere are
+only missing from it and let the hidden states through. Layers keep the numbers that they have in the whole
+model, so everything saved here is named `model.layers.7...` and loads under another partition.
+
+Which families can be cut so is not a list: a small random model of the same configuration is cut and its
+logits compared.
+"""
+
+import copy
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from swarmnode.config import PolicyConfig
+from swarmnode.errors import ModelError
+from swarmnode.training.attention import PACKED_ATTENTION, REPLACED, PackedLayout, packed_layout
+from swarmnode.training.base_model import LoadedModel
+from swarmnode.training.lora_patch import RoutedTokens
+from swarmnode.training.packable import prepare_for_packing
+from swarmnode.training.policy import Policy
+
+PEFT_PREFIX = "base_model.model."
+"""Stands before a module's own name in PEFT's files."""
+
+PROBE_LAYERS = 4
+PROBE_WIDTH = 32
+PROBE_LENGTHS = (7, 4)
+SAME_LOGITS = 1e-4
+"""Relative difference up to which the logits of the stages and of the whole model count as one; float32."""
+
+ReadTensors = Callable[[Sequence[str]], dict[str, Tensor]]
+"""Gives the named tensors of a model, and no other."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagePart:
+    """What of a model a stage holds."""
+
+    first_layer: int
+    end_layer: int
+    """One past the last."""
+    has_ends: bool = False
+    """The data stage's: token embedding, final norm and head."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first_layer <= self.end_layer:
+            raise ModelError(f"a stage cannot hold layers [{self.first_layer}, {self.end_layer})")
+
+
+@dataclass(frozen=True, slots=True)
+class StageSettings:
+    """What all members of a pipeline agree on, and where this one computes."""
+
+    trainable: Literal["lora", "full"] = "lora"
+    adapter: PolicyConfig = field(default_factory=PolicyConfig)
+    """Rank and alpha of the adapters."""
+    seed: int = 0
+    """Of the adapters' first values."""
+    dtype: torch.dtype = torch.float32
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What `try_cut` has found, in this process: trying also makes packed attention known to transformers."""
+
+    packing_obstacle: str | None
+    """Why packed rows are not taken. None: they are."""
+
+
+class KeyValues(Protocol):
+    """Keys and values of the tokens before, as attention layers ask for them (stage_cache.py)."""
+
+    def update(
+        self, keys_BGTE: Tensor, values_BGTE: Tensor, layer_idx: int, *others: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Keep those of the new tokens of a layer, numbered as in the whole model, and give all [B, G, K, E]
+        that these tokens may see."""
+        ...
+
+    def mask(self, window: int | None) -> Tensor:
+        """Which of the K keys each new token sees, [B, 1, T, K]; `window` counts the token itself."""
+        ...
+
+
+class StageModel:
+    """One stage: hidden states in, hidden states out. Made by `build_stage`."""
+
+    def __init__(self, part: StagePart, causal_lm: Any, settings: StageSettings, cut: Cut) -> None:
+        """`causal_lm`: with its weights, and nothing of the layers held elsewhere."""
+        self.part = part
+        self.settings = settings
+        self.packs = cut.packing_obstacle is None
+        self.hidden_size: int = causal_lm.config.hidden_size
+        self.vocabulary: int = causal_lm.config.vocab_size
+        if self.packs:
+            causal_lm.set_attn_implementation(PACKED_ATTENTION)
+        self._decoder = causal_lm.base_model
+        self._embedding = causal_lm.get_input_embeddings()
+        self._norm = self._decoder.norm
+        self.head: nn.Module = causal_lm.get_output_embeddings()
+        """Hidden states after the final norm -> logits. Only of use on the data stage."""
+        causal_lm.eval().requires_grad_(settings.trainable == "full")
+        own_parameters = dict(causal_lm.named_parameters())
+        # The norm belongs behind the last stage of a path, and which that is only the path knows.
+        self._decoder.norm = _Elsewhere()
+        self._policy = None
+        if settings.trainable == "full":
+            self._trainable = own_parameters
+        elif part.first_layer == part.end_layer:
+            self._trainable: dict[str, nn.Parameter] = {}
+        else:
+            self._policy = _with_adapter(causal_lm, settings)
+            self._trainable = self._policy.trainable()
+
+    @property
+    def device(self) -> torch.device:
+        return self.settings.device
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """By global name: PEFT's for adapters, the model's own with full training."""
+        return dict(self._trainable)
+
+    def embed(self, ids_BT: Tensor) -> Tensor:
+        """Token ids -> the hidden states [B, T, D] before the first layer."""
+        if not self.part.has_ends:
+            raise ModelError("only the data stage holds the token embedding")
+        return self._embedding(ids_BT)
+
+    def forward(self, hidden_BTD: Tensor, layout: PackedLayout | None = None) -> Tensor:
+        """Through the own layers. [B, T, D]
+
+        With a layout, B is 1 and every packed sequence stays alone. Without, rows count their positions from
+        0 and may be padded on the right.
+        """
+        arguments: dict[str, Any] = {"use_cache": False}
+        if layout is not None:
+            arguments = layout.arguments(hidden_BTD)
+            del arguments["input_ids"]
+        return self._decoder(inputs_embeds=hidden_BTD, **arguments).last_hidden_state
+
+    def forward_cached(self, hidden_BTD: Tensor, positions_BT: Tensor, cache: KeyValues) -> Tensor:
+        """Through the own layers, of tokens whose predecessors are in a cache. [B, T, D]
+
+        Raises ModelError where the family's attention takes no mask of ours.
+        """
+        config = self._decoder.config
+        if config._attn_implementation not in (PACKED_ATTENTION, REPLACED):
+            raise ModelError(
+                f"attention by {config._attn_implementation} takes no mask of which keys are kept"
+            )
+        window = getattr(config, "sliding_window", None)
+        kinds = getattr(config, "layer_types", None)
+        mask: Any
+        if kinds is None:
+            mask = cache.mask(window)
+        else:
+            mask = {kind: cache.mask(window if kind == "sliding_attention" else None) for kind in set(kinds)}
+        return self._decoder(
+            inputs_embeds=hidden_BTD,
+            position_ids=positions_BT,
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=False,
+        ).last_hidden_state
+
+    def final_norm(self, hidden_ND: Tensor) -> Tensor:
+        """What the head is applied to, of hidden states that have passed the last stage of their path."""
+        if not self.part.has_ends:
+            raise ModelError("only the data stage holds the final norm and the head")
+        return self._norm(hidden_ND)
+
+    @contextmanager
+    def without_adapter(self, tokens: int) -> Iterator[None]:
+        """Forward passes of `tokens` (B * T) tokens in here are those of the frozen base."""
+        if self.settings.trainable == "full":
+            raise ModelError(
+                "with full training no stage holds the model that training started from",
+                hint="set training.kl_coef to 0, or train adapters",
+            )
+        if self._policy is None:
+            yield
+            return
+        with self._policy.fuse().route([RoutedTokens(None, tokens)]):
+            yield
+
+
+class _Elsewhere(nn.Module):
+    """In the place of what another stage holds."""
+
+    def forward(self, hidden_BTD: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
+        return hidden_BTD
+
+
+def build_stage(
+    config: Any, part: StagePart, read: ReadTensors, settings: StageSettings, cut: Cut
+) -> StageModel:
+    """A stage of the model of this configuration. `read` is asked once, for the tensors of this stage only.
+
+    `cut` is what `try_cut` found. Raises ModelError where the weights do not fit the configuration.
+    """
+    layers = int(config.get_text_config().num_hidden_layers)
+    if part.end_layer > layers:
+        raise ModelError(f"the model has {layers} layers, the stage wants up to {part.end_layer}")
+    causal_lm = _meta_model(config, part, settings.dtype)
+    _fill(causal_lm, read, settings)
+    return StageModel(part, causal_lm, settings, cut)
+
+
+def try_cut(config: Any) -> Cut:
+    """Cut a small random model of this configuration and compare. Raises ModelError where stages differ.
+
+    The small one keeps all that decides how layers are put together: family, kinds of layers, windows (made
+    shorter), rotary settings, biases, caps. The random state is left alone; takes about 0.2 s on a CPU.
+    """
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            small = _random_model(_small(config))
+            obstacle = prepare_for_packing(small)
+            far = _difference(small, Cut(obstacle))
+    except torch.OutOfMemoryError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, RuntimeError, ModelError) as error:
+        first_line = (str(error).splitlines() or [""])[0]
+        raise ModelError(
+            f"a {config.model_type} model cannot be cut into stages: {type(error).__name__}: {first_line}",
+            hint="Llama, Qwen2 and Qwen3 can",
+        ) from error
+    if not far <= SAME_LOGITS:
+        raise ModelError(
+            f"a {config.model_type} model cannot be cut into stages: composed, their logits differ from the "
+            f"whole model's by {far:.1e}",
+            hint="it does more between layers than pass on hidden states; Llama, Qwen2 and Qwen3 do not",
+        )
+    return Cut(obstacle)
+
+
+def adapter_start(seed: int, module: str, shape: Sequence[int]) -> Tensor:
+    """First values of the A matrix [rank, inputs] of a module, by its global name: float32, on the CPU.
+
+    PEFT's distribution (Kaiming uniform with a = sqrt 5), but drawn per module: whoever holds the layer,
+    under whatever partition, starts from the same adapter.
+    """
+    digest = hashlib.sha256(f"{seed}/{module}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+    bound = 1 / math.sqrt(shape[1])
+    return torch.empty(*shape).uniform_(-bound, bound, generator=generator)
+
+
+def _with_adapter(causal_lm: Any, settings: StageSettings) -> Policy:
+    base = LoadedModel("a stage", causal_lm, tokenizer=None, fingerprint="")
+    policy = Policy(base, settings.adapter, settings.seed)
+    for name, parameter in policy.trainable().items():
+        if ".lora_A." in name:
+            module = name.removeprefix(PEFT_PREFIX).split(".lora_A.")[0]
+            start = adapter_start(settings.seed, module, parameter.shape)
+            parameter.data.copy_(start)
+    policy.fuse()
+    return policy
+
+
+def _meta_model(config: Any, part: StagePart, dtype: torch.dtype) -> Any:
+    """The causal LM without memory for its weights, and without what other stages hold."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        causal_lm: Any = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
+    decoder = causal_lm.base_model
+    for number in range(len(decoder.layers)):
+        if not part.first_layer <= number < part.end_layer:
+            decoder.layers[number] = _Elsewhere()
+    if not part.has_ends:
+        decoder.norm = _Elsewhere()
+        causal_lm.set_input_embeddings(_Elsewhere())
+        causal_lm.set_output_embeddings(_Elsewhere())
+    return causal_lm
+
+
+def _fill(causal_lm: Any, read: ReadTensors, settings: StageSettings) -> None:
+    wanted = {name: parameter.shape for name, parameter in causal_lm.named_parameters()}
+    tensors = read(list(wanted))
+    for name, shape in wanted.items():
+        if name not in tensors or tensors[name].shape != shape:
+            found = list(tensors[name].shape) if name in tensors else "nothing"
+            raise ModelError(f"{name} should be {list(shape)}, its file has {found}")
+        tensors[name] = tensors[name].to(settings.device, settings.dtype)
+    head, embedding = causal_lm.get_output_embeddings(), causal_lm.get_input_embeddings()
+    # Tied, the two are one parameter under one name, and assigning takes them apart.
+    tied = isinstance(head, nn.Linear) and head.weight is embedding.weight
+    causal_lm.load_state_dict(tensors, strict=False, assign=True)
+    if tied:
+        head.weight = embedding.weight
+    # Its angles are computed, not stored, and on the meta device they were not.
+    rotary = causal_lm.base_model.rotary_emb
+    causal_lm.base_model.rotary_emb = type(rotary)(config=causal_lm.config).to(settings.device)
+    every = [*causal_lm.named_parameters(), *causal_lm.named_buffers()]
+    empty = [name for name, tensor in every if tensor.is_meta]
+    if empty:
+        raise ModelError(f"nothing is stored for {empty[0]}")
+
+
+def _small(config: Any) -> Any:
+    """The same kind of model with few narrow layers. Heads keep their width, which rotary settings fit."""
+    small = copy.deepcopy(config.get_text_config())
+    kinds = getattr(small, "layer_types", None)
+    if kinds is not None:
+        distinct = list(dict.fromkeys(kinds))
+        small.layer_types = [distinct[n % len(distinct)] for n in range(PROBE_LAYERS)]
+    if getattr(small, "sliding_window", None) is not None:
+        small.sliding_window = 3
+    shared = small.num_key_value_heads < small.num_attention_heads
+    small.num_hidden_layers = PROBE_LAYERS
+    small.hidden_size = small.intermediate_size = PROBE_WIDTH
+    small.num_attention_heads, small.num_key_value_heads = 2, 1 if shared else 2
+    small.vocab_size = PROBE_WIDTH
+    small.pad_token_id = small.bos_token_id = small.eos_token_id = None
+    return small
+
+
+def _random_model(config: Any) -> Any:
+    """Weights far from zero: at transformers' own start a layer adds next to nothing, and missing one or
+    scaling an embedding would go unnoticed."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for parameter in model.parameters():
+        parameter.add_(0.15 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def _difference(whole: Any, cut: Cut) -> float:
+    """How far the logits of three stages are from the whole model's, packed too where that is taken."""
+    state = {name: parameter.detach() for name, parameter in whole.named_parameters()}
+    parts = [StagePart(0, 1, has_ends=True), StagePart(1, 3), StagePart(3, PROBE_LAYERS)]
+    settings = StageSettings(trainable="full")
+    stages = [
+        build_stage(whole.config, part, lambda names: {name: state[name] for name in names}, settings, cut)
+        for part in parts
+    ]
+    ids_1T = (torch.arange(sum(PROBE_LENGTHS)) * 7 + 1)[None] % whole.config.vocab_size
+    layouts = [None, packed_layout(PROBE_LENGTHS, ids_1T.device)] if stages[0].packs else [None]
+    return max(_relative_difference(whole, stages, ids_1T, layout) for layout in layouts)
+
+
+def _relative_difference(
+    whole: Any, stages: Sequence[StageModel], ids_1T: Tensor, layout: PackedLayout | None
+) -> float:
+    arguments = {"input_ids": ids_1T, "use_cache": False} if layout is None else layout.arguments(ids_1T)
+    expected = whole(**arguments).logits.double()
+    hidden_BTD = stages[0].embed(ids_1T)
+    for stage in stages:
+        hidden_BTD = stage.forward(hidden_BTD, layout)
+    found = stages[0].head(stages[0].final_norm(hidden_BTD)).double()
+    return ((found - expected).abs().max() / expected.abs().max()).item()

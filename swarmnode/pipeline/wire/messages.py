@@ -1,0 +1,329 @@
+"""What the members of a pipeline tell each other: one record a message, bounded before anything is allocated.
+
+member, driver -> [messages] -> wire.py, transport.py -> wire -> [messages] -> member, driver
+
+A message is one byte of version and a msgpack array (wire.py). It names the plan it belongs to, its work
+(`id`), the `attempt` and how long it is of use (`deadline_s`, counted from its arrival: clocks differ). The
+same work sent again has the same id and a higher attempt, so that a receiver can count it once whatever
+happens. Activations and gradients follow their message as raw bytes, described by its `TensorHeader`
+(codec.py).
+"""
+
+import math
+from enum import StrEnum
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+VERSION = 1
+"""First byte of every message. Others are ignored, so that newer members may say more."""
+
+MAX_MESSAGE_BYTES = 32 * 1024
+"""A message without its tensor: MAX_SEQUENCES lengths and prompts, or MAX_BACK micro-batches."""
+
+MAX_TENSOR_BYTES = 64 * 1024 * 1024
+"""A tensor once decoded: 8 samples x 1024 tokens x width 2048 in float32."""
+
+MAX_DIM = 1 << 22
+MAX_NODES = 1024
+MAX_PATH = 64
+"""Stages that one micro-batch visits; no model we train has more layers than this."""
+
+MAX_SEQUENCES = 2048
+"""Packed sequences in one micro-batch."""
+
+MAX_PROMPT_TOKENS = 1 << 20
+"""Tokens of shared prompts of one micro-batch, each counted as often as it is continued: the receiver lays
+them out one after the other (training/layout.py), which a few bytes must not be able to make large."""
+
+MAX_BACK = 4096
+"""Micro-batches of one data node that pass one member in one iteration."""
+
+MAX_DEADLINE_S = 3600.0
+MAX_ATTEMPTS = 64
+"""Attempts at one message. Who failed so often is not going to succeed."""
+
+MAX_INT8_BLOCK = 4096
+SIGNATURE_BYTES = 64
+
+CHUNK_BYTES = 256 * 1024
+"""A payload travels in pieces of this size, each followed by its checksum. Smaller ones cost more CPU a byte,
+larger ones are noticed to be damaged or late only later."""
+
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+Index = Annotated[int, Meta(ge=0, lt=MAX_NODES)]
+Dim = Annotated[int, Meta(ge=1, le=MAX_DIM)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Attempt = Annotated[int, Meta(ge=0, lt=MAX_ATTEMPTS)]
+Run = Annotated[int, Meta(ge=0, lt=MAX_SEQUENCES)]
+Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+Dtype = Literal["float32", "bfloat16", "float16"]
+CodecName = Literal["none", "fp16", "int8"]
+Trouble = Literal["silent", "full", "refused"]
+"""Why a node is not passed. silent: no answer within the deadline. full: it has no slot. refused: it does not
+take it, or cannot compute it."""
+
+
+class Refusal(StrEnum):
+    """Why a message was not taken. Values never come from the wire, so their number is bounded."""
+
+    NOT_A_MEMBER = "not_a_member"
+    TOO_MANY_STREAMS = "too_many_streams"
+    TOO_LARGE = "too_large"
+    TOO_SLOW = "too_slow"
+    MALFORMED = "malformed"
+    OTHER_VERSION = "other_version"
+    UNKNOWN_PLAN = "unknown_plan"
+    WRONG_ROUTE = "wrong_route"
+    WRONG_SHAPE = "wrong_shape"
+    BAD_CHECKSUM = "bad_checksum"
+    BAD_SIGNATURE = "bad_signature"
+    """Not begun by the data node in whose name it comes."""
+    NOT_FINITE = "not_finite"
+    NO_MEMORY = "no_memory"
+    """Its bytes would have had to wait here for longer than it is of use, or it does not fit in beside what
+    else the stage holds."""
+    NO_SLOT = "no_slot"
+    """The stage holds as many micro-batches as it may."""
+    UNKNOWN_WORK = "unknown_work"
+    """A gradient for something never sent, or an answer too late."""
+    INTERRUPTED = "interrupted"
+    """The stream ended, or we are leaving."""
+    INTERNAL = "internal"
+
+
+class TensorHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True):
+    """How the bytes behind a message become a tensor. Consistent and within bounds as soon as it exists."""
+
+    codec: CodecName
+    dtype: Dtype
+    """Of the tensor that was encoded and of the one decoded."""
+    shape: Annotated[tuple[Dim, ...], Meta(min_length=1, max_length=3)]
+    block: Annotated[int, Meta(ge=0, le=MAX_INT8_BLOCK)] = 0
+    """Elements that share a scale, for int8; 0 for the others."""
+    checksum: Annotated[int, Meta(ge=0, lt=2**32)]
+    """CRC-32 of the payload. The stream is authenticated already; this finds broken memory and our own
+    mistakes, and of all checksums in the standard library it costs least (3 GB/s; BLAKE2b 0.6)."""
+
+    def __post_init__(self) -> None:
+        if self.size * _ITEM_BYTES[self.dtype] > MAX_TENSOR_BYTES:
+            raise ValueError(f"a tensor {self.shape} of {self.dtype} exceeds {MAX_TENSOR_BYTES} bytes")
+        if (self.block > 0) != (self.codec == "int8"):
+            raise ValueError("a block belongs to int8, and to nothing else")
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    @property
+    def block_count(self) -> int:
+        return -(-self.size // self.block)
+
+    @property
+    def payload_bytes(self) -> int:
+        """What travels, so that nobody has to claim it."""
+        if self.codec == "int8":
+            return 4 * self.block_count + self.size
+        return self.size * (2 if self.codec == "fp16" else _ITEM_BYTES[self.dtype])
+
+
+class MessageId(NamedTuple):
+    """The work that a message carries or speaks of. The same for every attempt at it."""
+
+    kind: str
+    plan: str
+    iteration: int
+    subject: int
+    """The micro-batch, or the stage."""
+    position: int
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True):
+    plan: Digest
+    iteration: Count
+    attempt: Attempt = 0
+    deadline_s: Annotated[float, Meta(gt=0, le=MAX_DEADLINE_S)]
+
+
+class Hop(_Message, frozen=True, kw_only=True):
+    """A message with a tensor behind it, from one node of a path to its neighbour there."""
+
+    micro_batch: Count
+    """Unique within its plan and iteration; given by the data node, the same on the whole way."""
+    agent: Count
+    """The slot of the data node that started it."""
+    wave: Count
+    path: Annotated[tuple[Index, ...], Meta(min_length=2, max_length=MAX_PATH)]
+    """Nodes in order of visit, the data node first: the way really taken, which may differ from the plan's
+    once a member was replaced or left out."""
+    position: Annotated[int, Meta(ge=0, le=MAX_PATH)]
+    tensor: TensorHeader
+
+    def __post_init__(self) -> None:
+        if not self._first_position() <= self.position <= self._last_position():
+            raise ValueError(f"position {self.position} is not on a path of {len(self.path)} nodes")
+        if len(set(self.path)) < len(self.path):
+            raise ValueError("a path visits a node twice")
+
+    def _first_position(self) -> int:
+        return 0
+
+    def _last_position(self) -> int:
+        return len(self.path) - 1
+
+    @property
+    def id(self) -> MessageId:
+        return MessageId(type(self).__name__, self.plan, self.iteration, self.micro_batch, self.position)
+
+
+class Forward(Hop, frozen=True, kw_only=True, tag="forward"):
+    """A micro-batch's hidden states, for the node at `position` of its path; behind its end the data node
+    gets them back for the loss."""
+
+    tokens: Annotated[int, Meta(ge=1, le=2**40)]
+    """What is learned from in it: its weight against other micro-batches."""
+    lengths: Annotated[tuple[Dim, ...], Meta(max_length=MAX_SEQUENCES)] = ()
+    """Tokens of each packed run, in order; empty: each row is one sequence."""
+    prompts: Annotated[tuple[Run | None, ...], Meta(max_length=MAX_SEQUENCES)] = ()
+    """Which run each one continues, as training/layout.py takes it; empty: every run is a whole sequence."""
+    signature: Annotated[bytes, Meta(max_length=SIGNATURE_BYTES)] = b""
+    """The data node's (signing.py). Who has this from the data node itself does not need it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.prompts:
+            return
+        if len(self.prompts) != len(self.lengths):
+            raise ValueError(f"{len(self.prompts)} prompts for {len(self.lengths)} runs")
+        repeated = 0
+        for run, prompt in enumerate(self.prompts):
+            if prompt is None:
+                continue
+            if prompt >= run or self.prompts[prompt] is not None:
+                raise ValueError(f"run {run} cannot continue run {prompt}")
+            repeated += self.lengths[prompt]
+        if repeated > MAX_PROMPT_TOKENS:
+            raise ValueError(f"shared prompts of {repeated} tokens, at most {MAX_PROMPT_TOKENS}")
+
+    def _first_position(self) -> int:
+        return 1
+
+    def _last_position(self) -> int:
+        return len(self.path)
+
+    @property
+    def source(self) -> int:
+        """The node that has to send this."""
+        return self.path[self.position - 1]
+
+    @property
+    def target(self) -> int:
+        return self.path[self.position % len(self.path)]
+
+
+class Backward(Hop, frozen=True, kw_only=True, tag="backward"):
+    """The gradient of the loss by what the node at `position` handed on."""
+
+    @property
+    def source(self) -> int:
+        """The node that has to send this: the next on the path, the data node for the last."""
+        return self.path[(self.position + 1) % len(self.path)]
+
+    @property
+    def target(self) -> int:
+        return self.path[self.position]
+
+
+class _OfMicroBatch(_Message, frozen=True, kw_only=True):
+    micro_batch: Count
+    position: Annotated[int, Meta(ge=0, le=MAX_PATH)] = 0
+    """On its path; of whom this is said, or who is asked."""
+
+    @property
+    def id(self) -> MessageId:
+        return MessageId(type(self).__name__, self.plan, self.iteration, self.micro_batch, self.position)
+
+
+class Abandoned(_OfMicroBatch, frozen=True, kw_only=True, tag="abandoned"):
+    """A micro-batch is given up by its data node: whatever is kept for it may go."""
+
+
+class Lost(_OfMicroBatch, frozen=True, kw_only=True, tag="lost"):
+    """To a data node: its micro-batch does not get past the node at `position`. Said by that node itself, or
+    by its neighbour on the path."""
+
+    fault: Trouble
+
+
+class Passed(_OfMicroBatch, frozen=True, kw_only=True, tag="passed"):
+    """A data node asks the node at `position`: have you handed on this micro-batch? Done says yes; too_slow
+    that it is there, unknown_work that it is not. How a member is found that takes everything and does
+    nothing. At position 0 anybody asks a data node: is your part of this iteration still to come or under
+    way? Done says yes."""
+
+    homeward: bool
+    """Its gradient, that is."""
+
+    @property
+    def id(self) -> MessageId:
+        kind = "PassedHome" if self.homeward else "Passed"
+        return MessageId(kind, self.plan, self.iteration, self.micro_batch, self.position)
+
+
+class Finished(_Message, frozen=True, kw_only=True, tag="finished"):
+    """A data node has done its part of an iteration: what it says to one member of it."""
+
+    node: Index
+    """The data node's."""
+    back: Annotated[tuple[tuple[Count, Attempt], ...], Meta(max_length=MAX_BACK)]
+    """(micro-batch, attempt) of those that came back along a path on which the member is. What it has of
+    others, replicas have counted, or nobody should."""
+
+    @property
+    def id(self) -> MessageId:
+        return MessageId("Finished", self.plan, self.iteration, self.node, 0)
+
+
+class StepDone(_Message, frozen=True, kw_only=True, tag="stepped"):
+    """A member made its optimizer step; `digest` is that of the weights it came to. Replicas must agree."""
+
+    stage: Annotated[int, Meta(ge=0, lt=MAX_PATH)]
+    tokens: Count
+    """Learned from in this iteration: the sum of its micro-batches' weights."""
+    visits: Count
+    """Micro-batches whose gradient is in. A stage's gradient is weighted by them."""
+    digest: Digest
+
+    @property
+    def id(self) -> MessageId:
+        return MessageId("StepDone", self.plan, self.iteration, self.stage, 0)
+
+
+Message = Forward | Backward | Abandoned | Lost | Passed | Finished | StepDone
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="done"):
+    """The answer to a message that was taken, now or before: it need not be sent again."""
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="refused"):
+    """The answer to a message that was not taken, and will not be."""
+
+    reason: Refusal
+
+
+Reply = Done | Refused
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A reply as it travels."""
+
+    reply: Reply
+    keep: bool
+    """The stream may carry the next message. False: bytes of this one are unread, so it ends here."""
+
+
+MAX_ANSWER_BYTES = 64

@@ -1,0 +1,147 @@
+"""All members come to one plan; a change of members moves nobody who need not move."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarmnode.errors import ConfigError, ModelError
+from swarmnode.pipeline.plans.costs import Announcement, MemberCosts
+from swarmnode.pipeline.plans.plan import violations
+from swarmnode.pipeline.plans.planning import Agreed, Former, Inputs, PlanSettings, must_load, planned, terms
+from tests.unit.pipeline import pretend_members as pretend
+from tests.unit.pipeline.pretend_members import MB
+
+
+def members(count: int, **changes: object) -> list[MemberCosts]:
+    return [pretend.costs(f"p{number:02}", **changes) for number in range(count)]  # type: ignore[arg-type]
+
+
+def inputs(
+    of: list[MemberCosts], former: Former | None = None, epoch: int = 1, settings: PlanSettings | None = None
+) -> Inputs:
+    return Inputs(pretend.announced(of), settings or pretend.settings(), former, epoch)
+
+
+def check(plan: Agreed, of: list[MemberCosts]) -> None:
+    """What must hold of every plan: rules kept, every layer held once, everyone used or spare."""
+    assert violations(plan.plan) == []
+    ends = [0, *(part.end for part in plan.partition.stages)]
+    assert [part.first for part in plan.partition.stages] == ends[:-1]
+    assert ends[-1] == 6
+    assert plan.members == {each.peer_id for each in of}
+    for each in of:
+        part = plan.part_of(each.peer_id)
+        assert part is None or part.held_bytes + part.slot_bytes <= each.free_bytes
+        node = plan.node_of(each.peer_id)
+        assert (node is None) == (part is None)
+        if node is not None:
+            assert plan.plan.instance.stage_of[node] == plan.stage_of(each.peer_id)
+    assert all(plan.partition.stages[0].peers)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 10**6))
+def test_any_order_of_announcements_gives_one_digest_and_no_rule_is_broken(seed: int):
+    rng = random.Random(seed)
+    of = [
+        pretend.costs(
+            f"p{n:02}", free=rng.randint(350, 900) * MB, speed=rng.uniform(0.5, 3), data=rng.random() < 0.7
+        )
+        for n in range(rng.randint(3, 7))
+    ]
+    of[0] = pretend.costs("p00", free=900 * MB)
+    chosen = pretend.settings(skip=rng.choice((0.0, 0.33)))
+    said = list(pretend.announced(of))
+    first = planned(Inputs(tuple(said), chosen, None, 1))
+    check(first, of)
+    rng.shuffle(said)
+    assert planned(Inputs(tuple(said), chosen, None, 1)).digest == first.digest
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10**6))
+def test_one_death_moves_at_most_one_member(seed: int):
+    rng = random.Random(seed)
+    of = [
+        pretend.costs(f"p{n:02}", free=rng.randint(450, 900) * MB, speed=rng.uniform(0.5, 3))
+        for n in range(rng.randint(4, 8))
+    ]
+    chosen = pretend.settings(stages=3)
+    first = planned(inputs(of, settings=chosen))
+    victim = rng.choice(of)
+    left = [each for each in of if each is not victim]
+    second = planned(inputs(left, first.former, 2, chosen))
+    check(second, left)
+    stage = first.part_of(victim.peer_id)
+    alone = stage is not None and len(stage.peers) == 1
+    assert len(must_load(second, first.former)) == (1 if alone else 0)
+
+
+def test_a_newcomer_takes_the_stage_that_it_helps_most_and_nobody_else_moves():
+    for slow in (1, 2):
+        of = [pretend.costs(f"p{n:02}", speed=0.2 if n == slow else 1.0) for n in range(3)]
+        former = Former((2, 4, 6), {each.peer_id: stage for stage, each in enumerate(of)})
+        before = planned(inputs(of, former, 1))
+        after = planned(inputs([*of, pretend.costs("p99", data=False)], former, 2))
+        assert must_load(after, former) == ("p99",)
+        assert after.stage_of("p99") == slow
+        assert after.makespan_s < 0.75 * before.makespan_s
+
+
+def test_a_gap_is_filled_by_a_newcomer_before_anyone_moves():
+    of = members(4)
+    first = planned(inputs(of, settings=pretend.settings(stages=3)))
+    gone = next(part.peers[0] for part in first.partition.stages[1:] if len(part.peers) == 1)
+    left = [*(each for each in of if each.peer_id != gone), pretend.costs("p99")]
+    second = planned(inputs(left, first.former, 2, pretend.settings(stages=3)))
+    assert must_load(second, first.former) == ("p99",)
+    assert second.stage_of("p99") == first.stage_of(gone)
+
+
+def test_too_few_for_the_former_stages_divide_the_layers_anew():
+    of = members(3, free=800 * MB)
+    chosen = pretend.settings(stages=3)
+    first = planned(inputs(of, settings=chosen))
+    second = planned(inputs(of[:2], first.former, 2, chosen))
+    check(second, of[:2])
+    assert len(second.partition.stages) == 2
+    third = planned(inputs(of, second.former, 3, chosen))
+    assert len(third.partition.stages) == 3
+
+
+def test_the_last_one_holds_everything_and_shares_it_again_with_who_comes():
+    of = members(2, free=800 * MB)
+    alone = planned(inputs(of[:1], planned(inputs(of)).former, 2))
+    assert violations(alone.plan) == [] and alone.plan.paths[0] == (0,)
+    again = planned(inputs(of, alone.former, 3))
+    assert len(again.partition.stages) == 2
+    small = [of[0], pretend.costs("p99", free=20 * MB)]
+    kept = planned(inputs(small, alone.former, 3))
+    assert kept.spare == ("p99",) and must_load(kept, alone.former) == ()
+
+
+def test_what_does_not_fit_is_said_in_bytes_with_advice():
+    with pytest.raises(ModelError, match=r"would need .* bytes more.*add members"):
+        planned(inputs(members(2, free=150 * MB)))
+    with pytest.raises(
+        ModelError, match=r"only member left and lacks 257,000,000 bytes.*wait for other members"
+    ):
+        planned(inputs(members(1)))
+    with pytest.raises(ConfigError, match="no link"):
+        planned(Inputs(tuple(Announcement(each, {}, {}) for each in members(3)), pretend.settings(), None, 1))
+
+
+def test_the_same_plan_of_another_epoch_has_another_name():
+    one, other = planned(inputs(members(3))), planned(inputs(members(3), epoch=2))
+    assert one.plan == other.plan and one.digest != other.digest
+
+
+def test_terms_name_what_differs_and_no_more():
+    one, other = terms(pretend.settings(), "tiny"), terms(pretend.settings(skip=0.5), "tiny")
+    assert {name for name in one if one[name] != other[name]} == {"skip"}
+    costly = replace(pretend.settings(), model=pretend.model(7))
+    assert terms(costly, "tiny")["layer_costs"] != one["layer_costs"]
+    assert all(len(text) <= 64 for text in one.values())
