@@ -1,0 +1,317 @@
+"""The end of an iteration at one member: what counts is settled, replicas average, the optimizer steps.
+
+Finished of the data nodes -> [Closing] -> GradientExchange (averaging.py) -> StageWorker.apply -> StepDone
+
+An iteration ends when every data node that lives has said so, or at a deadline; a member that has heard of
+none by then has lost track (it was frozen, or cut off) and does not step alone. Every data node says which
+micro-batches came back past us. What is undecided of them counts then, the rest does not; and where we have
+counted one that came back another way, a replica has counted it too, so the whole sum is left out.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from swarmnode.errors import CheckpointError, NetworkError, Rejected
+from swarmnode.pipeline.keeping.combining import Agreement, Combined, Expected, GradientExchange
+from swarmnode.pipeline.running.driver import Drive
+from swarmnode.pipeline.running.seat import IterationReport, Reload
+from swarmnode.pipeline.running.workplace import Workplace
+from swarmnode.pipeline.stages.visits import GradientSum, Visit
+from swarmnode.pipeline.wire.messages import MAX_DEADLINE_S, Finished, Passed, StepDone
+
+logger = logging.getLogger(__name__)
+
+NOTHING = GradientSum({}, 0, 0)
+
+
+class Alone:
+    """The exchange of a stage without replicas."""
+
+    async def combine(
+        self,
+        own: GradientSum,
+        *,
+        stage: int,
+        iteration: int,
+        plan: str,
+        replicas: Sequence[str],
+        expected: Expected,
+    ) -> Combined:
+        return Combined(own, tuple(replicas[:1]), {})
+
+    async def compare(
+        self, digest: str, *, stage: int, iteration: int, plan: str, replicas: Sequence[str]
+    ) -> Agreement:
+        return Agreement(agrees=True, ask=())
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """How an iteration ended here."""
+
+    contributors: tuple[str, ...] = ()
+    rejected: Mapping[str, str] = field(default_factory=dict[str, str])
+    grad_norm: float | None = None
+    """None: no step was taken."""
+    agrees: bool = True
+    """Whether the weights here were those of the majority of the replicas."""
+    lost_track: bool = False
+    """Nothing was heard of its end, or the right weights are not to be had: this member needs a new seat."""
+
+
+def strays(
+    counted: Collection[tuple[int, int]], finished: Mapping[int, Finished], data_node: Sequence[int]
+) -> set[int]:
+    """Micro-batches of (agent, number) that were counted and came back another way.
+
+    `finished`: by data node; of those that are not in it nothing is known. `data_node`: by agent.
+    """
+    agents_back = {node: {number for number, _ in message.back} for node, message in finished.items()}
+    return {
+        number
+        for agent, number in counted
+        if data_node[agent] in agents_back and number not in agents_back[data_node[agent]]
+    }
+
+
+class Closing:
+    """The ends of the iterations of one seat."""
+
+    def __init__(
+        self,
+        place: Workplace,
+        optimizer: torch.optim.Optimizer,
+        averager: GradientExchange,
+        reload: Reload | None,
+    ) -> None:
+        self._place = place
+        self._optimizer = optimizer
+        self._averager = averager if len(place.seat.replicas) > 1 else Alone()
+        self._reload = reload
+        self._finished: dict[int, dict[int, Finished]] = {}
+        """By iteration and data node."""
+        self._begun = asyncio.Event()
+
+    def begin(self) -> None:
+        """The iteration that runs has shown a first sign of life: its deadline counts from here."""
+        self._begun.set()
+
+    def hear(self, message: Finished) -> None:
+        """A data node has done its part."""
+        self._finished.setdefault(message.iteration, {})[message.node] = message
+        if message.iteration == self._place.iteration:
+            self._begun.set()
+            self._place.news.set()
+
+    def is_under_way(self, iteration: int) -> bool:
+        """Whether our part of it, as a data node, is still to come or to be finished."""
+        place = self._place
+        over = place.iteration > iteration or place.own in self._finished.get(iteration, {})
+        return place.own in place.seat.data_nodes and not over
+
+    @property
+    def limit_s(self) -> float:
+        """From the first sign of an iteration, or from when a data node last said that its part is not over;
+        all data nodes have finished by then, or never will."""
+        return min(2 * self._place.budget_s + self._place.settings.close_timeout_s, MAX_DEADLINE_S)
+
+    async def ended(self) -> bool:
+        """Wait for the end of the iteration. False: nobody has told us, and nobody is going to."""
+        place = self._place
+        await self._begun.wait()
+        try:
+            async with asyncio.timeout(self.limit_s) as limit, asyncio.TaskGroup() as tasks:
+                watching = tasks.create_task(self._watch(limit))
+                while not self._heard_all():
+                    place.news.clear()
+                    await place.news.wait()
+                watching.cancel()
+        except TimeoutError:
+            for node in place.seat.data_nodes - self._heard.keys():
+                place.has_lost(node, f"did not finish iteration {place.iteration}")
+        return bool(self._heard)
+
+    async def close(self) -> Closed:
+        """Settle, average, step, compare. The workplace's iteration is raised."""
+        place, iteration = self._place, self._place.iteration
+        own = await place.queue.call(self._settle, dict(self._heard))
+        combined = await self._combined(own)
+        grad_norm = await place.queue.call(self._step, combined.sum)
+        digest = await place.queue.call(lambda: place.worker.state().digest)
+        agreement = await self._compared(digest)
+        self._finished = {late: heard for late, heard in self._finished.items() if late > iteration}
+        self._begun.clear()
+        if self._finished:
+            self._begun.set()
+        place.iteration += 1
+        regained = agreement.agrees or await self._regain(agreement)
+        if regained:
+            self._report(iteration, own, digest)
+        return Closed(
+            contributors=combined.contributors,
+            rejected={peer: str(fault) for peer, fault in combined.rejected.items()},
+            grad_norm=grad_norm,
+            agrees=agreement.agrees,
+            lost_track=not regained,
+        )
+
+    async def _watch(self, limit: asyncio.Timeout) -> None:
+        """Ask data nodes that others do not wait for whether they are there, and not done: nobody else may be
+        in touch, and one may make rollouts for long while another has begun. At most MAX_DEADLINE_S."""
+        place = self._place
+        latest_s = asyncio.get_running_loop().time() + MAX_DEADLINE_S
+        while True:
+            await asyncio.sleep(min(place.settings.hop_timeout_s, self.limit_s / 2))
+            for node in sorted(place.seat.data_nodes - self._heard.keys() - place.lost):
+                if node == place.own:
+                    self._renew(limit, latest_s)
+                    continue
+                question = Passed(
+                    plan=place.seat.digest,
+                    iteration=place.iteration,
+                    deadline_s=place.courier.deadline_s(node),
+                    micro_batch=0,
+                    homeward=False,
+                )
+                trouble = await place.courier.message(node, question)
+                if trouble is None:
+                    self._renew(limit, latest_s)
+                elif trouble == "silent" and self._heard:
+                    place.has_lost(node, "does not answer at the end of an iteration")
+
+    def _renew(self, limit: asyncio.Timeout, latest_s: float) -> None:
+        if not limit.expired():
+            limit.reschedule(min(asyncio.get_running_loop().time() + self.limit_s, latest_s))
+
+    @property
+    def _heard(self) -> dict[int, Finished]:
+        return self._finished.get(self._place.iteration, {})
+
+    def _heard_all(self) -> bool:
+        place = self._place
+        return not place.seat.data_nodes - self._heard.keys() - place.lost
+
+    def _settle(self, finished: Mapping[int, Finished]) -> GradientSum:
+        """In the worker thread: what counts here."""
+        worker, plan = self._place.worker, self._place.seat.plan
+        waves = plan.instance.waves
+        for message in finished.values():
+            for number, attempt in message.back:
+                agent = number // waves
+                if agent >= len(plan.paths) or plan.paths[agent][0] != message.node:
+                    continue  # Another's: only its own data node says what came back.
+                worker.commit(Visit(agent, worker.iteration, number % waves, attempt))
+        counted = [(agent, agent * waves + wave) for agent, _, wave in worker.counted]
+        astray = strays(counted, finished, [path[0] for path in plan.paths])
+        own = worker.take_gradients()
+        if astray:
+            logger.warning("our gradients are left out: %d micro-batches came back another way", len(astray))
+            return NOTHING
+        return own
+
+    def _step(self, total: GradientSum) -> float | None:
+        """In the worker thread: one step of the optimizer."""
+        place = self._place
+        try:
+            return place.worker.apply(total.of_step(1), self._optimizer, max_norm=place.settings.max_norm)
+        except Rejected as rejected:
+            logger.warning("no step in iteration %d: %s", place.iteration, rejected)
+            return None
+
+    async def _combined(self, own: GradientSum) -> Combined:
+        place, seat = self._place, self._place.seat
+        us = seat.peers[seat.own]
+        most = seat.plan.micro_batches
+        expected = Expected.of(
+            place.worker.model.trainable(), max_tokens=most * place.worker.max_tokens, max_visits=most
+        )
+        try:
+            # It bounds itself; ended from here, the survivors would step on different sums.
+            return await self._averager.combine(
+                own,
+                stage=seat.stage,
+                iteration=place.iteration,
+                plan=seat.digest,
+                replicas=seat.replicas,
+                expected=expected,
+            )
+        except NetworkError as error:
+            # Where the others did without us, the next comparison of weights brings us back to theirs.
+            logger.warning("stepping on our own gradients alone: %s", error)
+            return Combined(own, (us,), {}, agreed=False)
+
+    async def _compared(self, digest: str) -> Agreement:
+        place, seat = self._place, self._place.seat
+        try:
+            async with asyncio.timeout(place.settings.close_timeout_s):
+                return await self._averager.compare(
+                    digest,
+                    stage=seat.stage,
+                    iteration=place.iteration,
+                    plan=seat.digest,
+                    replicas=seat.replicas,
+                )
+        except (NetworkError, TimeoutError) as error:
+            logger.warning("the replicas' weights were not compared: %s", error)
+            return Agreement(agrees=True, ask=())
+
+    async def _regain(self, agreement: Agreement) -> bool:
+        """Take over the weights of the majority. False: they are not to be had."""
+        place = self._place
+        if self._reload is None or not agreement.ask:
+            return False
+        try:
+            async with asyncio.timeout(place.settings.close_timeout_s):
+                tensors = await self._reload(agreement.ask, place.seat.stage, place.iteration)
+            await place.queue.call(place.worker.load_state, tensors, self._optimizer)
+        except (NetworkError, CheckpointError, TimeoutError) as error:
+            logger.warning("the weights of the majority are not to be had: %s", error)
+            return False
+        return True
+
+    def _report(self, iteration: int, own: GradientSum, digest: str) -> None:
+        place, seat = self._place, self._place.seat
+        for node in seat.data_nodes - {seat.own}:
+            message = StepDone(
+                plan=seat.digest,
+                iteration=iteration,
+                deadline_s=place.courier.deadline_s(node),
+                stage=seat.stage,
+                tokens=own.tokens,
+                visits=own.visits,
+                digest=digest,
+            )
+            place.spawn(self._tell(node, message))
+
+    async def _tell(self, node: int, message: StepDone) -> None:
+        await self._place.courier.message(node, message)
+
+
+def report_of(
+    iteration: int, drive: Drive, closed: Closed, *, ended_s: float, busy_s: float, stragglers: int
+) -> IterationReport:
+    """What a data node tells of an iteration. `ended_s`: when its step was taken, by the event loop."""
+    whole_s = ended_s - drive.began_s
+    return IterationReport(
+        iteration=iteration,
+        makespan_s=drive.ended_s - drive.began_s,
+        closing_s=ended_s - drive.ended_s,
+        micro_batches=len(drive.back),
+        tokens=drive.tokens,
+        sums=drive.sums,
+        retried=drive.retried,
+        given_up=drive.given_up,
+        skipped=dict(drive.skipped),
+        lost=tuple(sorted(drive.lost)),
+        stragglers=stragglers,
+        busy_share=busy_s / whole_s if whole_s > 0 else 0.0,
+        contributors=closed.contributors,
+        rejected=closed.rejected,
+        stepped=closed.grad_norm is not None,
+        grad_norm=closed.grad_norm,
+        agrees=closed.agrees,
+    )

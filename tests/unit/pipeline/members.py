@@ -1,0 +1,234 @@
+"""Members of a pipeline in one process: hosts, stages of a tiny model, and an exchange among replicas."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from swarmnode.identity.keys import NodeKey
+from swarmnode.network.memory import MemoryHost, MemoryNetwork
+from swarmnode.network.streams import StreamHost
+from swarmnode.pipeline.keeping.combining import Agreement, Combined, Expected, Fault
+from swarmnode.pipeline.plans.instance import Instance
+from swarmnode.pipeline.plans.plan import Plan, digest
+from swarmnode.pipeline.running.member import PipelineMember
+from swarmnode.pipeline.running.seat import MemberSettings, Seat
+from swarmnode.pipeline.stages.loading import WeightFolder, load_stage
+from swarmnode.pipeline.stages.local import LossInputs, Objective, StagePath, cross_entropy
+from swarmnode.pipeline.stages.stage import StageWorker
+from swarmnode.pipeline.stages.stage_model import Cut, StagePart, StageSettings
+from swarmnode.pipeline.stages.visits import GradientSum, sum_of_replicas
+from swarmnode.training.packing import MicroBatch
+from tests.unit.pipeline.tiny_models import nudge
+
+QUICK = MemberSettings(
+    activations="none", gradients="none", max_norm=1e9, hop_timeout_s=1.0, reconnect_s=0.2, grace_s=1.5,
+    close_timeout_s=2.0,
+)  # fmt: skip
+"""Nobody waits long for anybody."""
+
+PATIENT = replace(QUICK, hop_timeout_s=20.0, grace_s=20.0, close_timeout_s=20.0)
+
+
+def instance_of(stages: Sequence[Sequence[int]], *, path_length: int, **more: Any) -> Instance:
+    """Near and fast nodes, so that deadlines are those of the settings."""
+    count = sum(map(len, stages))
+    values: dict[str, Any] = {
+        "names": tuple(f"node {n}" for n in range(count)),
+        "forward_s": (0.001,) * count,
+        "hop_s": tuple(tuple(0.001 * (a != b) for b in range(count)) for a in range(count)),
+        "memory": (2,) * count,
+        "stages": tuple(map(tuple, stages)),
+        "path_length": path_length,
+        "waves": 2,
+        "gap_s": 0.0,
+        "first_gap_s": 0.0,
+    }
+    return Instance(**values | more)
+
+
+class Together:
+    """The exchange among replicas within this process: waits for all that live."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[int, int], dict[str, GradientSum]] = {}
+        self._digests: dict[tuple[int, int], dict[str, str]] = {}
+        self.gone: set[str] = set()
+        self._changed = asyncio.Event()
+
+    def lose(self, peer_id: str) -> None:
+        self.gone.add(peer_id)
+        self._changed.set()
+
+    def at(self, peer_id: str) -> "OfOne":
+        return OfOne(self, peer_id)
+
+    async def gather(self, kept: dict[str, Any], replicas: Sequence[str]) -> dict[str, Any]:
+        self._changed.set()
+        while not kept.keys() >= set(replicas) - self.gone:
+            self._changed.clear()
+            await self._changed.wait()
+        return kept
+
+
+@dataclass(frozen=True)
+class OfOne:
+    all: Together
+    own: str
+
+    async def combine(
+        self, own: GradientSum, *, stage: int, iteration: int, plan: str, replicas: Sequence[str],
+        expected: Expected,
+    ) -> Combined:  # fmt: skip
+        kept = self.all._sums.setdefault((stage, iteration), {})
+        kept[self.own] = own
+        found = await self.all.gather(kept, replicas)
+        absent = {peer: Fault.SILENT for peer in set(replicas) - found.keys()}
+        return Combined(
+            sum_of_replicas([found[peer] for peer in sorted(found)]), tuple(sorted(found)), absent
+        )
+
+    async def compare(
+        self, digest: str, *, stage: int, iteration: int, plan: str, replicas: Sequence[str]
+    ) -> Agreement:
+        kept = self.all._digests.setdefault((stage, iteration), {})
+        kept[self.own] = digest
+        found = await self.all.gather(kept, replicas)
+        same = [peer for peer, other in found.items() if other == digest]
+        others = tuple(sorted(found.keys() - set(same)))
+        return Agreement(len(same) * 2 > len(found), others)
+
+
+class ListFeed:
+    """Micro-batches by their number within an iteration, the same ones in each."""
+
+    def __init__(self, batches: Sequence[MicroBatch], waves: int, weight: int | None = None) -> None:
+        self._batches = batches
+        self._waves = waves
+        self._weight = weight
+        self.taken: list[tuple[int, StagePath]] = []
+
+    @property
+    def objective(self) -> Objective:
+        return cross_entropy(1)
+
+    def take(self, agent: int, wave: int, path: StagePath) -> LossInputs | None:
+        number = agent * self._waves + wave
+        self.taken.append((number, path))
+        return LossInputs(self._batches[number % len(self._batches)], path, weight=self._weight)
+
+
+@dataclass
+class Node:
+    host: StreamHost
+    member: PipelineMember
+    worker: StageWorker
+    optimizer: torch.optim.Optimizer
+    stack: AsyncExitStack
+
+    async def close(self) -> None:
+        await self.stack.aclose()
+
+
+class Crew:
+    """All members of a plan, by node."""
+
+    def __init__(
+        self, plan: Plan, nodes: list[Node], together: Together, network: MemoryNetwork | None
+    ) -> None:
+        self.plan = plan
+        self.nodes = nodes
+        self.together = together
+        self.network = network
+        self.lost: list[tuple[int, str, str]] = []
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        return tuple(node.host.peer_id for node in self.nodes)
+
+    def seat(self, iteration: int = 0) -> None:
+        for own, node in enumerate(self.nodes):
+            if self.plan.instance.stage_of[own] >= 0:
+                seat = Seat(self.plan, digest(self.plan), self.peers, own, iteration)
+                node.member.seat(seat, node.worker, node.optimizer)
+
+    def kill(self, node: int) -> None:
+        """Its host is gone from one moment to the next."""
+        self.together.lose(self.peers[node])
+        host = self.nodes[node].host
+        assert isinstance(host, MemoryHost)
+        host.go_down()
+
+    def freeze(self, *nodes: int) -> None:
+        """Nothing comes from there or arrives there, and nobody is told."""
+        assert self.network is not None
+        for node in nodes:
+            self.together.lose(self.peers[node])
+        self.network.partition([[self.nodes[node].host] for node in nodes])  # pyright: ignore
+
+
+def stage_worker(
+    folder: Path, ends: Sequence[int], stage: int, cut: Cut, settings: StageSettings, **more: Any
+) -> StageWorker:
+    part = StagePart(ends[stage - 1] if stage else 0, ends[stage], has_ends=stage == 0)
+    model = load_stage(folder, part, settings, cut=cut, weights=WeightFolder.open(folder))
+    if settings.trainable == "lora":
+        nudge(model.trainable())
+    return StageWorker(model, **{"slots": 2, "max_tokens": 256, **more})
+
+
+def key_of(node: int) -> NodeKey:
+    """Of a node in memory."""
+    return NodeKey(bytes([node + 1] * 32))
+
+
+def sgd(worker: StageWorker) -> torch.optim.Optimizer:
+    return torch.optim.SGD(worker.model.trainable().values(), lr=0.05)
+
+
+@asynccontextmanager
+async def crew(
+    plan: Plan,
+    make_worker: Callable[[int], StageWorker],
+    *,
+    settings: MemberSettings = PATIENT,
+    network: MemoryNetwork | None = None,
+    hosts: Sequence[StreamHost] = (),
+    keys: Sequence[NodeKey] = (),
+    of_member: Callable[[int, tuple[str, ...]], dict[str, Any]] = lambda node, peers: {},
+) -> AsyncGenerator[Crew, None]:
+    """Members that are connected to each other and seated. `make_worker`: by stage. `keys`: the hosts'."""
+    together = Together()
+    async with AsyncExitStack() as stack:
+        if not hosts:
+            network = network or MemoryNetwork(seed=1)
+            keys = [key_of(number) for number in range(plan.instance.node_count)]
+            hosts = [network.host(key.peer_id) for key in keys]
+        stacks = [AsyncExitStack() for _ in hosts]
+        for own, host in zip(stacks, hosts, strict=True):
+            stack.push_async_callback(own.aclose)
+            await own.enter_async_context(host)
+        for number, host in enumerate(hosts):
+            for other in hosts[number + 1 :]:
+                await host.connect((await other.addresses())[0])
+        peers = tuple(host.peer_id for host in hosts)
+        nodes: list[Node] = []
+        for number, (own, host) in enumerate(zip(stacks, hosts, strict=True)):
+            averager = together.at(host.peer_id)
+            more = of_member(number, peers)
+            kept = {"key": keys[number], "averager": averager, "settings": settings}
+            member = PipelineMember(host, **{**kept, **more})
+            await own.enter_async_context(member)
+            worker = make_worker(max(plan.instance.stage_of[number], 0))
+            nodes.append(Node(host, member, worker, sgd(worker), own))
+        found = Crew(plan, nodes, together, network)
+        for number, node in enumerate(nodes):
+            node.member.on_lost = lambda peer, why, by=number: found.lost.append(
+                (by, str(peers.index(peer)), why)
+            )
+        found.seat()
+        yield found
