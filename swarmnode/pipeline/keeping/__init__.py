@@ -1,0 +1,1 @@
+"""What members average, keep for each other, and write to disk."""

@@ -1,0 +1,391 @@
+"""The replicas of a stage add up their gradients: all that survive sum the same, bit for bit, or know better.
+
+StageWorker.take_gradients -> [ReplicaExchange.combine] -> StageWorker.apply -> [ReplicaExchange.compare]
+                                 |
+              contributions.py (signed bytes), tally.py (which of them count), questions.py (streams)
+
+Why not hivemind's averager: it was measured (shared/reference/network.md, sections 2, 4 and 5). One peer with
+NaN makes everyone's tensors NaN, and one that claims a weight of 1e6 replaces them; when a peer dies inside a
+round, survivors hold different tensors and are not told; members of a group are not authenticated; it must
+fork before CUDA starts, its processes outlive a killed parent (39 minutes, when last looked at), and a group
+with one peer missing forms after 3 s.
+
+1. Gather. Everyone asks every other replica for its contribution. Bounds are checked before bytes are read:
+   the signature, tokens and micro-batches, exactly the parameters of the stage. Then digest and finiteness.
+2. Agree. In rounds, everyone asks the others which signed contributions they have seen and which they hold,
+   and fetches what it lacks from whoever has it, until all that answer say the same. A death in one round
+   costs one more; without any it is one round.
+3. Sum, in the order of the peer ids, those whose norm a token is not far above the median (tally.py).
+
+Everybody sends to everybody: (r - 1) x size out of each of r replicas. A reduce-scatter sends 2 (r - 1) / r x
+size: the same for two replicas, 2/3 of it for three, half for four. But there each replica sees a part of the
+others' gradients and has to believe sums that it cannot check. For adapters (8 MB a stage) the difference is
+under a second at 100 Mbit/s; from three replicas and hundreds of megabytes on (full training) use codec fp16,
+which saves as much.
+"""
+
+import asyncio
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self, TypeVar
+
+from swarmnode.errors import NetworkError, Rejected
+from swarmnode.identity.keys import NodeKey
+from swarmnode.network.streams import StreamHost
+from swarmnode.pipeline.keeping.averaging_messages import (
+    MAX_ROUNDS,
+    NOT_HERE,
+    PROTOCOL,
+    AskDigest,
+    AskGradients,
+    AskHoldings,
+    decode_digest,
+    decode_holdings,
+    decode_question,
+    encode,
+)
+from swarmnode.pipeline.keeping.combining import (
+    Agreement,
+    Combined,
+    ExchangeCounters,
+    ExchangeSettings,
+    Expected,
+    Fault,
+)
+from swarmnode.pipeline.keeping.contributions import (
+    MAX_HEAD_BYTES,
+    Contribution,
+    Exchange,
+    SignedHead,
+    contribute,
+    fault_of,
+    most_bytes,
+    open_head,
+    read_values,
+    size_bytes,
+)
+from swarmnode.pipeline.keeping.tally import KEPT_HEADS, MAX_REPLICAS, Holdings, Tally, majority
+from swarmnode.pipeline.stages.visits import GradientSum
+from swarmnode.pipeline.wire.questions import Answer, QuestionLimits, Questions
+
+KEPT_EXCHANGES = 2
+"""The one that runs and the one before: who comes late hears how it ended."""
+
+MAX_WAITING = 3
+"""Questions of one replica that wait for us to come so far: it goes from one to the next."""
+
+NOTHING = GradientSum({}, 0, 0)
+
+_T = TypeVar("_T")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Our stage under a plan: what there is to ask us about."""
+
+    plan: str
+    stage: int
+    replicas: frozenset[str]
+    iteration: int
+    """The first under the plan."""
+
+
+@dataclass(slots=True)
+class _Running:
+    """An exchange, as others may ask for it."""
+
+    tally: Tally
+    published: list[Holdings] = field(default_factory=list[Holdings])
+    """By round."""
+    closed: Holdings | None = None
+    silent: set[str] = field(default_factory=set[str])
+    """It was closed without these, and they have not been heard of since."""
+
+
+class ReplicaExchange:
+    """A `GradientExchange` over streams.
+
+    async with ReplicaExchange(host, key) as exchange:
+        exchange.admit(seat.peers)
+        combined = await exchange.combine(worker.take_gradients(), stage=1, iteration=7, ...)
+    """
+
+    def __init__(self, host: StreamHost, key: NodeKey, settings: ExchangeSettings | None = None) -> None:
+        """`key`: the one that the host's peer id is of."""
+        self._key = key
+        self._settings = settings or ExchangeSettings()
+        most = KEPT_HEADS * MAX_REPLICAS * MAX_HEAD_BYTES
+        self._questions = Questions(host, PROTOCOL, self._answer, QuestionLimits(max_head_bytes=most))
+        self._running: OrderedDict[Exchange, _Running] = OrderedDict()
+        self._weights: OrderedDict[Exchange, str] = OrderedDict()
+        self._changed = asyncio.Event()
+        self._waiting: Counter[str] = Counter()
+        self._scope: Scope | None = None
+        self.counters = ExchangeCounters()
+
+    async def __aenter__(self) -> Self:
+        """Raises HostDown."""
+        await self._questions.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self._questions.__aexit__(exc_type, exc, tb)
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """Questions without an answer, by reason."""
+        return self._questions.refused
+
+    def admit(self, peers: Collection[str], scope: Scope | None = None) -> None:
+        """Answer these members from now on, and no others. `scope`: what they may ask under the plan."""
+        self._questions.admit(peers)
+        self._scope = scope
+
+    async def combine(
+        self,
+        own: GradientSum,
+        *,
+        stage: int,
+        iteration: int,
+        plan: str,
+        replicas: Sequence[str],
+        expected: Expected,
+    ) -> Combined:
+        """As `GradientExchange.combine`. A replica that is frozen costs `contribution_timeout_s` and the time
+        its bytes may take. Gradients of one's own that no replica would take count as none. Raises ModelError
+        for gradients that are none of this stage."""
+        exchange = Exchange(plan, stage, iteration)
+        contribution = await self._own(own, exchange, expected)
+        among = (*replicas, self._key.peer_id)
+        ratio = self._settings.max_norm_ratio
+        running = _Running(Tally(contribution, exchange, tuple(set(among)), expected, max_norm_ratio=ratio))
+        self._open(exchange, running)
+        answering = await self._gather(running)
+        agreed = await self._agree(running, answering)
+        combined = await asyncio.to_thread(running.tally.result, agreed=agreed)
+        running.silent = {peer for peer, fault in combined.rejected.items() if fault == Fault.SILENT}
+        running.closed = running.tally.holdings(closed=True)
+        self._wake()
+        self._count(combined)
+        return combined
+
+    async def compare(
+        self, digest: str, *, stage: int, iteration: int, plan: str, replicas: Sequence[str]
+    ) -> Agreement:
+        """As `GradientExchange.compare`. Of equal sides the one with the smallest peer id is the majority."""
+        own = self._key.peer_id
+        exchange = Exchange(plan, stage, iteration)
+        self._weights[exchange] = digest
+        if len(self._weights) > KEPT_EXCHANGES:
+            self._weights.popitem(last=False)
+        self._wake()
+        others = sorted(set(replicas) - {own})
+        running = self._running.get(exchange)
+        dead = running.silent if running is not None else set[str]()
+        patient_s, short_s = self._settings.contribution_timeout_s, self._settings.round_timeout_s
+        async with asyncio.TaskGroup() as tasks:
+            asked = {
+                peer: tasks.create_task(
+                    self._digest_of(peer, exchange, short_s if peer in dead else patient_s)
+                )
+                for peer in others
+            }
+        told = {peer: found for peer, task in asked.items() if (found := task.result()) is not None}
+        if running is not None:
+            running.tally.release()
+        side = majority({own: digest, **told})
+        silent = tuple(peer for peer in others if peer not in told)
+        return Agreement(own in side, tuple(peer for peer in side if peer != own), silent)
+
+    async def _own(self, own: GradientSum, exchange: Exchange, expected: Expected) -> Contribution:
+        codec = self._settings.codec
+        try:
+            return await asyncio.to_thread(contribute, own, exchange, expected, self._key, codec=codec)
+        except Rejected as rejected:
+            logger.warning("our gradients of iteration %d are left out: %s", exchange.iteration, rejected)
+            self.counters.rejected[fault_of(rejected)] += 1
+            return contribute(NOTHING, exchange, expected, self._key)
+
+    async def _gather(self, running: _Running) -> list[str]:
+        """Ask everyone at once; those that answered at all."""
+        others = [peer for peer in running.tally.replicas if peer != self._key.peer_id]
+        async with asyncio.TaskGroup() as tasks:
+            asked = {peer: tasks.create_task(self._first_of(peer, running)) for peer in others}
+        return [peer for peer, task in asked.items() if task.result()]
+
+    async def _first_of(self, peer_id: str, running: _Running) -> bool:
+        tally = running.tally
+        try:
+            tally.add(await self._fetch(peer_id, peer_id, tally))
+        except Rejected as rejected:
+            tally.fail(peer_id, Fault.SILENT if rejected.reason == NOT_HERE else fault_of(rejected))
+        except NetworkError:
+            tally.fail(peer_id, Fault.SILENT)
+            return False
+        return True
+
+    async def _fetch(self, peer_id: str, author: str, tally: Tally) -> Contribution:
+        """A replica's contribution from any of them. Raises Rejected, NetworkError."""
+        exchange, heads = tally.exchange, list[SignedHead]()
+
+        def body_bytes(sealed: bytes) -> int:
+            if not sealed:
+                raise Rejected(NOT_HERE, f"{peer_id} has nothing of {author}")
+            signed = open_head(sealed, exchange, among=tally.replicas, author=author)
+            heads.append(signed)
+            tally.note(signed)
+            return size_bytes(signed.head, tally.expected)
+
+        question = AskGradients(
+            plan=exchange.plan, stage=exchange.stage, iteration=exchange.iteration, author=author
+        )
+        _, data = await self._questions.ask(
+            peer_id, encode(question), timeout_s=self._fetch_s(tally), body_bytes=body_bytes
+        )
+        try:
+            return await asyncio.to_thread(read_values, heads[0], data, tally.expected)
+        except Rejected as rejected:
+            if rejected.reason != Fault.BAD_DIGEST:
+                tally.fail(author, fault_of(rejected), heads[0])
+            raise
+
+    async def _agree(self, running: _Running, answering: Sequence[str]) -> bool:
+        """Step 2: whether all that answer say the same in the end."""
+        tally = running.tally
+        for number in range(MAX_ROUNDS):
+            running.published.append(tally.holdings())
+            self._wake()
+            heard = await self._hear(running, answering, number)
+            answering = list(heard)
+            views = {peer: tally.learn(peer, holdings) for peer, holdings in heard.items()}
+            await self._fetch_lacking(tally)
+            if all(tally.same(view) for view in views.values()):
+                return True
+            tally.adopt([views[peer] for peer, holdings in heard.items() if holdings.closed])
+            if tally.adopted:
+                return True
+        return False
+
+    async def _hear(self, running: _Running, answering: Sequence[str], number: int) -> dict[str, Holdings]:
+        """What each holds at the end of a round; who does not say is dead from here on."""
+        async with asyncio.TaskGroup() as tasks:
+            asked = {
+                peer: tasks.create_task(self._holdings_of(peer, running.tally, number)) for peer in answering
+            }
+        return {peer: found for peer, task in asked.items() if (found := task.result()) is not None}
+
+    async def _holdings_of(self, peer_id: str, tally: Tally, number: int) -> Holdings | None:
+        exchange = tally.exchange
+        question = AskHoldings(
+            plan=exchange.plan, stage=exchange.stage, iteration=exchange.iteration, round=number
+        )
+        # It may have begun a whole step later than we did, and waited as long for one that is dead.
+        timeout_s = (2 if number == 0 else 1) * self._fetch_s(tally) + self._settings.round_timeout_s
+        try:
+            head, _ = await self._questions.ask(peer_id, encode(question), timeout_s=timeout_s)
+            return decode_holdings(head)
+        except (NetworkError, Rejected):
+            return None
+
+    async def _fetch_lacking(self, tally: Tally) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for signed, holders in tally.lacking():
+                tasks.create_task(self._from_any(signed, holders, tally))
+
+    async def _from_any(self, signed: SignedHead, holders: Sequence[str], tally: Tally) -> None:
+        for peer_id in holders:
+            try:
+                tally.add(await self._fetch(peer_id, signed.author, tally))
+                return
+            except (Rejected, NetworkError):
+                tally.doubt(peer_id, signed)
+
+    async def _digest_of(self, peer_id: str, exchange: Exchange, timeout_s: float) -> str | None:
+        question = AskDigest(plan=exchange.plan, stage=exchange.stage, iteration=exchange.iteration)
+        try:
+            head, _ = await self._questions.ask(peer_id, encode(question), timeout_s=timeout_s)
+            return decode_digest(head)
+        except (NetworkError, Rejected):
+            return None
+
+    def _fetch_s(self, tally: Tally) -> float:
+        """Contributions of all others share the line."""
+        many = (len(tally.replicas) - 1) * most_bytes(tally.expected)
+        return self._settings.contribution_timeout_s + many / self._settings.least_bytes_per_s
+
+    def _open(self, exchange: Exchange, running: _Running) -> None:
+        for former in self._running.values():
+            former.tally.release()
+        self._running[exchange] = running
+        if len(self._running) > KEPT_EXCHANGES:
+            self._running.popitem(last=False)
+        self._wake()
+
+    def _count(self, combined: Combined) -> None:
+        self.counters.combined += 1
+        self.counters.rejected.update(combined.rejected.values())
+        self.counters.disagreements += not combined.agreed
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _until(self, peer_id: str, ready: Callable[[], _T | None]) -> _T:
+        """Bounded by `answer_timeout_s` of the questions. Raises Rejected where too many of a peer's wait."""
+        if (found := ready()) is not None:
+            return found
+        if self._waiting[peer_id] >= MAX_WAITING:
+            raise Rejected("too_many_streams", f"of {peer_id}, which wait")
+        self._waiting[peer_id] += 1
+        try:
+            while (found := ready()) is None:
+                await self._changed.wait()
+        finally:
+            self._waiting[peer_id] -= 1
+            self._waiting += Counter()  # forgets the peers at zero
+        return found
+
+    def _check_scope(self, peer_id: str, exchange: Exchange) -> None:
+        """Before anything is waited for. Of a plan that we have yet to take up nothing is known."""
+        scope = self._scope
+        if scope is None or scope.plan != exchange.plan:
+            return
+        if exchange.stage != scope.stage or peer_id not in scope.replicas:
+            raise Rejected("not_a_member", "of this stage")
+        begun = (each.iteration for each in (*self._running, *self._weights) if each.plan == scope.plan)
+        if exchange.iteration > max(begun, default=scope.iteration) + 1:
+            raise Rejected("too_early", f"for iteration {exchange.iteration}")
+
+    async def _answer(self, peer_id: str, data: bytes) -> Answer:
+        question = decode_question(data)
+        exchange = question.exchange
+        self._check_scope(peer_id, exchange)
+        if isinstance(question, AskDigest):
+            return Answer(encode(await self._until(peer_id, lambda: self._weights.get(exchange))))
+        running = await self._until(peer_id, lambda: self._running.get(exchange))
+        if peer_id not in running.tally.replicas:
+            raise Rejected("not_a_member", "of this stage")
+        if isinstance(question, AskGradients):
+            found = running.tally.found(question.author)
+            return Answer(found.signed.sealed, found.data) if found else Answer(b"")
+        number = question.round
+        self._note_late(peer_id, running)
+        return Answer(encode(await self._until(peer_id, lambda: _at(running, number))))
+
+    def _note_late(self, peer_id: str, running: _Running) -> None:
+        if peer_id in running.silent:
+            running.silent.remove(peer_id)
+            self.counters.stragglers += 1
+
+
+def _at(running: _Running, number: int) -> Holdings | None:
+    if number < len(running.published):
+        return running.published[number]
+    return running.closed

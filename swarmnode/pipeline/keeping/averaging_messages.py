@@ -1,0 +1,82 @@
+"""What the replicas of a stage ask each other at the end of an iteration, and what they answer.
+
+averaging.py -> [averaging_messages] -> questions.py -> a replica's averaging.py
+"""
+
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from swarmnode.errors import Rejected
+from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS
+from swarmnode.pipeline.keeping.combining import Fault
+from swarmnode.pipeline.keeping.contributions import Exchange
+from swarmnode.pipeline.keeping.tally import Holdings
+from swarmnode.pipeline.wire.messages import MAX_PATH, Count, Digest
+
+PROTOCOL = "/swarmnode/pipeline-gradients/1"
+MAX_ROUNDS = 6
+"""Of agreeing. One more than deaths in as many rounds, which a stage with few replicas does not survive."""
+
+NOT_HERE = "not_here"
+"""It has nothing of that replica, or nothing any more. The empty head says so."""
+
+
+class About(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True):
+    plan: Digest
+    stage: Annotated[int, Meta(ge=0, lt=MAX_PATH)]
+    iteration: Count
+
+    @property
+    def exchange(self) -> Exchange:
+        return Exchange(self.plan, self.stage, self.iteration)
+
+
+class AskGradients(About, frozen=True, kw_only=True, tag="gradients"):
+    """A contribution: a signed head, its bytes behind it."""
+
+    author: Annotated[str, Meta(max_length=MAX_PEER_ID_CHARS)]
+
+
+class AskHoldings(About, frozen=True, kw_only=True, tag="holdings"):
+    round: Annotated[int, Meta(ge=0, lt=MAX_ROUNDS)]
+
+
+class AskDigest(About, frozen=True, kw_only=True, tag="digest"):
+    """Of the weights after the step: 64 characters."""
+
+
+Question = AskGradients | AskHoldings | AskDigest
+_T = TypeVar("_T")
+
+_encoder = msgspec.msgpack.Encoder()
+_questions: msgspec.msgpack.Decoder[Question] = msgspec.msgpack.Decoder(Question)
+_holdings = msgspec.msgpack.Decoder(Holdings)
+_digests: msgspec.msgpack.Decoder[str] = msgspec.msgpack.Decoder(Digest)
+
+
+def encode(message: Question | Holdings | str) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_question(data: bytes) -> Question:
+    """Raises Rejected: malformed."""
+    return _decode(_questions, data)
+
+
+def decode_holdings(data: bytes) -> Holdings:
+    """Raises Rejected: malformed."""
+    return _decode(_holdings, data)
+
+
+def decode_digest(data: bytes) -> str:
+    """Raises Rejected: malformed."""
+    return _decode(_digests, data)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Rejected(Fault.MALFORMED, str(error)) from error
