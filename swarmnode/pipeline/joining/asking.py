@@ -1,0 +1,138 @@
+"""One member to another: a request of control.py and its answer, and what we announce of ourselves.
+
+costs, links -> [OwnPresence] -> gossip, introductions        membership.py -> [ask] -> Host.request -> Status
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+
+from swarmnode.errors import NetworkError, Rejected
+from swarmnode.identity.keys import NodeKey
+from swarmnode.network.host import Host
+from swarmnode.pipeline.joining.control import (
+    MAX_DETAIL_CHARS,
+    MAX_REPLY_BYTES,
+    PROTOCOL,
+    Answered,
+    Introduce,
+    Presence,
+    Reason,
+    Refusal,
+    Request,
+    Status,
+    decode_reply,
+    encode,
+    open_presence,
+    seal_presence,
+)
+from swarmnode.pipeline.plans.costs import Announcement, LinkCosts, MemberCosts, Observation
+
+log = logging.getLogger(__name__)
+
+LEAST_BETWEEN_S = 2.0
+"""At most so often we announce what is new: links are measured one after the other."""
+
+
+class Refused(Rejected):
+    """A member did not take a request."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.reason, refusal.detail)
+
+
+async def ask(host: Host, peer_id: str, request: Request, sealed: bytes, *, timeout_s: float) -> Status:
+    """A member's answer. Who does not know us yet is told first: `sealed` is our presence.
+
+    Raises Refused, NetworkError.
+    """
+    reply = await _exchange(host, peer_id, request, timeout_s)
+    if isinstance(reply, Refusal) and reply.reason == Reason.UNKNOWN_MEMBER:
+        reply = await _exchange(host, peer_id, Introduce(sealed), timeout_s)
+        if isinstance(reply, Answered):
+            reply = await _exchange(host, peer_id, request, timeout_s)
+    if isinstance(reply, Refusal):
+        if reply.reason == Reason.OTHER_TERMS:
+            log.warning("%s does not let us take part: %s", peer_id, ascii(reply.detail))
+        raise Refused(reply)
+    return reply.status
+
+
+def as_refusal(error: Rejected) -> Refusal:
+    """The refusal that a peer gets for what it sent."""
+    reason = Reason(error.reason) if error.reason in set(Reason) else Reason.MALFORMED
+    return Refusal(reason, str(error)[:MAX_DETAIL_CHARS])
+
+
+async def _exchange(host: Host, peer_id: str, request: Request, timeout_s: float) -> Answered | Refusal:
+    data = await host.request(
+        peer_id, PROTOCOL, encode(request), timeout_s=timeout_s, max_response_bytes=MAX_REPLY_BYTES
+    )
+    try:
+        return decode_reply(data)
+    except Rejected as error:
+        raise Refused(as_refusal(error)) from error
+
+
+class OwnPresence:
+    """What we say of ourselves: made anew as costs and links change, signed, published."""
+
+    def __init__(
+        self,
+        key: NodeKey,
+        topic: str,
+        terms: dict[str, str],
+        costs: Callable[[], MemberCosts],
+        links: Callable[[], Mapping[str, LinkCosts]],
+        observed: Callable[[], Mapping[str, Observation]],
+        wall_s: Callable[[], float],
+    ) -> None:
+        self._key = key
+        self._topic = topic
+        self._terms = terms
+        self._costs = costs
+        self._links = links
+        self._observed = observed
+        self._wall_s = wall_s
+        self.session = secrets.randbits(48)
+        self.sequence = 0
+        self.sealed = b""
+        self._linked: frozenset[str] = frozenset()
+        self._sealed_at_s = 0.0
+
+    def renew(self) -> None:
+        """Seal what holds now. Raises Rejected when no member would take it, as with costs too old."""
+        links = dict(self._links())
+        presence = Presence(
+            session=self.session,
+            sequence=self.sequence + 1,
+            terms=self._terms,
+            costs=Announcement(self._costs(), links, dict(self._observed())),
+        )
+        sealed = seal_presence(self._key, presence, topic=self._topic)
+        open_presence(sealed, topic=self._topic, now_s=self._wall_s())
+        self.sequence, self.sealed, self._linked = presence.sequence, sealed, frozenset(links)
+        self._sealed_at_s = asyncio.get_running_loop().time()
+
+    def try_renew(self) -> None:
+        """`renew` where it goes; else the last one goes on, until others find it stale."""
+        try:
+            self.renew()
+        except Rejected as error:
+            log.warning("our costs are not announced, the last ones go on: %s", error)
+
+    async def publish(self, host: Host, every_s: float, look_s: float, is_alone: Callable[[], bool]) -> None:
+        """Announce ourselves for ever: now, when links are new, often while alone, else every `every_s`."""
+        published = 0
+        while True:
+            since_s = asyncio.get_running_loop().time() - self._sealed_at_s
+            is_new = is_alone() or frozenset(self._links()) != self._linked
+            if not published or since_s >= (LEAST_BETWEEN_S if is_new else every_s):
+                self.try_renew()
+                try:
+                    await host.publish(self._topic, self.sealed)
+                except NetworkError as error:
+                    log.debug("not announced: %s", error)
+                published += 1
+            await asyncio.sleep(look_s)
