@@ -215,6 +215,11 @@ class ConcurrencyControl:
     def observe_completion(self, tokens: int) -> None:
         self._tokens.append(tokens)
 
+    def fix(self, requests: int) -> None:
+        """C is this from now on."""
+        self._fixed = requests
+        self.choose()
+
     def choose(self) -> None:
         """Settle on C for the next round."""
         if self._fixed is not None:

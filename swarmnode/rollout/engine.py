@@ -53,6 +53,9 @@ class Sampled:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     spans: tuple[Span, ...] = ()
+    path: tuple[int, ...] = ()
+    """The stages of a pipeline in order of visit: the path is part of the policy, and more tokens are sampled
+    along the same one. Empty: a whole model, or no token yet and any path will do."""
 
     def __post_init__(self) -> None:
         if len(self.logprobs) != len(self.token_ids):
@@ -73,7 +76,10 @@ class Sampled:
         """With tokens behind them. `spans` count from the first token of the whole completion; two that
         touch and agree become one."""
         return Sampled(
-            (*self.token_ids, *token_ids), (*self.logprobs, *logprobs), merged((*self.spans, *spans))
+            (*self.token_ids, *token_ids),
+            (*self.logprobs, *logprobs),
+            merged((*self.spans, *spans)),
+            self.path,
         )
 
 

@@ -67,6 +67,11 @@ class OpenGroup:
         return sum(len(member.sampled) for member in self.members)
 
     @property
+    def path(self) -> tuple[int, ...]:
+        """The path through a pipeline that the group's first member with one took; () where none has."""
+        return next((member.sampled.path for member in self.members if member.sampled.path), ())
+
+    @property
     def name(self) -> str:
         """For log lines."""
         return f"example {self.example.key.index} of {self.example.key.task}"
@@ -77,6 +82,8 @@ class OpenGroup:
     def request(self, place: int, sampling: SamplingParams) -> Request:
         """What to ask the engine for one member. Resumed before new, then older groups before younger."""
         sampled = self.members[place].sampled
+        if not sampled.path and self.path:
+            sampled = replace(sampled, path=self.path)
         priority = self.serial - (RESUMED_FIRST if sampled else 0)
         return Request(self.request_id(place), self.prompt_ids, sampling, sampled, priority=priority)
 
@@ -132,7 +139,8 @@ def oldest_of(versions: Iterable[int | None]) -> int | None:
 def _member(completion: Completion) -> Member:
     if completion.logprobs is None or completion.finish == "abort":
         raise ValueError("this completion is not one of a round's")
-    return Member(Sampled(completion.token_ids, completion.logprobs, completion.spans), completion.finish)
+    sampled = Sampled(completion.token_ids, completion.logprobs, completion.spans, completion.path)
+    return Member(sampled, completion.finish)
 
 
 def _completion(member: Member, renderer: Renderer) -> Completion:
@@ -145,4 +153,5 @@ def _completion(member: Member, renderer: Renderer) -> Completion:
         logprobs=sampled.logprobs,
         spans=sampled.spans,
         finish=member.finish,
+        path=sampled.path,
     )

@@ -21,6 +21,7 @@ no handed-out token is older than the newest policy version minus `max_lag`.
 import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import count, islice
 
@@ -106,6 +107,20 @@ class PartialRollouts:
         `examples` goes on from round to round: what a round takes and does not hand out, a later one does. An
         example that the engine refuses is logged and left out, and the next one takes its place.
         """
+        with closing(self.in_steps(examples, groups=groups, should_stop=should_stop)) as steps:
+            for answered in steps:
+                if answered is not None:
+                    yield answered
+
+    def in_steps(
+        self,
+        examples: Iterator[Example],
+        *,
+        groups: int | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Generator[Answered | None, None, None]:
+        """A `round` that can be left alone for any time: gives None before each step of the engine, when what
+        the step will start is there already."""
         self._control.choose()
         places = self._settings.groups if groups is None else groups
         try:
@@ -120,6 +135,7 @@ class PartialRollouts:
                 self._fill(examples, places)
                 if not self._in_engine:
                     return
+                yield None
                 self._step()
         finally:
             if self._settings.mode != "refill":
@@ -172,6 +188,10 @@ class PartialRollouts:
         self._version = self._engine.policy_version
         spared = [group for group in self._pool.complete if -older <= self._due(group) < 0]
         self._drop_older_than_allowed(spared[: self._settings.groups])
+
+    def keep_in_flight(self, requests: int) -> None:
+        """Keep so many requests in the engine from now on, in mode "refill"; of those too many, all end."""
+        self._control.fix(requests)
 
     def stats(self) -> PartialStats:
         tally, pool, cost = self._tally, self._pool, self._control.cost

@@ -24,6 +24,10 @@ FORMAT: Literal[1] = 1
 MAX_GROUP_SIZE = 4096
 """More members than any group has: a damaged file must not ask for memory without end."""
 
+MAX_STAGES = 64
+"""As many as a micro-batch visits at most (pipeline/wire/messages.py)."""
+
+Stage = Annotated[int, msgspec.Meta(ge=0, lt=MAX_STAGES)]
 TokenId = Annotated[int, msgspec.Meta(ge=0)]
 Length = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]
 
@@ -40,6 +44,8 @@ class _Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     logprobs: tuple[float, ...]
     spans: tuple[_Span, ...]
     finish: Literal["stop", "length"] | None
+    path: Annotated[tuple[Stage, ...], msgspec.Meta(max_length=MAX_STAGES)] = ()
+    """States of before it was recorded have none: they are those of whole models."""
 
 
 class _Group(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -95,7 +101,7 @@ def _group(group: OpenGroup, in_engine: Mapping[str, Sampled]) -> _Group:
 
 def _member(sampled: Sampled, finish: Ended | None) -> _Member:
     spans = tuple(_Span(span.version, span.start, span.end, span.kv) for span in sampled.spans)
-    return _Member(sampled.token_ids, sampled.logprobs, spans, finish)
+    return _Member(sampled.token_ids, sampled.logprobs, spans, finish, sampled.path)
 
 
 def _checked(group: _Group) -> tuple[ExampleKey, list[Member]]:
@@ -109,4 +115,4 @@ def _checked_member(member: _Member) -> Member:
     if member.finish is not None and not member.token_ids:
         raise ValueError("a completion ended before its first token")
     spans = tuple(Span(span.version, span.start, span.end, span.kv) for span in member.spans)
-    return Member(Sampled(member.token_ids, member.logprobs, spans), member.finish)
+    return Member(Sampled(member.token_ids, member.logprobs, spans, member.path), member.finish)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import count
+from itertools import count, groupby
 
 from swarmnode.errors import EngineError
 from swarmnode.rollout.engine import (
@@ -199,10 +199,12 @@ class SharedEngine:
     def _fill_rows(self) -> None:
         free = self.capabilities.max_running - len(self._rows)
         for member, share in fair_shares(self._members.values(), free).items():
-            for row in member.start(share, self._numbers):
-                self._load(member, row.serial)
-                self._rows[row.name] = member
-                self._engine.submit([replace(row.request, request_id=row.name, version=row.serial)])
+            # One version after the other: nothing asks for one that is loaded until its rows are submitted.
+            for serial, rows in groupby(member.start(share, self._numbers), lambda row: row.serial):
+                self._load(member, serial)
+                started = [replace(row.request, request_id=row.name, version=serial) for row in rows]
+                self._rows |= {request.request_id: member for request in started}
+                self._engine.submit(started)
 
     def _load(self, member: Member, serial: int) -> None:
         """The engine forgets a version that nothing asks for: give it back before something does."""
@@ -230,15 +232,22 @@ class SharedEngine:
         return [member.left(row, found[row.name]) for row in rows]
 
     def _rehearse(self, member: Member, requests: Sequence[Request]) -> None:
-        """Let the engine refuse now what it would refuse when its turn comes. Waiting costs it nothing."""
-        if requests:
+        """Let the engine refuse now what it would refuse when its turn comes. Waiting costs it nothing.
+
+        Of the samples of a group it is asked about one: what else they say, `Member.submit` looks at.
+        """
+        different = {
+            (request.prompt_ids, request.sampled.token_ids, request.sampling.max_tokens): request
+            for request in requests
+        }
+        if different:
             asked = [
                 replace(
                     request,
                     request_id=f"{member.name}:{request.request_id}",
                     version=BASE_VERSION if request.version == BASE_VERSION else None,
                 )
-                for request in requests
+                for request in different.values()
             ]
             self._engine.submit(asked)
             self._engine.abort([request.request_id for request in asked])

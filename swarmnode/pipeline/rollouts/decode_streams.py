@@ -1,0 +1,217 @@
+"""Frames of generation on streams between members: one stream each way, nothing answered, all of it bounded.
+
+decode.py -> [FrameStreams.send] -> stream -> [FrameStreams] of another member -> handle(frame) -> decode.py
+
+Unlike the tensor plane of training (transport.py), which makes sure that each message is taken once, a frame
+here is sent and forgotten: steps are harmless twice and missed when they are lost, and what counts is the
+time that each takes. Frames to one peer share a stream, opened again when it has broken.
+
+Order matters as there: membership and route first, then memory for the tensor, then its bytes. A member may
+have `max_steps_per_stream` frames in work; it is not read further before one of them is done.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+from swarmnode.errors import PeerUnreachable, Rejected
+from swarmnode.network.streams import ByteStream, StreamHost
+from swarmnode.pipeline.rollouts.decode_messages import (
+    MAX_FRAME_BYTES,
+    Frame,
+    Step,
+    check_frame,
+    decode_frame,
+    encode_frame,
+)
+from swarmnode.pipeline.wire.inbound import LENGTH_BYTES, ByteBudget, receive_length
+from swarmnode.pipeline.wire.messages import MAX_TENSOR_BYTES, Refusal
+from swarmnode.pipeline.wire.roster import Roster
+from swarmnode.pipeline.wire.transport import Pace
+from swarmnode.pipeline.wire.wire import Payload
+
+logger = logging.getLogger(__name__)
+
+PROTOCOL = "/swarmnode/pipeline-decode/1"
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLimits:
+    """How much of this machine the others' generation may use, besides the caches' own bounds."""
+
+    max_inbound_bytes: int = 2 * MAX_TENSOR_BYTES
+    max_inbound_bytes_per_peer: int = MAX_TENSOR_BYTES
+    max_streams_per_peer: int = 4
+    """One is in use; others may be about to close."""
+    max_steps_per_stream: int = 64
+    """Being computed or sent on. One for each session that a neighbour passes to us is enough."""
+    frame_timeout_s: float = 10.0
+    """A frame with its tensor, once begun, is complete by then."""
+    idle_timeout_s: float = 300.0
+    ask_timeout_s: float = 3.0
+    """A node that does not say how far it came within this is taken for lost."""
+
+
+@dataclass(slots=True)
+class DecodeCounters:
+    """Since the start."""
+
+    steps: int = 0
+    """Computed here for others."""
+    sent_bytes: int = 0
+    refused: Counter[str] = field(default_factory=Counter[str])
+    """What peers sent and we did not take, by reason."""
+
+
+Handle = Callable[[Roster, Frame, bytearray], Awaitable[None]]
+"""A checked frame and the bytes behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    roster: Roster
+    frame: Frame
+    payload: bytearray
+    memory: AsyncExitStack
+
+
+@dataclass(slots=True)
+class _Link:
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    stream: ByteStream | None = None
+
+
+class FrameStreams:
+    """The streams of one member, both ways."""
+
+    def __init__(
+        self,
+        host: StreamHost,
+        rosters: Mapping[str, Roster],
+        handle: Handle,
+        *,
+        limits: DecodeLimits,
+        counters: DecodeCounters,
+        pace: Pace | None,
+    ) -> None:
+        """`rosters`: the plans that are being run, by digest; it may change while streams are open."""
+        self._host = host
+        self._rosters = rosters
+        self._handle = handle
+        self._limits = limits
+        self._counters = counters
+        self._pace = pace
+        self._links: dict[str, _Link] = {}
+        self._streams: Counter[str] = Counter()
+        self._serving: set[asyncio.Task[object]] = set()
+        self._budget = ByteBudget(limits.max_inbound_bytes, limits.max_inbound_bytes_per_peer)
+
+    async def start(self) -> None:
+        """Raises HostDown."""
+        await self._host.serve_streams(PROTOCOL, self._serve)
+
+    async def end(self) -> None:
+        for link in self._links.values():
+            if link.stream is not None:
+                link.stream.close()
+        serving = tuple(self._serving)
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
+
+    async def send(self, peer_id: str, frame: Frame, payload: Payload) -> None:
+        """Raises PeerUnreachable, RequestTimeout, HostDown. The deadline is the caller's."""
+        head = encode_frame(frame)
+        size_bytes = len(head) + len(payload.data)
+        if self._pace is not None:
+            loop = asyncio.get_running_loop()
+            passage = self._pace.passage(peer_id, size_bytes, loop.time())
+            await asyncio.sleep(passage.last_s - loop.time())
+        data = b"".join((len(head).to_bytes(LENGTH_BYTES, "big"), head, payload.data))
+        link = self._links.setdefault(peer_id, _Link())
+        async with link.turn:
+            was_open = link.stream is not None
+            try:
+                await self._write(peer_id, link, data)
+            except PeerUnreachable:
+                if not was_open:
+                    raise
+                # It was closed while nobody looked. A new stream tells whether the peer is there.
+                await self._write(peer_id, link, data)
+        self._counters.sent_bytes += size_bytes
+
+    async def _write(self, peer_id: str, link: _Link, data: bytes) -> None:
+        stream = link.stream or await self._host.open_stream(peer_id, PROTOCOL)
+        # A stream on which a frame was broken off, by an error or a deadline, carries no other.
+        link.stream = None
+        try:
+            await stream.send(data)
+            link.stream = stream
+        finally:
+            if link.stream is None:
+                stream.close()
+
+    async def _serve(self, stream: ByteStream) -> None:
+        """Take the frames of one stream until it ends."""
+        peer_id = stream.peer_id
+        known = any(peer_id in roster.peers for roster in self._rosters.values())
+        if not known or self._streams[peer_id] >= self._limits.max_streams_per_peer:
+            # A stranger is told nothing.
+            self._counters.refused[Refusal.TOO_MANY_STREAMS if known else Refusal.NOT_A_MEMBER] += 1
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        self._streams[peer_id] += 1
+        try:
+            await self._take_frames(stream)
+        finally:
+            self._serving.discard(task)
+            self._streams[peer_id] -= 1
+
+    async def _take_frames(self, stream: ByteStream) -> None:
+        turns = asyncio.Semaphore(self._limits.max_steps_per_stream)
+        # What was begun is ended, also when the stream is not there any more: the frame may be the last one.
+        async with asyncio.TaskGroup() as tasks:
+            try:
+                while True:
+                    async with asyncio.timeout(self._limits.idle_timeout_s):
+                        length = await receive_length(stream, MAX_FRAME_BYTES)
+                        await turns.acquire()
+                    taken = await self._take(stream, length)
+                    tasks.create_task(self._finish(taken, turns))
+            except PeerUnreachable:
+                pass
+            except TimeoutError:
+                self._counters.refused[Refusal.TOO_SLOW] += 1
+            except Rejected as rejected:
+                # Where its next frame begins is not known: the stream ends.
+                self._counters.refused[rejected.reason] += 1
+                logger.debug("refused a frame of %s: %s", stream.peer_id, rejected)
+                stream.close()
+
+    async def _take(self, stream: ByteStream, length: int) -> _Taken:
+        """Raises Rejected, PeerUnreachable, TimeoutError."""
+        async with asyncio.timeout(self._limits.frame_timeout_s), AsyncExitStack() as memory:
+            frame = decode_frame(await stream.receive(length))
+            roster = check_frame(frame, stream.peer_id, self._rosters)
+            payload = bytearray()
+            if isinstance(frame, Step):
+                size_bytes = frame.tensor.payload_bytes
+                await memory.enter_async_context(self._budget.held(stream.peer_id, size_bytes))
+                payload += await stream.receive(size_bytes)
+            return _Taken(roster, frame, payload, memory.pop_all())
+
+    async def _finish(self, taken: _Taken, turns: asyncio.Semaphore) -> None:
+        """The peer boundary: no frame may take the node down."""
+        try:
+            async with taken.memory:
+                await self._handle(taken.roster, taken.frame, taken.payload)
+        except Exception:
+            logger.exception("a %s failed", type(taken.frame).__name__)
+            self._counters.refused[Refusal.INTERNAL] += 1
+        finally:
+            turns.release()

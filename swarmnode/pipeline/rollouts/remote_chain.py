@@ -1,0 +1,192 @@
+"""The stages at other members, for an engine that is driven by a thread.
+
+engine.py (a worker thread) -> [RemoteChain] -> decode.py (the event loop) -> the members on the path
+                                    |
+                     own stage and head, in the thread of the stage
+
+The engine's thread waits with a deadline for what the event loop does; all paths of a step are on their way
+at once. The weights are the pipeline's: a policy is its version here, and nothing is brought to the stages.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from swarmnode.errors import EngineError
+from swarmnode.pipeline.rollouts.chain import Feed, Stop, Stopped, embedded, logits_of
+from swarmnode.pipeline.rollouts.decode import DecodeNode
+from swarmnode.pipeline.rollouts.decode_streams import DecodeLimits
+from swarmnode.pipeline.rollouts.stage_cache import StageCaches, tails_of
+from swarmnode.pipeline.rollouts.ways import Members, StagePath, Way, way_along
+from swarmnode.pipeline.wire.messages import MAX_TENSOR_BYTES
+from swarmnode.rollout.adapter import LoraPair
+from swarmnode.rollout.engine import PolicyUpdate
+
+SPARE_S = 5.0
+"""The engine's thread waits so much longer than the work on the event loop may take."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class ChainSettings:
+    """How generation uses the pipeline."""
+
+    step_timeout_s: float = 20.0
+    """A step that has not come around by then is looked for."""
+    max_feed_tokens: int = 4096
+    """Of one message: a prompt of more comes in pieces."""
+
+
+class RemoteChain:
+    """A `Chain` over the network, for the data node whose `DecodeNode` this is.
+
+    >>> chain = RemoteChain(node, asyncio.get_running_loop(), members, on_lost=print)     # doctest: +SKIP
+    >>> engine = PipelineEngine(chain, eos, choose_path=lambda prompt: (0, 1, 2))         # doctest: +SKIP
+    >>> outputs = await asyncio.to_thread(engine.step)                                    # doctest: +SKIP
+    """
+
+    takes_policies = False
+
+    def __init__(
+        self,
+        node: DecodeNode,
+        loop: asyncio.AbstractEventLoop,
+        members: Members,
+        *,
+        on_lost: Callable[[str, str], None],
+        settings: ChainSettings | None = None,
+    ) -> None:
+        """`node` holds the own stage, with both ends. `on_lost(peer_id, why)` is called on the event loop."""
+        self._node = node
+        self._loop = loop
+        self._members = members
+        self._lost: frozenset[int] = frozenset()
+        self._on_lost = on_lost
+        self._settings = settings or ChainSettings()
+        model = self._caches.model
+        self.device: torch.device = model.device
+        self.vocabulary: int = model.vocabulary
+        token_bytes = model.hidden_size * model.settings.dtype.itemsize
+        self.max_feed_tokens = min(self._settings.max_feed_tokens, MAX_TENSOR_BYTES // token_bytes)
+
+    def adopt_members(self, members: Members) -> None:
+        """Another plan, in which nobody is lost yet. From any thread; what is under way is brought again."""
+        self._members, self._lost = members, frozenset()
+
+    def way(self, path: StagePath) -> Way | None:
+        return way_along(self._members, path, self._lost)
+
+    def run(self, feeds: Sequence[Feed]) -> list[Tensor | Stopped]:
+        # Asking who stopped a step comes on top of the step.
+        most_s = self._settings.step_timeout_s + DecodeLimits().ask_timeout_s
+        return self._wait(self._run_all(feeds), most_s)
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        async def compute() -> Tensor:
+            return await self._node.run_in_stage_thread(lambda: _logits(self._caches, hidden_ND))
+
+        return self._wait(compute(), self._settings.step_timeout_s)
+
+    def give_up(self, node: int, why: str) -> None:
+        # A node of a plan that has just ended may be none of this one.
+        if node in self._lost or node == self._members.own or node >= len(self._members.peers):
+            return
+        self._lost |= {node}
+        self._loop.call_soon_threadsafe(self._on_lost, self._members.peers[node], why)
+
+    def close_session(self, way: Way, session: int) -> None:
+        if self._loop.is_closed():
+            return
+        asyncio.run_coroutine_threadsafe(self._close_session(way, session), self._loop)
+
+    def check(self, update: PolicyUpdate) -> Mapping[str, LoraPair]:
+        if update.tensors:
+            raise EngineError(
+                "the weights of a pipeline are at its stages and are not brought by a policy update",
+                hint="name the version only: PolicyUpdate(version, {}, 1.0)",
+            )
+        return {}
+
+    def adopt(self, pairs: Mapping[str, LoraPair]) -> None:
+        """Nothing to bring: each feed names the version that it wants."""
+
+    def close(self) -> None:
+        """The node is its owner's."""
+
+    @property
+    def _caches(self) -> StageCaches:
+        caches = self._node.caches
+        if caches is None or not caches.model.part.has_ends:
+            raise EngineError("a node samples through a pipeline only where its embedding and head are")
+        return caches
+
+    def _wait(self, work: Coroutine[Any, Any, _T], most_s: float) -> _T:
+        """What the event loop makes of it. Raises EngineError."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(most_s + SPARE_S)
+        except TimeoutError as error:
+            future.cancel()
+            raise EngineError(
+                f"the node's event loop or stage did nothing for {most_s + SPARE_S:g} s",
+                hint="what was sampled is kept; look at what else the stage computes",
+            ) from error
+
+    async def _run_all(self, feeds: Sequence[Feed]) -> list[Tensor | Stopped]:
+        if len(feeds) == 1:
+            return [await self._run(feeds[0])]
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(self._run(feed)) for feed in feeds]
+        return [task.result() for task in running]
+
+    async def _run(self, feed: Feed) -> Tensor | Stopped:
+        """Own stage, then around."""
+        members, segments, nodes = self._members, feed.segments, feed.way.nodes
+        if feed.way.plan != members.plan:
+            return Stopped(Stop.FORGOTTEN, None, "there is another plan")
+        started_s = self._loop.time()
+        key = self._key(members, feed.session) if feed.session else None
+        try:
+            async with asyncio.timeout(self._settings.step_timeout_s):
+                hidden_ND = await self._node.compute(
+                    key, segments, lambda model: _embedded(model, feed.ids), feed.version
+                )
+        except TimeoutError:
+            return Stopped(Stop.OTHER_POLICY, nodes[0], f"is not at version {feed.version} yet")
+        if isinstance(hidden_ND, Stopped):
+            return Stopped(hidden_ND.why, nodes[0], hidden_ND.detail)
+        if len(nodes) == 1:
+            return tails_of(hidden_ND, segments)
+        left_s = self._settings.step_timeout_s - (self._loop.time() - started_s)
+        found = await self._node.travel(
+            members.plan, nodes, feed.session, segments, hidden_ND,
+            version=feed.version, timeout_s=max(left_s, 0.1),
+        )  # fmt: skip
+        if isinstance(found, Stopped) and self._members.plan != members.plan:
+            # Its nodes have other numbers now.
+            return Stopped(Stop.FORGOTTEN, None, "the plan has changed on the way")
+        return found
+
+    async def _close_session(self, way: Way, session: int) -> None:
+        key = self._key(self._members, session)
+        if (caches := self._node.caches) is not None:
+            await self._node.run_in_stage_thread(lambda: caches.close(key))
+        await self._node.close_session(way.plan, way.nodes, session)
+
+    def _key(self, members: Members, session: int) -> tuple[str, int]:
+        return members.peers[members.own], session
+
+
+@torch.inference_mode()
+def _embedded(model: Any, ids: Sequence[int]) -> Tensor:
+    return embedded(model, ids)
+
+
+@torch.inference_mode()
+def _logits(caches: StageCaches, hidden_ND: Tensor) -> Tensor:
+    return logits_of(caches.model, hidden_ND.to(caches.model.device, caches.model.settings.dtype))
