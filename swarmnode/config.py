@@ -176,6 +176,46 @@ class TrainingConfig(Section):
     """Compute activations again in the backward pass. auto: where the longest sequence would not fit else."""
 
 
+class PipelineConfig(Section):
+    name: str = Field(default="", pattern=r"^([a-z0-9][a-z0-9._-]{0,62})?$")
+    """Hold a part of one larger model with the other members of this pipeline. Empty: train a model alone."""
+    data: bool = True
+    """Be ready for stage 0: it draws tasks, sees texts and losses, and holds embedding and head."""
+    members: tuple[str, ...] = ()
+    """Peer ids that may be members. Empty: whoever is in the swarm."""
+    wait_for_members: int = Field(default=2, ge=1, le=512)
+    """Members, ourselves included, to wait for before the first plan."""
+    memory_gb: float | None = Field(default=None, gt=0)
+    """Memory that a stage may take here. Unset: three quarters of what is free at the start."""
+    stages: int | None = Field(default=None, ge=1, le=64)
+    """Parts the model is cut into. Unset: what is fastest by the members' measurements."""
+    skip: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the stages that a micro-batch leaves out. Above 0 it is faster, and costs quality a token."""
+    slots: int = Field(default=3, ge=1, le=64)
+    """Micro-batches that a member holds between their forward and backward pass."""
+    waves: int | None = Field(default=None, ge=1, le=256)
+    """Micro-batches that each slot of a data node sends through in one iteration, one after the other. Unset:
+    as many as a round of full answers fills."""
+    micro_batch_tokens: int = Field(default=1024, ge=16, le=1 << 20)
+    """Tokens of one micro-batch."""
+    trainable: Literal["lora", "full"] = "lora"
+    """Train an adapter on each stage, or all of its weights."""
+    codec: Literal["none", "fp16", "int8"] = "fp16"
+    """How activations and gradients travel. int8 is a quarter of float32 and changes them by up to 1/254."""
+    text: str = ""
+    """Folder of text files to train on by cross-entropy, instead of tasks and rewards."""
+    depth: int | None = Field(default=None, ge=1, le=64)
+    """Stages that a rollout is generated with. Unset: those that it will be trained with."""
+    idle_model: str = ""
+    """Small model of our own that generates rollouts for the swarm while our stage waits: `tiny`, a folder or
+    a hub name. Its memory is taken off the stage's. It rests while we hold stage 0 and learn from tasks: then
+    there are other rollouts to share. Empty: none."""
+    step_timeout_s: float = Field(default=60.0, gt=0, le=3600)
+    """Longest wait for others at the end of an iteration; who comes later is left out of it."""
+    search_tasks: int = Field(default=200_000, ge=0, le=100_000_000)
+    """Tasks that the search for a plan simulates, about a second of CPU. All members must agree."""
+
+
 class NodeConfig(Section):
     seed: int | None = Field(default=None, ge=0, le=2**31 - 1)
     """Seed of draws, sampling and adapter. Unset: from the peer id, so that nodes ask different questions."""
@@ -203,6 +243,7 @@ class Config(Section):
     rollout: RolloutConfig = RolloutConfig()
     exchange: ExchangeConfig = ExchangeConfig()
     training: TrainingConfig = TrainingConfig()
+    pipeline: PipelineConfig = PipelineConfig()
     node: NodeConfig = NodeConfig()
 
     @model_validator(mode="after")
@@ -223,6 +264,7 @@ SECTIONS: dict[str, type[Section]] = {
     "rollout": RolloutConfig,
     "exchange": ExchangeConfig,
     "training": TrainingConfig,
+    "pipeline": PipelineConfig,
     "node": NodeConfig,
 }
 KEYS = tuple(f"{name}.{key}" for name, section in SECTIONS.items() for key in section.model_fields)

@@ -155,7 +155,7 @@ def workload(
     rollout = config.rollout
     return Workload(
         rank=config.policy.lora_rank,
-        slots=min(rollout.slots, rollout.groups * rollout.group_size),
+        slots=min(rollout.slots, rollout.groups * rollout.group_size) * config.node.policies,
         sequence_tokens=rollout.max_prompt_tokens + rollout.max_tokens,
         micro_batch_tokens=config.training.micro_batch_tokens or PLANNED_TOKENS,
         number_bytes=number_bytes(config.policy.dtype, gpu),

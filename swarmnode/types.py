@@ -83,6 +83,9 @@ class Completion:
     spans: tuple[Span, ...]
     """Which policy version sampled which tokens. Together they cover `token_ids`."""
     finish: FinishReason
+    path: tuple[int, ...] = ()
+    """The stages of a pipeline that sampled it, in order of visit: its log-probabilities are those of this
+    path, and so must those be that it is trained with. Empty: a whole model. Never leaves the node."""
 
     def __post_init__(self) -> None:
         check_spans(self.spans, len(self.token_ids))

@@ -32,6 +32,10 @@ def join(
     policies: Annotated[
         int | None, typer.Option("--policies", help="Policies to train at once on one base model.")
     ] = None,
+    pipeline: Annotated[
+        str | None,
+        typer.Option("--pipeline", metavar="NAME", help="Hold a part of a larger model with other members."),
+    ] = None,
     port: Annotated[int | None, typer.Option("--port", help="TCP port to listen on.")] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start over; earlier checkpoints are kept aside.")
@@ -60,10 +64,17 @@ def join(
             "rollout.overlap": None if overlap is None else "on" if overlap else "off",
             "tasks.names": tuple(task) if task else None,
             "node.policies": policies,
+            "pipeline.name": pipeline,
             "node.rounds": rounds,
             "node.seed": seed,
         },
     )
+    if settings.config.pipeline.name:
+        from swarmnode.node.pipeline_run import run_pipeline
+
+        ended = run_pipeline(settings.config, settings.model, settings.paths, fresh=fresh)
+        print(ended.line)
+        return
     from swarmnode.node.run import run_node
 
     ending = run_node(settings.config, settings.model, settings.model_reason, settings.paths, fresh=fresh)

@@ -12,10 +12,10 @@ from swarmnode.errors import ConfigError, StorageError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from swarmnode.pipeline.instance import Instance
-    from swarmnode.pipeline.placement import Effort
-    from swarmnode.pipeline.report import Figures, Study
-    from swarmnode.pipeline.schedule import Budget
+    from swarmnode.pipeline.plans.instance import Instance
+    from swarmnode.pipeline.plans.placement import Effort
+    from swarmnode.pipeline.plans.report import Figures, Study
+    from swarmnode.pipeline.plans.schedule import Budget
 
 app = typer.Typer(help="Plan a pipeline of peers that skips stages.", no_args_is_help=True)
 
@@ -73,10 +73,10 @@ def plan(
     _check_folders([path for path in (picture, out) if path is not None])
     import msgspec
 
-    from swarmnode.pipeline.instance import load_instance
-    from swarmnode.pipeline.plan import encode_plan
-    from swarmnode.pipeline.report import study
-    from swarmnode.pipeline.schedule import Budget
+    from swarmnode.pipeline.plans.instance import load_instance
+    from swarmnode.pipeline.plans.plan import encode_plan
+    from swarmnode.pipeline.plans.report import study
+    from swarmnode.pipeline.plans.schedule import Budget
 
     loaded = _with_averaging(load_instance(instance), averaging)
     budget = Budget(steps, None if steps is not None else SECONDS if seconds is None else seconds)
@@ -87,7 +87,7 @@ def plan(
     else:
         _show(instance.name, result, chart=picture is None)
     if picture is not None:
-        from swarmnode.pipeline.gantt import png_chart
+        from swarmnode.pipeline.plans.gantt import png_chart
 
         _write(picture, png_chart(result.plan, result.timeline), quiet=json)
     if out is not None:
@@ -114,7 +114,7 @@ def _check_folders(files: list[Path]) -> None:
 
 
 def _with_averaging(instance: "Instance", asked: bool) -> "Instance":
-    from swarmnode.pipeline.instance import (
+    from swarmnode.pipeline.plans.instance import (
         ACTIVATION_BYTES,
         GRADIENT_BYTES,
         HOP_OVERHEAD_S,
@@ -130,8 +130,8 @@ def _with_averaging(instance: "Instance", asked: bool) -> "Instance":
 
 def _effort(instance: "Instance", budget: "Budget") -> "Effort":
     """Of the search for a stage map: its own, or as many changes as the other searches try."""
-    from swarmnode.pipeline.instance import agents
-    from swarmnode.pipeline.placement import Effort
+    from swarmnode.pipeline.plans.instance import agents
+    from swarmnode.pipeline.plans.placement import Effort
 
     if budget.steps is None:
         return Effort()
@@ -153,7 +153,7 @@ def _write(path: Path, data: bytes, *, quiet: bool) -> None:
 def _show(name: str, result: "Study", *, chart: bool) -> None:
     from rich.console import Console
 
-    from swarmnode.pipeline.gantt import text_chart
+    from swarmnode.pipeline.plans.gantt import text_chart
 
     console, figures = Console(), result.figures
     for line in _summary(name, figures, len(result.plan.instance.stages)):

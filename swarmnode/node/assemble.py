@@ -22,6 +22,7 @@ from swarmnode.identity.keys import NodeKey
 from swarmnode.memory_plan import EngineName, ModelCard, Workload, engine_growth, plan_memory
 from swarmnode.models import find_model, workload
 from swarmnode.network.discovery import Discovery
+from swarmnode.network.host import Host
 from swarmnode.network.multiaddr import parse_address, split_peer
 from swarmnode.network.p2pd import P2pdHost
 from swarmnode.network.peers import PeerBook
@@ -62,7 +63,7 @@ def load_policy(
     config: Config, model: str, paths: Paths, progress: Progress, *, seed: int = 0, policies: int = 1
 ) -> LocalPolicy:
     """Load (or, for tiny, build) the base model and put a new adapter on it. The engine can serve so many
-    `policies` at once."""
+    `policies` at once, each with as many rows as one alone would have."""
     if find_spec("torch") is None or find_spec("peft") is None:
         raise ModelError("torch and peft are not installed", hint="pip install 'swarmnode[train]'")
     import torch
@@ -78,7 +79,7 @@ def load_policy(
     engine, reason = make_engine(
         base.model,
         base.eos_token_ids,
-        config.rollout.slots,
+        config.rollout.slots * policies,
         max_length=_longest_sequence(config, base),
         kind=config.rollout.engine,
         source=find_model(source),
@@ -101,12 +102,16 @@ def checkpoint_store(config: Config, model: str, paths: Paths, base: "LoadedMode
 
 
 def _longest_sequence(config: Config, base: "LoadedModel") -> int:
-    """Prompt and completion as the settings bound them, within what the model was made for."""
-    rollout, limit = config.rollout, base.max_positions
+    return longest_sequence(config, base.name, base.max_positions)
+
+
+def longest_sequence(config: Config, model: str, limit: int | None) -> int:
+    """Prompt and completion as the settings bound them, within the `limit` that the model was made for."""
+    rollout = config.rollout
     if limit is not None and rollout.max_tokens >= limit:
         raise ConfigError(
             f"rollout.max_tokens = {rollout.max_tokens} leaves no room for a prompt:"
-            f" {base.name} takes {limit} tokens in all",
+            f" {model} takes {limit} tokens in all",
             hint=f"try --set rollout.max_tokens={limit // 2}",
         )
     wanted = rollout.max_prompt_tokens + rollout.max_tokens
@@ -250,24 +255,57 @@ def build_network(
     config: Config, paths: Paths, key: NodeKey, port: int, tasks: Mapping[str, Task], local: LocalPolicy
 ) -> NetworkParts:
     """Host, exchange and discovery, not yet started."""
+    host = build_host(config, paths, port)
+    exchange = build_exchange(
+        config,
+        host,
+        key,
+        tasks,
+        local.renderer,
+        family=local.base.family,
+        parameters=local.base.parameters,
+        longest_prompt=_longest_prompt(config, local.base),
+    )
+    return NetworkParts(host, exchange, build_discovery(config, paths, host))
+
+
+def build_host(config: Config, paths: Paths, port: int) -> P2pdHost:
+    """The node's place in the network, not yet started."""
     network = config.network
-    host = P2pdHost(paths.identity, listen=(f"/ip4/{network.listen}/tcp/{port}",), announce=network.announce)
-    exchange = Exchange(
+    return P2pdHost(paths.identity, listen=(f"/ip4/{network.listen}/tcp/{port}",), announce=network.announce)
+
+
+def build_discovery(config: Config, paths: Paths, host: Host) -> Discovery:
+    """What finds and keeps the peers of the swarm."""
+    network, book = config.network, PeerBook.load(paths.peers)
+    namespace = f"/swarmnode/1/{config.swarm.name}"
+    return Discovery(
+        host, book, network.seeds, namespace, mdns=network.mdns, mdns_interfaces=_interfaces(network)
+    )
+
+
+def build_exchange(
+    config: Config,
+    host: Host,
+    key: NodeKey,
+    tasks: Mapping[str, Task],
+    renderer: "Renderer",
+    *,
+    family: str,
+    parameters: int,
+    longest_prompt: int,
+) -> Exchange:
+    """The sharing of rollouts of a policy of this family and size."""
+    return Exchange(
         host,
         key,
         tasks=tasks,
-        encode=local.renderer.encode_completion,
-        prompt_ids=local.renderer.prompt_ids,
-        settings=exchange_settings(config, _longest_prompt(config, local.base)),
-        model_family=local.base.family,
-        model_size=local.base.parameters,
+        encode=renderer.encode_completion,
+        prompt_ids=renderer.prompt_ids,
+        settings=exchange_settings(config, longest_prompt),
+        model_family=family,
+        model_size=parameters,
     )
-    book = PeerBook.load(paths.peers)
-    namespace = f"/swarmnode/1/{config.swarm.name}"
-    discovery = Discovery(
-        host, book, network.seeds, namespace, mdns=network.mdns, mdns_interfaces=_interfaces(network)
-    )
-    return NetworkParts(host, exchange, discovery)
 
 
 def exchange_settings(config: Config, longest_prompt: int) -> ExchangeSettings:

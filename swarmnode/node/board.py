@@ -15,7 +15,7 @@ from swarmnode.errors import NetworkError
 from swarmnode.exchange.ledger import ExchangeStats
 from swarmnode.network.host import Host
 from swarmnode.node.learner import RoundRollouts
-from swarmnode.node.status import Network, NodeStatus, Phase, Progress, Saved, Sharing, Speed
+from swarmnode.node.status import Network, NodeStatus, Phase, PipelineStatus, Progress, Saved, Sharing, Speed
 from swarmnode.training.records import Counters, TrainReport
 from swarmnode.types import RolloutGroup, mean_or_none
 
@@ -87,6 +87,11 @@ class StatusBoard:
         )
         self._set(reward=reward, speed=speed, generation=rollouts.generation, training=report)
 
+    def learned(self, report: TrainReport) -> None:
+        """An iteration is over that nothing was generated for."""
+        speed = Speed(train_s=report.seconds, round_s=report.seconds)
+        self._set(speed=speed, training=report)
+
     def evaluated(self, counters: Counters, per_task: Mapping[str, float | None]) -> None:
         reward = msgspec.structs.replace(
             self.status.reward,
@@ -124,6 +129,9 @@ class StatusBoard:
             trained=dict(trained),
         )
         self._set(exchange=sharing)
+
+    def in_pipeline(self, pipeline: PipelineStatus) -> None:
+        self._set(pipeline=pipeline)
 
     async def look_at(self, host: Host) -> None:
         """Ask the host for its state, peers and addresses. While it is down it has no peers."""

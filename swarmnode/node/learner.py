@@ -1,6 +1,6 @@
 """The seam between a node and its learning half: policy, engine, trainer, tasks, checkpoints.
 
-node.py (asyncio) -> worker threads -> [Learner] -> policy_learner.py | testing.FakeLearner
+node.py (asyncio) -> threads -> [Learner] -> policy_learner.py | pipeline_learner.py | testing.FakeLearner
 
 Every call blocks. One thread calls at a time, with one exception: `rollouts` of the next round may run beside
 `train`. What is generated comes from the policy that `use_newest_policy` took over last: which one does not
@@ -92,8 +92,8 @@ class Learner(Protocol):
         """Answer and score the examples of a round."""
         ...
 
-    def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport:
-        """One round of learning, up to a new policy version."""
+    def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport | None:
+        """One round of learning, up to a new policy version. None: interrupted before anything was learnt."""
         ...
 
     def evaluate(self) -> Evaluation | None:

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -42,7 +42,7 @@ from swarmnode.node.lifecycle import (
 )
 from swarmnode.node.monitors import Monitor, shown
 from swarmnode.node.saving import Saving
-from swarmnode.node.status import NodeStatus
+from swarmnode.node.status import NodeStatus, PipelineStatus
 from swarmnode.node.summary import Summary, summarise
 from swarmnode.node.supervisor import supervise
 from swarmnode.node.workers import Workers
@@ -65,7 +65,8 @@ class NetworkParts:
 
     host: Host
     exchange: Exchange
-    discovery: Discovery
+    discovery: Discovery | None
+    """None: somebody else starts the host and keeps it attached."""
 
 
 class Node:
@@ -88,14 +89,17 @@ class Node:
         overlap: bool = False,
         policy: int = 0,
         neighbours: Collection[str] = (),
+        pipeline: Callable[[], PipelineStatus] | None = None,
     ) -> None:
-        """`policy` is its number in this process, `neighbours` are the peer ids of the others there."""
+        """`policy` is its number in this process, `neighbours` are the peer ids of the others there.
+        `pipeline`: how the larger model is doing that this node holds a part of."""
         self._config = config
         self._learner = learner
         self._monitor = monitor
         self._seed = seed
         self._network = network
         self._overlap = overlap
+        self._pipeline = pipeline
         self._ahead: RoundRollouts | BaseException | None = None
         """What generating the next round while the last one was trained on came to."""
         self._counters = Counters()
@@ -129,7 +133,8 @@ class Node:
             stack.push_async_callback(self._end_workers)
             await self._resume()
             if self._network is not None:
-                await stack.enter_async_context(self._network.host)
+                if self._network.discovery is not None:
+                    await stack.enter_async_context(self._network.host)
                 await stack.enter_async_context(self._network.exchange)
             await self._look()
             self._stack = stack.pop_all()
@@ -150,7 +155,7 @@ class Node:
         async with asyncio.TaskGroup() as services:
             self._saving.report_in(services)
             owned = [services.create_task(supervise("screen and peers", self._keep_looking))]
-            if self._network is not None:
+            if self._network is not None and self._network.discovery is not None:
                 owned.append(services.create_task(supervise("discovery", self._network.discovery.run)))
             reason = await self._work_and_keep_what_was_learnt()
             for task in owned:
@@ -220,6 +225,8 @@ class Node:
         external = await self._collect()
         own = choose_own(rollouts.groups, self._room_for_own(len(external)), self._rng(number))
         report = await self._train(number, own, external)
+        if report is None:
+            return
         without_gradient = sum(not group.has_gradient for group in rollouts.groups)
         report = msgspec.structs.replace(report, zero_advantage_own=without_gradient)
         seconds = time.perf_counter() - started
@@ -241,7 +248,7 @@ class Node:
 
     async def _train(
         self, number: int, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]
-    ) -> TrainReport:
+    ) -> TrainReport | None:
         """Train on this round; beside it, generate the next one if there will be one."""
         content = f"{len(own)} own + {len(external)} external groups"
         if not self._overlap or self._stopping or number == self._config.node.rounds:
@@ -342,6 +349,8 @@ class Node:
     async def _look(self) -> None:
         if self._network is not None:
             await self._board.look_at(self._network.host)
+        if self._pipeline is not None:
+            self._board.in_pipeline(self._pipeline())
         self._refresh_sharing()
 
     def _refresh_sharing(self) -> None:

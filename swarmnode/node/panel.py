@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swarmnode.node.monitors import policy_label, shown
-from swarmnode.node.status import NodeStatus, invitation
+from swarmnode.node.status import NodeStatus, PipelineStatus, invitation
 
 LOG_LINES = 6
 HISTORY_ROUNDS = 60
@@ -90,6 +90,7 @@ def _rows(status: NodeStatus, rewards: Sequence[float], now: float) -> list[tupl
             f"(generate {shown(speed.generate_s, '.2f')}, train {shown(speed.train_s, '.2f')})",
         ),
         ("rollouts", _generation(status)),
+        *([("pipeline", _pipeline(status.pipeline))] if status.pipeline.name else []),
         ("network", _network(status, now)),
         (
             "exchange",
@@ -111,6 +112,24 @@ def _progress(status: NodeStatus) -> RenderableType:
     bar = ProgressBar(total=max(progress.rounds_limit, 1), completed=progress.round, width=40)
     row.add_row(f"{progress.round}/{progress.rounds_limit}", bar, f"{progress.tokens:,} tokens")
     return row
+
+
+def _pipeline(pipeline: PipelineStatus) -> str:
+    if pipeline.stage is None or pipeline.end_layer is None:
+        return f"{pipeline.name}, {pipeline.members} members, no stage for us yet"
+    return (
+        f"{pipeline.name}: stage {pipeline.stage} of {_none(pipeline.stages)}"
+        f" (layers {pipeline.first_layer} to {pipeline.end_layer - 1}), {pipeline.members} members;"
+        f" iteration {pipeline.iteration} in {shown(pipeline.iteration_s, '.2f')} s"
+        f" (planned {shown(pipeline.planned_s, '.2f')});"
+        f" {pipeline.repaired} paths repaired, {pipeline.lost} members lost{_idle(pipeline)}"
+    )
+
+
+def _idle(pipeline: PipelineStatus) -> str:
+    if pipeline.idle_share is None:
+        return ""
+    return f"; {pipeline.idle_tokens:,} tokens in {pipeline.idle_share:.0%} of its waiting time"
 
 
 def _generation(status: NodeStatus) -> str:

@@ -53,7 +53,7 @@ from swarmnode.node.ports import check_status_port, choose_port, remember_port
 from swarmnode.node.running import Running, read_running, remove_running, write_running
 from swarmnode.node.screen import Screen
 from swarmnode.node.signals import stop_on_signals
-from swarmnode.node.status import invitation
+from swarmnode.node.status import NodeStatus, invitation
 from swarmnode.node.summary import Summary
 from swarmnode.paths import Paths
 from swarmnode.tasks.loader import load_tasks
@@ -124,7 +124,7 @@ def _take_seats(stack: ExitStack, config: Config, model: str, paths: Paths) -> l
     seats: list[Seat] = []
     for number in range(config.node.policies):
         own, place = config_of(config, number), paths.policy(number)
-        key = _identity(stack, place)
+        key = take_identity(stack, place)
         if number == 0:
             forget_earlier_runs(paths)
         tasks = {task.name: task for task in load_tasks(own.tasks.names)}
@@ -237,7 +237,8 @@ def _put_checkpoints_aside(config: Config, model: str, paths: Paths, loaded: Loc
             log.info("starting over; earlier checkpoints are kept in %s", archived)
 
 
-def _identity(stack: ExitStack, paths: Paths) -> NodeKey:
+def take_identity(stack: ExitStack, paths: Paths) -> NodeKey:
+    """Lock this folder's identity until the stack is closed. Raises IdentityInUse."""
     try:
         stack.enter_context(IdentityLock(paths.identity))
     except IdentityInUse as error:
@@ -308,16 +309,22 @@ async def _serve(member: Membership, company: Company, started: Callable[[], Non
         remove_running(paths.running)
 
 
-def _announce(node: Node, http_port: int, seat: Seat, company: Company) -> None:
-    """Leave a note for `swarmnode status`, and tell the person and the other policies how to reach it."""
-    status, config, paths = node.status, seat.config, seat.paths
-    addresses = status.network.addresses
-    note = Running(os.getpid(), status.peer_id, config.node.http, http_port, addresses)
+def leave_note(status: NodeStatus, seat: Seat, http_port: int) -> None:
+    """How `swarmnode status` finds this node, and which port it takes the next time."""
+    paths, addresses = seat.paths, status.network.addresses
+    note = Running(os.getpid(), status.peer_id, seat.config.node.http, http_port, addresses)
     try:
         write_running(paths.running, note)
         remember_port(paths, addresses)
     except OSError as error:
         log.warning("`swarmnode status` will not find this node: cannot write %s (%s)", paths.state, error)
+
+
+def _announce(node: Node, http_port: int, seat: Seat, company: Company) -> None:
+    """Leave a note for `swarmnode status`, and tell the person and the other policies how to reach it."""
+    status, config = node.status, seat.config
+    addresses = status.network.addresses
+    leave_note(status, seat, http_port)
     if (address := local_address(seat, addresses)) is not None and addresses:
         company.addresses.append(address)
     # Whoever has joined one of several policies finds the others through it.

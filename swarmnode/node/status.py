@@ -88,6 +88,45 @@ class Saved(msgspec.Struct, frozen=True):
     error: str = ""
 
 
+class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a larger model that this node holds. Counters are since this start."""
+
+    name: str = ""
+    """Empty: the node is in no pipeline."""
+    stage: int | None = None
+    """None: there is no plan yet, or it has no place for us."""
+    stages: int | None = None
+    first_layer: int | None = None
+    end_layer: int | None = None
+    """One past the last."""
+    replicas: int | None = None
+    """Members that hold our stage."""
+    members: int = 0
+    """Alive, ourselves included."""
+    plans: int = 0
+    """Agreed on since the start: one, and one more for each time that somebody came or went."""
+    iteration: int = 0
+    """Optimizer steps taken by the pipeline."""
+    iteration_s: float | None = None
+    """Of the last one, its step included."""
+    planned_s: float | None = None
+    """What the plan says it takes, without the step."""
+    busy_share: float | None = None
+    """Share of the last iteration in which we computed."""
+    repaired: int = 0
+    """Micro-batches that got another path because a member on theirs was lost."""
+    given_up: int = 0
+    stragglers: int = 0
+    """Members that an iteration did not wait for."""
+    lost: int = 0
+    """Members that were there and are not any more."""
+    idle_tokens: int = 0
+    """Generated with a policy of our own while the stage had to wait."""
+    idle_share: float | None = None
+    """Of the time that the stage had to wait, how much went into that. None: there is no such policy, or the
+    stage has not worked yet."""
+
+
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     peer_id: str
     name: str
@@ -106,6 +145,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     generation: Generation = Generation()
     network: Network = Network()
     exchange: Sharing = Sharing()
+    pipeline: PipelineStatus = PipelineStatus()
     training: TrainReport = TrainReport()
     checkpoint: Saved = Saved()
 

@@ -19,6 +19,7 @@ from swarmnode.models import (
     read_facts,
     remember_model,
     resolve_model,
+    workload,
 )
 from swarmnode.paths import builtin_folder
 
@@ -131,3 +132,9 @@ def test_a_model_that_is_set_is_taken_as_it_is(tmp_path: Path) -> None:
     config = load_config(environ={}, assignments=["policy.model=./mine"]).config
     cards = builtin_folder("configs") / "models.toml"
     assert resolve_model(config, cards, tmp_path / "none") == ("./mine", "as set")
+
+
+def test_each_of_several_policies_has_the_sequences_in_flight_that_one_alone_has() -> None:
+    alone = load_config(assignments=["rollout.groups=4", "rollout.group_size=8"]).config
+    three = load_config(assignments=["rollout.groups=4", "rollout.group_size=8", "node.policies=3"]).config
+    assert workload(three, None).slots == 3 * workload(alone, None).slots == 96

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from swarmnode.cli.app import app
 from swarmnode.errors import ConfigError, StorageError
-from swarmnode.pipeline import report
-from swarmnode.pipeline.plan import decode_plan, digest
-from swarmnode.pipeline.report import Study
-from swarmnode.pipeline.simulator import simulate
+from swarmnode.pipeline.plans import report
+from swarmnode.pipeline.plans.plan import decode_plan, digest
+from swarmnode.pipeline.plans.report import Study
+from swarmnode.pipeline.plans.simulator import simulate
 
 ROOT = Path(__file__).parents[3]
 INSTANCES = ROOT / "benchmarks" / "instances"

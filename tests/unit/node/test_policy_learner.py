@@ -12,7 +12,8 @@ from swarmnode.config_layers import load_config
 from swarmnode.errors import CheckpointError
 from swarmnode.node.learner import RoundRollouts
 from swarmnode.node.overlap import Overlap
-from swarmnode.node.policy_learner import PolicyLearner, partial_settings
+from swarmnode.node.policy_learner import PolicyLearner
+from swarmnode.node.rollout_learner import partial_settings
 from swarmnode.rollout.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import Output
 from swarmnode.rollout.renderer import Renderer

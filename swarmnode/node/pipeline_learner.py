@@ -1,0 +1,184 @@
+"""The learning half of a data node: rollouts through the stages, and groups trained along their paths.
+
+node.py -> threads -> [PipelineLearner] -> rollout_learner.py (rollouts), pipeline_link.py -> pipeline/
+
+The policy is held by all members together, and one optimizer step a round is what they agree on. A checkpoint
+holds the adapter of all stages under PEFT's names: it is one that `swarmnode eval` and `swarmnode export`
+read, and that a pipeline of another division, or a single machine, goes on from.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Protocol
+
+import torch
+
+from swarmnode.config import Config
+from swarmnode.errors import PipelineError, StorageError
+from swarmnode.node.learner import Resumed
+from swarmnode.node.pipeline_link import Course
+from swarmnode.node.pipeline_place import WholeState
+from swarmnode.node.rollout_learner import RolloutLearner
+from swarmnode.pipeline.rollouts.ways import ChoosePath
+from swarmnode.pipeline.running.seat import Feed, IterationReport
+from swarmnode.pipeline.stages.rollout_feed import PathSamples, RolloutFeed
+from swarmnode.rollout.engine import Engine, PolicyUpdate
+from swarmnode.rollout.renderer import Renderer
+from swarmnode.tasks.task import Task
+from swarmnode.training.checkpoint import RNG, Snapshot, read_waiting, state_of
+from swarmnode.training.checkpoint_store import CheckpointStore
+from swarmnode.training.checkpoint_writer import CheckpointWriter
+from swarmnode.training.policy import lora_config
+from swarmnode.training.records import Counters, TrainReport
+from swarmnode.training.round import MeasuredRound
+from swarmnode.training.samples import group_samples
+from swarmnode.types import RolloutGroup
+
+
+class Drive(Protocol):
+    """The pipeline as the learner's threads see it (pipeline_link.py). Calls block."""
+
+    @property
+    def iteration(self) -> int:
+        """Optimizer steps taken: the policy version."""
+        ...
+
+    def train(self, feed: Callable[[Course], Feed]) -> IterationReport | None:
+        """One iteration to its end; None when we were stopped before it began."""
+        ...
+
+    def whole_state(self) -> WholeState:
+        """Of all stages, collected from the members. Raises PipelineError."""
+        ...
+
+    def stop(self) -> None:
+        """Begin no iteration any more."""
+        ...
+
+
+class PipelineLearner(RolloutLearner):
+    """A `Learner` whose policy is held by the members of a pipeline."""
+
+    def __init__(
+        self,
+        config: Config,
+        link: Drive,
+        engine: Engine,
+        renderer: Renderer,
+        tasks: Mapping[str, Task],
+        store: CheckpointStore,
+        *,
+        author: str,
+        seed: int,
+        base_name: str,
+        fingerprint: str,
+        packed: bool,
+        micro_batch_tokens: int,
+        device: torch.device,
+        choose_path: ChoosePath,
+    ) -> None:
+        """`choose_path`: the engine's, for groups of strangers. `packed`: the stages take packed rows.
+        `micro_batch_tokens`: of the plan. `device`: that of the own stage."""
+        super().__init__(config, engine, renderer, tasks, author=author, seed=seed)
+        self._link = link
+        self._store = store
+        self._writer = CheckpointWriter(store.write)
+        self._base = base_name, fingerprint
+        self._packed = packed
+        self._micro_batch_tokens = micro_batch_tokens
+        self._device = device
+        self._choose_path = choose_path
+
+    @property
+    def policy_version(self) -> int:
+        return self._link.iteration
+
+    def resume(self) -> Resumed | None:
+        checkpoint = self._store.tidy()
+        if checkpoint is None:
+            # A data node that is new in a pipeline goes on with its rounds.
+            iteration = self._link.iteration
+            return Resumed(Counters(round=iteration), b"") if iteration else None
+        waiting = read_waiting(checkpoint)
+        self.use_newest_policy()
+        self._restore_rollouts(waiting.rollouts)
+        counters = checkpoint.state.counters
+        # The pipeline may be further than our checkpoint, or a single machine had rounds without a step.
+        counters.round = self._link.iteration
+        return Resumed(counters, waiting.exchange)
+
+    def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport | None:
+        feeds: list[RolloutFeed] = []
+
+        def feed(course: Course) -> Feed:
+            # Made anew where an iteration has to be begun again under another plan.
+            feeds.append(self._feed(course, own, external))
+            return feeds[-1]
+
+        report = self._link.train(feed)
+        if report is None:
+            return None
+        return feeds[-1].report(weight=report.tokens, grad_norm=report.grad_norm)
+
+    def interrupt(self) -> None:
+        super().interrupt()
+        self._link.stop()
+
+    def save(self, counters: Counters, exchange: bytes) -> Future[str]:
+        waiting = self._waiting(counters, exchange)
+        try:
+            whole = self._link.whole_state()
+        except PipelineError as error:
+            failed: Future[str] = Future()
+            failed.set_exception(StorageError(f"no checkpoint: {error.message}", hint=error.hint))
+            return failed
+        snapshot = Snapshot(
+            state=state_of(*self._base, whole.iteration, counters, self._seed, self._measure()),
+            adapter_config=lora_config(self._config.policy),
+            adapter=dict(whole.adapter),
+            optimizer={RNG: torch.get_rng_state(), **whole.optimizer},
+            waiting=waiting,
+        )
+        return self._writer.submit(snapshot)
+
+    def close(self) -> None:
+        self._writer.close()
+        super().close()
+
+    def _update(self) -> PolicyUpdate:
+        # The weights are at the stages: this names the version that they have come to.
+        return PolicyUpdate(self._link.iteration, {}, 1.0)
+
+    def _feed(
+        self, course: Course, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]
+    ) -> RolloutFeed:
+        measured = MeasuredRound()
+        return RolloutFeed(
+            [*self._samples(own, measured, "own"), *self._samples(external, measured, "external")],
+            course.paths,
+            course.waves,
+            self._config.training,
+            temperature=self._config.rollout.temperature,
+            max_tokens=self._config.rollout.max_tokens,
+            version=course.iteration,
+            micro_batch_tokens=self._micro_batch_tokens,
+            device=self._device,
+            seed=self._seed,
+            packed=self._packed,
+            choose_path=self._choose_path,
+            measured=measured,
+        )
+
+    def _samples(
+        self, groups: Sequence[RolloutGroup], measured: MeasuredRound, origin: str
+    ) -> Iterator[PathSamples]:
+        for group in groups:
+            samples = group_samples(
+                group,
+                self._renderer.prompt_ids(group.example.prompt),
+                self._config.training,
+                max_tokens=self._config.rollout.max_tokens,
+            )
+            measured.groups[origin, samples is not None] += 1
+            if samples:
+                yield PathSamples(group.completions[0].path, samples)

@@ -1,0 +1,454 @@
+"""A member of a pipeline as a whole: its network, its place, and what it does there.
+
+pipeline_run.py -> [PipelineNode] -> membership.py (which plan), pipeline_place.py (its stage)
+                        |
+     stage 0: a Node with a PipelineLearner, or text; any other stage: serve until it ends
+
+What a member does follows from the plan, and may change with it. It ends after its rounds, when it is told
+to, or with an error that no other plan would mend.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+import msgspec
+from torch import Tensor
+
+from swarmnode.config import Config
+from swarmnode.errors import CheckpointError, ModelError
+from swarmnode.identity.keys import NodeKey
+from swarmnode.network.discovery import Discovery
+from swarmnode.network.streams import StreamHost
+from swarmnode.node.board import StatusBoard
+from swarmnode.node.idle_rollouts import IdleSharing
+from swarmnode.node.monitors import Monitor
+from swarmnode.node.pipeline_link import PipelineLink, RoleChanged
+from swarmnode.node.pipeline_place import PlaceSettings, StagePlace
+from swarmnode.node.status import NodeStatus, PipelineStatus
+from swarmnode.node.summary import Summary, summarise
+from swarmnode.node.supervisor import supervise
+from swarmnode.pipeline.joining.known_members import MembershipSettings
+from swarmnode.pipeline.joining.membership import Membership
+from swarmnode.pipeline.joining.probes import LinkProber, ProbeService
+from swarmnode.pipeline.keeping.averaging import ReplicaExchange
+from swarmnode.pipeline.keeping.checkpoints import StageCheckpoints
+from swarmnode.pipeline.keeping.holdings import HeldState
+from swarmnode.pipeline.keeping.states import StateService
+from swarmnode.pipeline.plans.costs import MemberCosts
+from swarmnode.pipeline.plans.planning import Agreed, PlanSettings
+from swarmnode.pipeline.rollouts.decode import DecodeNode
+from swarmnode.pipeline.running.member import PipelineMember
+from swarmnode.pipeline.running.seat import IterationReport, MemberSettings
+from swarmnode.pipeline.stages.whole_model import WholeModel
+from swarmnode.training.records import Counters, TrainReport
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.5
+
+RELOAD_TRIES = 20
+"""Looks for the state of the majority, TICK_S apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineParts:
+    """What a member brings along, before it is in the network."""
+
+    config: Config
+    key: NodeKey
+    whole: WholeModel
+    host: StreamHost
+    discovery: Discovery
+    plan: PlanSettings
+    membership: MembershipSettings
+    place: PlaceSettings
+    member: MemberSettings
+    costs: Callable[[], MemberCosts]
+    """What we say of ourselves, measured anew or not."""
+    checkpoints: StageCheckpoints
+    earlier: tuple[HeldState, ...] = ()
+    """What checkpoints of an earlier run have of the model."""
+    idle: IdleSharing | None = None
+    """What is generated while the stage waits."""
+
+
+class DataRole(Protocol):
+    """What a member of stage 0 does: drive iterations until it is done (data_roles.py)."""
+
+    async def run(self) -> str:
+        """Until the rounds are done or we are stopped; why it ended. Raises RoleChanged."""
+        ...
+
+    def stop(self) -> None:
+        """Come to an end after the iteration in hand."""
+        ...
+
+    def replanned(self, agreed: Agreed) -> None:
+        """There is another plan, under which we are seated."""
+        ...
+
+    @property
+    def status(self) -> NodeStatus | None:
+        """Where there is more to tell than of the stage."""
+        ...
+
+    @property
+    def summary(self) -> Summary | None:
+        """What it came to, where there is more to say than that of a stage."""
+        ...
+
+
+class PipelineNode:
+    """`async with PipelineNode(...) as node: summary = await node.run()`."""
+
+    def __init__(
+        self, parts: PipelineParts, monitor: Monitor, data_role: Callable[["PipelineNode"], DataRole]
+    ) -> None:
+        """`data_role` makes what is done on stage 0, whenever we come to hold it."""
+        config = parts.config
+        self.parts = parts
+        self._monitor = monitor
+        self._data_role = data_role
+        self._role: DataRole | None = None
+        self._stopping = asyncio.Event()
+        self._steps = asyncio.Event()
+        self._stack = AsyncExitStack()
+        self._pipeline = PipelineStatus(name=config.pipeline.name)
+        self._lost: set[str] = set()
+        self._counters = Counters()
+        self._started_s = time.monotonic()
+        self._board = StatusBoard(
+            peer_id=parts.key.peer_id,
+            name=parts.key.name,
+            swarm=config.swarm.name,
+            model=parts.whole.name,
+            rounds_limit=config.node.rounds,
+        )
+
+    @property
+    def peer_id(self) -> str:
+        return self.parts.key.peer_id
+
+    @property
+    def status(self) -> NodeStatus:
+        own = self._role.status if self._role is not None else None
+        status = self._board.status if own is None else own
+        return msgspec.structs.replace(
+            status, pipeline=self.pipeline_status, network=self._board.status.network
+        )
+
+    @property
+    def monitor(self) -> Monitor:
+        return self._monitor
+
+    @property
+    def pipeline_status(self) -> PipelineStatus:
+        return self._pipeline
+
+    @property
+    def done(self) -> bool:
+        limit = self.parts.config.node.rounds
+        return limit is not None and self.member.iteration >= limit
+
+    def request_stop(self) -> None:
+        """End after the iteration in hand."""
+        self._stopping.set()
+        if self._role is not None:
+            self._role.stop()
+
+    def trained(self, report: TrainReport) -> None:
+        """An iteration on text is over: shown, and one more record for machines to read."""
+        self._board.enter("training", f"iteration {self.member.iteration}")
+        self._board.counted(self._counters, self.member.iteration)
+        self._board.learned(report)
+        self._monitor.round_done(self.status)
+
+    async def __aenter__(self) -> Self:
+        parts, enter = self.parts, self._stack.enter_async_context
+        config, host = parts.config, parts.host
+        async with self._stack:
+            await enter(host)
+            await ProbeService(host).serve()
+            averager = await enter(ReplicaExchange(host, parts.key))
+            self.states = await enter(StateService(host))
+            self.states.offer_earlier(parts.earlier)
+            self.member = await enter(
+                PipelineMember(
+                    host,
+                    key=parts.key,
+                    averager=averager,
+                    settings=parts.member,
+                    reload=self._reload,
+                    idle=parts.idle,
+                )
+            )
+            if parts.idle is not None:
+                await self.member.in_stage_thread(parts.idle.rehearse)
+                parts.idle.follow(self.member.times)
+            self.decode = await enter(
+                DecodeNode(
+                    host,
+                    run_in_stage_thread=self.member.in_stage_thread,
+                    version=lambda: self.place.version,
+                    codec=config.pipeline.codec,
+                )
+            )
+            self.place = StagePlace(
+                parts.whole,
+                parts.place,
+                self.peer_id,
+                member=self.member,
+                decode=self.decode,
+                states=self.states,
+                averager=averager,
+                checkpoints=parts.checkpoints,
+                living=lambda: self.membership.members(),
+            )
+            self._prober = LinkProber(host, rng=random.Random(parts.key.peer_id))
+            self.membership = self._new_membership()
+            self.member.on_lost = self._suspect
+            self.link = self._new_link()
+            if parts.earlier:
+                self.membership.stepped(max(held.holding.iteration for held in parts.earlier))
+            self._stack.push_async_exit(self._leave)
+            await self.membership.__aenter__()
+            await self._look()
+            self._stack = self._stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def run(self) -> Summary:
+        """Hold a place and do what belongs to it, until it ends."""
+        async with asyncio.TaskGroup() as services:
+            owned = [
+                services.create_task(supervise("discovery", self.parts.discovery.run)),
+                services.create_task(supervise("probes", lambda: self._prober.run(self.membership.members))),
+                services.create_task(self._follow()),
+                services.create_task(self._hand_on()),
+                services.create_task(supervise("screen", self._keep_looking)),
+            ]
+            if self.parts.idle is not None:
+                owned.append(services.create_task(supervise("idle rollouts", self.parts.idle.serve)))
+            try:
+                reason = await self._work()
+            finally:
+                await self._use_idle_time(False)
+            for task in owned:
+                task.cancel()
+        await self.place.leave(hand_over=not self.done)
+        self._board.enter("stopped", reason)
+        self._monitor.tick(self.status)
+        if self._role is None:
+            self._counters.round = self.member.iteration
+        told = self._role.summary if self._role is not None else None
+        return told or summarise(self.status, self._counters, reason)
+
+    # What it does
+
+    async def _work(self) -> str:
+        while not self._stopping.is_set():
+            if self.done and not self._is_needed():
+                return f"{self.member.iteration} rounds are done"
+            has_data = self._has_data()
+            # A node that learns from tasks has an exchange of its own on this host, and rollouts to fill it.
+            await self._use_idle_time(not has_data or bool(self.parts.config.pipeline.text))
+            if not has_data:
+                await self._serve()
+                continue
+            # Of its own: the one before has been stopped with its role.
+            self.link = self._new_link()
+            self._role = self._data_role(self)
+            try:
+                return await self._role.run()
+            except RoleChanged as error:
+                log.info("%s", error.message)
+                self._role = None
+        return "stopped on request"
+
+    async def _use_idle_time(self, wanted: bool) -> None:
+        if self.parts.idle is not None:
+            await (self.parts.idle.share(self.parts.host) if wanted else self.parts.idle.rest())
+
+    def _is_needed(self) -> bool:
+        """Whether a data node may still evaluate, or collect the stages for its last checkpoint."""
+        agreed = self.place.agreed
+        data = agreed.partition.stages[0].peers if agreed is not None else ()
+        return self.peer_id not in data and not set(data).isdisjoint(self.membership.members())
+
+    def _has_data(self) -> bool:
+        agreed = self.place.agreed
+        if agreed is None or not self.place.seated.is_set():
+            return False
+        return agreed.stage_of(self.peer_id) == 0
+
+    async def _serve(self) -> None:
+        """Hold the stage for a while: others drive."""
+        part = self.place.part
+        if part is None:
+            waiting = f"{len(self.membership.members())} members so far"
+            self._board.enter("waiting for a place in the pipeline", waiting)
+        else:
+            layers = f"layers {part.first_layer} to {part.end_layer - 1}"
+            self._board.enter("serving", f"{layers}, iteration {self.member.iteration}")
+        try:
+            async with asyncio.timeout(TICK_S):
+                await self._stopping.wait()
+        except TimeoutError:
+            pass
+
+    # What happens to it
+
+    def _new_link(self) -> PipelineLink:
+        return PipelineLink(
+            self.peer_id, lambda: self.membership, self.member, self.place, after_step=self._after_step
+        )
+
+    def _new_membership(self) -> Membership:
+        parts = self.parts
+        return Membership(
+            parts.host,
+            parts.key,
+            settings=parts.membership,
+            plan=parts.plan,
+            model=parts.whole.fingerprint,
+            costs=parts.costs,
+            links=self._prober.links,
+            on_agreed=self._take_place,
+            prepare=self.place.prepare,
+        )
+
+    async def _leave(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.membership.__aexit__(exc_type, exc, tb)
+
+    async def _rejoin(self) -> None:
+        """We have lost track of the pipeline: leave it, and come back as one who holds nothing."""
+        self.place.seated.clear()
+        await self._leave(None, None, None)
+        self.membership = self._new_membership()
+        self.membership.stepped(self.member.iteration)
+        await self.membership.__aenter__()
+
+    async def _reload(self, peers: tuple[str, ...], stage: int, steps: int) -> Mapping[str, Tensor]:
+        """The state of our stage after so many steps, from replicas whose weights are the majority's. They
+        offer it right after the step. Raises CheckpointError."""
+        part = self.place.part
+        if part is None:
+            raise CheckpointError("no stage is held here")
+        ends = part.has_ends and self.parts.place.stage.trainable == "full"
+        for _ in range(RELOAD_TRIES - 1):
+            with suppress(CheckpointError):
+                found = await self.states.assemble(
+                    peers, part, needs_ends=ends, at_least=steps, at_most=steps
+                )
+                return found.tensors
+            await asyncio.sleep(TICK_S)
+        found = await self.states.assemble(peers, part, needs_ends=ends, at_least=1, at_most=steps)
+        return found.tensors
+
+    async def _take_place(self, agreed: Agreed) -> None:
+        await self.place.take(agreed)
+        if self._role is not None and self.place.seated.is_set():
+            self._role.replanned(agreed)
+
+    async def _follow(self) -> None:
+        """Tell the others of every step that is taken here."""
+        while True:
+            await self.place.seated.wait()
+            steps = self.member.iteration
+            try:
+                await self.member.wait_step(steps + 1)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                # The seat has changed.
+                continue
+            except ModelError as error:
+                log.warning("coming back for a new place: %s", error)
+                await self._rejoin()
+                continue
+            # At once: a member that seems to be behind is not waited for when the plan changes.
+            self.membership.stepped(self.member.iteration)
+            digest = await self.place.stepped()
+            self.membership.stepped(self.member.iteration, digest)
+            self._steps.set()
+
+    async def _hand_on(self) -> None:
+        """What each step has taught goes to the others; a slow neighbour holds up nobody."""
+        while True:
+            await self._steps.wait()
+            self._steps.clear()
+            await self.place.hand_on()
+
+    def _suspect(self, peer_id: str, why: str) -> None:
+        log.warning("%s does not answer: %s", peer_id, why)
+        self._lost.add(peer_id)
+        self.membership.lost(peer_id, why)
+
+    def _after_step(self, report: IterationReport) -> None:
+        self._counters.round = report.iteration + 1
+        self._counters.tokens += report.tokens
+        self._counters.seconds = time.monotonic() - self._started_s
+        before = self._pipeline
+        self._pipeline = msgspec.structs.replace(
+            before,
+            iteration_s=report.makespan_s + report.closing_s,
+            busy_share=report.busy_share,
+            repaired=before.repaired + report.retried,
+            given_up=before.given_up + report.given_up,
+            stragglers=before.stragglers + report.stragglers,
+        )
+
+    # What it shows
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await self._look()
+            self._monitor.tick(self.status)
+            await asyncio.sleep(TICK_S)
+
+    def _tell_of_the_dead(self) -> None:
+        """Whom the others have given up is not waited for in the iteration that runs."""
+        living = set(self.membership.members())
+        for peer_id in self.place.agreed.peers if self.place.agreed is not None else ():
+            if peer_id not in living:
+                self.member.lose(peer_id, "is no member any more")
+
+    async def _look(self) -> None:
+        self._tell_of_the_dead()
+        await self._board.look_at(self.parts.host)
+        idle = self.parts.idle
+        if idle is not None and idle.exchange_stats is not None:
+            self._board.shared(idle.exchange_stats, {})
+        place, agreed = self.place, self.place.agreed
+        part = place.part
+        stage = agreed.stage_of(self.peer_id) if agreed is not None and part is not None else None
+        stages = agreed.partition.stages if agreed is not None else ()
+        self._pipeline = msgspec.structs.replace(
+            self._pipeline,
+            stage=stage,
+            stages=len(stages) or None,
+            first_layer=part.first_layer if part is not None else None,
+            end_layer=part.end_layer if part is not None else None,
+            replicas=len(stages[stage].peers) if stage is not None else None,
+            members=len(self.membership.members()),
+            plans=place.plans,
+            iteration=self.member.iteration,
+            planned_s=agreed.makespan_s if agreed is not None else None,
+            lost=len(self._lost),
+            idle_tokens=idle.stats.tokens if idle is not None else 0,
+            idle_share=idle.used_share if idle is not None else None,
+        )

@@ -1,0 +1,365 @@
+"""One run of a pipeline's member as a process: model, measurements, parts, signals, and the last line.
+
+cli join --pipeline NAME -> [run_pipeline] -> pipeline_node.py
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from swarmnode.config import Config
+from swarmnode.errors import CheckpointError, ConfigError, ModelError
+from swarmnode.memory_plan import size_text
+from swarmnode.node.assemble import build_discovery, build_host, check_addresses, longest_sequence, seed_of
+from swarmnode.node.data_roles import Asking, RolloutRole, TextRole
+from swarmnode.node.http import StatusServer
+from swarmnode.node.idle_rollouts import IdleSharing, load_idle_model, sharing_exchange
+from swarmnode.node.monitors import JsonlMonitor, Monitor, Monitors
+from swarmnode.node.pipeline_node import DataRole, PipelineNode, PipelineParts
+from swarmnode.node.pipeline_place import PlaceSettings
+from swarmnode.node.policies import Ending, Seat, ending, plain_error
+from swarmnode.node.ports import check_status_port, choose_port
+from swarmnode.node.run import leave_note, take_identity
+from swarmnode.node.running import remove_running
+from swarmnode.node.screen import Screen
+from swarmnode.node.signals import stop_on_signals
+from swarmnode.node.status import invitation
+from swarmnode.node.summary import Summary
+from swarmnode.paths import Paths
+from swarmnode.pipeline.joining.known_members import MembershipSettings
+from swarmnode.pipeline.keeping.checkpoints import StageCheckpoints, single_machine_tensors
+from swarmnode.pipeline.keeping.holdings import HeldState
+from swarmnode.pipeline.plans.costs import MemberCosts
+from swarmnode.pipeline.plans.planning import PlanSettings
+from swarmnode.pipeline.plans.sizes import Training, model_costs
+from swarmnode.pipeline.running.seat import MemberSettings
+from swarmnode.pipeline.stages.measuring import measure_stage, memory_for_stage
+from swarmnode.pipeline.stages.stage_model import StagePart, StageSettings
+from swarmnode.pipeline.stages.stage_state import pack_state
+from swarmnode.pipeline.stages.whole_model import WholeModel, load_tokenizer, open_model
+from swarmnode.pipeline.wire.messages import MAX_BACK
+from swarmnode.tasks.loader import load_tasks
+from swarmnode.training.base_model import find_device, find_dtype
+from swarmnode.training.checkpoint_store import CheckpointStore
+from swarmnode.training.tiny import build_tiny
+
+log = logging.getLogger(__name__)
+
+CACHE_SHARE = 0.25
+"""Of the memory for the pipeline, what keys and values of generation may take."""
+KEPT_STEPS = 3
+TEXT_WAVES = 4
+MOST_WAVES = 256
+CODEC_BYTES = {"none": 4.0, "fp16": 2.0, "int8": 1.0625}
+"""Of a number on its way, scales included."""
+
+
+def run_pipeline(config: Config, model: str, paths: Paths, *, fresh: bool) -> Ending:
+    """Run until done or stopped (SIGINT, SIGTERM); the summary as JSON is the last line to print."""
+    _check(config)
+    with ExitStack() as stack:
+        screen = stack.enter_context(Screen(paths.logs / "node.log"))
+        key = take_identity(stack, paths)
+        tasks = {task.name: task for task in load_tasks(config.tasks.names)}
+        seat = Seat(0, config, paths, key, seed_of(config, key.peer_id), tasks)
+        check_addresses(config.network)
+        check_status_port(config.node)
+        whole = _open(config, model, paths, screen)
+        memory = memory_for_stage(config.pipeline.memory_gb, find_device(config.policy.device))
+        idle = _idle_rollouts(seat, stack, screen) if config.pipeline.idle_model else None
+        log.info("%s is %s, peer id %s", "this node", key.name, key.peer_id)
+        monitor = Monitors([JsonlMonitor(paths.logs / "metrics.jsonl"), screen.start_monitor()])
+        stack.callback(monitor.close)
+        parts = _parts(seat, whole, memory, idle, fresh=fresh)
+        role = _data_role(seat, whole)
+        return ending([seat], asyncio.run(_outcomes(parts, seat, monitor, role)))
+
+
+async def _outcomes(
+    parts: PipelineParts, seat: Seat, monitor: Monitor, role: Callable[[PipelineNode], DataRole]
+) -> list[Summary | BaseException]:
+    return [await _serve(PipelineNode(parts, monitor, role), seat)]
+
+
+async def _serve(node: PipelineNode, seat: Seat) -> Summary:
+    settings = seat.config.node
+    try:
+        async with node:
+            with StatusServer(lambda: node.status, settings.http, settings.http_port) as page:
+                _announce(node, page.port, seat)
+                stop_on_signals(node.request_stop)
+                return await node.run()
+    except BaseExceptionGroup as group:
+        raise plain_error(group) from group
+    finally:
+        remove_running(seat.paths.running)
+
+
+def _announce(node: PipelineNode, http_port: int, seat: Seat) -> None:
+    """Leave a note for `swarmnode status`, and say how another machine becomes a member."""
+    status = node.status
+    leave_note(status, seat, http_port)
+    if (command := invitation(status)) is not None:
+        log.info("another machine becomes a member of pipeline %s with:", seat.config.pipeline.name)
+        log.info("  %s --pipeline %s, and the same model and settings", command, seat.config.pipeline.name)
+
+
+def _check(config: Config) -> None:
+    """Raises ConfigError for settings that a pipeline does not have."""
+    training, rollout, pipeline = config.training, config.rollout, config.pipeline
+    unusable = {
+        "node.policies": config.node.policies > 1,
+        "tasks.mixes": bool(config.tasks.mixes),
+        "policy.quantization": config.policy.quantization != "none",
+        "rollout.engine": rollout.engine == "vllm",
+        "rollout.overlap": rollout.overlap == "on",
+        "training.kl_coef": training.kl_coef > 0,
+        "training.lora": training.lora == "peft",
+        "training.micro_batch_tokens": training.micro_batch_tokens is not None,
+    }
+    for key, used in unusable.items():
+        if used:
+            raise ConfigError(
+                f"{key} is not available in a pipeline", hint=f"leave {key} as it is by default"
+            )
+    most = pipeline.slots * waves_of(config)
+    if most > MAX_BACK:
+        raise ConfigError(
+            f"pipeline.slots x pipeline.waves is {most} micro-batches of one data node",
+            hint=f"at most {MAX_BACK}",
+        )
+    check_idle(config)
+
+
+def check_idle(config: Config) -> None:
+    """Raises ConfigError for rollouts that nobody would get."""
+    if config.pipeline.idle_model and not config.exchange.enabled:
+        raise ConfigError(
+            "pipeline.idle_model would generate rollouts for nobody: exchange.enabled is off",
+            hint="switch the exchange on, or leave pipeline.idle_model empty",
+        )
+
+
+def _open(config: Config, model: str, paths: Paths, screen: Screen) -> WholeModel:
+    import torch
+
+    torch.set_num_threads(config.policy.threads)
+    source = _source(model, paths, screen)
+    return open_model(source, find_dtype(config.policy.dtype, find_device(config.policy.device)))
+
+
+def _source(model: str, paths: Paths, screen: Screen) -> str:
+    return str(build_tiny(paths.models, progress=screen.progress)) if model == "tiny" else model
+
+
+def _idle_rollouts(seat: Seat, stack: ExitStack, screen: Screen) -> IdleSharing:
+    """What is generated while the stage waits, loaded, and closed with the `stack`."""
+    config = seat.config
+    model = load_idle_model(_source(config.pipeline.idle_model, seat.paths, screen), config)
+    exchange = sharing_exchange(config, seat.key, seat.tasks, model)
+    idle = IdleSharing(model, exchange, seat.tasks, config, author=seat.key.peer_id, seed=seat.seed)
+    stack.callback(idle.close)
+    return idle
+
+
+def _parts(
+    seat: Seat, whole: WholeModel, memory: int, idle: IdleSharing | None, *, fresh: bool
+) -> PipelineParts:
+    """`memory`: bytes for the stage and for what is done while it waits."""
+    config, paths, pipeline = seat.config, seat.paths, seat.config.pipeline
+    device = find_device(config.policy.device)
+    stage = StageSettings(
+        trainable=pipeline.trainable,
+        adapter=config.policy,
+        dtype=find_dtype(config.policy.dtype, device),
+        device=device,
+    )
+    memory = left_for_stage(memory, idle)
+    cache = round(CACHE_SHARE * memory)
+    log.info("memory for the pipeline: %s", size_text(memory))
+    tokens = batch_tokens(config, whole)
+    timings = measure_stage(whole, stage, micro_batch_tokens=tokens)
+
+    def costs() -> MemberCosts:
+        return MemberCosts(
+            peer_id=seat.key.peer_id,
+            free_bytes=memory - cache,
+            memory_slots=pipeline.slots,
+            holds_data=pipeline.data,
+            timings=timings,
+            measured_at_s=time.time(),
+        )
+
+    checkpoints = StageCheckpoints(
+        paths.checkpoints / f"pipeline-{whole.fingerprint}", whole.fingerprint, keep=KEPT_STEPS
+    )
+    store = _store(seat, whole)
+    if fresh:
+        _put_aside(checkpoints, store)
+    host = build_host(config, paths, choose_port(config.network, paths))
+    return PipelineParts(
+        config=config,
+        key=seat.key,
+        whole=whole,
+        host=host,
+        discovery=build_discovery(config, paths, host),
+        plan=plan_settings(config, whole),
+        membership=membership_settings(config),
+        place=PlaceSettings(
+            stage=stage,
+            learning_rate=config.training.learning_rate,
+            max_tokens=tokens,
+            activations="recomputed" if config.training.gradient_checkpointing == "on" else "kept",
+            free_bytes=memory - cache,
+            cache_bytes=cache,
+            checkpoint_every=config.node.checkpoint_every,
+        ),
+        member=MemberSettings(
+            activations=pipeline.codec,
+            gradients=pipeline.codec,
+            max_norm=config.training.grad_clip,
+            close_timeout_s=pipeline.step_timeout_s,
+        ),
+        costs=costs,
+        checkpoints=checkpoints,
+        earlier=_earlier(checkpoints, store, whole),
+        idle=idle,
+    )
+
+
+def left_for_stage(memory: int, idle: IdleSharing | None) -> int:
+    """Bytes that the idle model leaves to the stage. Raises ModelError where it leaves none."""
+    if idle is None:
+        return memory
+    if idle.size_bytes >= memory:
+        raise ModelError(
+            f"pipeline.idle_model takes {size_text(idle.size_bytes)}, all there is for a stage and it is"
+            f" {size_text(memory)}",
+            hint="choose a smaller one, lower rollout.max_tokens, or raise pipeline.memory_gb",
+        )
+    return memory - idle.size_bytes
+
+
+def plan_settings(config: Config, whole: WholeModel) -> PlanSettings:
+    """What all members have to agree on before they can plan together."""
+    pipeline, tokens = config.pipeline, batch_tokens(config, whole)
+    dtype = find_dtype(config.policy.dtype, find_device(config.policy.device))
+    number_bytes = dtype.itemsize
+    training = Training(
+        pipeline.trainable,
+        config.policy.lora_rank,
+        number_bytes,
+        tokens,
+        recomputed=config.training.gradient_checkpointing == "on",
+    )
+    return PlanSettings(
+        model=model_costs(whole.card, training),
+        micro_batch_tokens=tokens,
+        token_bytes=round(whole.card.hidden * min(CODEC_BYTES[pipeline.codec], number_bytes)),
+        skip=pipeline.skip,
+        slots=pipeline.slots,
+        waves=waves_of(config),
+        stages=pipeline.stages,
+        search_tasks=pipeline.search_tasks,
+        others=(
+            ("codec", pipeline.codec),
+            ("trainable", pipeline.trainable),
+            ("lora_alpha", str(config.policy.lora_alpha)),
+            ("learning_rate", str(config.training.learning_rate)),
+            ("grad_clip", str(config.training.grad_clip)),
+            ("loss", config.training.loss),
+            ("dtype", str(dtype)),
+            ("text", "yes" if pipeline.text else "no"),
+        ),
+    )
+
+
+def membership_settings(config: Config) -> MembershipSettings:
+    """Who may be a member, and how many the first plan waits for."""
+    pipeline = config.pipeline
+    return MembershipSettings(
+        swarm=config.swarm.name,
+        name=pipeline.name,
+        allowed=frozenset(pipeline.members) if pipeline.members else None,
+        at_least=pipeline.wait_for_members,
+    )
+
+
+def batch_tokens(config: Config, whole: WholeModel) -> int:
+    """Tokens of one micro-batch: the longest sequence travels alone, so there is room for it at least."""
+    if config.pipeline.text:
+        return config.pipeline.micro_batch_tokens
+    longest = longest_sequence(config, whole.name, whole.max_positions)
+    return max(config.pipeline.micro_batch_tokens, longest)
+
+
+def waves_of(config: Config) -> int:
+    """As many as a round of full answers to the longest prompts fills, where nothing is set.
+
+    >>> waves_of(Config())
+    22
+    """
+    pipeline, rollout = config.pipeline, config.rollout
+    if pipeline.waves is not None:
+        return pipeline.waves
+    if pipeline.text:
+        return TEXT_WAVES
+    groups = max(rollout.groups, config.exchange.local_groups + config.exchange.external_groups)
+    longest = rollout.max_prompt_tokens + rollout.max_tokens
+    in_one = max(1, pipeline.micro_batch_tokens // longest)
+    return max(1, min(MOST_WAVES, -(-groups * rollout.group_size // (pipeline.slots * in_one))))
+
+
+def _earlier(
+    checkpoints: StageCheckpoints, store: CheckpointStore, whole: WholeModel
+) -> tuple[HeldState, ...]:
+    """The newest of this member's own stage, and of the whole where it was a data node."""
+    found: list[HeldState] = []
+    if (latest := store.latest()) is not None and latest.state.policy_version:
+        try:
+            tensors = single_machine_tensors(latest.folder)
+        except CheckpointError as error:
+            log.warning("%s", error)
+        else:
+            if tensors.tensors:
+                part = StagePart(0, whole.layers, has_ends=True)
+                found.append(HeldState.of(part, tensors.iteration, pack_state(tensors.tensors)))
+    for checkpoint in checkpoints.found():
+        try:
+            return (*found, checkpoint.read())
+        except CheckpointError as error:
+            log.warning("%s", error)
+    return tuple(found)
+
+
+def _put_aside(checkpoints: StageCheckpoints, store: CheckpointStore) -> None:
+    if archived := store.archive():
+        log.info("starting over; earlier checkpoints are kept in %s", archived)
+    if checkpoints.folder.exists():
+        aside = checkpoints.folder.with_name(f"{checkpoints.folder.name}.{int(time.time())}")
+        checkpoints.folder.rename(aside)
+        log.info("starting over; earlier stages are kept in %s", aside)
+
+
+def _store(seat: Seat, whole: WholeModel) -> CheckpointStore:
+    return CheckpointStore(
+        seat.paths.checkpoints,
+        Path(whole.name).name,
+        whole.fingerprint,
+        keep=seat.config.node.keep_checkpoints,
+    )
+
+
+def _data_role(seat: Seat, whole: WholeModel) -> Callable[[PipelineNode], DataRole]:
+    """Made where it is needed: most members never see a tokenizer."""
+
+    def make(node: PipelineNode) -> DataRole:
+        tokenizer, ends = load_tokenizer(whole)
+        if seat.config.pipeline.text:
+            return TextRole(node, tokenizer, seat.seed)
+        return RolloutRole(node, Asking(seat.tasks, tokenizer, ends, _store(seat, whole), seat.seed))
+
+    return make

@@ -1,0 +1,268 @@
+"""The half of a learner that asks: examples answered by an engine, scored, kept until they are trained on.
+
+policy_learner.py (a policy of our own), pipeline_learner.py (one held with others)
+        -> [RolloutLearner] -> tasks, rollout
+
+Draws depend on (seed, place in the stream) alone, and what is sampled but not yet trained on is part of a
+checkpoint: a node that resumes goes on where it stopped.
+"""
+
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import copy_context
+
+import msgspec
+
+from swarmnode.config import Config, RolloutConfig
+from swarmnode.errors import CheckpointError, EngineError, TaskError
+from swarmnode.node.dynamic_sampling import more_groups
+from swarmnode.node.learner import Generation, Resumed, RoundRollouts
+from swarmnode.rollout.engine import Engine, PolicyUpdate, SamplingParams
+from swarmnode.rollout.group import Answered
+from swarmnode.rollout.partial import PartialRollouts
+from swarmnode.rollout.partial_records import PartialSettings
+from swarmnode.rollout.renderer import Renderer
+from swarmnode.tasks.rounds import ExampleStream, StreamPlace
+from swarmnode.tasks.task import Task, redraw, score_strictly
+from swarmnode.training.budget import is_out_of_memory
+from swarmnode.training.checkpoint import Measure, Waiting
+from swarmnode.training.evaluation import evaluate
+from swarmnode.training.records import Counters, Evaluation, TrainReport
+from swarmnode.types import Example, ExampleKey, RolloutGroup
+
+log = logging.getLogger(__name__)
+
+
+class UntrainedRollouts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """rollouts.bin of a checkpoint."""
+
+    place: StreamPlace
+    """Where the next example comes from."""
+    rollouts: bytes
+    """`PartialRollouts.state`."""
+
+
+class RolloutLearner(ABC):
+    """A `Learner` but for the learning: an engine, tasks by name, and what waits between them."""
+
+    def __init__(
+        self,
+        config: Config,
+        engine: Engine,
+        renderer: Renderer,
+        tasks: Mapping[str, Task],
+        *,
+        author: str,
+        seed: int,
+        versions_ahead: int = 0,
+    ) -> None:
+        """`versions_ahead`: how far the trainer is ahead of the engine once it sees what was generated."""
+        self._config = config
+        self.engine = engine
+        self._renderer = renderer
+        self._tasks = tasks
+        self._author = author
+        self._seed = seed
+        self._interrupted = threading.Event()
+        self._sampling = SamplingParams(
+            config.rollout.max_tokens, config.rollout.temperature, config.rollout.top_p
+        )
+        self._versions_ahead = versions_ahead
+        settings = partial_settings(config.rollout, versions_ahead, alone=config.node.policies == 1)
+        self._rollouts = PartialRollouts(engine, renderer, settings, self._sampling, seed=seed)
+        self._examples = self._stream()
+        self._untrained: dict[int, list[Answered]] = {}
+        """Complete groups by the round that got them, for the newest rounds."""
+        self._scorer = ThreadPoolExecutor(1, thread_name_prefix="scorer")
+
+    # What the learning half provides
+
+    @property
+    @abstractmethod
+    def policy_version(self) -> int: ...
+
+    @abstractmethod
+    def resume(self) -> Resumed | None: ...
+
+    @abstractmethod
+    def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport | None: ...
+
+    @abstractmethod
+    def save(self, counters: Counters, exchange: bytes) -> Future[str]: ...
+
+    @abstractmethod
+    def _update(self) -> PolicyUpdate:
+        """What has been learnt so far, for the engine."""
+
+    # The Learner
+
+    def use_newest_policy(self) -> None:
+        if self.engine.policy_version != self.policy_version:
+            self._rollouts.set_policy(self._update())
+
+    def rollouts(self, number: int) -> RoundRollouts:
+        with _clear_about_memory():
+            return self._generate(number)
+
+    def _generate(self, number: int) -> RoundRollouts:
+        started = time.perf_counter()
+        # This may run beside the training of the round before; all earlier ones are trained on.
+        self._untrained = {n: kept for n, kept in self._untrained.items() if n >= number - 1}
+        self._untrained[number] = []
+        groups: list[RolloutGroup] = []
+        useful = 0
+        wanted, factor = self._config.rollout.groups, self._config.rollout.dynamic_sampling
+        while count := more_groups(wanted, useful, len(groups), factor):
+            more = self._scored_groups(number, count)
+            groups += more
+            useful += sum(group.has_gradient for group in more)
+            if len(more) < count:
+                break
+        complete = not self._interrupted.is_set()
+        tokens = sum(len(c.token_ids) for group in groups for c in group.completions)
+        seconds = time.perf_counter() - started
+        return RoundRollouts(tuple(groups) if complete else (), tokens, seconds, complete, self._generation())
+
+    def _scored_groups(self, number: int, count: int) -> list[RolloutGroup]:
+        """So many groups more for a round; fewer when interrupted or out of examples."""
+        scoring: list[Future[RolloutGroup]] = []
+        for one in self._rollouts.round(self._examples, groups=count, should_stop=self._interrupted.is_set):
+            # A judge may be slow, or wait for a subprocess: it works while the engine goes on.
+            self._untrained[number].append(one)
+            work = copy_context().run, self._score, one, self.engine.policy_version
+            scoring.append(self._scorer.submit(*work))
+        if not self._interrupted.is_set():
+            return [future.result() for future in scoring]
+        for future in scoring:
+            future.cancel()
+        return []
+
+    def evaluate(self) -> Evaluation | None:
+        self._rollouts.park()
+        self.use_newest_policy()
+        with _clear_about_memory():
+            return evaluate(
+                self.engine,
+                self._renderer,
+                self._tasks,
+                self._sampling,
+                examples=self._config.tasks.eval_examples,
+                should_stop=self._interrupted.is_set,
+            )
+
+    def interrupt(self) -> None:
+        self._interrupted.set()
+
+    def close(self) -> None:
+        self._scorer.shutdown(cancel_futures=True)
+        self.engine.close()
+
+    def _waiting(self, counters: Counters, exchange: bytes) -> Waiting:
+        """What a checkpoint keeps besides the policy: nothing that a round up to `counters.round` used."""
+        later = sorted(number for number in self._untrained if number > counters.round)
+        complete = [answered for number in later for answered in self._untrained[number]]
+        state = UntrainedRollouts(self._examples.place, self._rollouts.state(complete))
+        return Waiting(exchange, msgspec.msgpack.encode(state))
+
+    def _measure(self) -> Measure:
+        """What its evaluations are made of."""
+        return Measure(tuple(sorted(self._tasks)), self._config.tasks.eval_examples)
+
+    def _score(self, answered: Answered, version: int) -> RolloutGroup:
+        return scored(answered, self._tasks, self._author, version)
+
+    def _restore_rollouts(self, saved: bytes) -> None:
+        if not saved:
+            return
+        try:
+            state = msgspec.msgpack.decode(saved, type=UntrainedRollouts)
+        except msgspec.DecodeError as error:
+            raise CheckpointError(
+                f"the unfinished rollouts of the checkpoint cannot be read: {error}", hint="use --fresh"
+            ) from error
+        # At a start the trainer is not ahead of the engine yet: what was complete is as fresh as it looks.
+        self._rollouts.restore(state.rollouts, self._redraw, older=self._versions_ahead)
+        self._examples = self._stream(state.place)
+
+    def _redraw(self, key: ExampleKey) -> Example | None:
+        """The example of a saved group; None when its task is gone or has changed."""
+        task = self._tasks.get(key.task)
+        try:
+            return None if task is None else redraw(task, key)
+        except TaskError:
+            return None
+
+    def _stream(self, place: StreamPlace | None = None) -> ExampleStream:
+        return ExampleStream(list(self._tasks.values()), self._seed, self._config.rollout.groups, place)
+
+    def _generation(self) -> Generation:
+        engine, rollouts = self.engine.stats(), self._rollouts.stats()
+        return Generation(
+            engine=self.engine.capabilities.name,
+            mode=self._config.rollout.mode,
+            running=engine.running,
+            waiting=engine.waiting,
+            groups_in_flight=rollouts.groups_in_flight,
+            surplus_groups=rollouts.surplus_groups,
+            concurrency=rollouts.concurrency,
+            step_base_s=rollouts.step_base_s,
+            step_per_request_s=rollouts.step_per_request_s,
+            idle_share=rollouts.idle_share,
+            mean_tokens_produced=rollouts.mean_tokens_produced,
+            mean_tokens_trained=rollouts.mean_tokens_trained,
+            resumed=rollouts.resumed_requests,
+            reprefilled_tokens=engine.reprefilled_tokens,
+            stale_groups_dropped=rollouts.dropped_stale,
+            live_versions=len(engine.live_versions),
+            swaps=engine.swaps,
+            swap_s=engine.swap_s,
+            kv_use=engine.kv_use,
+        )
+
+
+def scored(answered: Answered, tasks: Mapping[str, Task], author: str, version: int) -> RolloutGroup:
+    """The group that an author has of these answers. Raises TaskError."""
+    example = answered.example
+    texts = [completion.text for completion in answered.completions]
+    scores = score_strictly(tasks[example.key.task], example, texts)
+    return RolloutGroup(example, answered.completions, scores, author, version)
+
+
+@contextmanager
+def _clear_about_memory() -> Iterator[None]:
+    """Raises EngineError with advice where generation finds no memory."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise EngineError(
+            "generation ran out of memory",
+            hint="lower rollout.slots or rollout.max_tokens, choose a smaller --model, or hold this one with"
+            " others: --pipeline NAME",
+        ) from error
+
+
+def partial_settings(config: RolloutConfig, versions_ahead: int, *, alone: bool = True) -> PartialSettings:
+    """The scheduler's settings out of the node's.
+
+    With overlap the trainer is one version ahead of the engine by the time it sees what was generated, so
+    the scheduler has to keep everything that much younger. Who is not `alone` on the engine cannot measure
+    what its own requests cost there: then it keeps those of one round in flight.
+    """
+    concurrency = config.concurrency
+    if concurrency is None and not alone:
+        concurrency = config.groups * config.group_size
+    return PartialSettings(
+        mode=config.mode,
+        groups=config.groups,
+        group_size=config.group_size,
+        max_lag=config.max_lag - versions_ahead,
+        over_provision=config.over_provision,
+        concurrency=concurrency,
+    )
