@@ -2,6 +2,7 @@
 
 import logging
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,6 +40,16 @@ class Broken(FakeLearner):
         raise KeyError("a bug")
 
 
+class Outlasting(FakeLearner):
+    """Generates nothing before the others have left."""
+
+    others_left: threading.Event
+
+    def rollouts(self, number: int) -> RoundRollouts:
+        assert self.others_left.wait(60), "the others stay"
+        return super().rollouts(number)
+
+
 class Company:
     """Memberships over fake learners."""
 
@@ -48,6 +59,7 @@ class Company:
         self.paths = paths
         self.built: list[int] = []
         self.left: list[int] = []
+        self.others_left = threading.Event()
         self.members = [self.member(number, learner) for number, learner in enumerate(learners)]
 
     def member(self, number: int, learner: FakeLearner) -> Membership:
@@ -60,7 +72,12 @@ class Company:
 
         key = NodeKey(bytes([number] * 32))
         seat = Seat(number, config_of(self.config, number), self.paths.policy(number), key, 0, {})
-        return Membership(seat, build, lambda: self.left.append(number))
+        return Membership(seat, build, lambda: self.leave(number))
+
+    def leave(self, number: int) -> None:
+        self.left.append(number)
+        if len(self.left) == len(self.members) - 1:
+            self.others_left.set()
 
 
 @pytest.fixture
@@ -85,7 +102,9 @@ async def test_all_run_to_their_own_end_in_order(company: Callable[..., Company]
 async def test_who_fails_at_the_start_or_later_leaves_and_the_others_go_on(
     company: Callable[..., Company], caplog: pytest.LogCaptureFixture
 ) -> None:
-    three = company(BadDisk("a"), BadTask("b"), FakeLearner("c"))
+    last = Outlasting("c")
+    three = company(BadDisk("a"), BadTask("b"), last)
+    last.others_left = three.others_left
     with caplog.at_level("INFO", "swarmnode"):
         first, second, third = await serve_several(three.members)
     assert isinstance(first, StorageError) and isinstance(second, TaskError) and rounds(third) == 3
