@@ -24,7 +24,7 @@ swarm: $(VENV)/.train
 	@$(BIN)/swarmnode swarm $(ARGS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -29,3 +29,14 @@ def tiny_model(models: Path) -> Path:
     from swarmnode.training.tiny import build_tiny
 
     return build_tiny(models)
+
+
+ENGINES = ("test_engine.py", "test_vllm.py")
+"""These share one vLLM engine, which takes tens of seconds to start."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`make test` runs two processes: a file stays whole, so that its fixtures are made once."""
+    for item in items:
+        group = "engines" if item.path.name in ENGINES else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
