@@ -30,8 +30,8 @@ from typing import Any
 
 from common import arguments, middle, report
 
-from swarmnode.pipeline.bounds import free_map_bound_s
-from swarmnode.pipeline.instance import (
+from swarmnode.pipeline.plans.bounds import free_map_bound_s
+from swarmnode.pipeline.plans.instance import (
     ACTIVATION_BYTES,
     GRADIENT_BYTES,
     HOP_OVERHEAD_S,
@@ -40,13 +40,13 @@ from swarmnode.pipeline.instance import (
     load_instance,
     with_averaging,
 )
-from swarmnode.pipeline.moves import Draft, Neighbourhood, apply
-from swarmnode.pipeline.placement import search as search_map
-from swarmnode.pipeline.plan import Plan, violations
-from swarmnode.pipeline.report import find_full, seconds_for
-from swarmnode.pipeline.routes import first_paths
-from swarmnode.pipeline.schedule import Budget, Scheduled, schedule
-from swarmnode.pipeline.simulator import Simulator, simulate
+from swarmnode.pipeline.plans.moves import Draft, Neighbourhood, apply
+from swarmnode.pipeline.plans.placement import search as search_map
+from swarmnode.pipeline.plans.plan import Plan, violations
+from swarmnode.pipeline.plans.report import find_full, seconds_for
+from swarmnode.pipeline.plans.routes import first_paths
+from swarmnode.pipeline.plans.schedule import Budget, Scheduled, schedule
+from swarmnode.pipeline.plans.simulator import Simulator, simulate
 
 INSTANCES = Path(__file__).parent / "instances"
 

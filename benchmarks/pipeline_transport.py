@@ -21,9 +21,10 @@ from common import arguments, middle, report
 
 from swarmnode.identity import keys
 from swarmnode.network.p2pd import P2pdHost
-from swarmnode.pipeline.codec import Encoded, decode, encode
-from swarmnode.pipeline.messages import CodecName, Done, Forward, Message, Roster
-from swarmnode.pipeline.transport import TensorTransport
+from swarmnode.pipeline.wire.codec import Encoded, decode, encode
+from swarmnode.pipeline.wire.messages import CodecName, Done, Forward, Message
+from swarmnode.pipeline.wire.roster import Roster
+from swarmnode.pipeline.wire.transport import TensorTransport
 
 MIB = 1 << 20
 SIZES_MIB = (1, 8, 32)
@@ -116,7 +117,7 @@ async def _measure(
 def forward(sent: Encoded, micro_batch: int) -> Forward:
     return Forward(
         plan=PLAN, iteration=sent.header.shape[0], deadline_s=60.0, micro_batch=micro_batch, agent=0, wave=0,
-        path=(0, 1), position=1, tensor=sent.header,
+        path=(0, 1), position=1, tensor=sent.header, tokens=1,
     )  # fmt: skip
 
 
