@@ -1,6 +1,6 @@
 """Our side of benchmarks/grpo.py: the embedded engine and the trainer, as a node runs them in mode sync.
 
-grpo.py -> [grpo_ours] -> rollout/collector.py, training/trainer.py
+grpo.py -> [grpo_ours] -> rollout/schedule/collector.py, training/trainer.py
 """
 
 from itertools import count
@@ -9,10 +9,10 @@ import torch
 from grpo_job import Job, Turns, job_from_command_line, prompts, reward
 
 from swarmnode.config import PolicyConfig, TrainingConfig
-from swarmnode.rollout.collector import collect
-from swarmnode.rollout.embedded import EmbeddedEngine
+from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import SamplingParams
 from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.collector import collect
 from swarmnode.training.base_model import load_base_model
 from swarmnode.training.policy import Policy
 from swarmnode.training.trainer import Trainer

@@ -25,12 +25,12 @@ from typing import Any, get_args
 from common import arguments, cpu_seconds, report
 
 from swarmnode.config import PolicyConfig, TrainingConfig
-from swarmnode.rollout.collector import collect
-from swarmnode.rollout.embedded import EmbeddedEngine
+from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import SamplingParams
-from swarmnode.rollout.partial import PartialRollouts
-from swarmnode.rollout.partial_records import PartialSettings
 from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.collector import collect
+from swarmnode.rollout.schedule.partial import PartialRollouts
+from swarmnode.rollout.schedule.records import PartialSettings
 from swarmnode.tasks.builtin import BUILTIN_TASKS
 from swarmnode.tasks.rounds import ExampleStream
 from swarmnode.tasks.task import draw_held_out, score_strictly

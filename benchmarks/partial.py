@@ -29,13 +29,13 @@ import torch
 from common import arguments, interleaved, middle, ratios, report
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from swarmnode.rollout.concurrency import gain_ceiling
-from swarmnode.rollout.embedded import EmbeddedEngine
+from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import Engine, PolicyUpdate, SamplingParams
-from swarmnode.rollout.group import Answered
-from swarmnode.rollout.partial import PartialRollouts
-from swarmnode.rollout.partial_records import PartialSettings
 from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.concurrency import gain_ceiling
+from swarmnode.rollout.schedule.group import Answered
+from swarmnode.rollout.schedule.partial import PartialRollouts
+from swarmnode.rollout.schedule.records import PartialSettings
 from swarmnode.types import Example, ExampleKey
 
 VOCAB = 99
@@ -308,7 +308,7 @@ def build_engine(which: str, folder: Path) -> tuple[Engine, list[PolicyUpdate]]:
     adapters = [random_adapter(model) for _ in range(POLICIES)]
     if which == "embedded":
         return EmbeddedEngine(model.bfloat16(), (0,), max_slots=SLOTS, max_length=MAX_LENGTH), adapters
-    from swarmnode.rollout.vllm import VllmEngine
+    from swarmnode.rollout.vllm.engine import VllmEngine
 
     model.save_pretrained(folder)
     engine = VllmEngine(

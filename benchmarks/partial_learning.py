@@ -27,13 +27,13 @@ from typing import Literal
 from common import arguments, report
 
 from swarmnode.config import PolicyConfig, TrainingConfig
-from swarmnode.rollout.collector import collect
-from swarmnode.rollout.embedded import EmbeddedEngine
+from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import SamplingParams
-from swarmnode.rollout.group import Answered
-from swarmnode.rollout.partial import PartialRollouts
-from swarmnode.rollout.partial_records import PartialSettings
 from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.collector import collect
+from swarmnode.rollout.schedule.group import Answered
+from swarmnode.rollout.schedule.partial import PartialRollouts
+from swarmnode.rollout.schedule.records import PartialSettings
 from swarmnode.tasks.task import draw_held_out, draw_train, score_strictly
 from swarmnode.training.base_model import load_base_model
 from swarmnode.training.policy import Policy

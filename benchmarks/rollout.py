@@ -18,9 +18,9 @@ from rollout_contenders import KV_BYTES, Contender, ContinuousBatching, Generate
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from swarmnode.rollout.embedded import EmbeddedEngine
+from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import Engine, PolicyUpdate
-from swarmnode.rollout.vllm_compat import missing_reason
+from swarmnode.rollout.vllm.compat import missing_reason
 
 SLOTS = 64
 LONGEST = 330
@@ -124,7 +124,7 @@ def transformers_contenders(model: PreTrainedModel) -> dict[str, Contender]:
 
 
 def vllm_plain(base: PreTrainedModel, folder: Path, dtype: str) -> dict[str, Contender]:
-    from swarmnode.rollout.vllm import VllmEngine
+    from swarmnode.rollout.vllm.engine import VllmEngine
 
     engine = VllmEngine(
         str(folder / "base"), base, (), SLOTS, MAX_LENGTH, lora_rank=RANK, dtype=dtype, kv_bytes=KV_BYTES
@@ -138,7 +138,7 @@ def vllm_plain(base: PreTrainedModel, folder: Path, dtype: str) -> dict[str, Con
 def vllm_adapted(
     base: PreTrainedModel, folder: Path, dtype: str, update: PolicyUpdate
 ) -> dict[str, Contender]:
-    from swarmnode.rollout.vllm import VllmEngine
+    from swarmnode.rollout.vllm.engine import VllmEngine
 
     found: dict[str, Contender] = {}
     for weights in ("merged", "lora"):

@@ -31,10 +31,10 @@ from swarmnode.pipeline.running.idle import IdleRollouts, IdleStats
 from swarmnode.pipeline.running.idle_budget import IdleSettings
 from swarmnode.pipeline.running.work import WorkTimes
 from swarmnode.rollout.engine import Engine, SamplingParams
-from swarmnode.rollout.group import Answered
-from swarmnode.rollout.partial import PartialRollouts
-from swarmnode.rollout.partial_records import PartialSettings
 from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.group import Answered
+from swarmnode.rollout.schedule.partial import PartialRollouts
+from swarmnode.rollout.schedule.records import PartialSettings
 from swarmnode.tasks.rounds import ExampleStream
 from swarmnode.tasks.task import Task
 from swarmnode.types import Example, RolloutGroup

@@ -23,10 +23,10 @@ from swarmnode.errors import CheckpointError, EngineError, TaskError
 from swarmnode.node.dynamic_sampling import more_groups
 from swarmnode.node.learner import Generation, Resumed, RoundRollouts
 from swarmnode.rollout.engine import Engine, PolicyUpdate, SamplingParams
-from swarmnode.rollout.group import Answered
-from swarmnode.rollout.partial import PartialRollouts
-from swarmnode.rollout.partial_records import PartialSettings
 from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.group import Answered
+from swarmnode.rollout.schedule.partial import PartialRollouts
+from swarmnode.rollout.schedule.records import PartialSettings
 from swarmnode.tasks.rounds import ExampleStream, StreamPlace
 from swarmnode.tasks.task import Task, redraw, score_strictly
 from swarmnode.training.budget import is_out_of_memory

@@ -1,6 +1,6 @@
 """What an engine accepts and refuses, and the line in which requests wait. The same for every engine.
 
-partial.py -> submit -> [requests] -> embedded.py | vllm.py | fallback.py | fake.py
+partial.py -> submit -> [requests] -> embedded.py | vllm/engine.py | fallback.py | fake.py
 """
 
 import math

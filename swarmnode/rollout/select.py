@@ -11,12 +11,13 @@ from peft import PeftModel
 from transformers import PreTrainedModel
 
 from swarmnode.errors import EngineError
-from swarmnode.rollout import vllm_limits, weights
-from swarmnode.rollout.embedded import EmbeddedEngine
+from swarmnode.rollout.decode import weights
+from swarmnode.rollout.decode.embedded import EmbeddedEngine
+from swarmnode.rollout.decode.fallback import GenerateEngine
 from swarmnode.rollout.engine import Engine
-from swarmnode.rollout.fallback import GenerateEngine
 from swarmnode.rollout.shared import versions_needed
-from swarmnode.rollout.vllm_compat import INSTALL_VLLM, missing_reason
+from swarmnode.rollout.vllm import limits as vllm_limits
+from swarmnode.rollout.vllm.compat import INSTALL_VLLM, missing_reason
 
 EngineKind = Literal["auto", "embedded", "vllm"]
 
@@ -60,7 +61,7 @@ def make_engine(
         )
     versions = ONE_POLICY_VERSIONS if policies == 1 else versions_needed(policies)
     if chosen == "vllm":
-        from swarmnode.rollout.vllm import VllmEngine
+        from swarmnode.rollout.vllm.engine import VllmEngine
 
         assert source is not None
         dtype = "bfloat16" if base.dtype == torch.bfloat16 else "float32"

@@ -6,9 +6,9 @@ tasks (held-out draws) -> engine -> score -> [evaluation] -> node, `swarmnode ev
 from collections.abc import Callable, Mapping
 from itertools import islice
 
-from swarmnode.rollout.collector import collect
 from swarmnode.rollout.engine import Engine, SamplingParams
 from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.collector import collect
 from swarmnode.tasks.task import Task, draw_held_out, score_strictly
 from swarmnode.training.records import Evaluation
 from swarmnode.types import mean_or_none, total_reward

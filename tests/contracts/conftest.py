@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from swarmnode.errors import NetworkError
 from swarmnode.network.p2pd_bundle import find_daemon
 from swarmnode.rollout.engine import Engine
-from swarmnode.rollout.vllm_compat import missing_reason
+from swarmnode.rollout.vllm.compat import missing_reason
 from tests.contracts.hosts import HostFactory, memory_hosts, p2pd_hosts
 
 LORA_RANK = 8
@@ -37,7 +37,7 @@ def make_vllm_engine() -> Iterator[Callable[..., Engine]]:
     """
     if (reason := missing_reason("cpu")) is not None:
         pytest.skip(reason)
-    from swarmnode.rollout.vllm import VllmEngine
+    from swarmnode.rollout.vllm.engine import VllmEngine
 
     engines: dict[tuple[Path, int, tuple[int, ...], str], VllmEngine] = {}
 

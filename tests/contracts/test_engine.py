@@ -41,7 +41,8 @@ from swarmnode.errors import EngineError
 from swarmnode.pipeline.rollouts.chain import LocalChain
 from swarmnode.pipeline.rollouts.engine import PipelineEngine
 from swarmnode.pipeline.stages.stage_model import Cut, StagePart, StageSettings, build_stage, try_cut
-from swarmnode.rollout.embedded import EmbeddedEngine
+from swarmnode.rollout.decode.embedded import EmbeddedEngine
+from swarmnode.rollout.decode.fallback import GenerateEngine
 from swarmnode.rollout.engine import (
     BASE_VERSION,
     Engine,
@@ -53,7 +54,6 @@ from swarmnode.rollout.engine import (
     SamplingParams,
 )
 from swarmnode.rollout.fake import FakeEngine
-from swarmnode.rollout.fallback import GenerateEngine
 from swarmnode.rollout.shared import SharedEngine, versions_needed
 from swarmnode.types import Span
 

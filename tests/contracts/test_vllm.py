@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from swarmnode.rollout import vllm_compat
+from swarmnode.rollout.vllm import compat as vllm_compat
 
 if (_reason := vllm_compat.missing_reason("cpu")) is not None:
     pytest.skip(_reason, allow_module_level=True)
@@ -35,14 +35,15 @@ from transformers import (
 )
 
 from swarmnode.errors import EngineError, ModelError, RequestRefused
-from swarmnode.rollout import vllm_async, vllm_driver
 from swarmnode.rollout.engine import BASE_VERSION, Engine, Output, PolicyUpdate, Request, SamplingParams
 from swarmnode.rollout.select import make_engine
-from swarmnode.rollout.vllm import VllmEngine
-from swarmnode.rollout.vllm_limits import CPU_HEAD_SIZES
-from swarmnode.rollout.vllm_lora import GroupedLora
-from swarmnode.rollout.vllm_policies import linear_weights
-from swarmnode.rollout.vllm_rows import segment_seed
+from swarmnode.rollout.vllm import driver as vllm_driver
+from swarmnode.rollout.vllm import separate as vllm_async
+from swarmnode.rollout.vllm.engine import VllmEngine
+from swarmnode.rollout.vllm.limits import CPU_HEAD_SIZES
+from swarmnode.rollout.vllm.lora import GroupedLora
+from swarmnode.rollout.vllm.policies import linear_weights
+from swarmnode.rollout.vllm.rows import segment_seed
 
 VOCAB = 61
 EOS = 0

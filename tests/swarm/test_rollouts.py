@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from swarmnode.rollout.vllm_compat import missing_reason
+from swarmnode.rollout.vllm.compat import missing_reason
 
 Join = Callable[..., Any]
 

@@ -18,7 +18,7 @@ from swarmnode.pipeline.rollouts.stage_cache import Segments, StageCaches, tails
 from swarmnode.pipeline.rollouts.ways import Members, StagePath, Way, way_along
 from swarmnode.pipeline.stages.stage_model import StageModel
 from swarmnode.pipeline.wire.messages import Refusal
-from swarmnode.rollout.adapter import LoraPair, lora_pairs
+from swarmnode.rollout.decode.adapter import LoraPair, lora_pairs
 from swarmnode.rollout.engine import PolicyUpdate
 
 MAX_FEED_TOKENS = 4096

@@ -27,12 +27,12 @@ from swarmnode.pipeline.rollouts.chain import Chain, Feed, Stop, Stopped
 from swarmnode.pipeline.rollouts.feeding import Feeder, RecoveryCounts
 from swarmnode.pipeline.rollouts.stage_cache import Segments
 from swarmnode.pipeline.rollouts.ways import ChoosePath, StagePath
+from swarmnode.rollout.decode.running import Policy
+from swarmnode.rollout.decode.scoring import LOGITS_AT_ONCE, Pair
+from swarmnode.rollout.decode.torch_engine import LoraPairs, TorchEngine
+from swarmnode.rollout.decode.weights import Layers
 from swarmnode.rollout.engine import BASE_VERSION, Capabilities, InFlight, Output, PolicyUpdate, Request
 from swarmnode.rollout.requests import not_finite
-from swarmnode.rollout.running import Policy
-from swarmnode.rollout.scoring import LOGITS_AT_ONCE, Pair
-from swarmnode.rollout.torch_engine import LoraPairs, TorchEngine
-from swarmnode.rollout.weights import Layers
 
 SCORE_ATTEMPTS = 4
 """Ways tried for one batch to score."""

@@ -23,7 +23,7 @@ from swarmnode.pipeline.rollouts.decode_streams import DecodeLimits
 from swarmnode.pipeline.rollouts.stage_cache import StageCaches, tails_of
 from swarmnode.pipeline.rollouts.ways import Members, StagePath, Way, way_along
 from swarmnode.pipeline.wire.messages import MAX_TENSOR_BYTES
-from swarmnode.rollout.adapter import LoraPair
+from swarmnode.rollout.decode.adapter import LoraPair
 from swarmnode.rollout.engine import PolicyUpdate
 
 SPARE_S = 5.0

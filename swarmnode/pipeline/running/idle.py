@@ -1,6 +1,6 @@
 """Rollouts of a small policy of one's own in the gaps of the pipeline, in slices that hardly delay it.
 
-work.py (nothing is ready; the plan says until when) -> [IdleRollouts] -> rollout/partial.py, one engine step
+work.py (nothing is ready; the plan says until when) -> [IdleRollouts] -> schedule/partial.py, one engine step
                                                               |           at a time
                                                               v  whole groups -> sink (exchange, trainer)
 
@@ -35,8 +35,8 @@ from swarmnode.pipeline.running.idle_budget import (
     next_rows,
 )
 from swarmnode.rollout.engine import Engine, PolicyUpdate
-from swarmnode.rollout.group import Answered
-from swarmnode.rollout.partial import PartialRollouts
+from swarmnode.rollout.schedule.group import Answered
+from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.types import Example
 
 log = logging.getLogger(__name__)

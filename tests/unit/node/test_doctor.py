@@ -13,7 +13,7 @@ from swarmnode.node import memory as memory_module
 from swarmnode.node.doctor import Finding, memory_findings, policy_findings
 from swarmnode.node.memory import VLLM_SHARE, plan_for
 from swarmnode.paths import resolve_paths
-from swarmnode.rollout.vllm import GPU_MEMORY_SHARE
+from swarmnode.rollout.vllm.engine import GPU_MEMORY_SHARE
 
 SMALL = "Qwen/Qwen2.5-0.5B-Instruct"
 LARGE = "Qwen/Qwen2.5-7B-Instruct"

@@ -14,7 +14,7 @@ from swarmnode.node.learner import RoundRollouts
 from swarmnode.node.overlap import Overlap
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.node.rollout_learner import partial_settings
-from swarmnode.rollout.embedded import EmbeddedEngine
+from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import Output
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.training.base_model import load_base_model

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from swarmnode.rollout.bands import Band, cache_size
-from swarmnode.rollout.slots import NARROWEST_ON_CPU, Slots
-from swarmnode.rollout.weights import Shape
+from swarmnode.rollout.decode.bands import Band, cache_size
+from swarmnode.rollout.decode.slots import NARROWEST_ON_CPU, Slots
+from swarmnode.rollout.decode.weights import Shape
 
 CPU = torch.device("cpu")
 SHAPE = Shape(layers=1, heads=1, kv_heads=1, head_dim=2, hidden=2, intermediate=2, vocab=5, norm_eps=1e-6)

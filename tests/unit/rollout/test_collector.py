@@ -5,11 +5,11 @@ from typing import cast
 
 import pytest
 
-from swarmnode.rollout.collector import collect
 from swarmnode.rollout.engine import Request, SamplingParams
 from swarmnode.rollout.fake import LOGPROB, FakeEngine
-from swarmnode.rollout.group import completion_seed
 from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.collector import collect
+from swarmnode.rollout.schedule.group import completion_seed
 from swarmnode.types import Example, ExampleKey, one_span
 
 EOS = 0

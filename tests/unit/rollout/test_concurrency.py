@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.rollout.concurrency import (
+from swarmnode.rollout.schedule.concurrency import (
     SMALL_OVERHEAD,
     ConcurrencyControl,
     StepCost,

@@ -10,14 +10,14 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from swarmnode.errors import ModelError
-from swarmnode.rollout.batches import BATCH_TOKENS, alike
-from swarmnode.rollout.decoder import Decoder
-from swarmnode.rollout.embedded import EmbeddedEngine
+from swarmnode.rollout.decode.batches import BATCH_TOKENS, alike
+from swarmnode.rollout.decode.decoder import Decoder
+from swarmnode.rollout.decode.embedded import EmbeddedEngine
+from swarmnode.rollout.decode.matrix import PackedMatrix, PlainMatrix, matrix
+from swarmnode.rollout.decode.mixing import Mix
+from swarmnode.rollout.decode.prefill import Prompt, PromptStore
+from swarmnode.rollout.decode.weights import Layers
 from swarmnode.rollout.engine import BASE_VERSION, Output, PolicyUpdate, Request
-from swarmnode.rollout.matrix import PackedMatrix, PlainMatrix, matrix
-from swarmnode.rollout.mixing import Mix
-from swarmnode.rollout.prefill import Prompt, PromptStore
-from swarmnode.rollout.weights import Layers
 
 Ask = Callable[..., Request]
 Run = Callable[..., dict[str, Output]]

@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from swarmnode.errors import EngineError
+from swarmnode.rollout.decode.fallback import GenerateEngine
+from swarmnode.rollout.decode.model_lora import AddedLora, MergedLora, is_quantized, own_model
 from swarmnode.rollout.engine import Engine, Output, PolicyUpdate, Request
-from swarmnode.rollout.fallback import GenerateEngine
-from swarmnode.rollout.model_lora import AddedLora, MergedLora, is_quantized, own_model
 from swarmnode.rollout.select import make_engine
 from tests.packed import in_bytes, in_nf4
 

@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from swarmnode.errors import CheckpointError, ConfigError, EngineError
-from swarmnode.rollout.concurrency import REFILL_SHARE, gain_ceiling
 from swarmnode.rollout.engine import InFlight, Output, PolicyUpdate, Request, SamplingParams
 from swarmnode.rollout.fake import FakeEngine
-from swarmnode.rollout.group import Answered, completion_seed
-from swarmnode.rollout.partial import PartialRollouts
-from swarmnode.rollout.partial_records import PartialSettings
 from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.concurrency import REFILL_SHARE, gain_ceiling
+from swarmnode.rollout.schedule.group import Answered, completion_seed
+from swarmnode.rollout.schedule.partial import PartialRollouts
+from swarmnode.rollout.schedule.records import PartialSettings
 from swarmnode.types import Example, ExampleKey
 
 EOS = 0

@@ -6,10 +6,10 @@ import pytest
 
 from swarmnode.errors import CheckpointError
 from swarmnode.rollout.engine import Sampled
-from swarmnode.rollout.group import Member, OpenGroup
-from swarmnode.rollout.lengths import LengthEstimates
-from swarmnode.rollout.partial_state import decode, encode
-from swarmnode.rollout.pool import GroupPool
+from swarmnode.rollout.schedule.group import Member, OpenGroup
+from swarmnode.rollout.schedule.lengths import LengthEstimates
+from swarmnode.rollout.schedule.pool import GroupPool
+from swarmnode.rollout.schedule.state import decode, encode
 from swarmnode.types import Example, ExampleKey, one_span
 
 

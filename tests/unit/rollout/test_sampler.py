@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 
+from swarmnode.rollout.decode.sampler import STRIDES, WORDS, Noise, Sampler, keep_likely
 from swarmnode.rollout.engine import SamplingParams
-from swarmnode.rollout.sampler import STRIDES, WORDS, Noise, Sampler, keep_likely
 
 CPU = torch.device("cpu")
 DRAWS = 20_000

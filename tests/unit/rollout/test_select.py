@@ -22,12 +22,12 @@ from transformers import (
 )
 
 from swarmnode.errors import EngineError
-from swarmnode.rollout import vllm_compat
-from swarmnode.rollout.embedded import EmbeddedEngine
+from swarmnode.rollout.decode.embedded import EmbeddedEngine
+from swarmnode.rollout.decode.fallback import GenerateEngine
 from swarmnode.rollout.engine import Request, SamplingParams
-from swarmnode.rollout.fallback import GenerateEngine
 from swarmnode.rollout.select import choose, make_engine
-from swarmnode.rollout.vllm_compat import missing_reason
+from swarmnode.rollout.vllm import compat as vllm_compat
+from swarmnode.rollout.vllm.compat import missing_reason
 
 SIZES = {
     "vocab_size": 61,

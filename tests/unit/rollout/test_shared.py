@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from swarmnode.errors import EngineError
-from swarmnode.rollout.embedded import EmbeddedEngine
+from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import (
     BASE_VERSION,
     Engine,
@@ -20,8 +20,8 @@ from swarmnode.rollout.engine import (
     SamplingParams,
 )
 from swarmnode.rollout.fake import FakeEngine
-from swarmnode.rollout.partial import PartialRollouts
-from swarmnode.rollout.partial_records import PartialSettings
+from swarmnode.rollout.schedule.partial import PartialRollouts
+from swarmnode.rollout.schedule.records import PartialSettings
 from swarmnode.rollout.shared import SharedEngine, versions_needed
 from swarmnode.rollout.shared_member import FIRST_SERIAL
 from swarmnode.types import Span

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from swarmnode.errors import StorageError
-from swarmnode.rollout.weights import unsupported_reason
+from swarmnode.rollout.decode.weights import unsupported_reason
 from swarmnode.tasks.builtin import BUILTIN_TASKS
 from swarmnode.tasks.task import draw_held_out
 from swarmnode.training.tiny import (

@@ -16,9 +16,14 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import EngineError
-from swarmnode.rollout.adapter import LoraPair
-from swarmnode.rollout.batches import PADDING
 from swarmnode.rollout.counters import Counters
+from swarmnode.rollout.decode.adapter import LoraPair
+from swarmnode.rollout.decode.batches import PADDING
+from swarmnode.rollout.decode.running import Policy, Running
+from swarmnode.rollout.decode.sampler import Sampler
+from swarmnode.rollout.decode.scoring import Pair, score_pairs
+from swarmnode.rollout.decode.stops import StopTokens
+from swarmnode.rollout.decode.weights import Layers
 from swarmnode.rollout.engine import (
     BASE_VERSION,
     Capabilities,
@@ -30,11 +35,6 @@ from swarmnode.rollout.engine import (
     Sampled,
 )
 from swarmnode.rollout.requests import RequestQueue, not_finite, untouched, with_live_version
-from swarmnode.rollout.running import Policy, Running
-from swarmnode.rollout.sampler import Sampler
-from swarmnode.rollout.scoring import Pair, score_pairs
-from swarmnode.rollout.stops import StopTokens
-from swarmnode.rollout.weights import Layers
 from swarmnode.types import FinishReason
 
 LoraPairs = Mapping[str, LoraPair]

@@ -2,7 +2,7 @@
 
 partial.py -> submit -> requests.py -> [vllm] -> Output
                                           |
-      vllm_policies.py (whose weights) <--+--> vllm_driver.Driver (vLLM itself)
+      policies.py (whose weights) <--+--> driver.Driver (vLLM itself)
 
 Requests wait here, not inside vLLM: it holds at most as many as can run. So a request that has not started
 never has to be told about a new policy, and the line is the same as that of every other engine.
@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from swarmnode.errors import EngineError
 from swarmnode.rollout.counters import Counters
+from swarmnode.rollout.decode.weights import longest_sequence
 from swarmnode.rollout.engine import (
     BASE_VERSION,
     Capabilities,
@@ -34,9 +35,8 @@ from swarmnode.rollout.requests import (
     untouched,
     with_live_version,
 )
-from swarmnode.rollout.vllm_async import AsyncDriver
-from swarmnode.rollout.vllm_compat import require_vllm, runs_on_cpu, starting_vllm
-from swarmnode.rollout.vllm_driver import (
+from swarmnode.rollout.vllm.compat import require_vllm, runs_on_cpu, starting_vllm
+from swarmnode.rollout.vllm.driver import (
     TORCH_DTYPES,
     Delta,
     Driver,
@@ -45,23 +45,23 @@ from swarmnode.rollout.vllm_driver import (
     Start,
     kv_room,
 )
-from swarmnode.rollout.vllm_inprocess import InProcessDriver
-from swarmnode.rollout.vllm_limits import (
+from swarmnode.rollout.vllm.inprocess import InProcessDriver
+from swarmnode.rollout.vllm.limits import (
     refuse_base,
     refuse_mode,
     refuse_model,
     refuse_temperatures,
     refuse_versions,
 )
-from swarmnode.rollout.vllm_policies import (
+from swarmnode.rollout.vllm.policies import (
     LoraPolicies,
     MergedPolicies,
     Policies,
     Policy,
     linear_weights,
 )
-from swarmnode.rollout.vllm_rows import Row
-from swarmnode.rollout.weights import longest_sequence
+from swarmnode.rollout.vllm.rows import Row
+from swarmnode.rollout.vllm.separate import AsyncDriver
 
 Weights = Literal["auto", "lora", "merged"]
 """How a policy is held: as an adapter beside the base, or merged into it. auto: what is faster there."""

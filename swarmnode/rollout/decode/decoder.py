@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swarmnode.rollout.weights import FusedWeights, Layer, Layers
+from swarmnode.rollout.decode.weights import FusedWeights, Layer, Layers
 
 
 class Attention(Protocol):

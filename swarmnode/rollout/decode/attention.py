@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swarmnode.rollout.bands import Band, cache_size
-from swarmnode.rollout.matrix import native_on_cpu
-from swarmnode.rollout.weights import Shape
+from swarmnode.rollout.decode.bands import Band, cache_size
+from swarmnode.rollout.decode.matrix import native_on_cpu
+from swarmnode.rollout.decode.weights import Shape
 
 
 class PromptAttention:

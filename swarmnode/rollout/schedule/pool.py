@@ -11,7 +11,7 @@ are. A member that has not ended is either in line or in the engine.
 from collections import deque
 from collections.abc import Container, Iterable
 
-from swarmnode.rollout.group import OpenGroup
+from swarmnode.rollout.schedule.group import OpenGroup
 
 
 class GroupPool:

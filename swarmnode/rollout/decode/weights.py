@@ -17,9 +17,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from swarmnode.errors import ModelError
-from swarmnode.rollout.adapter import PEFT_PREFIX, LoraPair, lora_pairs
+from swarmnode.rollout.decode.adapter import PEFT_PREFIX, LoraPair, lora_pairs
+from swarmnode.rollout.decode.matrix import Matrix, matrix
 from swarmnode.rollout.engine import PolicyUpdate
-from swarmnode.rollout.matrix import Matrix, matrix
 
 SUPPORTED_FAMILIES = ("llama", "qwen2", "qwen3")
 FIXED_ROPES = ("default", "linear", "llama3", "yarn")

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from swarmnode.rollout.bands import FULL, Band, band_widths
-from swarmnode.rollout.history import History
-from swarmnode.rollout.weights import Shape
+from swarmnode.rollout.decode.bands import FULL, Band, band_widths
+from swarmnode.rollout.decode.history import History
+from swarmnode.rollout.decode.weights import Shape
 
 NARROWEST_ON_CPU = 64
 NARROWEST_ON_GPU = 512

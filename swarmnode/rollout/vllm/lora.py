@@ -1,6 +1,6 @@
 """LoRA on a CPU inside vLLM: one dense product per adapter in the batch, none for rows without one.
 
-vllm_compat.py installs it -> vLLM's linear layers -> [vllm_lora] -> base output + scaling * B @ A @ x
+compat.py installs it -> vLLM's linear layers -> [lora] -> base output + scaling * B @ A @ x
 
 vLLM makes one object of this class per engine and tells it, whenever the batch changes, which token belongs
 to which adapter slot (-1: to none).

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from swarmnode.rollout.batches import PADDING, alike
+from swarmnode.rollout.decode.batches import PADDING, alike
 from swarmnode.rollout.requests import refuse_sequences
 
 Pair = tuple[Sequence[int], Sequence[int]]

@@ -1,7 +1,7 @@
 """What the vLLM engine refuses, and what to do instead. Said before anything has changed.
 
 select.py -> unsupported_reason
-vllm.py (start, submit, set_policy, score) -> [vllm_limits] -> EngineError
+engine.py (start, submit, set_policy, score) -> [limits] -> EngineError
 """
 
 from collections.abc import Collection, Iterable
@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from swarmnode.errors import EngineError, RequestRefused
 from swarmnode.rollout.engine import BASE_VERSION, Capabilities, InFlight, Request
-from swarmnode.rollout.vllm_driver import head_size
-from swarmnode.rollout.vllm_policies import Policy, linear_weights
+from swarmnode.rollout.vllm.driver import head_size
+from swarmnode.rollout.vllm.policies import Policy, linear_weights
 
 USE_AUTO = "use --engine auto: it takes what can run this model"
 

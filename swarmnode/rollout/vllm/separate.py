@@ -1,6 +1,6 @@
 """vLLM in a process of its own, which samples on while we do other things: the engine for CUDA.
 
-vllm.py -> vllm_driver.Start -> [vllm_async] -> AsyncLLM (event loop in a thread) -> Delta
+engine.py -> driver.Start -> [separate] -> AsyncLLM (event loop in a thread) -> Delta
 
 `AsyncLLM` lives on the event loop of one background thread; the engine's thread hands it coroutines and takes
 what they bring from one queue.
@@ -19,8 +19,8 @@ from torch import Tensor
 
 from swarmnode.errors import EngineError
 from swarmnode.rollout.requests import AHEAD_OF_ALL
-from swarmnode.rollout.vllm_compat import require_vllm, runs_on_cpu, starting_vllm
-from swarmnode.rollout.vllm_driver import (
+from swarmnode.rollout.vllm.compat import require_vllm, runs_on_cpu, starting_vllm
+from swarmnode.rollout.vllm.driver import (
     SCORED_AT_ONCE,
     Delta,
     DriverSettings,

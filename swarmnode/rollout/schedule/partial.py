@@ -26,15 +26,15 @@ from dataclasses import replace
 from itertools import count, islice
 
 from swarmnode.errors import EngineError, RequestRefused
-from swarmnode.rollout.concurrency import ConcurrencyControl
 from swarmnode.rollout.engine import Engine, InFlight, Output, PolicyUpdate, SamplingParams
-from swarmnode.rollout.group import Answered, Member, OpenGroup, as_open_group, completion_seed
-from swarmnode.rollout.lengths import LengthEstimates
-from swarmnode.rollout.partial_records import PartialSettings, PartialStats, Tally
-from swarmnode.rollout.partial_state import decode, encode
-from swarmnode.rollout.pool import GroupPool
 from swarmnode.rollout.renderer import Renderer
-from swarmnode.rollout.staleness import due_in_rounds, leaves_room
+from swarmnode.rollout.schedule.concurrency import ConcurrencyControl
+from swarmnode.rollout.schedule.group import Answered, Member, OpenGroup, as_open_group, completion_seed
+from swarmnode.rollout.schedule.lengths import LengthEstimates
+from swarmnode.rollout.schedule.pool import GroupPool
+from swarmnode.rollout.schedule.records import PartialSettings, PartialStats, Tally
+from swarmnode.rollout.schedule.staleness import due_in_rounds, leaves_room
+from swarmnode.rollout.schedule.state import decode, encode
 from swarmnode.types import Example, ExampleKey
 
 log = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """Which policies vLLM holds, and which weights each running request samples from.
 
-PolicyUpdate -> [vllm_policies] -> vllm_driver.Driver.load_adapter | load_weights
+PolicyUpdate -> [policies] -> driver.Driver.load_adapter | load_weights
 
 A *lane* is a set of weights inside vLLM with the requests that sample from it. Two ways to hold a policy:
 
@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from swarmnode.errors import EngineError
-from swarmnode.rollout.adapter import PEFT_PREFIX, LoraPair, lora_pairs
+from swarmnode.rollout.decode.adapter import PEFT_PREFIX, LoraPair, lora_pairs
 from swarmnode.rollout.engine import BASE_VERSION, InFlight, PolicyUpdate
-from swarmnode.rollout.vllm_driver import Driver
+from swarmnode.rollout.vllm.driver import Driver
 
 
 @dataclass(frozen=True, slots=True)

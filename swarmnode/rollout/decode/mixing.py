@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from swarmnode.rollout.decoder import Attention, Decoder
-from swarmnode.rollout.matrix import MixedMatrix
-from swarmnode.rollout.weights import Layers
+from swarmnode.rollout.decode.decoder import Attention, Decoder
+from swarmnode.rollout.decode.matrix import MixedMatrix
+from swarmnode.rollout.decode.weights import Layers
 
 
 @dataclass(frozen=True, slots=True)

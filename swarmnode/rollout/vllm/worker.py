@@ -1,7 +1,7 @@
 """What vLLM imports in every process that runs a model, before it loads one, and mixes into its worker.
 
-vllm_driver.engine_arguments (`worker_extension_cls`) -> [vllm_worker] -> vllm_compat.install_workarounds
-vllm_driver.Driver.scrub -> collective_rpc by name -----------^
+driver.engine_arguments (`worker_extension_cls`) -> [worker] -> compat.install_workarounds
+driver.Driver.scrub -> collective_rpc by name -----------^
 
 An engine's worker may live in a process that we never see otherwise; this is how we get there.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from swarmnode.rollout.vllm_compat import install_workarounds
+from swarmnode.rollout.vllm.compat import install_workarounds
 
 install_workarounds()
 

@@ -17,11 +17,11 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from swarmnode.rollout.attention import PromptAttention
-from swarmnode.rollout.batches import BATCH_TOKENS, alike
-from swarmnode.rollout.decoder import Decoder
+from swarmnode.rollout.decode.attention import PromptAttention
+from swarmnode.rollout.decode.batches import BATCH_TOKENS, alike
+from swarmnode.rollout.decode.decoder import Decoder
+from swarmnode.rollout.decode.weights import Layers
 from swarmnode.rollout.engine import Request
-from swarmnode.rollout.weights import Layers
 
 PromptKey = tuple[int | None, tuple[int, ...]]
 """Version and token ids."""

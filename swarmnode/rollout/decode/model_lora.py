@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from swarmnode.errors import EngineError
-from swarmnode.rollout.adapter import LoraPair
+from swarmnode.rollout.decode.adapter import LoraPair
 
 
 class ModelLora(Protocol):

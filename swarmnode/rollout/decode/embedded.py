@@ -15,16 +15,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from swarmnode.errors import EngineError
-from swarmnode.rollout.attention import CacheAttention, Scratch
-from swarmnode.rollout.decoder import Decoder
+from swarmnode.rollout.decode.attention import CacheAttention, Scratch
+from swarmnode.rollout.decode.decoder import Decoder
+from swarmnode.rollout.decode.mixing import Mix
+from swarmnode.rollout.decode.prefill import Prompt, PromptBatch, PromptStore, compute_batch
+from swarmnode.rollout.decode.running import Policy
+from swarmnode.rollout.decode.scoring import LOGITS_AT_ONCE
+from swarmnode.rollout.decode.slots import Slots
+from swarmnode.rollout.decode.torch_engine import LoraPairs, TorchEngine
+from swarmnode.rollout.decode.weights import FusedWeights, Layers, longest_sequence
 from swarmnode.rollout.engine import BASE_VERSION, Capabilities, Output, PolicyUpdate, Request
-from swarmnode.rollout.mixing import Mix
-from swarmnode.rollout.prefill import Prompt, PromptBatch, PromptStore, compute_batch
-from swarmnode.rollout.running import Policy
-from swarmnode.rollout.scoring import LOGITS_AT_ONCE
-from swarmnode.rollout.slots import Slots
-from swarmnode.rollout.torch_engine import LoraPairs, TorchEngine
-from swarmnode.rollout.weights import FusedWeights, Layers, longest_sequence
 
 DENSE_SHARE = 0.75
 """When nobody waits and fewer than this share of the rows is alive, the living are moved together."""

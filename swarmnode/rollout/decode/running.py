@@ -8,8 +8,8 @@ Spans change when a policy does, never per token: until then a row is one open s
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from swarmnode.rollout.decode.weights import Layers
 from swarmnode.rollout.engine import Request
-from swarmnode.rollout.weights import Layers
 from swarmnode.types import Span
 
 

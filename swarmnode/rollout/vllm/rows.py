@@ -1,6 +1,6 @@
 """A request that vLLM has: how it is told to vLLM, and what came back.
 
-requests.py -> [vllm_rows] -> vllm_driver.Start ... vllm_driver.Delta -> [vllm_rows] -> Sampled
+requests.py -> [rows] -> driver.Start ... driver.Delta -> [rows] -> Sampled
 """
 
 import hashlib
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from swarmnode.rollout.engine import Request, Sampled
-from swarmnode.rollout.vllm_driver import Start
-from swarmnode.rollout.vllm_policies import Lane, Policy
+from swarmnode.rollout.vllm.driver import Start
+from swarmnode.rollout.vllm.policies import Lane, Policy
 from swarmnode.types import Span
 
 

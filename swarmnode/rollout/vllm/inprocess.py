@@ -1,6 +1,6 @@
 """vLLM inside this process: a step of ours is a step of its scheduler and its model.
 
-vllm.py -> vllm_driver.Start -> [vllm_inprocess] -> EngineCore.step -> Delta
+engine.py -> driver.Start -> [inprocess] -> EngineCore.step -> Delta
 
 This speaks to the engine core, one layer below `LLMEngine.step`: that layer makes a dozen objects per token
 for callers who want text, and takes a sixth of the time on a small model.
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from swarmnode.rollout.requests import AHEAD_OF_ALL
-from swarmnode.rollout.vllm_compat import require_vllm, runs_on_cpu, starting_vllm
-from swarmnode.rollout.vllm_driver import (
+from swarmnode.rollout.vllm.compat import require_vllm, runs_on_cpu, starting_vllm
+from swarmnode.rollout.vllm.driver import (
     SCORED_AT_ONCE,
     Delta,
     DriverSettings,

@@ -1,9 +1,9 @@
 """What `VllmEngine` needs of vLLM, and what it tells it: the seam between our requests and theirs.
 
-vllm.py -> Start -> [Driver] -> Delta
+engine.py -> Start -> [Driver] -> Delta
                         |
-                        +-- vllm_inprocess.py (CPU: we own the step loop)
-                        +-- vllm_async.py (CUDA: a process of its own that never waits for us)
+                        +-- inprocess.py (CPU: we own the step loop)
+                        +-- separate.py (CUDA: a process of its own that never waits for us)
 """
 
 import secrets
@@ -168,7 +168,7 @@ def engine_arguments(settings: DriverSettings, on_cpu: bool) -> dict[str, Any]:
         "use_tqdm_on_load": False,
         # Two nodes must not draw alike, nor one node after a restart.
         "seed": secrets.randbits(31),
-        "worker_extension_cls": "swarmnode.rollout.vllm_worker.Worker",
+        "worker_extension_cls": "swarmnode.rollout.vllm.worker.Worker",
         **(lora if settings.lora_modules else {}),
         **(cpu if on_cpu else cuda),
     }

@@ -1,0 +1,1 @@
+"""vLLM behind our Protocol. Nothing outside this folder imports vLLM."""
