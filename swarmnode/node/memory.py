@@ -15,7 +15,7 @@ from swarmnode.rollout.vllm.compat import missing_reason
 from swarmnode.training.budget import TokenBudget, TokenCost, token_budget, token_cost
 
 VLLM_SHARE = 0.45
-"""Of a card, that vLLM takes whatever it needs: GPU_MEMORY_SHARE of rollout/vllm/engine.py (it imports torch)."""
+"""Of a card, that vLLM takes whatever it needs: GPU_MEMORY_SHARE of rollout/vllm/engine.py."""
 
 
 @dataclass(frozen=True, slots=True)
