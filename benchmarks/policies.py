@@ -2,10 +2,10 @@
 
 join --policies 3 | three times join, connected to each other -> CPU seconds of nodes and network processes
 
-Both sides train the same three seeds for the same rounds on the same model, and exchange rollouts over libp2p
-on loopback. Each is run short and long: the long run as it is counts the start of Python, torch and the
-network; the difference of the two is the steady state, which is the claim. What starting one process instead
-of three saves comes on top of it.
+Both sides train the same three seeds for the same rounds on the same model, and each policy trains on groups
+of the two others: three processes have them over libp2p on loopback, one process hands them on. Each is run
+short and long: the long run as it is counts the start of Python, torch and the network; the difference of the
+two is the steady state, which is the claim. What starting one process instead of three saves comes on top.
 
     python benchmarks/policies.py [--quick] [--json FILE]
 """

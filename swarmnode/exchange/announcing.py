@@ -1,15 +1,16 @@
 """From an own group to what is announced: the sending half of validation.py.
 
 trainer's groups -> [compose] -> header, body -> gossip, store
+                 -> [give] -> the other policies of this process
 
 What no peer could use is not announced: groups that are unfinished, unscored or without advantage, and texts
 that exceed the wire's bounds. The reason is counted like those of strangers.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swarmnode.errors import Rejected
-from swarmnode.exchange.codec import encode_body, encode_header, hash_body
+from swarmnode.exchange.codec import encode_body, encode_header, fingerprint, hash_body
 from swarmnode.exchange.limits import (
     MAX_ABS_REWARD,
     MAX_COMPLETION_CHARS,
@@ -18,12 +19,12 @@ from swarmnode.exchange.limits import (
     MIN_GROUP_SIZE,
     PROTOCOL,
 )
-from swarmnode.exchange.messages import Answer, Body, Header
+from swarmnode.exchange.messages import Answer, Body, Given, Header
 from swarmnode.exchange.reasons import Reason
 from swarmnode.exchange.validation import HEADER_CONTEXT, require_advantage
 from swarmnode.identity.envelope import seal
 from swarmnode.identity.keys import NodeKey
-from swarmnode.types import Completion, RolloutGroup
+from swarmnode.types import Completion, RolloutGroup, one_span
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,21 @@ def compose(group: RolloutGroup, key: NodeKey, *, swarm: str, model: ModelLabel,
     if len(sealed) > MAX_HEADER_BYTES:
         raise Rejected(Reason.TOO_LARGE, f"a header of {len(sealed)} bytes")
     return Composed(header, sealed, body)
+
+
+def give(group: RolloutGroup, composed: Composed) -> Given:
+    """A group of ours as the other policies of this process train on it: with the tokens that were sampled,
+    their tokenizer being ours, but as of another policy, whose log-probabilities are not theirs."""
+    completions = tuple(
+        replace(
+            completion,
+            logprobs=None,
+            spans=one_span(group.policy_version, len(completion.token_ids)),
+            path=(),
+        )
+        for completion in group.completions
+    )
+    return Given(composed.body, replace(group, completions=completions), fingerprint(_body(group)))
 
 
 def _body(group: RolloutGroup) -> Body:

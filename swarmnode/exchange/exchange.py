@@ -1,6 +1,6 @@
 """The exchange as one object: publish own groups, collect those of others.
 
-rollout -> [publish] -> the swarm -> [collect] -> trainer
+rollout -> [publish] -> the swarm, and the other policies of this process -> [collect] -> trainer
 
 Headers of everybody are heard and pooled; bodies are fetched only as far as the trainer has use for them (J a
 round and a small reserve), so the cost of taking part grows with J and not with the swarm. A peer can cost us
@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from swarmnode.errors import ConfigError, IdentityError, NetworkError, Rejected
-from swarmnode.exchange.announcing import ModelLabel, compose
+from swarmnode.exchange.announcing import Composed, ModelLabel, compose, give
 from swarmnode.exchange.bodies import BodyPlane
 from swarmnode.exchange.buffer import ReplayBuffer, SavedGroup, read_snapshot
 from swarmnode.exchange.codec import hash_body
@@ -27,6 +27,7 @@ from swarmnode.exchange.inbox import Inbox
 from swarmnode.exchange.ledger import ExchangeStats, Ledger
 from swarmnode.exchange.limits import HEADERS_BURST, HEADERS_PER_S, MAX_NAME_CHARS, PACE
 from swarmnode.exchange.messages import Arrival
+from swarmnode.exchange.neighbourhood import Neighbourhood
 from swarmnode.exchange.pool import HeaderPool
 from swarmnode.exchange.reasons import Reason
 from swarmnode.exchange.reputation import Reputation, TokenBucket
@@ -64,9 +65,11 @@ class Exchange:
         model_size: int | None,
         clock: Callable[[], float] = time.time,
         rng: random.Random | None = None,
+        neighbourhood: Neighbourhood | None = None,
     ) -> None:
         """`encode` and `prompt_ids` give the local policy's tokens of an answer and of a prompt; `model_size`
-        is its number of parameters."""
+        is its number of parameters. `neighbourhood`: the exchanges of the other policies of this process, on
+        the same base with the same settings; None: there are none."""
         _check_names(tasks)
         self._host = host
         self._key = key
@@ -75,6 +78,7 @@ class Exchange:
         self._clock = clock
         self._rng = rng or random.Random()
         self._tasks = tasks
+        self._neighbourhood = Neighbourhood() if neighbourhood is None else neighbourhood
         self._policy_version = 0
         self._pace = TokenBucket(rate_per_s=PACE * HEADERS_PER_S, burst=PACE * HEADERS_BURST)
         self._serving = False
@@ -109,6 +113,7 @@ class Exchange:
             tasks=tasks,
             arrive=self._arrive,
             on_admitted=self._fetcher.wake,
+            is_neighbour=self._neighbourhood.__contains__,
         )
         self._headers = HeaderPlane(host, settings, topics_to_listen_to(settings, tasks), self._inbox.hear)
         self._group = asyncio.TaskGroup()
@@ -122,11 +127,13 @@ class Exchange:
         await self._reach_host()
         await self._group.__aenter__()
         self._running = self._group.create_task(self._run(), name="exchange")
+        self._neighbourhood.enter(self._key.peer_id, self._inbox.take)
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
+        self._neighbourhood.leave(self._key.peer_id)
         self._running.cancel()
         if isinstance(exc, asyncio.CancelledError):
             await self._group.__aexit__(exc_type, exc, tb)
@@ -135,10 +142,17 @@ class Exchange:
             await self._group.__aexit__(None, None, None)
 
     async def publish(self, groups: Sequence[RolloutGroup]) -> None:
-        """Announce own groups and keep their bodies for whoever asks. What cannot be announced is counted."""
+        """Announce own groups and keep their bodies for whoever asks. What cannot be announced is counted.
+
+        The other policies of this process have them directly, and where nobody else is, that is all.
+        """
+        outside = not groups or await self._is_heard_outside()
         for group in groups:
             try:
-                await self._announce(group)
+                composed = self._composed(group)
+                if outside:
+                    await self._announce(composed)
+                self._ledger.published += 1
             except Rejected as rejected:
                 self._ledger.unpublished[rejected.reason] += 1
             except NetworkError as error:
@@ -215,13 +229,19 @@ class Exchange:
         self._serving = self._serving or await self._bodies.serve()
         return self._serving and await self._headers.subscribe()
 
-    async def _announce(self, group: RolloutGroup) -> None:
+    def _composed(self, group: RolloutGroup) -> Composed:
+        """A group ready to be announced, which the policies of this process have already."""
         composed = compose(group, self._key, swarm=self._settings.swarm, model=self._model, now=self._clock())
+        own = self._key.peer_id
+        if self._neighbourhood.has_others(own):
+            self._neighbourhood.hand(own, composed.header, composed.sealed, give(group, composed))
+        return composed
+
+    async def _announce(self, composed: Composed) -> None:
         if not self._pace.take(now=self._clock()):
             raise Rejected(Reason.PACED, "others would not hear more of us in this time")
         self._bodies.own.put(composed.header.body_hash, composed.body)
         await self._headers.announce(composed.header.task, composed.sealed)
-        self._ledger.published += 1
         self._ledger.bytes_out += len(composed.sealed)
 
     def _readmit(self, saved: SavedGroup) -> None:
@@ -234,7 +254,18 @@ class Exchange:
     def _arrive(self) -> Arrival:
         return Arrival(self._clock(), self._policy_version)
 
+    async def _is_heard_outside(self) -> bool:
+        own = self._key.peer_id
+        if not self._neighbourhood.has_others(own):
+            return True
+        try:
+            return self._neighbourhood.is_heard_outside(own, await self._host.peers())
+        except NetworkError:
+            return True  # the announcement tells what is wrong
+
     async def _is_anybody_there(self) -> bool:
+        if self._neighbourhood.has_others(self._key.peer_id):
+            return True
         try:
             return bool(await self._host.peers())
         except NetworkError:

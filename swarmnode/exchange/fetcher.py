@@ -3,7 +3,7 @@
 pool -> choose -> [Fetcher]: BodyPlane.fetch -> Judge -> buffer -> Exchange.collect
 
 It fetches as many groups as somebody waits for and no more, and at most one at a time from each author: a
-silent peer delays itself.
+silent peer delays itself. What comes from a policy of this process is chosen likewise, and is there already.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from swarmnode.exchange.buffer import Accepted, ReplayBuffer
 from swarmnode.exchange.judge import Judge
 from swarmnode.exchange.ledger import Ledger
 from swarmnode.exchange.limits import MAX_CLOCK_SKEW_S, MAX_SEEN
-from swarmnode.exchange.messages import Announcement, Arrival
+from swarmnode.exchange.messages import Announcement, Arrival, Given
 from swarmnode.exchange.pool import HeaderPool
 from swarmnode.exchange.reasons import Reason
 from swarmnode.exchange.seen import RecentlySeen
@@ -130,8 +130,17 @@ class Fetcher:
             if announcement is None:
                 return
             self._pool.remove(announcement)
+            if announcement.given is not None:
+                self._take_over(announcement, announcement.given)
+                continue
             self._fetching.add(announcement.author)
             fetches.create_task(self._acquire(announcement), name=f"fetch from {announcement.author}")
+
+    def _take_over(self, announcement: Announcement, given: Given) -> None:
+        try:
+            self._keep(announcement, given.body, CheckedBody(given.group, given.fingerprint))
+        except Rejected as rejected:
+            self._ledger.let_go(Reason(rejected.reason))
 
     def _has_room(self) -> bool:
         running = len(self._fetching)
@@ -173,13 +182,16 @@ class Fetcher:
         if is_false_claim(announcement.header, checked.group):
             self._ledger.drop(Reason.FALSE_CLAIM, author, "its rewards are not ours")
         require_advantage(checked.group)
+        self._keep(announcement, body, checked)
+
+    def _keep(self, announcement: Announcement, body: bytes, checked: CheckedBody) -> None:
         if not self._seen.add(checked.fingerprint, self._arrive().at):
             raise Rejected(Reason.COPIED, "the same answers came before")
         self._bodies.foreign.put(announcement.header.body_hash, body)
         displaced = self._buffer.add(Accepted(announcement, body, checked.group))
         if displaced is not None:
             self._ledger.let_go(displaced)
-        self._ledger.accept(author)
+        self._ledger.accept(announcement.author)
 
     def _drop_stale_headers(self) -> None:
         """Once a tick, because it looks at every header in the pool."""

@@ -23,7 +23,7 @@ from swarmnode.exchange.limits import (
 )
 from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS
 from swarmnode.tasks.task import MAX_INDEX, MAX_SEED
-from swarmnode.types import ExampleKey
+from swarmnode.types import ExampleKey, RolloutGroup
 
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
@@ -97,6 +97,17 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
+class Given:
+    """A group of another policy of this process: there is nothing to fetch and nobody to doubt."""
+
+    body: bytes
+    """For a checkpoint, and for strangers who ask."""
+    group: RolloutGroup
+    """As one of another author is trained on."""
+    fingerprint: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Announcement:
     """A header whose signature and bounds have been checked."""
 
@@ -105,3 +116,5 @@ class Announcement:
     sealed: bytes
     """As it came, to be kept in a checkpoint and checked again."""
     arrival: Arrival
+    given: Given | None = None
+    """What it announces, from a policy of this process. None: to be fetched and judged."""

@@ -75,11 +75,12 @@ def check_header(
     header = decode_header(envelope.payload)
     if settings.publishers is not None and envelope.author not in settings.publishers:
         raise Rejected(Reason.NOT_A_PUBLISHER)
-    _check_fits(header, settings, tasks)
+    check_fits(header, settings, tasks)
     return Announcement(envelope.author, header, data, arrival)
 
 
-def _check_fits(header: Header, settings: ExchangeSettings, tasks: Mapping[str, Task]) -> None:
+def check_fits(header: Header, settings: ExchangeSettings, tasks: Mapping[str, Task]) -> None:
+    """Raises Rejected for what is of no use to us, whoever announces it."""
     if header.protocol != PROTOCOL:
         raise Rejected(Reason.OTHER_PROTOCOL, f"protocol {header.protocol}")
     if header.swarm != settings.swarm:

@@ -1,6 +1,6 @@
 """One run of a node as a process: locks, parts, signals, screen, and the last line.
 
-cli join -> [run_node] -> policies.py, assemble.py, a Node per policy
+cli join -> [run_node] -> policies.py, assemble.py, fitting.py, a Node per policy
 
 With one policy there is one of everything. Several share process, base model, engine and training batch. What
 goes wrong with one alone (its tasks, its network, its checkpoints) ends its own membership, and the others go
@@ -18,20 +18,20 @@ from pathlib import Path
 
 from swarmnode.config import Config
 from swarmnode.errors import IdentityInUse, SwarmnodeError
+from swarmnode.exchange.neighbourhood import Neighbourhood
 from swarmnode.identity.keys import NodeKey, load_or_create
 from swarmnode.identity.lock import IdentityLock
 from swarmnode.models import find_model, remember_model
 from swarmnode.node.assemble import (
     LocalPolicy,
-    build_forward,
     build_learner,
     build_network,
     check_addresses,
     checkpoint_store,
-    choose_overlap,
     load_policy,
     seed_of,
 )
+from swarmnode.node.fitting import build_forward, choose_overlap
 from swarmnode.node.http import StatusServer
 from swarmnode.node.learner import Learner
 from swarmnode.node.memory import plan_for
@@ -170,7 +170,7 @@ def _build_members(
     policies = policies_beside(loaded, seats, model)
     forward = build_forward(config, loaded, first.paths)
     overlap = choose_overlap(config, loaded, forward.budget)
-    cohort = cohort_of(seats)
+    cohort, neighbourhood = cohort_of(seats), Neighbourhood()
     if fresh:
         _put_checkpoints_aside(config, model, first.paths, loaded)
     members: list[Membership] = []
@@ -195,6 +195,7 @@ def _build_members(
             model=Path(model).name if Path(model).is_dir() else model,
             overlap=overlap.on,
             neighbours=[other.key.peer_id for other in seats if other is not seat],
+            neighbourhood=neighbourhood,
         )
         leave = (lambda: None) if cohort is None else cohort.leaving(seat.label)
         members.append(Membership(seat, build, leave))
@@ -210,11 +211,12 @@ def _build_node(
     model: str,
     overlap: bool,
     neighbours: Sequence[str],
+    neighbourhood: Neighbourhood,
 ) -> Node:
     network = None
     if seat.config.exchange.enabled:
         port = choose_port(seat.config.network, seat.paths)
-        network = build_network(seat.config, seat.paths, seat.key, port, seat.tasks, local)
+        network = build_network(seat.config, seat.paths, seat.key, port, seat.tasks, local, neighbourhood)
     return Node(
         seat.config,
         learner,

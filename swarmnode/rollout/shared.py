@@ -30,6 +30,7 @@ from swarmnode.rollout.engine import (
 )
 from swarmnode.rollout.requests import with_live_version
 from swarmnode.rollout.shared_member import FIRST_SERIAL, Member, Row, fair_shares
+from swarmnode.rollout.shared_precedents import Precedents
 from swarmnode.rollout.turns import Turns
 
 MODES: frozenset[InFlight] = frozenset({"pin", "recompute", "abort"})
@@ -76,6 +77,7 @@ class SharedEngine:
         self._expected = members
         self._members: dict[str, Member] = {}
         self._turns = Turns()
+        self._precedents = Precedents()
         self._serials = count(FIRST_SERIAL)
         self._numbers = count()
         self._rows: dict[str, Member] = {}
@@ -202,7 +204,7 @@ class SharedEngine:
             # One version after the other: nothing asks for one that is loaded until its rows are submitted.
             for serial, rows in groupby(member.start(share, self._numbers), lambda row: row.serial):
                 self._load(member, serial)
-                started = [replace(row.request, request_id=row.name, version=serial) for row in rows]
+                started = [row.below for row in rows]
                 self._rows |= {request.request_id: member for request in started}
                 self._engine.submit(started)
 
@@ -240,17 +242,20 @@ class SharedEngine:
             (request.prompt_ids, request.sampled.token_ids, request.sampling.max_tokens): request
             for request in requests
         }
-        if different:
+        unheard = [request for request in different.values() if not self._precedents.cover(request)]
+        if unheard:
             asked = [
                 replace(
                     request,
                     request_id=f"{member.name}:{request.request_id}",
                     version=BASE_VERSION if request.version == BASE_VERSION else None,
                 )
-                for request in different.values()
+                for request in unheard
             ]
             self._engine.submit(asked)
             self._engine.abort([request.request_id for request in asked])
+            for request in unheard:
+                self._precedents.add(request)
 
     @contextmanager
     def _failing_for_all(self, caller: Member) -> Iterator[None]:

@@ -4,7 +4,7 @@ shared.py -> [Member] -> outputs in the member's own version numbers
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from sys import maxsize
 
 from swarmnode.errors import EngineError
@@ -19,6 +19,7 @@ from swarmnode.rollout.engine import (
     merged,
 )
 from swarmnode.rollout.requests import RequestQueue, untouched
+from swarmnode.types import Span
 
 FIRST_SERIAL = 2**32
 """Far above any version number: a span that carries a serial never touches one that carries a version."""
@@ -43,6 +44,14 @@ class Row:
     request: Request
     """As the member submitted it, or as far as it was when it was put back."""
     serial: int
+
+    @property
+    def below(self) -> Request:
+        """As the engine is asked."""
+        request = self.request
+        return Request(
+            self.name, request.prompt_ids, request.sampling, request.sampled, self.serial, request.priority
+        )
 
 
 class Member:
@@ -212,12 +221,12 @@ class Member:
     def translated(self, sampled: Sampled) -> Sampled:
         """With the member's own version numbers."""
         spans = (
-            replace(span, version=self.policies[span.version].version)
+            Span(self.policies[span.version].version, span.start, span.end, span.kv)
             if span.version >= FIRST_SERIAL
             else span
             for span in sampled.spans
         )
-        return replace(sampled, spans=merged(spans))
+        return Sampled(sampled.token_ids, sampled.logprobs, merged(spans), sampled.path)
 
     def stats(self, kv_use: float | None) -> EngineStats:
         return EngineStats(
@@ -243,6 +252,8 @@ def fair_shares(members: Iterable[Member], free: int) -> dict[Member, int]:
     """Free rows by member: one after the other to who has the fewest and still waits for one. Of equals to
     who has waited longest: with fewer rows than members, nobody would else come after the first."""
     shares = {member: 0 for member in members if member.waits_for}
+    if free >= sum(member.waits_for for member in shares):
+        return {member: member.waits_for for member in shares}
     for _ in range(min(free, sum(member.waits_for for member in shares))):
         unserved = (member for member in shares if member.waits_for > shares[member])
         shares[min(unserved, key=lambda one: (len(one.rows) + shares[one], one.last_start))] += 1

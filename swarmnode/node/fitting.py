@@ -1,0 +1,122 @@
+"""What a loaded base leaves room for: how many tokens it trains at once, and whether it generates meanwhile.
+
+assemble.py -> LocalPolicy -> [fitting] -> Forward, Overlap -> run.py
+"""
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from swarmnode.config import Config
+from swarmnode.hardware import Machine, inspect_machine
+from swarmnode.memory_plan import EngineName, ModelCard, Workload, engine_growth, plan_memory
+from swarmnode.models import workload
+from swarmnode.node.assemble import LocalPolicy, longest_sequence
+from swarmnode.node.memory import budget_for
+from swarmnode.node.overlap import Overlap, decide_overlap
+from swarmnode.paths import Paths
+from swarmnode.training.budget import TokenBudget, token_cost
+
+if TYPE_CHECKING:
+    from swarmnode.training.forward import Forward
+
+log = logging.getLogger(__name__)
+
+
+def choose_overlap(config: Config, local: LocalPolicy, budget: TokenBudget) -> Overlap:
+    """Whether generation and training, in micro-batches of this size, fit side by side into what is free now,
+    the model being loaded."""
+    machine = inspect_machine()
+    decision = decide_overlap(
+        config.rollout.overlap,
+        max_lag=config.rollout.max_lag,
+        gpu=local.base.model.device.type == "cuda",
+        cores=machine.cores,
+        free_bytes=_free_bytes(local, machine),
+        need_bytes=_overlap_bytes(config, local, budget),
+    )
+    log.info("overlap of generation and training %s", decision.reason)
+    return decision
+
+
+def _overlap_bytes(config: Config, local: LocalPolicy, budget: TokenBudget) -> float | None:
+    """What generation and training take at once, beyond what is loaded; None where nobody can tell."""
+    card = local.base.card
+    if card is None:
+        return None
+    work = replace(
+        _loaded_workload(config, local),
+        micro_batch_tokens=budget.tokens,
+        checkpointing=budget.checkpointing,
+    )
+    return plan_memory(card, work).step + _still_to_come(card, work, local)
+
+
+def choose_budget(config: Config, local: LocalPolicy) -> TokenBudget:
+    """Tokens of one micro-batch, out of what is free now that base, engine and adapters are loaded."""
+    card, longest = local.base.card, longest_sequence(config, local.base.name, local.base.max_positions)
+    cost, room = None, None
+    if card is not None:
+        work = _loaded_workload(config, local)
+        free = _free_bytes(local, inspect_machine())
+        cost, room = token_cost(card, work), free - _still_to_come(card, work, local)
+    budget = budget_for(config, room, cost, longest, local.base.model.device.type)
+    log.info("micro-batches of %s", budget.reason)
+    return budget
+
+
+def _free_bytes(local: LocalPolicy, machine: Machine) -> int:
+    """Of the device that the model is on."""
+    import torch
+
+    device = local.base.model.device
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine.memory_free_bytes
+
+
+def _still_to_come(card: ModelCard, work: Workload, local: LocalPolicy) -> float:
+    """What is not taken yet when base, engine and adapters are loaded, besides activations."""
+    plan = plan_memory(card, work)
+    kv_cache = 0 if local.engine.capabilities.reserves_kv else plan.kv_cache
+    return plan.gradients + plan.optimizer + kv_cache + engine_growth(card, work)
+
+
+def _loaded_workload(config: Config, local: LocalPolicy) -> Workload:
+    base, gpu = local.base, local.base.model.device.type == "cuda"
+    return replace(
+        workload(config, None),
+        sequence_tokens=longest_sequence(config, base.name, base.max_positions),
+        number_bytes=base.model.dtype.itemsize,
+        nf4=base.is_quantized,
+        engine=_engine_name(local),
+        gpu=gpu,
+    )
+
+
+def _engine_name(local: LocalPolicy) -> EngineName:
+    match local.engine.capabilities.name:
+        case "vllm":
+            return "vllm"
+        case "generate":
+            return "generate"
+        case _:
+            return "embedded"
+
+
+def build_forward(config: Config, local: LocalPolicy, paths: Paths) -> "Forward":
+    """How all policies on this base train: with which arithmetic, and how many tokens at once. The adapters
+    of all of them are loaded by now."""
+    from swarmnode.training.forward import Forward
+    from swarmnode.training.lora_kernel import lora_gemm_for
+
+    kernel = None
+    if config.training.lora == "auto":
+        offer = lora_gemm_for(local.policy.device, paths.lora_kernel, policies=config.node.policies)
+        log.info("LoRA layers: %s", offer.reason)
+        kernel = offer.gemm
+    return Forward(
+        local.policy,
+        config.training,
+        temperature=config.rollout.temperature,
+        budget=choose_budget(config, local),
+        kernel=kernel,
+    )
