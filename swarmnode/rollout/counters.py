@@ -1,6 +1,6 @@
 """What engines count, and how it becomes `EngineStats`.
 
-torch_engine.py, vllm/engine.py -> [counters] -> EngineStats
+decode/torch_engine.py, vllm/engine.py -> [counters] -> EngineStats
 """
 
 from collections.abc import Iterable, Iterator

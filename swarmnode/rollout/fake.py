@@ -1,6 +1,6 @@
 """An engine that gives scripted answers, for tests of everything above the engine. No torch.
 
-partial.py -> submit -> [fake] -> Output
+schedule/partial.py -> submit -> [fake] -> Output
 
 It keeps the whole contract: a token per step, slots, priorities, stop and length, versions and spans, all
 modes of an update, abort and resume. It has no keys and values, so "recompute" differs from "keep" only in

@@ -1,6 +1,6 @@
 """What an engine accepts and refuses, and the line in which requests wait. The same for every engine.
 
-partial.py -> submit -> [requests] -> embedded.py | vllm/engine.py | fallback.py | fake.py
+schedule/partial.py -> submit -> [requests] -> decode/torch_engine.py | vllm/engine.py | fake.py
 """
 
 import math

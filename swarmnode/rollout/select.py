@@ -1,6 +1,6 @@
 """Which engine runs a model, and why.
 
-node, cli -> [make_engine] -> embedded.py | vllm.py | fallback.py, for what neither of them can run
+node, cli -> [make_engine] -> decode/embedded.py | vllm/engine.py | decode/fallback.py, where neither can
 """
 
 from collections.abc import Sequence

@@ -509,6 +509,52 @@ def test_what_a_resumed_request_finds_cached_is_not_counted_as_computed_again(en
     assert 0 < engine.stats().kv_use < 1
 
 
+def test_decoding_steps_sample_what_stock_steps_do(merged_engine, base, monkeypatch):
+    """Across the edges of blocks, with rows that end in between, by length and by a token."""
+    prompts = [PROMPT[: 20 + 3 * i] for i in range(SLOTS)]
+    lengths = [5 + 11 * i for i in range(SLOTS)]
+
+    def answers():
+        sampling = [SamplingParams(length, temperature=0) for length in lengths]
+        asked = zip(prompts, sampling, strict=True)
+        merged_engine.submit([Request(str(i), p, s) for i, (p, s) in enumerate(asked)])
+        return finish(merged_engine)
+
+    ours = answers()
+    monkeypatch.setattr(merged_engine._driver._core.scheduler, "_may_decode", lambda: False)
+    merged_engine._driver.scrub()
+    stock = answers()
+    assert {name: (o.token_ids, o.finish) for name, o in ours.items()} == {
+        name: (o.token_ids, o.finish) for name, o in stock.items()
+    }
+    for name, output in ours.items():
+        assert output.logprobs == pytest.approx(stock[name].logprobs, abs=1e-6)
+
+
+def test_a_block_that_a_decoding_step_filled_is_served_to_the_next_request(merged_engine):
+    merged_engine.submit([ask("a", 50)])
+    [first] = finish(merged_engine).values()
+    before = merged_engine.stats().reprefilled_tokens
+    merged_engine.submit([ask("b", 52).resumed(first.sampled)])
+    merged_engine.step()
+    whole_blocks = (len(PROMPT) + len(first.token_ids) - 1) // 32 * 32
+    again = len(PROMPT) + len(first.token_ids) - whole_blocks
+    assert whole_blocks > len(PROMPT)
+    assert merged_engine.stats().reprefilled_tokens - before == again
+
+
+def test_steps_without_a_prompt_go_the_short_way(merged_engine):
+    scheduler = merged_engine._driver._core.scheduler
+    merged_engine.submit([ask("a", 10)])
+    merged_engine.step()
+    assert scheduler._decoding is None
+    merged_engine.step()
+    assert scheduler._decoding is not None
+    merged_engine.submit([ask("b", 10)])
+    merged_engine.step()
+    assert scheduler._decoding is None
+
+
 def test_requests_that_do_not_fit_at_once_give_way_and_stay_exact(folder, base):
     block_bytes = 32 * 2 * 2 * 1 * 32 * 4  # tokens, keys and values, layers, heads, head size, float32
     kind = {"lora_rank": RANK, "dtype": "float32", "weights": "lora", "kv_bytes": 12 * block_bytes}

@@ -1,6 +1,6 @@
 """The built-in engine: our own decode loop over a transformers model, continuous, on a CPU or any GPU.
 
-partial.py -> submit -> torch_engine.py -> [embedded] -> Output
+schedule/partial.py -> submit -> torch_engine.py -> [embedded] -> Output
                                               |
       prefill.py (new prompts) -> slots.py <--+--> decoder.py -> sampler.py     (one step)
 

@@ -1,6 +1,6 @@
 """The engine for every other causal LM: the model's own forward, one static batch at a time.
 
-select.py -> [fallback] <- torch_engine.py <- partial.py
+select.py -> [fallback] <- torch_engine.py <- schedule/partial.py
                  |
                  +-> model_lora.py (a policy on the model)
                  +-> model(...) -> sampler.py -> Output

@@ -1,36 +1,25 @@
 """How many requests to keep in the engine, from what its steps cost.
 
 partial.py -> seconds of each step, lengths -> [ConcurrencyControl] -> C -> partial.py
+                                                  ^
+                                                  | StepCost (step_cost.py)
 
-A step of n running requests takes a + b*n seconds: `a` is paid for every step (weights are read, kernels
-launched), `b` for every request. So more requests at once make each token cheaper, until a/(b*n) is small.
-But they also make answers older: the longest of them lives through about rho * C / N updates of the policy,
-where rho is the longest length over the mean one.
+A step of n running requests takes a + b*n seconds. So more requests at once make each token cheaper, until
+a/(b*n) is small. But they also make answers older: the longest of them lives through about rho * C / N
+updates of the policy, where rho is the longest length over the mean one.
 """
 
 from collections import deque
-from dataclasses import dataclass
-from math import ceil, floor, log2
-from statistics import fmean, median
+from math import ceil, floor
+from statistics import fmean
+
+from swarmnode.rollout.schedule.step_cost import StepCost, StepTimes
 
 SMALL_OVERHEAD = 0.1
 """a/(b*C) that is small enough: more requests could save at most this share of a step's time."""
 
 MARGIN_VERSIONS = 2
 """Versions kept back from the bound on age: an answer waits for its group, a group for the end of a round."""
-
-TIMES_PER_LEVEL = 31
-LEVELS_PER_OCTAVE = 2
-FEWEST_TIMES = 3
-"""A level with fewer steps than this says more about noise than about steps."""
-WIDEST_FACTOR = 8.5
-"""Steps of fewer requests than the largest ones, by more than this factor, are left out: the cost is a line
-only piece by piece, and C is chosen where many run."""
-NARROWEST_FACTOR = 2.0
-"""Numbers of requests that are closer than this factor cannot tell a from b."""
-
-ROUNDING = 1e-9
-"""A rise that is a smaller share of a step is none."""
 
 REFILL_SHARE = 1 / 16
 """Share of C that must be free before requests start. A step that starts any costs extra, however many they
@@ -42,71 +31,6 @@ STEPS_PER_RAMP_LEVEL = 6
 
 RECENT_COMPLETIONS = 1024
 """How many say what the longest and the mean length are."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepCost:
-    """Seconds of a step: `base_s` + `per_request_s` * running requests."""
-
-    base_s: float
-    per_request_s: float
-
-    @property
-    def alpha(self) -> float:
-        """The base in units of one request."""
-        return self.base_s / self.per_request_s
-
-
-class StepTimes:
-    """Recent step times by number of running requests; medians, so that a hiccup counts for nothing.
-
-    >>> times = StepTimes()
-    >>> for running in (10, 20, 40) * 5: times.observe(running, 0.03 + 0.001 * running)
-    >>> cost = times.cost()
-    >>> round(cost.base_s, 6), round(cost.per_request_s, 6), round(cost.alpha, 3)
-    (0.03, 0.001, 30.0)
-    """
-
-    def __init__(self) -> None:
-        self._levels: dict[int, deque[tuple[int, float]]] = {}
-
-    def observe(self, running: int, seconds: float) -> None:
-        """A step that did nothing but advance `running` requests."""
-        level = round(LEVELS_PER_OCTAVE * log2(running))
-        self._levels.setdefault(level, deque(maxlen=TIMES_PER_LEVEL)).append((running, seconds))
-
-    def cost(self) -> StepCost | None:
-        """Least squares, relative error, through the median of each level. None: not enough is known."""
-        points = [_middle(times) for times in self._levels.values() if len(times) >= FEWEST_TIMES]
-        most = max((running for running, _ in points), default=0.0)
-        points = [(n, seconds) for n, seconds in points if seconds > 0 and n * WIDEST_FACTOR >= most]
-        if not points or most < NARROWEST_FACTOR * min(points)[0]:
-            return None
-        return fit(points)
-
-
-def _middle(times: deque[tuple[int, float]]) -> tuple[float, float]:
-    return median(running for running, _ in times), median(seconds for _, seconds in times)
-
-
-def fit(points: list[tuple[float, float]]) -> StepCost | None:
-    """The line through (running, seconds) with the smallest relative errors. None: it does not rise.
-
-    >>> fit([(1, 3.0), (2, 4.0), (4, 6.0)])
-    StepCost(base_s=2.0, per_request_s=1.0)
-    >>> fit([(1, 3.0), (2, 3.0)]) is None
-    True
-    """
-    weights = [1 / seconds**2 for _, seconds in points]
-    total = sum(weights)
-    mean_n = sum(w * n for w, (n, _) in zip(weights, points, strict=True)) / total
-    mean_s = sum(w * s for w, (_, s) in zip(weights, points, strict=True)) / total
-    spread = sum(w * (n - mean_n) ** 2 for w, (n, _) in zip(weights, points, strict=True))
-    rise = sum(w * (n - mean_n) * (s - mean_s) for w, (n, s) in zip(weights, points, strict=True))
-    slope = rise / spread if spread > 0 else 0.0
-    if slope * mean_n < ROUNDING * mean_s:
-        return None
-    return StepCost(round(max(0.0, mean_s - slope * mean_n), 12), round(slope, 12))
 
 
 def choose_concurrency(
@@ -206,11 +130,12 @@ class ConcurrencyControl:
         free = self.limit - in_engine
         return free if free >= max(1, int(self.concurrency * REFILL_SHARE)) or not in_engine else 0
 
-    def observe_step(self, running: int, seconds: float | None) -> None:
-        """`seconds` is None for a step that did more than advance what runs."""
+    def observe_step(self, running: int, seconds: float | None, context: int = 0) -> None:
+        """`seconds` is None for a step that did more than advance what runs, `context` the tokens that all of
+        these look back on together."""
         self._steps += 1
         if seconds is not None:
-            self._times.observe(running, seconds)
+            self._times.observe(running, seconds, context)
 
     def observe_completion(self, tokens: int) -> None:
         self._tokens.append(tokens)

@@ -26,7 +26,7 @@ from dataclasses import replace
 from itertools import count, islice
 
 from swarmnode.errors import EngineError, RequestRefused
-from swarmnode.rollout.engine import Engine, InFlight, Output, PolicyUpdate, SamplingParams
+from swarmnode.rollout.engine import Engine, Output, PolicyUpdate, SamplingParams
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.rollout.schedule.concurrency import ConcurrencyControl
 from swarmnode.rollout.schedule.group import Answered, Member, OpenGroup, as_open_group, completion_seed
@@ -35,6 +35,7 @@ from swarmnode.rollout.schedule.pool import GroupPool
 from swarmnode.rollout.schedule.records import PartialSettings, PartialStats, Tally
 from swarmnode.rollout.schedule.staleness import due_in_rounds, leaves_room
 from swarmnode.rollout.schedule.state import decode, encode
+from swarmnode.rollout.schedule.under_way import UnderWay, nearest_mode
 from swarmnode.types import Example, ExampleKey
 
 log = logging.getLogger(__name__)
@@ -43,8 +44,6 @@ SamplingOf = Callable[[Example, int], SamplingParams]
 """How to sample one completion: by its example and its place in the group. The seed is ours."""
 
 MOST_OTHERS = 15  # policies that an engine may serve besides ours
-FALLBACKS: tuple[InFlight, ...] = ("keep", "recompute", "abort")
-"""Modes of an update, those that cost the least first."""
 
 
 class PartialRollouts:
@@ -87,7 +86,7 @@ class PartialRollouts:
         self._lengths = LengthEstimates()
         self._pool = GroupPool()
         self._serials = count()
-        self._in_engine: dict[str, tuple[OpenGroup, int]] = {}
+        self._in_engine = UnderWay()
         self._version = engine.policy_version
         self._only_decodes = False  # the next step starts nothing and computes nothing again
         self._silent_steps = 0
@@ -145,7 +144,7 @@ class PartialRollouts:
         """Sample from another policy from now on; requests in flight go on as `settings.inflight` says, or as
         near to it as the engine can. Called between rounds, one version at a time, it makes no group too old.
         """
-        if (mode := self._inflight_mode()) is None:
+        if (mode := nearest_mode(self._engine, self._settings.inflight)) is None:
             self.park()
             self._engine.set_policy(update)
         else:
@@ -275,8 +274,7 @@ class PartialRollouts:
             self._leave_out(group, error)
             return
         group.asked_of(self._engine.policy_version)
-        asked = zip(requests, places, strict=True)
-        self._in_engine |= {request.request_id: (group, place) for request, place in asked}
+        self._in_engine.add(group, places, requests)
         self._tally.resumed += sum(bool(request.sampled) for request in requests)
         self._tally.refused_in_a_row = 0
         budgets = (request.sampling.max_tokens for request in requests)
@@ -296,10 +294,12 @@ class PartialRollouts:
             ) from error
 
     def _step(self) -> None:
-        requests = len(self._in_engine)
+        requests, context = len(self._in_engine), self._in_engine.context
         started = self._clock()
         outputs = self._engine.step()
-        self._control.observe_step(requests, self._clock() - started if self._only_decodes else None)
+        took = self._clock() - started if self._only_decodes else None
+        self._control.observe_step(requests, took, context)
+        self._in_engine.step_done()
         self._only_decodes = True
         self._tally.busy.add(requests, max(requests, self._control.concurrency))
         for output in outputs:
@@ -310,29 +310,18 @@ class PartialRollouts:
             raise EngineError(f"{requests} requests never finished", hint="try another --engine")
 
     def _finish(self, output: Output) -> None:
-        group = self._take(output)
+        group = self._in_engine.take(output)
         self._control.observe_completion(len(output.sampled))
         self._tally.produced.add(len(output.sampled))
         if group.complete:
             self._pool.complete.append(group)
             self._lengths.observe(group.example, group.tokens / len(group.members))
 
-    def _take(self, output: Output) -> OpenGroup:
-        """What the engine gives back is its group's again."""
-        if output.request_id not in self._in_engine:
-            raise EngineError(
-                f"the engine returned request {output.request_id}, which is not ours",
-                hint="while partial rollouts run, nobody else may use their engine: park() them first",
-            )
-        group, place = self._in_engine.pop(output.request_id)
-        group.record(place, output)
-        return group
-
     def _take_back(self, outputs: Iterable[Output]) -> None:
         """Aborted requests wait in line, before all others. Some may have ended before the abort."""
         for output in outputs:
             if output.finish == "abort":
-                self._take(output)
+                self._in_engine.take(output)
             else:
                 self._finish(output)
         self._pool.line_up(self._in_engine)
@@ -341,16 +330,7 @@ class PartialRollouts:
         """Whatever the group has in the engine is given up."""
         asked = [name for place in group.unfinished if (name := group.request_id(place)) in self._in_engine]
         for output in self._engine.abort(asked):
-            self._take(output)
-
-    def _inflight_mode(self) -> InFlight | None:
-        """The wanted mode of an update, or the nearest there is. None: only an empty engine will do."""
-        can = self._engine.capabilities.inflight
-        wanted = (self._settings.inflight, *FALLBACKS)
-        return next((mode for mode in wanted if mode in can and (mode != "pin" or self._can_pin())), None)
-
-    def _can_pin(self) -> bool:
-        return len(self._engine.stats().live_versions) < self._engine.capabilities.max_versions
+            self._in_engine.take(output)
 
     def _sampling(self, example: Example, place: int) -> SamplingParams:
         seed = None if self._seed is None else completion_seed(self._seed, example.key, place)

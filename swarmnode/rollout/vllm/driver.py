@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
-import psutil
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -30,9 +29,6 @@ CPU_STEP_TOKENS = 8192
 
 SCORED_AT_ONCE = 8
 """Sequences that may be scored beside everything that runs. Each holds [tokens, vocab] logits."""
-
-KV_SHARE = 0.25
-"""Most of the free memory of a machine without a GPU that keys and values take unless somebody says more."""
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks for which vLLM can reserve room."""
@@ -247,22 +243,6 @@ def unscored() -> EngineError:
     return EngineError(
         "vLLM returned no log-probabilities for a sequence to be scored", hint="look at its log"
     )
-
-
-def kv_room(base: PreTrainedModel, dtype: EngineDtype, max_slots: int, max_length: int) -> int:
-    """Bytes for keys and values of `max_slots` longest sequences, or a share of what memory is free."""
-    layers = base.config.get_text_config().num_hidden_layers
-    per_token = 2 * layers * key_heads(base) * head_size(base) * TORCH_DTYPES[dtype].itemsize
-    # Sequences take whole blocks, and one block stays empty.
-    wanted = (max_slots + SCORED_AT_ONCE + 1) * (max_length + 1 + CPU_BLOCK_TOKENS) * per_token
-    return min(wanted, int(psutil.virtual_memory().available * KV_SHARE))
-
-
-def key_heads(base: PreTrainedModel) -> int:
-    """Heads that have keys and values of their own. A family that does not say has one per query head, or
-    fewer and we reserve too much."""
-    config = base.config.get_text_config()
-    return config.to_dict().get("num_key_value_heads") or config.num_attention_heads
 
 
 def head_size(base: PreTrainedModel) -> int:

@@ -1,6 +1,6 @@
 """vLLM as a rollout engine: on a CPU inside this process, on CUDA in a process of its own.
 
-partial.py -> submit -> requests.py -> [vllm] -> Output
+schedule/partial.py -> submit -> requests.py -> [engine] -> Output
                                           |
       policies.py (whose weights) <--+--> driver.Driver (vLLM itself)
 
@@ -11,7 +11,6 @@ never has to be told about a new policy, and the line is the same as that of eve
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import Literal
 
 from transformers import PreTrainedModel
 
@@ -20,7 +19,6 @@ from swarmnode.rollout.counters import Counters
 from swarmnode.rollout.decode.weights import longest_sequence
 from swarmnode.rollout.engine import (
     BASE_VERSION,
-    Capabilities,
     EngineStats,
     InFlight,
     Output,
@@ -35,17 +33,7 @@ from swarmnode.rollout.requests import (
     untouched,
     with_live_version,
 )
-from swarmnode.rollout.vllm.compat import require_vllm, runs_on_cpu, starting_vllm
-from swarmnode.rollout.vllm.driver import (
-    TORCH_DTYPES,
-    Delta,
-    Driver,
-    DriverSettings,
-    EngineDtype,
-    Start,
-    kv_room,
-)
-from swarmnode.rollout.vllm.inprocess import InProcessDriver
+from swarmnode.rollout.vllm.driver import Delta, DriverSettings, EngineDtype, Start
 from swarmnode.rollout.vllm.limits import (
     refuse_base,
     refuse_mode,
@@ -53,18 +41,18 @@ from swarmnode.rollout.vllm.limits import (
     refuse_temperatures,
     refuse_versions,
 )
-from swarmnode.rollout.vllm.policies import (
-    LoraPolicies,
-    MergedPolicies,
-    Policies,
-    Policy,
-    linear_weights,
-)
+from swarmnode.rollout.vllm.policies import Policy
 from swarmnode.rollout.vllm.rows import Row
-from swarmnode.rollout.vllm.separate import AsyncDriver
-
-Weights = Literal["auto", "lora", "merged"]
-"""How a policy is held: as an adapter beside the base, or merged into it. auto: what is faster there."""
+from swarmnode.rollout.vllm.starting import (
+    Weights,
+    capabilities,
+    computes_on_cpu,
+    kv_room,
+    lora_modules,
+    placement,
+    start_driver,
+    start_policies,
+)
 
 GPU_MEMORY_SHARE = 0.45
 """Less than half of a card: the trainer lives on the other half."""
@@ -99,32 +87,29 @@ class VllmEngine:
         `kv_bytes`: room for keys and values, by default what fits. `in_process`: step in this process
         (default on a CPU) or beside it.
         """
-        on_cpu = _computes_on_cpu()
+        on_cpu = computes_on_cpu()
         refuse_model(base, on_cpu)
-        merged, beside = _placement(weights, in_process, on_cpu)
-        length = longest_sequence(base) if max_length is None else max_length
+        merged, beside = placement(weights, in_process, on_cpu)
         settings = DriverSettings(
             model=model,
             dtype=dtype,
             max_slots=max_slots,
-            max_length=length,
-            lora_modules=() if merged else _lora_modules(base),
+            max_length=longest_sequence(base) if max_length is None else max_length,
+            lora_modules=() if merged else lora_modules(base),
             lora_rank=lora_rank,
             # Followers on each version, and next to them requests that asked for it.
             lora_slots=2 * max_versions,
-            kv_bytes=kv_room(base, dtype, max_slots, length) if on_cpu and kv_bytes is None else kv_bytes,
+            kv_bytes=kv_bytes,
             gpu_memory_share=gpu_memory_share,
         )
-        self._driver: Driver = AsyncDriver(settings) if beside else InProcessDriver(settings)
-        self._policies: Policies = (
-            MergedPolicies(self._driver, base, TORCH_DTYPES[dtype])
-            if merged
-            else LoraPolicies(self._driver, base, lora_rank, max_versions)
-        )
-        self.capabilities = _capabilities(self._policies, settings)
+        if on_cpu and kv_bytes is None:
+            settings = replace(settings, kv_bytes=kv_room(base, settings))
+        self._driver = start_driver(settings, beside)
+        self._policies = start_policies(self._driver, base, settings, merged, max_versions)
+        self.capabilities = capabilities(self._policies, settings)
         self._eos = tuple(eos_token_ids)
         self._vocab = base.config.get_text_config().vocab_size
-        self._queue = RequestQueue(length, self._vocab)
+        self._queue = RequestQueue(settings.max_length, self._vocab)
         self._running: dict[str, Row] = {}
         self._ready: list[Output] = []
         self._started = 0
@@ -340,34 +325,3 @@ class VllmEngine:
             refuse_base(request.version for request in (*(row.request for row in rows), *self._queue.waiting))
         staying = [row.policy for row in rows if inflight == "pin" or not row.follows]
         refuse_versions(staying, self._asked(), policy.version, self.capabilities.max_versions)
-
-
-def _computes_on_cpu() -> bool:
-    require_vllm()
-    with starting_vllm(in_process=False):
-        return runs_on_cpu()
-
-
-def _placement(weights: Weights, in_process: bool | None, on_cpu: bool) -> tuple[bool, bool]:
-    """Whether policies are merged, and whether vLLM runs beside this process."""
-    merged = weights == "merged" or (weights == "auto" and on_cpu)
-    beside = not on_cpu if in_process is None else not in_process
-    if merged and beside:
-        raise EngineError("merged weights need vLLM in this process", hint='use weights="lora"')
-    return merged, beside
-
-
-def _lora_modules(base: PreTrainedModel) -> tuple[str, ...]:
-    return tuple(sorted({module.rpartition(".")[2] for module in linear_weights(base)}))
-
-
-def _capabilities(policies: Policies, settings: DriverSettings) -> Capabilities:
-    return Capabilities(
-        name="vllm",
-        inflight=policies.inflight,
-        max_versions=policies.max_versions,
-        max_running=settings.max_slots,
-        max_length=settings.max_length,
-        exact_resume=False,
-        reserves_kv=True,
-    )

@@ -1,6 +1,6 @@
 """vLLM inside this process: a step of ours is a step of its scheduler and its model.
 
-engine.py -> driver.Start -> [inprocess] -> EngineCore.step -> Delta
+engine.py -> driver.Start -> [inprocess] -> EngineCore.step (scheduler.py) -> Delta
 
 This speaks to the engine core, one layer below `LLMEngine.step`: that layer makes a dozen objects per token
 for callers who want text, and takes a sixth of the time on a small model.
@@ -31,6 +31,8 @@ from swarmnode.rollout.vllm.driver import (
     vllm_sampling,
 )
 
+SCHEDULER = "swarmnode.rollout.vllm.scheduler.DecodingScheduler"
+
 MAX_SCORING_STEPS = 1_000_000
 """More steps than any sequences could need; fewer than forever."""
 
@@ -44,7 +46,7 @@ class InProcessDriver:
             from vllm.engine.arg_utils import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
 
-            arguments = EngineArgs(**engine_arguments(settings, runs_on_cpu()))
+            arguments = EngineArgs(**engine_arguments(settings, runs_on_cpu()), scheduler_cls=SCHEDULER)
             self._engine: Any = LLMEngine.from_engine_args(arguments)
             self._noise = torch.get_rng_state()
         self._client: Any = self._engine.engine_core
@@ -171,7 +173,9 @@ class InProcessDriver:
 
 
 def _delta(output: Any) -> Delta:
-    """From vLLM's `EngineCoreOutput`."""
+    """From vLLM's `EngineCoreOutput`; a decoding step of scheduler.py says it in our words already."""
+    if isinstance(output, Delta):
+        return output
     reason, prefill, logprobs = output.finish_reason, output.prefill_stats, output.new_logprobs
     return Delta(
         output.request_id,

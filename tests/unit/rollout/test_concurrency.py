@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from swarmnode.rollout.schedule.concurrency import (
     SMALL_OVERHEAD,
     ConcurrencyControl,
-    StepCost,
-    StepTimes,
     choose_concurrency,
     gain_ceiling,
 )
+from swarmnode.rollout.schedule.step_cost import Step, StepCost, StepTimes, fit
 
 COST = StepCost(base_s=0.035, per_request_s=0.001)
 
@@ -144,3 +143,45 @@ def test_requests_start_in_batches_and_never_leave_the_engine_empty() -> None:
 def test_a_fixed_number_has_no_ramp_and_is_bounded_by_the_engine() -> None:
     control = ConcurrencyControl(round_requests=64, max_running=32, max_lag=20, fixed=40)
     assert control.limit == control.concurrency == 32
+
+
+def step_s(running: int, each: int) -> float:
+    """Of requests that look back on `each` tokens: 4 ms, 0.1 ms a request, 1 us a token."""
+    return 4e-3 + 1e-4 * running + 1e-6 * running * each
+
+
+def test_long_answers_in_small_batches_do_not_raise_the_base() -> None:
+    """As where all wait for the longest."""
+    times = StepTimes()
+    for _ in range(5):
+        for running, each in ((256, 30), (192, 50), (128, 80), (96, 110), (64, 160), (32, 300)):
+            times.observe(running, step_s(running, each), running * each)
+    cost = times.cost()
+    assert cost is not None
+    assert cost.base_s == pytest.approx(4e-3)
+    looked_back = (256 * 30 + 192 * 50 + 128 * 80 + 96 * 110 + 64 * 160 + 32 * 300) / 768
+    assert cost.per_request_s == pytest.approx(1e-4 + 1e-6 * looked_back, rel=1e-2)
+
+
+def test_short_answers_in_the_first_small_batches_do_not_lower_it() -> None:
+    """As where the engine is kept full from the seventh step on."""
+    times = StepTimes()
+    for running in (32, 64, 128) * 5:
+        times.observe(running, step_s(running, 26), running * 26)
+    for each in range(30, 110):
+        times.observe(256, step_s(256, each), 256 * each)
+    cost = times.cost()
+    assert cost is not None
+    assert cost.base_s == pytest.approx(4e-3, rel=1e-3)
+
+
+def test_noise_in_the_lengths_makes_no_request_cheaper_than_nothing() -> None:
+    steps = [Step(n, n * each, 0.03 + 0.001 * n) for n, each in ((8, 90), (16, 91), (32, 90), (64, 89))]
+    odd = [
+        step._replace(seconds=step.seconds * factor)
+        for step, factor in zip(steps, (0.9, 1.1, 0.9, 1.1), strict=True)
+    ]
+    for context in (0.0, 90.0):
+        cost = fit(odd, context)
+        assert cost is not None
+        assert cost.base_s >= 0 and cost.per_request_s > 0
