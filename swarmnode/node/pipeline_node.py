@@ -1,6 +1,6 @@
 """A member of a pipeline as a whole: its network, its place, and what it does there.
 
-pipeline_run.py -> [PipelineNode] -> membership.py (which plan), pipeline_place.py (its stage)
+pipeline_run.py -> [PipelineNode] -> pipeline_standing.py (which plan), pipeline_place.py (its stage)
                         |
      stage 0: a Node with a PipelineLearner, or text; any other stage: serve until it ends
 
@@ -14,40 +14,35 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 import msgspec
 from torch import Tensor
 
-from swarmnode.config import Config
-from swarmnode.errors import CheckpointError, ModelError
-from swarmnode.identity.keys import NodeKey
-from swarmnode.network.discovery import Discovery
-from swarmnode.network.streams import StreamHost
+from swarmnode.errors import CheckpointError
 from swarmnode.node.board import StatusBoard
-from swarmnode.node.idle_rollouts import IdleSharing
 from swarmnode.node.monitors import Monitor
 from swarmnode.node.pipeline_link import PipelineLink, RoleChanged
-from swarmnode.node.pipeline_place import PlaceSettings, StagePlace
-from swarmnode.node.status import NodeStatus, PipelineStatus
+from swarmnode.node.pipeline_parts import DataRole, PipelineParts
+from swarmnode.node.pipeline_place import StagePlace
+from swarmnode.node.pipeline_standing import Standing
+from swarmnode.node.pipeline_steps import Steps
+from swarmnode.node.pipeline_view import PipelineView
+from swarmnode.node.status import NodeStatus, Phase, PipelineStatus
 from swarmnode.node.summary import Summary, summarise
 from swarmnode.node.supervisor import supervise
-from swarmnode.pipeline.joining.known_members import MembershipSettings
 from swarmnode.pipeline.joining.membership import Membership
+from swarmnode.pipeline.joining.outcomes import Outcomes
 from swarmnode.pipeline.joining.probes import LinkProber, ProbeService
 from swarmnode.pipeline.keeping.averaging import ReplicaExchange
-from swarmnode.pipeline.keeping.checkpoints import StageCheckpoints
-from swarmnode.pipeline.keeping.holdings import HeldState
 from swarmnode.pipeline.keeping.states import StateService
-from swarmnode.pipeline.plans.costs import MemberCosts
-from swarmnode.pipeline.plans.planning import Agreed, PlanSettings
+from swarmnode.pipeline.plans.costs import Observation
+from swarmnode.pipeline.plans.planning import Agreed
 from swarmnode.pipeline.rollouts.decode import DecodeNode
 from swarmnode.pipeline.running.member import PipelineMember
-from swarmnode.pipeline.running.seat import IterationReport, MemberSettings
-from swarmnode.pipeline.stages.whole_model import WholeModel
-from swarmnode.training.records import Counters, TrainReport
+from swarmnode.pipeline.running.seat import IterationReport
+from swarmnode.training.records import TrainReport
 
 log = logging.getLogger(__name__)
 
@@ -55,54 +50,6 @@ TICK_S = 0.5
 
 RELOAD_TRIES = 20
 """Looks for the state of the majority, TICK_S apart."""
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineParts:
-    """What a member brings along, before it is in the network."""
-
-    config: Config
-    key: NodeKey
-    whole: WholeModel
-    host: StreamHost
-    discovery: Discovery
-    plan: PlanSettings
-    membership: MembershipSettings
-    place: PlaceSettings
-    member: MemberSettings
-    costs: Callable[[], MemberCosts]
-    """What we say of ourselves, measured anew or not."""
-    checkpoints: StageCheckpoints
-    earlier: tuple[HeldState, ...] = ()
-    """What checkpoints of an earlier run have of the model."""
-    idle: IdleSharing | None = None
-    """What is generated while the stage waits."""
-
-
-class DataRole(Protocol):
-    """What a member of stage 0 does: drive iterations until it is done (data_roles.py)."""
-
-    async def run(self) -> str:
-        """Until the rounds are done or we are stopped; why it ended. Raises RoleChanged."""
-        ...
-
-    def stop(self) -> None:
-        """Come to an end after the iteration in hand."""
-        ...
-
-    def replanned(self, agreed: Agreed) -> None:
-        """There is another plan, under which we are seated."""
-        ...
-
-    @property
-    def status(self) -> NodeStatus | None:
-        """Where there is more to tell than of the stage."""
-        ...
-
-    @property
-    def summary(self) -> Summary | None:
-        """What it came to, where there is more to say than that of a stage."""
-        ...
 
 
 class PipelineNode:
@@ -118,12 +65,9 @@ class PipelineNode:
         self._data_role = data_role
         self._role: DataRole | None = None
         self._stopping = asyncio.Event()
-        self._steps = asyncio.Event()
         self._stack = AsyncExitStack()
-        self._pipeline = PipelineStatus(name=config.pipeline.name)
-        self._lost: set[str] = set()
-        self._counters = Counters()
-        self._started_s = time.monotonic()
+        self._view = PipelineView(config.pipeline.name, parts.key.peer_id)
+        self._outcomes = Outcomes(parts.plan.micro_batch_tokens)
         self._board = StatusBoard(
             peer_id=parts.key.peer_id,
             name=parts.key.name,
@@ -140,9 +84,17 @@ class PipelineNode:
     def status(self) -> NodeStatus:
         own = self._role.status if self._role is not None else None
         status = self._board.status if own is None else own
+        if self.standing.trouble:
+            phase = Phase("coming back to the pipeline", status.phase.since, self.standing.trouble)
+            status = msgspec.structs.replace(status, phase=phase)
         return msgspec.structs.replace(
             status, pipeline=self.pipeline_status, network=self._board.status.network
         )
+
+    @property
+    def membership(self) -> Membership:
+        """That of the moment."""
+        return self.standing.membership
 
     @property
     def monitor(self) -> Monitor:
@@ -150,12 +102,16 @@ class PipelineNode:
 
     @property
     def pipeline_status(self) -> PipelineStatus:
-        return self._pipeline
+        return self._view.status
 
     @property
     def done(self) -> bool:
         limit = self.parts.config.node.rounds
         return limit is not None and self.member.iteration >= limit
+
+    def observed(self) -> dict[str, Observation]:
+        """What we tell others of the members that our micro-batches passed."""
+        return self._outcomes.observed(time.monotonic())
 
     def request_stop(self) -> None:
         """End after the iteration in hand."""
@@ -166,7 +122,7 @@ class PipelineNode:
     def trained(self, report: TrainReport) -> None:
         """An iteration on text is over: shown, and one more record for machines to read."""
         self._board.enter("training", f"iteration {self.member.iteration}")
-        self._board.counted(self._counters, self.member.iteration)
+        self._board.counted(self._view.counters, self.member.iteration)
         self._board.learned(report)
         self._monitor.round_done(self.status)
 
@@ -212,13 +168,14 @@ class PipelineNode:
                 living=lambda: self.membership.members(),
             )
             self._prober = LinkProber(host, rng=random.Random(parts.key.peer_id))
-            self.membership = self._new_membership()
+            self.standing = Standing(
+                self._new_membership, steps=lambda: self.member.iteration, left=self.place.seated.clear
+            )
             self.member.on_lost = self._suspect
             self.link = self._new_link()
             if parts.earlier:
                 self.membership.stepped(max(held.holding.iteration for held in parts.earlier))
-            self._stack.push_async_exit(self._leave)
-            await self.membership.__aenter__()
+            await enter(self.standing)
             await self._look()
             self._stack = self._stack.pop_all()
         return self
@@ -230,12 +187,13 @@ class PipelineNode:
 
     async def run(self) -> Summary:
         """Hold a place and do what belongs to it, until it ends."""
+        steps = Steps(self.member, self.place, self.standing)
         async with asyncio.TaskGroup() as services:
             owned = [
                 services.create_task(supervise("discovery", self.parts.discovery.run)),
                 services.create_task(supervise("probes", lambda: self._prober.run(self.membership.members))),
-                services.create_task(self._follow()),
-                services.create_task(self._hand_on()),
+                services.create_task(steps.follow()),
+                services.create_task(steps.hand_on()),
                 services.create_task(supervise("screen", self._keep_looking)),
             ]
             if self.parts.idle is not None:
@@ -250,9 +208,9 @@ class PipelineNode:
         self._board.enter("stopped", reason)
         self._monitor.tick(self.status)
         if self._role is None:
-            self._counters.round = self.member.iteration
+            self._view.counters.round = self.member.iteration
         told = self._role.summary if self._role is not None else None
-        return told or summarise(self.status, self._counters, reason)
+        return told or summarise(self.status, self._view.counters, reason)
 
     # What it does
 
@@ -310,9 +268,7 @@ class PipelineNode:
     # What happens to it
 
     def _new_link(self) -> PipelineLink:
-        return PipelineLink(
-            self.peer_id, lambda: self.membership, self.member, self.place, after_step=self._after_step
-        )
+        return PipelineLink(self.peer_id, self.standing, self.member, self.place, after_step=self._after_step)
 
     def _new_membership(self) -> Membership:
         parts = self.parts
@@ -326,20 +282,8 @@ class PipelineNode:
             links=self._prober.links,
             on_agreed=self._take_place,
             prepare=self.place.prepare,
+            observed=self.observed,
         )
-
-    async def _leave(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        await self.membership.__aexit__(exc_type, exc, tb)
-
-    async def _rejoin(self) -> None:
-        """We have lost track of the pipeline: leave it, and come back as one who holds nothing."""
-        self.place.seated.clear()
-        await self._leave(None, None, None)
-        self.membership = self._new_membership()
-        self.membership.stepped(self.member.iteration)
-        await self.membership.__aenter__()
 
     async def _reload(self, peers: tuple[str, ...], stage: int, steps: int) -> Mapping[str, Tensor]:
         """The state of our stage after so many steps, from replicas whose weights are the majority's. They
@@ -363,54 +307,18 @@ class PipelineNode:
         if self._role is not None and self.place.seated.is_set():
             self._role.replanned(agreed)
 
-    async def _follow(self) -> None:
-        """Tell the others of every step that is taken here."""
-        while True:
-            await self.place.seated.wait()
-            steps = self.member.iteration
-            try:
-                await self.member.wait_step(steps + 1)
-            except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():
-                    raise
-                # The seat has changed.
-                continue
-            except ModelError as error:
-                log.warning("coming back for a new place: %s", error)
-                await self._rejoin()
-                continue
-            # At once: a member that seems to be behind is not waited for when the plan changes.
-            self.membership.stepped(self.member.iteration)
-            digest = await self.place.stepped()
-            self.membership.stepped(self.member.iteration, digest)
-            self._steps.set()
-
-    async def _hand_on(self) -> None:
-        """What each step has taught goes to the others; a slow neighbour holds up nobody."""
-        while True:
-            await self._steps.wait()
-            self._steps.clear()
-            await self.place.hand_on()
+    def _after_step(self, report: IterationReport) -> None:
+        self._view.stepped(report)
+        agreed = self.place.agreed
+        # The next plan may be there already, whose nodes are others.
+        if agreed is not None and agreed.iteration <= report.iteration:
+            silent = self.member.lost.union(agreed.peers[node] for node in report.lost)
+            self._outcomes.add(agreed, report, silent, self.membership.claims(), time.monotonic())
 
     def _suspect(self, peer_id: str, why: str) -> None:
         log.warning("%s does not answer: %s", peer_id, why)
-        self._lost.add(peer_id)
+        self._view.lost(peer_id)
         self.membership.lost(peer_id, why)
-
-    def _after_step(self, report: IterationReport) -> None:
-        self._counters.round = report.iteration + 1
-        self._counters.tokens += report.tokens
-        self._counters.seconds = time.monotonic() - self._started_s
-        before = self._pipeline
-        self._pipeline = msgspec.structs.replace(
-            before,
-            iteration_s=report.makespan_s + report.closing_s,
-            busy_share=report.busy_share,
-            repaired=before.repaired + report.retried,
-            given_up=before.given_up + report.given_up,
-            stragglers=before.stragglers + report.stragglers,
-        )
 
     # What it shows
 
@@ -429,26 +337,11 @@ class PipelineNode:
 
     async def _look(self) -> None:
         self._tell_of_the_dead()
+        self._outcomes.keep(self.membership.claims())
         await self._board.look_at(self.parts.host)
         idle = self.parts.idle
         if idle is not None and idle.exchange_stats is not None:
             self._board.shared(idle.exchange_stats, {})
-        place, agreed = self.place, self.place.agreed
-        part = place.part
-        stage = agreed.stage_of(self.peer_id) if agreed is not None and part is not None else None
-        stages = agreed.partition.stages if agreed is not None else ()
-        self._pipeline = msgspec.structs.replace(
-            self._pipeline,
-            stage=stage,
-            stages=len(stages) or None,
-            first_layer=part.first_layer if part is not None else None,
-            end_layer=part.end_layer if part is not None else None,
-            replicas=len(stages[stage].peers) if stage is not None else None,
-            members=len(self.membership.members()),
-            plans=place.plans,
-            iteration=self.member.iteration,
-            planned_s=agreed.makespan_s if agreed is not None else None,
-            lost=len(self._lost),
-            idle_tokens=idle.stats.tokens if idle is not None else 0,
-            idle_share=idle.used_share if idle is not None else None,
+        self._view.look_at(
+            self.place, members=len(self.membership.members()), iteration=self.member.iteration, idle=idle
         )

@@ -11,15 +11,23 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from swarmnode.config import Config
-from swarmnode.errors import CheckpointError, ConfigError, ModelError
+from swarmnode.errors import CheckpointError, ModelError
 from swarmnode.memory_plan import size_text
-from swarmnode.node.assemble import build_discovery, build_host, check_addresses, longest_sequence, seed_of
+from swarmnode.node.assemble import build_discovery, build_host, check_addresses, seed_of
 from swarmnode.node.data_roles import Asking, RolloutRole, TextRole
 from swarmnode.node.http import StatusServer
 from swarmnode.node.idle_rollouts import IdleSharing, load_idle_model, sharing_exchange
 from swarmnode.node.monitors import JsonlMonitor, Monitor, Monitors
-from swarmnode.node.pipeline_node import DataRole, PipelineNode, PipelineParts
+from swarmnode.node.pipeline_node import PipelineNode
+from swarmnode.node.pipeline_parts import DataRole, PipelineParts
 from swarmnode.node.pipeline_place import PlaceSettings
+from swarmnode.node.pipeline_settings import (
+    batch_tokens,
+    check,
+    holds_data,
+    membership_settings,
+    plan_settings,
+)
 from swarmnode.node.policies import Ending, Seat, ending, plain_error
 from swarmnode.node.ports import check_status_port, choose_port
 from swarmnode.node.run import leave_note, take_identity
@@ -29,18 +37,14 @@ from swarmnode.node.signals import stop_on_signals
 from swarmnode.node.status import invitation
 from swarmnode.node.summary import Summary
 from swarmnode.paths import Paths
-from swarmnode.pipeline.joining.known_members import MembershipSettings
 from swarmnode.pipeline.keeping.checkpoints import StageCheckpoints, single_machine_tensors
 from swarmnode.pipeline.keeping.holdings import HeldState
 from swarmnode.pipeline.plans.costs import MemberCosts
-from swarmnode.pipeline.plans.planning import PlanSettings
-from swarmnode.pipeline.plans.sizes import Training, model_costs
 from swarmnode.pipeline.running.seat import MemberSettings
 from swarmnode.pipeline.stages.measuring import measure_stage, memory_for_stage
 from swarmnode.pipeline.stages.stage_model import StagePart, StageSettings
 from swarmnode.pipeline.stages.stage_state import pack_state
 from swarmnode.pipeline.stages.whole_model import WholeModel, load_tokenizer, open_model
-from swarmnode.pipeline.wire.messages import MAX_BACK
 from swarmnode.tasks.loader import load_tasks
 from swarmnode.training.base_model import find_device, find_dtype
 from swarmnode.training.checkpoint_store import CheckpointStore
@@ -51,15 +55,11 @@ log = logging.getLogger(__name__)
 CACHE_SHARE = 0.25
 """Of the memory for the pipeline, what keys and values of generation may take."""
 KEPT_STEPS = 3
-TEXT_WAVES = 4
-MOST_WAVES = 256
-CODEC_BYTES = {"none": 4.0, "fp16": 2.0, "int8": 1.0625}
-"""Of a number on its way, scales included."""
 
 
 def run_pipeline(config: Config, model: str, paths: Paths, *, fresh: bool) -> Ending:
     """Run until done or stopped (SIGINT, SIGTERM); the summary as JSON is the last line to print."""
-    _check(config)
+    check(config)
     with ExitStack() as stack:
         screen = stack.enter_context(Screen(paths.logs / "node.log"))
         key = take_identity(stack, paths)
@@ -107,42 +107,6 @@ def _announce(node: PipelineNode, http_port: int, seat: Seat) -> None:
         log.info("  %s --pipeline %s, and the same model and settings", command, seat.config.pipeline.name)
 
 
-def _check(config: Config) -> None:
-    """Raises ConfigError for settings that a pipeline does not have."""
-    training, rollout, pipeline = config.training, config.rollout, config.pipeline
-    unusable = {
-        "node.policies": config.node.policies > 1,
-        "tasks.mixes": bool(config.tasks.mixes),
-        "policy.quantization": config.policy.quantization != "none",
-        "rollout.engine": rollout.engine == "vllm",
-        "rollout.overlap": rollout.overlap == "on",
-        "training.kl_coef": training.kl_coef > 0,
-        "training.lora": training.lora == "peft",
-        "training.micro_batch_tokens": training.micro_batch_tokens is not None,
-    }
-    for key, used in unusable.items():
-        if used:
-            raise ConfigError(
-                f"{key} is not available in a pipeline", hint=f"leave {key} as it is by default"
-            )
-    most = pipeline.slots * waves_of(config)
-    if most > MAX_BACK:
-        raise ConfigError(
-            f"pipeline.slots x pipeline.waves is {most} micro-batches of one data node",
-            hint=f"at most {MAX_BACK}",
-        )
-    check_idle(config)
-
-
-def check_idle(config: Config) -> None:
-    """Raises ConfigError for rollouts that nobody would get."""
-    if config.pipeline.idle_model and not config.exchange.enabled:
-        raise ConfigError(
-            "pipeline.idle_model would generate rollouts for nobody: exchange.enabled is off",
-            hint="switch the exchange on, or leave pipeline.idle_model empty",
-        )
-
-
 def _open(config: Config, model: str, paths: Paths, screen: Screen) -> WholeModel:
     import torch
 
@@ -181,6 +145,7 @@ def _parts(
     cache = round(CACHE_SHARE * memory)
     log.info("memory for the pipeline: %s", size_text(memory))
     tokens = batch_tokens(config, whole)
+    has_data = holds_data(config)
     timings = measure_stage(whole, stage, micro_batch_tokens=tokens)
 
     def costs() -> MemberCosts:
@@ -188,7 +153,7 @@ def _parts(
             peer_id=seat.key.peer_id,
             free_bytes=memory - cache,
             memory_slots=pipeline.slots,
-            holds_data=pipeline.data,
+            holds_data=has_data,
             timings=timings,
             measured_at_s=time.time(),
         )
@@ -241,76 +206,6 @@ def left_for_stage(memory: int, idle: IdleSharing | None) -> int:
             hint="choose a smaller one, lower rollout.max_tokens, or raise pipeline.memory_gb",
         )
     return memory - idle.size_bytes
-
-
-def plan_settings(config: Config, whole: WholeModel) -> PlanSettings:
-    """What all members have to agree on before they can plan together."""
-    pipeline, tokens = config.pipeline, batch_tokens(config, whole)
-    dtype = find_dtype(config.policy.dtype, find_device(config.policy.device))
-    number_bytes = dtype.itemsize
-    training = Training(
-        pipeline.trainable,
-        config.policy.lora_rank,
-        number_bytes,
-        tokens,
-        recomputed=config.training.gradient_checkpointing == "on",
-    )
-    return PlanSettings(
-        model=model_costs(whole.card, training),
-        micro_batch_tokens=tokens,
-        token_bytes=round(whole.card.hidden * min(CODEC_BYTES[pipeline.codec], number_bytes)),
-        skip=pipeline.skip,
-        slots=pipeline.slots,
-        waves=waves_of(config),
-        stages=pipeline.stages,
-        search_tasks=pipeline.search_tasks,
-        others=(
-            ("codec", pipeline.codec),
-            ("trainable", pipeline.trainable),
-            ("lora_alpha", str(config.policy.lora_alpha)),
-            ("learning_rate", str(config.training.learning_rate)),
-            ("grad_clip", str(config.training.grad_clip)),
-            ("loss", config.training.loss),
-            ("dtype", str(dtype)),
-            ("text", "yes" if pipeline.text else "no"),
-        ),
-    )
-
-
-def membership_settings(config: Config) -> MembershipSettings:
-    """Who may be a member, and how many the first plan waits for."""
-    pipeline = config.pipeline
-    return MembershipSettings(
-        swarm=config.swarm.name,
-        name=pipeline.name,
-        allowed=frozenset(pipeline.members) if pipeline.members else None,
-        at_least=pipeline.wait_for_members,
-    )
-
-
-def batch_tokens(config: Config, whole: WholeModel) -> int:
-    """Tokens of one micro-batch: the longest sequence travels alone, so there is room for it at least."""
-    if config.pipeline.text:
-        return config.pipeline.micro_batch_tokens
-    longest = longest_sequence(config, whole.name, whole.max_positions)
-    return max(config.pipeline.micro_batch_tokens, longest)
-
-
-def waves_of(config: Config) -> int:
-    """As many as a round of full answers to the longest prompts fills, where nothing is set.
-
-    >>> waves_of(Config())
-    22
-    """
-    pipeline, rollout = config.pipeline, config.rollout
-    if pipeline.waves is not None:
-        return pipeline.waves
-    if pipeline.text:
-        return TEXT_WAVES
-    groups = max(rollout.groups, config.exchange.local_groups + config.exchange.external_groups)
-    longest = rollout.max_prompt_tokens + rollout.max_tokens
-    in_one = max(1, pipeline.micro_batch_tokens // longest)
-    return max(1, min(MOST_WAVES, -(-groups * rollout.group_size // (pipeline.slots * in_one))))
 
 
 def _earlier(

@@ -28,6 +28,7 @@ from swarmnode.pipeline.joining.control import (
     seal_presence,
 )
 from swarmnode.pipeline.plans.costs import Announcement, LinkCosts, MemberCosts, Observation
+from swarmnode.pipeline.plans.evidence import is_broken
 
 log = logging.getLogger(__name__)
 
@@ -98,21 +99,22 @@ class OwnPresence:
         self.session = secrets.randbits(48)
         self.sequence = 0
         self.sealed = b""
-        self._linked: frozenset[str] = frozenset()
+        self.announced = Announcement(costs(), {}, {})
+        """What the others were last told."""
         self._sealed_at_s = 0.0
 
     def renew(self) -> None:
         """Seal what holds now. Raises Rejected when no member would take it, as with costs too old."""
-        links = dict(self._links())
+        announced = Announcement(self._costs(), dict(self._links()), dict(self._observed()))
         presence = Presence(
             session=self.session,
             sequence=self.sequence + 1,
             terms=self._terms,
-            costs=Announcement(self._costs(), links, dict(self._observed())),
+            costs=announced,
         )
         sealed = seal_presence(self._key, presence, topic=self._topic)
         open_presence(sealed, topic=self._topic, now_s=self._wall_s())
-        self.sequence, self.sealed, self._linked = presence.sequence, sealed, frozenset(links)
+        self.sequence, self.sealed, self.announced = presence.sequence, sealed, announced
         self._sealed_at_s = asyncio.get_running_loop().time()
 
     def try_renew(self) -> None:
@@ -122,12 +124,19 @@ class OwnPresence:
         except Rejected as error:
             log.warning("our costs are not announced, the last ones go on: %s", error)
 
+    def _has_news(self) -> bool:
+        told = self.announced
+        return self._links().keys() != told.links.keys() or _broken(self._observed()) != _broken(
+            told.observed
+        )
+
     async def publish(self, host: Host, every_s: float, look_s: float, is_alone: Callable[[], bool]) -> None:
-        """Announce ourselves for ever: now, when links are new, often while alone, else every `every_s`."""
+        """Announce ourselves for ever: now, when links or complaints are new, often while alone, else every
+        `every_s`."""
         published = 0
         while True:
             since_s = asyncio.get_running_loop().time() - self._sealed_at_s
-            is_new = is_alone() or frozenset(self._links()) != self._linked
+            is_new = is_alone() or self._has_news()
             if not published or since_s >= (LEAST_BETWEEN_S if is_new else every_s):
                 self.try_renew()
                 try:
@@ -136,3 +145,7 @@ class OwnPresence:
                     log.debug("not announced: %s", error)
                 published += 1
             await asyncio.sleep(look_s)
+
+
+def _broken(observed: Mapping[str, Observation]) -> frozenset[str]:
+    return frozenset(peer for peer, said in observed.items() if is_broken(said))

@@ -5,7 +5,8 @@ known_members.py, following.py -> [Convener] -> convening.Round -> who is left o
 A death is planned around at once, newcomers once no more of them come, or have come for long enough. Inputs
 that gave no plan are not tried again before something changes, or a while has passed. Whoever says that
 another proposal is coming is believed for as long as it takes to notice a death; whoever leaves the plan that
-it has just helped to begin is asked, and left out.
+it has just helped to begin is asked, and left out. Who turns out to do nothing is a reason to plan, too:
+that it has no stage under the next plan is then what every member computes for itself.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from swarmnode.pipeline.joining.convening import Ask, Outcome, Round, former_of,
 from swarmnode.pipeline.joining.following import Follower
 from swarmnode.pipeline.joining.known_members import KnownMembers
 from swarmnode.pipeline.plans.costs import is_fresh
+from swarmnode.pipeline.plans.evidence import dead_weight
 from swarmnode.pipeline.plans.planning import Agreed
 
 log = logging.getLogger(__name__)
@@ -65,6 +67,8 @@ class Convener:
         self._begun: tuple[frozenset[tuple[str, int]], str] = (frozenset(), "")
         """The members of the last plan that we brought into force, and its digest."""
         self._due_since_s: float | None = None
+        self._judged: frozenset[str] = frozenset()
+        """Whom we last planned around because they do nothing: once for each."""
 
     def start(self) -> None:
         """From now on we listen who is there, before it can be our turn."""
@@ -87,9 +91,13 @@ class Convener:
         ]
         if not self._is_due(others):
             return False
-        if await self._leave_out_the_false(others):
+        useless = self._useless(others)
+        if not useless and await self._leave_out_the_false(others):
             return True
-        await self._hold_round(others)
+        if useless:
+            log.warning("planning without %s: they take micro-batches and do nothing", ", ".join(useless))
+        if await self._hold_round(others):
+            self._judged |= {*useless}
         self._due_since_s = None
         return True
 
@@ -100,7 +108,7 @@ class Convener:
         if now_s < self._started_at_s + settings.settle_s:
             return False
         statuses = self._statuses(others)
-        if self._is_in_force(statuses):
+        if self._is_in_force(statuses) and not self._useless(others):
             self._due_since_s = None
             return False
         if not any(each.in_force for each in statuses.values()) and len(statuses) < settings.at_least:
@@ -126,6 +134,16 @@ class Convener:
         if plan is None or self._follower.progress != Progress.BEGUN:
             return False
         return plan.members == set(statuses) and all(each.plan == plan.digest for each in statuses.values())
+
+    def _useless(self, others: list[str]) -> list[str]:
+        """Members with a stage that do nothing, as data nodes say; whom we have planned around is not new."""
+        plan = self._follower.in_force
+        if plan is None:
+            return []
+        said = [self._presence.announced, *(self._members[peer].presence.costs for peer in others)]
+        found = dead_weight(said, plan.former.stage_of) & {*plan.peers}
+        self._judged &= found
+        return sorted(found - self._judged)
 
     async def _leave_out_the_false(self, others: list[str]) -> bool:
         """Whether the very members of our last plan seem to have left it: who says so itself is barred."""
@@ -161,7 +179,8 @@ class Convener:
         self._strayed[peer] += 1
         return "it leaves one plan after the other" if self._strayed[peer] > MAX_AGAIN else ""
 
-    async def _hold_round(self, others: list[str]) -> None:
+    async def _hold_round(self, others: list[str]) -> bool:
+        """Whether another plan has begun."""
         statuses, sessions = self._statuses(others), self._sessions(others)
         self._presence.try_renew()
         former = former_of(statuses)
@@ -182,6 +201,7 @@ class Convener:
             self._begun = sessions, plan.digest
             self._outbid_since_s = {}
         self._conclude(outcome, sessions)
+        return outcome.begun
 
     async def _wait_for_better(self, outcome: Outcome, epoch: int) -> None:
         """Who speaks of a better proposal shall be right soon; else it only keeps us from planning."""

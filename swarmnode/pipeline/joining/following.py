@@ -19,6 +19,9 @@ from swarmnode.pipeline.plans.planning import Agreed, Former, Inputs, must_load
 MAX_EPOCH_LEAP = 10_000
 """Of a proposal beyond what we know. Years of changes; it keeps anyone from using up the numbers."""
 
+STEPS_TO_COME = 2
+"""Of a held member, at most: the step that closes now, and the one that data nodes have begun already."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlanIt:
@@ -125,6 +128,8 @@ class Follower:
         self.busy = self.busy and iteration == self.iteration
         if iteration > self.iteration and self.stopped_since_s is not None:
             self.stopped_since_s = now_s
+        if iteration > self.iteration and self.progress == Progress.HELD:
+            self.ordered_at_s = now_s  # another may follow, and takes its time
         self.iteration, self.weights = iteration, weights
 
     def hear(self, sender: str, status: Status, now_s: float) -> None:
@@ -145,8 +150,8 @@ class Follower:
             return PlanIt(self._inputs) if self._agreed is None else PrepareIt(self._agreed)
         if self.progress == Progress.HELD and self._seat_ordered and self._agreed and not self.busy:
             # Further behind, or under a plan that others have left, it has no step to come.
-            is_last_step = self.in_force is not None and self.iteration == self._held_from - 1
-            waits = is_last_step and not self._overtaken
+            behind = self._held_from - self.iteration
+            waits = self.in_force is not None and 0 < behind <= STEPS_TO_COME and not self._overtaken
             is_time = not waits or now_s >= self.ordered_at_s + self._catch_up_s
             # The convener's word alone does not do: it may have told others something else.
             if is_time and not self.unconvinced(living):

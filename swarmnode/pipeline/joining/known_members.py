@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from swarmnode.errors import Rejected
 from swarmnode.exchange.reputation import TokenBucket
 from swarmnode.pipeline.joining.control import MAX_MEMBERS, Presence, Reason, Status, differing, open_presence
+from swarmnode.pipeline.plans.costs import MemberCosts
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,9 @@ FREE_LOSSES = 2
 """A member that was lost so often is welcome at once; after that it waits, twice as long each time."""
 
 MAX_BARRED_S = 600.0
+
+FORGIVEN_S = 300.0
+"""A loss is forgotten after so long a life; a machine that was restarted ten times in a month is no worse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +95,20 @@ class Known:
     unreachable: int = 0
     """Pings in a row for which there was no way to it."""
     losses: int = 0
-    """Times that it was lost, left, or did not do its part."""
+    """Times that it was lost, left, or did not do its part, and that are not forgotten yet."""
+    unforgiven_since_s: float = 0.0
+    """When the last of them was, or the last one was forgotten."""
     barred_until_s: float = 0.0
     convenes_from_s: float = 0.0
     """Before this it may not propose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a member says of itself, and in which run of its process."""
+
+    session: int
+    costs: MemberCosts
 
 
 class KnownMembers:
@@ -210,7 +224,7 @@ class KnownMembers:
         """Leave a member out for a while that lives but does not do its part."""
         known = self._known.get(peer_id)
         if known is not None:
-            known.losses += 1
+            _lose(known, now_s)
             self._bar(known, known.losses, now_s)
             wait_s = known.barred_until_s - now_s
             log.warning("leaving %s out of pipeline plans for %.0f s: %s", peer_id, wait_s, why)
@@ -244,6 +258,11 @@ class KnownMembers:
         """Others that answer; sorted."""
         return sorted(peer for peer, known in self._known.items() if known.lives)
 
+    def claims(self) -> dict[str, Claim]:
+        """Of the others that answer."""
+        said = {peer: self._known[peer].presence for peer in self.living()}
+        return {peer: Claim(each.session, each.costs.member) for peer, each in said.items()}
+
     def usable(self, now_s: float) -> list[str]:
         """Others that a plan may count on; sorted."""
         return [peer for peer in self.living() if self._known[peer].barred_until_s <= now_s]
@@ -265,8 +284,8 @@ class KnownMembers:
 
     def _gone(self, known: Known, now_s: float) -> None:
         self.gone_at_s = now_s
+        _lose(known, now_s)
         known.lives, known.ping_at_s = False, now_s + 5 * self.settings.ping_s
-        known.losses += 1
         if known.losses > FREE_LOSSES:
             self._bar(known, known.losses - FREE_LOSSES, now_s)
 
@@ -295,3 +314,11 @@ class KnownMembers:
             self.settings.name,
             wrong,
         )
+
+
+def _lose(known: Known, now_s: float) -> None:
+    """One more loss, less those that it has lived down since."""
+    # While it was away nothing is forgotten: it did not prove anything.
+    lived_s = (known.heard_at_s if not known.lives else now_s) - known.unforgiven_since_s
+    known.losses = max(0, known.losses - int(max(0.0, lived_s) / FORGIVEN_S)) + 1
+    known.unforgiven_since_s = now_s

@@ -13,12 +13,12 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from statistics import median_low
 from types import TracebackType
 from typing import Self
 
-from swarmnode.errors import ModelError, NetworkError, Rejected, SwarmnodeError
+from swarmnode.errors import ModelError, NetworkError, Rejected
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.host import Host, Subscription
 from swarmnode.pipeline.joining.asking import OwnPresence, Refused, as_refusal, ask
@@ -42,20 +42,19 @@ from swarmnode.pipeline.joining.control import (
     topic_of,
 )
 from swarmnode.pipeline.joining.convener import Convener
-from swarmnode.pipeline.joining.following import Follower, PlanIt, PrepareIt, SeatIt
-from swarmnode.pipeline.joining.known_members import KnownMembers, MembershipSettings
+from swarmnode.pipeline.joining.following import Follower
+from swarmnode.pipeline.joining.jobs import Jobs, OnAgreed
+from swarmnode.pipeline.joining.known_members import Claim, KnownMembers, MembershipSettings
 from swarmnode.pipeline.joining.proposals import Desk
 from swarmnode.pipeline.joining.watching import News, Watch
 from swarmnode.pipeline.plans.costs import LinkCosts, MemberCosts, Observation
-from swarmnode.pipeline.plans.planning import Agreed, PlanSettings, planned, terms
+from swarmnode.pipeline.plans.planning import Agreed, PlanSettings, terms
 
 log = logging.getLogger(__name__)
 
 QUEUED_MESSAGES = 256
 SEALED_AGAIN_S = 2.0
 """At most so often we announce new links: the first come one after the other."""
-
-OnAgreed = Callable[[Agreed], Awaitable[None]]
 
 
 class Membership:
@@ -92,8 +91,6 @@ class Membership:
         """
         self._host = host
         self._settings = settings
-        self._on_agreed = on_agreed
-        self._prepare = prepare
         self._wall_s = wall_s
         named = terms(plan, model)
         self._topic = topic_of(settings.swarm, settings.name)
@@ -105,6 +102,10 @@ class Membership:
             self._members, self._follower, self._own, self._ask, self.status, wall_s, self.lost
         )
         self._watch = Watch(self._members, self._ask_within, self.status, self._convener.turn, self._news)
+        self._jobs = Jobs(
+            self._follower, self._members, self._news,
+            look=self._watch.look, prepare=prepare, on_agreed=on_agreed,
+        )  # fmt: skip
         self._desk = Desk(self._members, self._own, plan, self._convener.turn, wall_s)
         self._group: asyncio.TaskGroup | None = None
         self._running: list[asyncio.Task[None]] = []
@@ -124,7 +125,7 @@ class Membership:
         announcing = self._own.publish(
             self._host, settings.announce_s, settings.ping_s, lambda: not self._members.living()
         )
-        work = (self._listen(heard), announcing, self._watch.run(), self._follow(), self._convene())
+        work = (self._listen(heard), announcing, self._watch.run(), self._jobs.run(), self._convene())
         self._running = [self._group.create_task(each) for each in work]
         return self
 
@@ -138,12 +139,14 @@ class Membership:
             task.cancel()
         self._running, self._has_left = [], True
         self._news.tell()
-        await self._group.__aexit__(exc_type, exc, tb)
-        if self._heard is not None:
-            await self._heard.aclose()
-        async with asyncio.TaskGroup() as tasks:
-            for peer in self._members.living():
-                tasks.create_task(self._try(peer, Leave()))
+        try:
+            await self._group.__aexit__(exc_type, exc, tb)
+        finally:
+            if self._heard is not None:
+                await self._heard.aclose()
+            async with asyncio.TaskGroup() as tasks:
+                for peer in self._members.living():
+                    tasks.create_task(self._try(peer, Leave()))
 
     async def agreed(self, iteration: int) -> Agreed:
         """The plan for this iteration, in which we are a data node; from now on the iteration runs here.
@@ -185,6 +188,10 @@ class Membership:
     def members(self) -> tuple[str, ...]:
         """Who lives, we included; sorted."""
         return tuple(sorted((self._host.peer_id, *self._members.living())))
+
+    def claims(self) -> dict[str, Claim]:
+        """What the others that live say of themselves."""
+        return self._members.claims()
 
     def status(self) -> Status:
         """Where we stand, as others are told."""
@@ -301,59 +308,6 @@ class Membership:
             log.debug("%s was not told: %s", peer_id, error)
 
     # What goes on all the time.
-
-    def _give_up_waiting(self) -> None:
-        """A convener that lives but does not go on is passed over."""
-        settings, follower, since_s = self._settings, self._follower, self._follower.stopped_since_s
-        longest_s = settings.iteration_s + 2 * (settings.seat_s + settings.catch_up_s)
-        if since_s is not None and self._now_s() - since_s > longest_s:
-            why = f"it left changes of plan half-way for {longest_s:.0f} s"
-            self._members.pass_over(follower.by, why, self._now_s())
-            follower.failed(follower.epoch, f"{follower.by}: {why}")
-            self._news.tell()
-
-    async def _follow(self) -> None:
-        """Do what the proposal that we took asks of us, one thing at a time."""
-        while True:
-            self._give_up_waiting()
-            job = self._follower.job(self._now_s(), self._members.living())
-            if job is None:
-                await self._news.pause(self._settings.poll_s)
-                continue
-            epoch = job.inputs.epoch if isinstance(job, PlanIt) else job.agreed.epoch
-            try:
-                await self._do(job)
-            except (SwarmnodeError, TimeoutError) as error:
-                why = str(error) or "it took too long"
-                log.warning("epoch %d of pipeline %s: %s", epoch, self._settings.name, why)
-                self._follower.failed(epoch, why)
-            except Exception:
-                # What others sent is behind it: one job fails, not the node.
-                log.exception("epoch %d of pipeline %s", epoch, self._settings.name)
-                self._follower.failed(epoch, "internal error, see the log of this member")
-            self._news.tell()
-
-    async def _do(self, job: PlanIt | PrepareIt | SeatIt) -> None:
-        match job:
-            case PlanIt(inputs):
-                loop = asyncio.get_running_loop()
-                agreed = await loop.run_in_executor(None, planned, inputs)
-                self._follower.planned(inputs, agreed)
-                await self._watch.look(peer for peer in self._members.living() if peer in agreed.members)
-            case PrepareIt(agreed):
-                if self._prepare is not None:
-                    async with asyncio.timeout(self._settings.prepare_s):
-                        await self._prepare(agreed)
-                self._follower.prepared(agreed)
-            case SeatIt(agreed):
-                self._follower.seating()
-                async with asyncio.timeout(self._settings.seat_s):
-                    await self._on_agreed(agreed)
-                self._follower.seated(agreed)
-                place = agreed.place_of(self._host.peer_id)
-                log.info("epoch %d from iteration %d: %s", agreed.epoch, agreed.iteration, place)
-
-    # Convening.
 
     async def _convene(self) -> None:
         while True:

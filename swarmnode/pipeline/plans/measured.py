@@ -1,14 +1,11 @@
 """From what was measured to what is planned with: an instance, and what every member would be elsewhere.
 
 costs.py (believed), Partition -> [instance_from] -> Instance, Holding -> placement.py -> schedule
-                                        Instance -> [instance_json, instance_toml] -> a file -> load_instance
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
-
-import msgspec
 
 from swarmnode.errors import ConfigError
 from swarmnode.pipeline.plans.costs import (
@@ -145,47 +142,3 @@ def _both_ends(
 def _matrix(names: Sequence[str], cost: Callable[[int, int], float]) -> Matrix:
     count = range(len(names))
     return tuple(tuple(0.0 if i == j else cost(i, j) for j in count) for i in count)
-
-
-def instance_json(instance: Instance) -> bytes:
-    """The instance as a file that `load_instance` reads, so that plans can be made without the machines."""
-    return msgspec.json.format(msgspec.json.encode(_fields(instance)), indent=1) + b"\n"
-
-
-def instance_toml(instance: Instance) -> str:
-    """The same as TOML: arrays and numbers are spelled as in JSON, and tables come last."""
-    fields = _fields(instance)
-    averaging = fields.pop("averaging", None)
-    lines = [f"{key} = {_spelled(value)}" for key, value in fields.items()]
-    if isinstance(averaging, dict):
-        lines += ["", "[averaging]", *(f"{key} = {_spelled(value)}" for key, value in averaging.items())]
-    return "\n".join(lines) + "\n"
-
-
-def _spelled(value: object) -> str:
-    return msgspec.json.encode(value).decode()
-
-
-def _fields(instance: Instance) -> dict[str, object]:
-    fields: dict[str, object] = {
-        "delays": instance.hop_s,
-        "comp": instance.forward_s,
-        "memory": instance.memory,
-        "path_len": instance.path_length,
-        "stages": instance.stages,
-        "waves": instance.waves,
-        "locations": instance.names,
-        "backward_factor": instance.backward_factor,
-        "loss_factor": instance.loss_factor,
-        "gap_s": instance.gap_s,
-        "first_gap_s": instance.first_gap_s,
-        "max_swaps": instance.max_swaps,
-        "max_gap": instance.max_gap,
-    }
-    if instance.averaging is not None:
-        fields["averaging"] = {
-            "size_bytes": instance.averaging.size_bytes,
-            "byte_s": instance.averaging.byte_s,
-            "message_s": instance.averaging.message_s,
-        }
-    return fields

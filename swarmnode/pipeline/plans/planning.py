@@ -11,6 +11,7 @@ those who are left are the layers divided anew.
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import median_low
 
@@ -25,6 +26,7 @@ from swarmnode.pipeline.plans.costs import (
     believed,
     forward_s,
 )
+from swarmnode.pipeline.plans.evidence import dead_weight, heard
 from swarmnode.pipeline.plans.instance import Instance
 from swarmnode.pipeline.plans.measured import IterationSettings
 from swarmnode.pipeline.plans.partition import Model, Partition, StagePart, Workload, partition
@@ -134,7 +136,7 @@ class Agreed:
 
     @property
     def spare(self) -> tuple[str, ...]:
-        """Members that fit no stage, or would slow it down; sorted."""
+        """Members that fit no stage, would slow it down, or do nothing; sorted."""
         return self.partition.spare
 
     @property
@@ -177,9 +179,21 @@ def planned(inputs: Inputs) -> Agreed:
     Raises ModelError when the members cannot hold the model, ConfigError when no link was measured or the
     settings make no sense.
     """
-    costs = believed(inputs.announcements)
+    held = inputs.former.stage_of if inputs.former is not None else {}
+    costs = believed(heard(inputs.announcements, held))
     if not costs:
         raise ConfigError("no member to plan with", hint="wait for announcements")
+    useless = dead_weight(inputs.announcements, held)
+    useful = tuple(each for each in costs if each.peer_id not in useless)
+    if useful and useless:
+        # Unless the others cannot do without them: a stage that does nothing is left out of paths at least.
+        with suppress(ModelError, ConfigError):
+            return _planned(inputs, useful)
+    return _planned(inputs, costs)
+
+
+def _planned(inputs: Inputs, costs: Sequence[MemberCosts]) -> Agreed:
+    """With these members; others that are announced stay spare."""
     if len(costs) == 1:
         return _alone(inputs, costs[0])
     scene = _scene(inputs, costs)
@@ -289,8 +303,7 @@ def _alone(inputs: Inputs, member: MemberCosts) -> Agreed:
         first_gap_s=settings.gap_s,
         max_gap=settings.max_gap,
     )
-    spare = tuple(sorted({said.member.peer_id for said in inputs.announcements} - {member.peer_id}))
-    return _agreed(inputs, Partition((part,), 1, spare), first_plan(instance))
+    return _agreed(inputs, Partition((part,), 1, ()), first_plan(instance))
 
 
 def _scene(inputs: Inputs, costs: Sequence[MemberCosts]) -> Scene:
@@ -321,6 +334,9 @@ def _scene(inputs: Inputs, costs: Sequence[MemberCosts]) -> Scene:
 
 
 def _agreed(inputs: Inputs, parts: Partition, plan: Plan) -> Agreed:
+    placed = {peer for part in parts.stages for peer in part.peers}
+    spare = {said.member.peer_id for said in inputs.announcements} - placed
+    parts = replace(parts, spare=tuple(sorted(spare)))
     layers = [part.end for part in parts.stages]
     named = msgspec.json.encode((inputs.epoch, layers, parts.spare, digest(plan)))
     return Agreed(

@@ -3,7 +3,9 @@
 planning.py: former stages, costs of those who are left -> [refilled] -> Partition -> schedule.py
 
 A stage without members gets a newcomer, or else a member of the stage that loses least; every other newcomer
-takes the stage where it saves most time, by the simulator on the first paths there are. Nobody else moves:
+takes the stage where it saves most time, by the simulator on the first paths there are. Stage 0 counts for
+more than its time: each data node starts as many micro-batches as it has slots, so with a data node less a
+step is taken on fewer tokens. Where it lacks some, replicas of other stages move there. Nobody else moves:
 changing the stage means loading weights. None of this asks for the time or the order of announcements.
 """
 
@@ -13,7 +15,7 @@ from math import inf
 
 from swarmnode.errors import ConfigError
 from swarmnode.pipeline.plans.costs import LinkCosts, MemberCosts, forward_s
-from swarmnode.pipeline.plans.instance import Instance
+from swarmnode.pipeline.plans.instance import Instance, agents
 from swarmnode.pipeline.plans.measured import IterationSettings, instance_from
 from swarmnode.pipeline.plans.partition import Model, Partition, StagePart, Workload, path_length
 from swarmnode.pipeline.plans.placement_moves import Holding
@@ -22,6 +24,10 @@ from swarmnode.pipeline.plans.simulator import Simulator
 
 HARM = 1.1
 """A newcomer that would make every micro-batch so many times slower wherever it went stays spare."""
+
+LACK = 0.5
+"""Lacking a data node weighs as if micro-batches took so much longer. One that is missed of two halves the
+tokens of a step: to have them back, a micro-batch may take half as long again."""
 
 Groups = list[list[str]]
 """By stage: the peer ids of its replicas."""
@@ -82,12 +88,13 @@ def refilled(scene: Scene, ends: Sequence[int], stage_of: Mapping[str, int]) -> 
     map_ = _Map(scene, ends)
     newcomers = [peer for peer in scene.costs if not map_.stays(peer, stage_of.get(peer))]
     gaps = [stage for stage, group in enumerate(map_.groups) if not group]
-    # The stage that asks for most memory first: it has the fewest members to choose from.
-    for stage in sorted(gaps, key=lambda stage: (-map_.parts.stages[stage].held_bytes, stage)):
+    # The stage that fewest can hold goes first: for want of data, or of memory.
+    for stage in sorted(gaps, key=lambda stage: (map_.count_able(stage), stage)):
         if not map_.fill(stage, newcomers):
             return None
     for peer in newcomers:
         map_.join(peer)
+    map_.mend()
     found = scene.parts(ends, map_.groups)
     return found if map_.share_s(map_.groups) < inf else None
 
@@ -115,7 +122,8 @@ class _Map:
             able = [peer for group in self.groups if len(group) > 1 for peer in group if self._can(peer, gap)]
         if not able:
             return False
-        chosen = min(able, key=lambda peer: (*self._price(self._moved(peer, gap)), peer))
+        found = [self._moved(peer, gap) for peer in able]
+        _, chosen = min(zip(self._prices(found), able, strict=True))
         self.groups = self._moved(chosen, gap)
         if chosen in newcomers:
             newcomers.remove(chosen)
@@ -126,26 +134,72 @@ class _Map:
         able = [stage for stage in range(len(self.groups)) if self._can(peer, stage)]
         if not able:
             return
-        prices = [(*self._price(self._moved(peer, stage)), stage) for stage in able]
-        best_s, _, stage = min(prices)
-        if best_s <= HARM * self.share_s(self.groups):
+        without, *prices = self._prices([self.groups, *(self._moved(peer, stage) for stage in able)])
+        price, stage = min(zip(prices, able, strict=True))
+        if price[0] <= HARM * without[0]:
             self.groups = self._moved(peer, stage)
+
+    def mend(self) -> None:
+        """Move replicas to stage 0 while it lacks data nodes, as far as that is worth the time it costs."""
+        while self._lacks_data(self.groups):
+            able = [
+                peer
+                for group in self.groups[1:]
+                if len(group) > len(self.groups[0])
+                for peer in group
+                if self._can(peer, 0)
+                and self._micro_batches(self._moved(peer, 0)) > self._micro_batches(self.groups)
+            ]
+            if not able:
+                return
+            present, *prices = self._prices([self.groups, *(self._moved(peer, 0) for peer in able)])
+            price, chosen = min(zip(prices, able, strict=True))
+            if price[0] >= present[0]:
+                return
+            self.groups = self._moved(chosen, 0)
+
+    def count_able(self, stage: int) -> int:
+        """Members that could hold this stage."""
+        return sum(self._can(peer, stage) for peer in self._scene.costs)
 
     def share_s(self, groups: Groups) -> float:
         """Seconds of a micro-batch among all of an iteration; infinite while a stage is empty or short."""
-        if not all(groups):
+        instance = self._instance(groups)
+        if instance is None:
             return inf
         try:
-            instance, _ = self._scene.measured(self._scene.parts(self._ends, groups))
             paths = [first_paths(instance, use_links=use_links) for use_links in (True, False)]
         except ConfigError:
             return inf
         simulator = Simulator(instance)
         return min(simulator.run(each).makespan_s / len(each) for each in paths)
 
-    def _price(self, groups: Groups) -> tuple[float, float]:
-        """Simulated where that can be; among maps with gaps, the load of the busiest stage."""
-        return self.share_s(groups), max(self._load(stage, group) for stage, group in enumerate(groups))
+    def _prices(self, choices: Sequence[Groups]) -> list[tuple[float, float]]:
+        """Of each map: simulated where that can be, weighed by what a step trains on; among maps with gaps,
+        the load of the busiest stage."""
+        starts = [self._micro_batches(groups) for groups in choices]
+        prices: list[tuple[float, float]] = []
+        for groups, started in zip(choices, starts, strict=True):
+            weight = 1 + LACK if started < max(starts) and self._lacks_data(groups) else 1.0
+            load = max(self._load(stage, group) for stage, group in enumerate(groups))
+            prices.append((weight * self.share_s(groups), load))
+        return prices
+
+    def _lacks_data(self, groups: Groups) -> bool:
+        """Whether stage 0 has fewer data nodes than the other stages have replicas on average."""
+        return len(groups[0]) * (len(groups) - 1) < sum(map(len, groups[1:]))
+
+    def _micro_batches(self, groups: Groups) -> int:
+        """Under way at once, as the slots of data nodes and of the other stages allow; 0 with a gap."""
+        instance = self._instance(groups)
+        return len(agents(instance)) if instance is not None else 0
+
+    def _instance(self, groups: Groups) -> Instance | None:
+        """None: a stage is empty, or nobody has measured a link."""
+        try:
+            return self._scene.measured(self._scene.parts(self._ends, groups))[0] if all(groups) else None
+        except ConfigError:
+            return None
 
     def _load(self, stage: int, group: Sequence[str]) -> float:
         part = self.parts.stages[stage]

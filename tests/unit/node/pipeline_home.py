@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,9 +19,10 @@ from swarmnode.network.peers import PeerBook
 from swarmnode.node.data_roles import TextRole
 from swarmnode.node.monitors import Monitors
 from swarmnode.node.pipeline_link import RoleChanged
-from swarmnode.node.pipeline_node import DataRole, PipelineNode, PipelineParts
+from swarmnode.node.pipeline_node import PipelineNode
+from swarmnode.node.pipeline_parts import DataRole, PipelineParts
 from swarmnode.node.pipeline_place import PlaceSettings
-from swarmnode.node.pipeline_run import plan_settings
+from swarmnode.node.pipeline_settings import plan_settings
 from swarmnode.node.status import NodeStatus
 from swarmnode.node.summary import Summary
 from swarmnode.pipeline.joining.known_members import MembershipSettings
@@ -72,6 +74,8 @@ class Gate:
 
     def __init__(self, iterations: int) -> None:
         self.iterations = iterations
+        self.tokens: Counter[int] = Counter()
+        """By iteration: trained on by all data nodes."""
 
     def role(self, node: PipelineNode) -> DataRole:
         return _Gated(node, self)
@@ -98,7 +102,11 @@ class _Gated:
             if node.member.iteration >= self._gate.iterations:
                 await asyncio.sleep(0.02)
                 continue
-            await node.link.drive(lambda course: TextFeed(self._source, node.peer_id, course.iteration))
+            report = await node.link.drive(
+                lambda course: TextFeed(self._source, node.peer_id, course.iteration)
+            )
+            if report is not None:
+                self._gate.tokens[report.iteration] += report.tokens
         return "the gate was left"
 
     def stop(self) -> None:

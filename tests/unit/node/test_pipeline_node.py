@@ -9,7 +9,8 @@ from torch import Tensor
 
 from swarmnode.config_layers import load_config
 from swarmnode.errors import ConfigError
-from swarmnode.node.pipeline_node import DataRole, PipelineNode
+from swarmnode.node.pipeline_node import PipelineNode
+from swarmnode.node.pipeline_parts import DataRole
 from swarmnode.pipeline.stages.local import LocalPipeline
 from swarmnode.pipeline.stages.sources import TextFeed
 from swarmnode.pipeline.stages.stage_model import StageSettings
@@ -164,6 +165,7 @@ async def test_two_data_nodes_train_one_stage_to_the_same_weights(whole: WholeMo
         members = [first, second, third]
         await until(lambda: [member.iteration for member in members] == [2, 2, 2])
         assert [member.stage for member in members] == [0, 0, 1]
+        assert first.node.observed().keys() == {third.peer_id}, "each data node sees who passes its own on"
         equal(first.weights(), second.weights())
         start = StageSettings(adapter=first.node.parts.config.policy, device=CPU)
         untrained = LocalPipeline.load(whole.folder, [LAYERS], start, cut=whole.cut).workers[0].model
@@ -175,6 +177,25 @@ async def test_two_data_nodes_train_one_stage_to_the_same_weights(whole: WholeMo
         gate.iterations = 3
         await until(lambda: [member.iteration for member in members] == [3, 3, 3])
         equal(first.weights(), second.weights())
+
+
+@pytest.mark.slow
+async def test_a_data_node_dies_and_a_step_is_soon_taken_on_as_many_tokens_as_before(
+    whole: WholeModel, tmp_path: Path
+) -> None:
+    settings = ("pipeline.wait_for_members=6", "pipeline.stages=3", "pipeline.skip=0.25")
+    async with home(whole, tmp_path, *settings) as found:
+        gate = Gate(1)
+        members = found.start(*KEYS[:6], role=gate.role)
+        await until(lambda: all(member.iteration == 1 for member in members))
+        data = [member for member in members if member.stage == 0]
+        assert len(data) == 2
+        await found.kill(data[0])
+        rest = [member for member in members if member is not data[0]]
+        await until(lambda: sum(member.stage == 0 for member in rest) == 2)
+        gate.iterations = 3
+        await until(lambda: all(member.iteration == 3 for member in rest))
+        assert gate.tokens[2] == gate.tokens[0] > 0
 
 
 async def test_a_member_that_waits_for_others_stops_at_once(three: Home) -> None:

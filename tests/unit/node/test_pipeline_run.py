@@ -10,12 +10,12 @@ from swarmnode.config import Config
 from swarmnode.config_layers import load_config
 from swarmnode.errors import ConfigError
 from swarmnode.identity.keys import NodeKey
-from swarmnode.node.pipeline_run import (
+from swarmnode.node.pipeline_run import _earlier, _put_aside
+from swarmnode.node.pipeline_settings import (
     MOST_WAVES,
     TEXT_WAVES,
-    _check,
-    _earlier,
-    _put_aside,
+    check,
+    holds_data,
     membership_settings,
     plan_settings,
     waves_of,
@@ -64,6 +64,15 @@ def test_waves_are_bounded_and_what_is_set_is_kept() -> None:
     assert waves_of(config_of("pipeline.text='/texts'", many)) == TEXT_WAVES
 
 
+def test_who_has_no_text_at_hand_does_not_claim_to_hold_data(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert holds_data(config_of()) and holds_data(config_of(f"pipeline.text='{tmp_path}'"))
+    assert not holds_data(config_of("pipeline.data=false"))
+    assert not holds_data(config_of(f"pipeline.text='{tmp_path / 'gone'}'"))
+    assert "which is not here" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("setting", "key"),
     [
@@ -73,9 +82,9 @@ def test_waves_are_bounded_and_what_is_set_is_kept() -> None:
     ],
 )
 def test_what_a_pipeline_does_not_have_is_refused_by_its_name(setting: str, key: str) -> None:
-    _check(config_of())
+    check(config_of())
     with pytest.raises(ConfigError, match=key) as caught:
-        _check(config_of(setting))
+        check(config_of(setting))
     assert key in caught.value.hint
 
 

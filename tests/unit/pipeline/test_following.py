@@ -72,12 +72,21 @@ def behind(iteration: int) -> Follower:
 
 def test_who_slept_through_several_iterations_or_a_plan_has_no_step_to_wait_for():
     assert behind(4).job(0.0) is None
-    assert isinstance(behind(3).job(0.0), SeatIt)
+    assert isinstance(behind(2).job(0.0), SeatIt)
     missed = behind(4)
     missed.hear("b", said(in_force=3), 0.0)
     assert missed.job(0.0) is None
     missed.hear("b", said(in_force=2), 0.0)
     assert isinstance(missed.job(0.0), SeatIt)
+
+
+def test_a_step_that_closes_and_one_that_data_nodes_have_begun_are_waited_for_one_after_the_other():
+    follower = behind(3)
+    assert follower.job(0.0) is None
+    follower.stepped(4, "", 50.0)
+    assert follower.job(109.0) is None, "the next step has its own time to come"
+    follower.stepped(5, "", 109.0)
+    assert isinstance(follower.job(109.0), SeatIt)
 
 
 def test_of_two_proposals_the_higher_epoch_wins_then_the_smaller_peer_id():

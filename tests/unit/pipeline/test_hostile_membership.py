@@ -28,7 +28,7 @@ from swarmnode.pipeline.joining.control import (
 )
 from swarmnode.pipeline.joining.convening import Round
 from swarmnode.pipeline.joining.following import MAX_EPOCH_LEAP, Follower, SeatIt
-from swarmnode.pipeline.joining.known_members import FREE_LOSSES, KnownMembers
+from swarmnode.pipeline.joining.known_members import FORGIVEN_S, FREE_LOSSES, KnownMembers
 from swarmnode.pipeline.plans.costs import Announcement, StageTiming, forward_s
 from swarmnode.pipeline.plans.planning import Agreed, Inputs, planned
 from tests.unit.pipeline import pretend_members as pretend
@@ -87,10 +87,10 @@ def test_stages_without_layers_are_not_taken(ends: tuple[int, ...]):
 def test_an_error_that_nobody_foresaw_fails_the_epoch_and_not_the_member():
     async def story(here: Home, nodes: list[Node]) -> None:
         async def broken(agreed: Agreed) -> None:
-            nodes[1].membership._on_agreed = nodes[1].take_place  # pyright: ignore[reportPrivateUsage]
+            nodes[1].membership._jobs.on_agreed = nodes[1].take_place  # pyright: ignore[reportPrivateUsage]
             raise ZeroDivisionError("what a peer sent")
 
-        nodes[1].membership._on_agreed = broken  # pyright: ignore[reportPrivateUsage]
+        nodes[1].membership._jobs.on_agreed = broken  # pyright: ignore[reportPrivateUsage]
         plan = await here.settled()
         assert plan.epoch > 1
 
@@ -102,7 +102,7 @@ def test_a_place_that_takes_for_ever_is_given_up():
         async def hangs(agreed: Agreed) -> None:
             await asyncio.Event().wait()
 
-        nodes[1].membership._on_agreed = hangs  # pyright: ignore[reportPrivateUsage]
+        nodes[1].membership._jobs.on_agreed = hangs  # pyright: ignore[reportPrivateUsage]
         await until(lambda: nodes[1].membership.status().progress == Progress.FAILED, 60)
 
     told(story, count=3, settings=replace(SETTINGS, seat_s=10.0), trains=False)
@@ -232,6 +232,18 @@ def test_taking_leave_does_not_wipe_out_what_was_lost():
     members.introduce(presence(KEYS[0], 99), sender=author, wall_s=1e6, now_s=5.0)
     members.heard(author, status(session=99), 5.0)
     assert members.living() == [author] and members.usable(5.0) == []
+
+
+def test_losses_are_forgotten_one_after_the_other_while_a_member_lives():
+    members, author, at_s = KnownMembers("z", SETTINGS, "t", {}), KEYS[0].peer_id, 0.0
+    for session in range(10):
+        members.introduce(presence(KEYS[0], session), sender=author, wall_s=1e6, now_s=at_s)
+        members.heard(author, status(session=session), at_s)
+        assert members.usable(at_s) == [author], "a restart now and then keeps nobody out"
+        at_s += FORGIVEN_S
+        members.heard(author, status(session=session), at_s)
+        members.left(author, at_s)
+        at_s += 1e4
 
 
 def test_newcomers_without_end_do_not_put_off_the_plan_around_a_death():

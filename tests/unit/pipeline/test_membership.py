@@ -37,7 +37,7 @@ from swarmnode.pipeline.joining.control import (
 )
 from swarmnode.pipeline.joining.known_members import PING_AGAIN_S, MembershipSettings
 from swarmnode.pipeline.joining.membership import Membership
-from swarmnode.pipeline.plans.costs import Announcement
+from swarmnode.pipeline.plans.costs import Announcement, Observation
 from swarmnode.pipeline.plans.plan import violations
 from swarmnode.pipeline.plans.planning import Agreed, PlanSettings
 from tests.unit.pipeline import pretend_members as pretend
@@ -103,6 +103,7 @@ class Node:
         self.model: str = changes.pop("model", "tiny")
         self.load_s: float = changes.pop("load_s", 0.0)
         self.trains: bool = changes.pop("trains", True)
+        self.observed: dict[str, Observation] = {}
         self.places: list[Agreed] = []
         self.trained: list[tuple[int, str]] = []
         self.iteration = 0
@@ -118,6 +119,7 @@ class Node:
             links=lambda: pretend.links(key.peer_id, self.membership.members()),
             on_agreed=self.take_place,
             prepare=self.prepare,
+            observed=lambda: self.observed,
             wall_s=now_s,
         )
 
@@ -425,6 +427,25 @@ def test_other_settings_are_refused_and_both_sides_say_which(caplog: pytest.LogC
     told(story)
 
 
+def test_a_member_that_does_nothing_loses_its_stage_when_the_data_nodes_say_so_and_not_before():
+    async def story(here: Home, nodes: list[Node]) -> None:
+        first = await here.settled()
+        data = [node for node in nodes if first.stage_of(node.peer_id) == 0]
+        idle = next(node for node in nodes if (first.stage_of(node.peer_id) or 0) > 0)
+        assert len(data) == 2
+        data[0].observed = {idle.peer_id: Observation(20.0, 3)}
+        await asyncio.sleep(2 * SETTINGS.announce_s)
+        assert (await here.settled()).digest == first.digest, "the word of one does not do"
+        data[1].observed = data[0].observed
+        await until(lambda: nodes[0].place.digest != first.digest, 60)
+        second = await here.settled()
+        assert second.spare == (idle.peer_id,) and second.members == first.members
+        await asyncio.sleep(2 * SETTINGS.announce_s)
+        assert (await here.settled()).digest == second.digest
+
+    told(story, count=6, plan=pretend.settings(stages=3, skip=0.33), free=800 * pretend.MB)
+
+
 def test_a_list_of_members_keeps_others_out():
     async def story(here: Home, nodes: list[Node]) -> None:
         await here.add(KEYS[6])
@@ -444,7 +465,7 @@ def test_a_member_that_cannot_load_is_left_out_and_the_others_go_on():
             raise ModelError("the folder lacks a file")
 
         late.prepare = refuse  # type: ignore[method-assign]
-        late.membership._prepare = refuse  # pyright: ignore[reportPrivateUsage]
+        late.membership._jobs.prepare = refuse  # pyright: ignore[reportPrivateUsage]
         await asyncio.sleep(25)
         await here.settled(*nodes)
         assert not late.places
@@ -458,10 +479,10 @@ def test_a_member_that_fails_once_to_take_its_place_is_in_the_next_plan():
         fails = nodes[2]
 
         async def once(agreed: Agreed) -> None:
-            fails.membership._on_agreed = fails.take_place  # pyright: ignore[reportPrivateUsage]
+            fails.membership._jobs.on_agreed = fails.take_place  # pyright: ignore[reportPrivateUsage]
             raise ModelError("not now")
 
-        fails.membership._on_agreed = once  # pyright: ignore[reportPrivateUsage]
+        fails.membership._jobs.on_agreed = once  # pyright: ignore[reportPrivateUsage]
         (late,) = await here.add(KEYS[7])
         plan = await here.settled(within_s=SETTINGS.barred_s)
         assert plan.members == {node.peer_id for node in [*nodes, late]}

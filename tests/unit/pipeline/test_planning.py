@@ -77,7 +77,95 @@ def test_one_death_moves_at_most_one_member(seed: int):
     check(second, left)
     stage = first.part_of(victim.peer_id)
     alone = stage is not None and len(stage.peers) == 1
-    assert len(must_load(second, first.former)) == (1 if alone else 0)
+    moved = must_load(second, first.former)
+    assert len(moved) == 1 if alone else len(moved) <= 1
+    # Where no stage has become empty, only data nodes are worth a move.
+    assert alone or all(second.stage_of(peer) == 0 for peer in moved)
+
+
+WEIGHTS = 800 * MB
+"""Enough for every stage."""
+
+
+def tokens_of(plan: Agreed) -> int:
+    """Micro-batches of a step."""
+    return len(plan.plan.paths) * plan.plan.instance.waves
+
+
+def two_of_each(skip: float = 0.25) -> tuple[list[MemberCosts], PlanSettings, Agreed]:
+    """Three stages with two replicas each."""
+    of, chosen = members(6, free=WEIGHTS), pretend.settings(stages=3, skip=skip)
+    former = Former((1, 4, 6), {each.peer_id: number // 2 for number, each in enumerate(of)})
+    return of, chosen, planned(inputs(of, former, 1, chosen))
+
+
+@pytest.mark.parametrize("skip", [0.0, 0.25])
+@pytest.mark.parametrize("speed", [0.5, 1.0, 2.0])
+def test_a_newcomer_takes_the_place_of_a_data_node_that_died(skip: float, speed: float):
+    of, chosen, first = two_of_each(skip)
+    of = [*of[1:], pretend.costs("p99", free=WEIGHTS, speed=speed)]
+    second = planned(inputs(of, first.former, 2, chosen))
+    assert must_load(second, first.former) == ("p99",) and second.stage_of("p99") == 0
+    assert tokens_of(second) == tokens_of(first)
+
+
+@pytest.mark.parametrize(("speed", "of_newcomer"), [(0.02, 0.02), (0.05, 0.3)])
+def test_a_newcomer_becomes_a_data_node_though_it_would_save_more_time_elsewhere(
+    speed: float, of_newcomer: float
+):
+    of, chosen, _ = two_of_each()
+    slow = [pretend.costs(each.peer_id, free=WEIGHTS, speed=speed) for each in of[1:5]]
+    newcomer = pretend.costs("p99", free=WEIGHTS, speed=of_newcomer)
+    former = Former((1, 4, 6), {"p00": 0, "p01": 1, "p02": 1, "p03": 2, "p04": 2})
+    second = planned(inputs([of[0], *slow, newcomer], former, 2, chosen))
+    assert must_load(second, former) == ("p99",) and second.stage_of("p99") == 0
+
+
+def test_a_newcomer_without_data_goes_elsewhere_and_a_replica_becomes_a_data_node():
+    of, chosen, first = two_of_each()
+    of = [*of[1:], pretend.costs("p99", free=WEIGHTS, data=False)]
+    second = planned(inputs(of, first.former, 2, chosen))
+    assert second.stage_of("p99") != 0
+    assert len(second.partition.stages[0].peers) == 2
+    assert tokens_of(second) == tokens_of(first)
+
+
+def test_of_those_that_are_left_one_moves_to_stage_0_and_the_tokens_of_a_step_come_back():
+    of, chosen, first = two_of_each()
+    second = planned(inputs(of[1:], first.former, 2, chosen))
+    (moved,) = must_load(second, first.former)
+    assert second.stage_of(moved) == 0 and tokens_of(second) == tokens_of(first)
+    third = planned(inputs(of[1:], second.former, 3, chosen))
+    assert must_load(third, second.former) == ()
+
+
+def test_nobody_moves_to_stage_0_where_the_other_stages_have_no_slots_for_what_it_would_start():
+    of, chosen, first = two_of_each(skip=0.0)
+    second = planned(inputs(of[1:], first.former, 2, chosen))
+    assert must_load(second, first.former) == ()
+
+
+def test_all_data_nodes_that_died_are_replaced():
+    of, chosen, first = two_of_each()
+    second = planned(inputs(of[2:], first.former, 2, chosen))
+    assert len(must_load(second, first.former)) == 2
+    assert len(second.partition.stages[0].peers) == 2 and tokens_of(second) == tokens_of(first)
+
+
+def test_the_only_newcomer_with_data_fills_stage_0_whatever_else_is_empty():
+    _, chosen, first = two_of_each()
+    without = [pretend.costs(peer, free=WEIGHTS, data=False) for peer in ("p02", "p03", "p99")]
+    of = [*without, pretend.costs("p98", free=WEIGHTS)]
+    second = planned(inputs(of, first.former, 2, chosen))
+    assert second.stage_of("p98") == 0 and second.stage_of("p99") == 2
+
+
+def test_a_data_node_that_would_make_every_step_far_slower_is_not_wanted():
+    of, chosen, _ = two_of_each()
+    slow = [pretend.costs(each.peer_id, free=WEIGHTS, speed=0.1) for each in of[2:]]
+    former = Former((4, 5, 6), {each.peer_id: number // 2 for number, each in enumerate(of)})
+    second = planned(inputs([of[1], *slow], former, 2, chosen))
+    assert must_load(second, former) == ()
 
 
 def test_a_newcomer_takes_the_stage_that_it_helps_most_and_nobody_else_moves():

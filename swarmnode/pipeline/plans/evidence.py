@@ -1,0 +1,87 @@
+"""What members say of each other: whose word counts in a plan, for how much, and who is left out by it.
+
+announcements, who holds stage 0 -> [heard] -> costs.believed    -> [dead_weight] -> planning.py (spare)
+
+Only who starts micro-batches sees what becomes of them, so only data nodes of the former plan are witnesses.
+No single one can do much: alone it makes another look LONE times slower than it claims and no more, with
+others the median counts, and who is left out was found broken by at least two, and by more than half of all
+witnesses. All of it is computed from signed announcements, so a convener can add nothing to it.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from swarmnode.pipeline.plans.costs import Announcement, Observation
+
+LONE = 4.0
+"""The most that the word of one witness slows another member down."""
+
+BROKEN = 10.0
+"""So many times slower than it claims, a member does nothing, or as good as nothing."""
+
+ENOUGH = 3
+"""Micro-batches that a witness must have seen for that."""
+
+MIN_WITNESSES = 2
+"""That find a member broken, before it is left out."""
+
+
+def heard(announcements: Sequence[Announcement], stage_of: Mapping[str, int]) -> tuple[Announcement, ...]:
+    """The announcements with those observations that count. Nobody is faster than it claims.
+
+    `stage_of`: by peer id, under the plan that is left.
+    """
+    words = _words(announcements, stage_of)
+    counts = {peer: len(said) for peer, said in words.items()}
+    witnesses = _witnesses(stage_of)
+
+    def bounded(peer: str, said: Observation) -> Observation:
+        most = LONE if counts[peer] < MIN_WITNESSES else said.slowdown
+        return Observation(max(1.0, min(said.slowdown, most)), said.micro_batches)
+
+    return tuple(
+        msgspec.structs.replace(
+            each,
+            observed={
+                peer: bounded(peer, said)
+                for peer, said in each.observed.items()
+                if each.member.peer_id in witnesses and peer in words
+            },
+        )
+        for each in announcements
+    )
+
+
+def dead_weight(announcements: Sequence[Announcement], stage_of: Mapping[str, int]) -> frozenset[str]:
+    """Members that take micro-batches and do nothing, as more than half of the other data nodes saw."""
+    present = {each.member.peer_id for each in announcements}
+    witnesses = _witnesses(stage_of) & present
+    found: set[str] = set()
+    for peer, said in _words(announcements, stage_of).items():
+        against = sum(map(is_broken, said.values()))
+        if against >= MIN_WITNESSES and 2 * against > len(witnesses - {peer}):
+            found.add(peer)
+    return frozenset(found)
+
+
+def is_broken(said: Observation) -> bool:
+    """Whether this word is one for leaving a member out."""
+    return said.slowdown >= BROKEN and said.micro_batches >= ENOUGH
+
+
+def _witnesses(stage_of: Mapping[str, int]) -> frozenset[str]:
+    return frozenset(peer for peer, stage in stage_of.items() if stage == 0)
+
+
+def _words(
+    announcements: Sequence[Announcement], stage_of: Mapping[str, int]
+) -> Mapping[str, Mapping[str, Observation]]:
+    """By member that is announced: what each witness says of it."""
+    witnesses = _witnesses(stage_of)
+    found = {each.member.peer_id: dict[str, Observation]() for each in announcements}
+    for each in announcements:
+        if each.member.peer_id in witnesses:
+            for peer in found.keys() & each.observed.keys():
+                found[peer][each.member.peer_id] = each.observed[peer]
+    return found

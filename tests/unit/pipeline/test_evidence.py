@@ -1,0 +1,77 @@
+"""What one member says of another changes a plan a little, what most data nodes say leaves a member out."""
+
+import msgspec
+
+from swarmnode.pipeline.plans.costs import Announcement, Observation, believed
+from swarmnode.pipeline.plans.evidence import ENOUGH, LONE, dead_weight, heard
+from swarmnode.pipeline.plans.planning import Agreed, Former, Inputs, planned
+from tests.unit.pipeline import pretend_members as pretend
+
+WEIGHTS = 800 * pretend.MB
+USELESS = Observation(20.0, ENOUGH)
+FORMER = Former((2, 4, 6), {"a": 0, "b": 0, "c": 0, "d": 1, "e": 2, "f": 1})
+
+
+def said(**of: dict[str, Observation]) -> tuple[Announcement, ...]:
+    """By member, what it says of others."""
+    members = [pretend.costs(name, free=WEIGHTS) for name in "abcdef"]
+    return tuple(
+        msgspec.structs.replace(each, observed=of.get(each.member.peer_id, {}))
+        for each in pretend.announced(members)
+    )
+
+
+def times_slower(announcements: tuple[Announcement, ...], peer: str) -> float:
+    found = {each.peer_id: each for each in believed(heard(announcements, FORMER.stage_of))}
+    return found[peer].timings[0].forward_s / pretend.costs(peer).timings[0].forward_s
+
+
+def plan_of(announcements: tuple[Announcement, ...], former: Former | None = FORMER) -> Agreed:
+    return planned(Inputs(announcements, pretend.settings(stages=3, skip=0.33), former, 2))
+
+
+def test_one_witness_alone_slows_a_member_down_a_little_and_leaves_nobody_out():
+    alone = said(a={"d": Observation(1000.0, 10**6)})
+    assert 1.0 < times_slower(alone, "d") <= LONE
+    assert dead_weight(alone, FORMER.stage_of) == frozenset()
+    assert plan_of(alone).stage_of("d") == 1
+
+
+def test_others_than_data_nodes_are_no_witnesses():
+    liars = said(e={"d": USELESS}, f={"d": USELESS})
+    assert times_slower(liars, "d") == 1.0
+    assert plan_of(liars).stage_of("d") == 1
+
+
+def test_nobody_is_made_faster_than_it_claims():
+    assert times_slower(said(a={"d": Observation(0.01, 99)}, b={"d": Observation(0.01, 99)}), "d") == 1.0
+
+
+def test_who_does_nothing_by_the_word_of_most_data_nodes_gets_no_stage():
+    plan = plan_of(said(a={"d": USELESS}, b={"d": USELESS}))
+    assert plan.spare == ("d",) and plan.members == {*"abcdef"}
+    assert plan.former.stage_of == {peer: at for peer, at in FORMER.stage_of.items() if peer != "d"}
+
+
+def test_two_of_five_data_nodes_leave_nobody_out():
+    stage_of = {"a": 0, "b": 0, "c": 0, "d": 1, "e": 0, "f": 0}
+    assert dead_weight(said(a={"d": USELESS}, b={"d": USELESS}), stage_of) == frozenset()
+    assert dead_weight(said(a={"d": USELESS}, b={"d": USELESS}, c={"d": USELESS}), stage_of) == {"d"}
+
+
+def test_one_fault_is_not_enough():
+    once = Observation(20.0, ENOUGH - 1)
+    assert dead_weight(said(a={"d": once}, b={"d": once}), FORMER.stage_of) == frozenset()
+
+
+def test_who_cannot_be_done_without_stays():
+    """It alone has the memory for its stage."""
+    costs = [pretend.costs(name, free=(WEIGHTS if name == "d" else 260 * pretend.MB)) for name in "abd"]
+    observed = {"a": {"d": USELESS}, "b": {"d": USELESS}, "d": {}}
+    announcements = tuple(
+        msgspec.structs.replace(each, observed=observed[each.member.peer_id])
+        for each in pretend.announced(costs)
+    )
+    former = Former((2, 6), {"a": 0, "b": 0, "d": 1})
+    plan = planned(Inputs(announcements, pretend.settings(stages=2), former, 2))
+    assert plan.stage_of("d") == 1
