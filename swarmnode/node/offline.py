@@ -13,6 +13,7 @@ from swarmnode.errors import CheckpointError, ConfigError, StorageError
 from swarmnode.node.assemble import LocalPolicy, load_policy
 from swarmnode.node.screen import Screen
 from swarmnode.paths import Paths
+from swarmnode.pipeline.keeping.checkpoints import check_has_adapter
 from swarmnode.rollout.engine import SamplingParams
 from swarmnode.tasks.loader import load_tasks
 from swarmnode.training.checkpoint import Checkpoint
@@ -47,6 +48,7 @@ def evaluate_offline(
         local = load_policy(config, model, paths, screen.progress)
     checkpoint = None if base else _best(local) if best else local.store.latest()
     if checkpoint is not None:
+        check_has_adapter(checkpoint)
         local.policy.load_adapter(checkpoint.adapter)
         local.engine.set_policy(local.policy.update(), "abort")
     temperature = 0.0 if greedy else config.rollout.temperature
@@ -81,6 +83,7 @@ def export_offline(
     with Screen() as screen:
         local = load_policy(config, model, paths, screen.progress)
     checkpoint = _best(local) if best else _newest(local)
+    check_has_adapter(checkpoint)
     aside = folder.with_name(f".{folder.name}.partial")
     try:
         shutil.rmtree(aside, ignore_errors=True)

@@ -4,7 +4,8 @@ node.py -> threads -> [PipelineLearner] -> rollout_learner.py (rollouts), pipeli
 
 The policy is held by all members together, and one optimizer step a round is what they agree on. A checkpoint
 holds the adapter of all stages under PEFT's names: it is one that `swarmnode eval` and `swarmnode export`
-read, and that a pipeline of another division, or a single machine, goes on from.
+read, and that a pipeline of another division, or a single machine, goes on from. With full training it holds
+the rounds and what waits to be trained on; the weights are in the members' own checkpoints.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,21 +15,21 @@ from typing import Protocol
 import torch
 
 from swarmnode.config import Config
-from swarmnode.errors import PipelineError, StorageError
+from swarmnode.errors import CheckpointError, PipelineError, StorageError
 from swarmnode.node.learner import Resumed
+from swarmnode.node.pipeline_learnt import WholeState
 from swarmnode.node.pipeline_link import Course
-from swarmnode.node.pipeline_place import WholeState
 from swarmnode.node.rollout_learner import RolloutLearner
+from swarmnode.pipeline.keeping.checkpoints import whole_snapshot
 from swarmnode.pipeline.rollouts.ways import ChoosePath
 from swarmnode.pipeline.running.seat import Feed, IterationReport
 from swarmnode.pipeline.stages.rollout_feed import PathSamples, RolloutFeed
 from swarmnode.rollout.engine import Engine, PolicyUpdate
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.tasks.task import Task
-from swarmnode.training.checkpoint import RNG, Snapshot, read_waiting, state_of
+from swarmnode.training.checkpoint import read_waiting, state_of
 from swarmnode.training.checkpoint_store import CheckpointStore
 from swarmnode.training.checkpoint_writer import CheckpointWriter
-from swarmnode.training.policy import lora_config
 from swarmnode.training.records import Counters, TrainReport
 from swarmnode.training.round import MeasuredRound
 from swarmnode.training.samples import group_samples
@@ -128,17 +129,13 @@ class PipelineLearner(RolloutLearner):
         waiting = self._waiting(counters, exchange)
         try:
             whole = self._link.whole_state()
-        except PipelineError as error:
+            state = state_of(*self._base, whole.iteration, counters, self._seed, self._measure())
+            tensors = {**whole.adapter, **whole.optimizer}
+            snapshot = whole_snapshot(tensors, state, self._config.policy, waiting=waiting)
+        except (PipelineError, CheckpointError) as error:
             failed: Future[str] = Future()
             failed.set_exception(StorageError(f"no checkpoint: {error.message}", hint=error.hint))
             return failed
-        snapshot = Snapshot(
-            state=state_of(*self._base, whole.iteration, counters, self._seed, self._measure()),
-            adapter_config=lora_config(self._config.policy),
-            adapter=dict(whole.adapter),
-            optimizer={RNG: torch.get_rng_state(), **whole.optimizer},
-            waiting=waiting,
-        )
         return self._writer.submit(snapshot)
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """The pipeline as a data node drives it: an iteration at a time, asked for by a thread or by a task.
 
-PipelineLearner (its threads) -> [PipelineLink] -> membership.py (which plan), member.py (the iteration)
+PipelineLearner (its threads) -> [PipelineLink] -> pipeline_standing.py (which plan), member.py (iterations)
 
 An iteration that cannot be had under one plan is tried again under the next: members come and go, and what
 the learner wants trained waits here meanwhile.
@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from swarmnode.errors import ModelError, PipelineError
-from swarmnode.node.pipeline_place import StagePlace, WholeState
-from swarmnode.pipeline.joining.membership import Membership
+from swarmnode.node.pipeline_learnt import WholeState
+from swarmnode.node.pipeline_place import StagePlace
+from swarmnode.node.pipeline_standing import Standing
 from swarmnode.pipeline.plans.planning import Agreed
 from swarmnode.pipeline.running.member import PipelineMember
 from swarmnode.pipeline.running.seat import Feed, IterationReport
@@ -50,15 +51,15 @@ class PipelineLink:
     def __init__(
         self,
         peer_id: str,
-        membership: Callable[[], Membership],
+        standing: Standing,
         member: PipelineMember,
         place: StagePlace,
         *,
         after_step: Callable[[IterationReport], None],
     ) -> None:
-        """`membership`: that of the moment. `after_step` is called on the event loop with every report."""
+        """`after_step` is called on the event loop with every report."""
         self._peer_id = peer_id
-        self._membership = membership
+        self._standing = standing
         self._member = member
         self._place = place
         self._after_step = after_step
@@ -104,11 +105,11 @@ class PipelineLink:
                     feed(course_of(agreed, self._peer_id, self._member.iteration))
                 )
             except RoleChanged:
-                self._membership().rests()
+                self._standing.membership.rests()
                 raise
             except ModelError as error:
                 log.warning("iteration %d is tried again: %s", self._member.iteration, error)
-                self._membership().rests()
+                self._standing.membership.rests()
                 await asyncio.sleep(1.0)
                 continue
             self._after_step(report)
@@ -131,7 +132,7 @@ class PipelineLink:
             stopping.cancel()
 
     async def _seated(self) -> Agreed:
-        agreed = await self._membership().agreed(self._member.iteration)
+        agreed = await self._standing.agreed(self._member.iteration)
         await self._place.seated.wait()
         return agreed
 

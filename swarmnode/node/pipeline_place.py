@@ -1,7 +1,7 @@
 """A member's place under the plan of the moment: its layers in memory, with what has been learnt.
 
 membership.py (Agreed) -> [StagePlace.take] -> PipelineMember.seat, DecodeNode
-after every step -> [StagePlace.stepped] -> own state for others, a copy at a neighbour, checkpoints
+every step -> [StagePlace] -> own state for others, a copy at a neighbour, checkpoints
 
 Weights come from the model's folder; what was learnt comes from whoever holds the layers now, from the copy
 at a neighbour of a member that is gone, or from this member's own checkpoints of an earlier run.
@@ -9,19 +9,19 @@ at a neighbour of a member that is gone, or from this member's own checkpoints o
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from swarmnode.errors import CheckpointError, NetworkError, PipelineError, StorageError
-from swarmnode.pipeline.keeping.averaging import ReplicaExchange, Scope
+from swarmnode.errors import CheckpointError, NetworkError, StorageError
+from swarmnode.node.pipeline_learnt import WholeState, stage_state, whole_state
+from swarmnode.node.pipeline_seats import former_seats, keeper_of, part_of, scope_of, seats_of
+from swarmnode.pipeline.keeping.averaging import ReplicaExchange
 from swarmnode.pipeline.keeping.checkpoints import StageCheckpoints
-from swarmnode.pipeline.keeping.holdings import HeldState, Seats
+from swarmnode.pipeline.keeping.holdings import HeldState
 from swarmnode.pipeline.keeping.states import StateService
 from swarmnode.pipeline.plans.planning import Agreed
-from swarmnode.pipeline.plans.recovery import neighbour_of
 from swarmnode.pipeline.rollouts.decode import DecodeNode
 from swarmnode.pipeline.rollouts.stage_cache import StageCaches
 from swarmnode.pipeline.running.member import PipelineMember
@@ -36,19 +36,14 @@ from swarmnode.training.adam import adam
 log = logging.getLogger(__name__)
 
 SMALL_STATE_BYTES = 64 * 2**20
-"""A state of this size is offered and copied after every step, a larger one (full training) every tenth."""
+"""A copy of this size is made after every step, a larger one (full training) every tenth."""
 RARE_STEPS = 10
 
-STATE_COPIES = 4
-"""A state holds the weights and two moments of Adam; layers differ."""
-STATE_SPARE_BYTES = 2**20
-
+COPY_TRIES = 4
+COPY_PAUSE_S = 0.5
+"""A neighbour takes its place under a new plan a moment after us, and keeps nothing of ours before."""
 COPY_S = 60.0
 """For a neighbour to fetch a copy: the next step has another."""
-
-WHOLE_TRIES = 6
-WHOLE_PAUSE_S = 0.5
-"""Members offer their states right after a step: those of the newest are waited for so often and long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +63,6 @@ class PlaceSettings:
     """Optimizer steps between checkpoints of the stage."""
 
 
-@dataclass(frozen=True, slots=True)
-class WholeState:
-    """What all stages have learnt, by PEFT's names, on the CPU. Empty with full training."""
-
-    iteration: int
-    adapter: Mapping[str, Tensor]
-    optimizer: Mapping[str, Tensor]
-
-
 @dataclass(slots=True)
 class _Held:
     """A stage in memory."""
@@ -86,6 +72,10 @@ class _Held:
     optimizer: torch.optim.Optimizer
     iteration: int | None = None
     """Optimizer steps inside; None: straight from the folder."""
+    is_known: bool = True
+    """Whether they are those that the pipeline had learnt by then; else it may have learnt more."""
+    newest: HeldState | None = None
+    """What was last offered to the others."""
 
 
 class StagePlace:
@@ -124,6 +114,8 @@ class StagePlace:
         """Set while we have a stage under it."""
         self.plans = 0
         self._saved_iteration = 0
+        self._copied: tuple[int, HeldState | None] = (0, None)
+        """The last one, and under which of our plans."""
 
     @property
     def part(self) -> StagePart | None:
@@ -142,7 +134,7 @@ class StagePlace:
     async def prepare(self, agreed: Agreed) -> None:
         """Load the layers of the next plan while training goes on under this one. Raises ModelError."""
         self._next = None
-        part = _part_of(agreed, self._peer_id)
+        part = part_of(agreed, self._peer_id)
         if part is None or (self._held is not None and self._held.part == part):
             return
         planned = agreed.part_of(self._peer_id)
@@ -153,11 +145,11 @@ class StagePlace:
     async def take(self, agreed: Agreed) -> None:
         """Take our place under a plan. Raises ModelError, CheckpointError."""
         self.seated.clear()
-        self._averager.admit(agreed.peers, _scope_of(agreed, self._peer_id))
-        self._states.admit(agreed.members, _seats_of(agreed), former=_former_seats(agreed))
+        self._averager.admit(agreed.peers, scope_of(agreed, self._peer_id))
+        self._states.admit(agreed.members, seats_of(agreed), former=former_seats(agreed))
         self.agreed = agreed
         self.plans += 1
-        part, node = _part_of(agreed, self._peer_id), agreed.node_of(self._peer_id)
+        part, node = part_of(agreed, self._peer_id), agreed.node_of(self._peer_id)
         if part is None or node is None:
             self._stand_by()
             log.info("no stage for us under plan %s: we stand by", agreed.digest[:8])
@@ -179,13 +171,17 @@ class StagePlace:
         self._held, self._next, self._worker = held, None, worker
         planned = agreed.part_of(self._peer_id)
         self._held_bytes = planned.held_bytes if planned is not None else 0
+        state = await self._publish(held, worker)
         self._member.seat(
-            Seat(agreed.plan, agreed.digest, agreed.peers, node, agreed.iteration), worker, held.optimizer
+            Seat(agreed.plan, agreed.digest, agreed.peers, node, agreed.iteration),
+            worker,
+            held.optimizer,
+            start=state.state if held.is_known else None,
+            offer=lambda steps, packed: self._offer(held, HeldState.of(held.part, steps, packed)),
         )
         self._decode.hold(StageCaches(held.model, max_bytes=self._settings.cache_bytes))
         self._decode.adopt(Roster(agreed.digest, agreed.peers, node))
         self.seated.set()
-        await self._publish(held, worker)
         log.info(
             "stage %d of %d (layers %d to %d) with %d others, iteration %d, plan %s: %.2f s planned",
             agreed.plan.instance.stage_of[node], len(agreed.plan.instance.stages), part.first_layer,
@@ -205,24 +201,30 @@ class StagePlace:
         held, worker = self._held, self._worker
         if held is None or worker is None:
             return ""
-        held.iteration, digest = await self._member.in_stage_thread(
-            lambda: (worker.version, worker.state().digest)
-        )
-        return digest
+        held.iteration = await self._member.in_stage_thread(lambda: worker.version)
+        held.is_known = True
+        return self._member.digest
 
     async def hand_on(self) -> None:
-        """After a step: offer the new state, keep a copy elsewhere and, when due, on disk."""
+        """After a step: keep a copy of the new state elsewhere and, when due, on disk."""
         held, worker = self._held, self._worker
         if held is None or worker is None or held.iteration is None:
             return
-        iteration = held.iteration
-        due = iteration - self._saved_iteration >= self._settings.checkpoint_every
-        small = sum(p.nbytes for p in held.model.trainable().values()) * 3 <= SMALL_STATE_BYTES
-        if small or due or iteration % RARE_STEPS == 0:
-            state = await self._publish(held, worker)
-            await self._copy(state)
-            if due:
-                await self.save(state)
+        due = held.iteration - self._saved_iteration >= self._settings.checkpoint_every
+        state = await self._newest(held, worker) if due else held.newest
+        if state is not None and due:
+            await self.save(state)
+        # What is newer was offered in the middle of a step, which its replicas have yet to agree on.
+        if state is not None and state.holding.iteration <= held.iteration and self._is_to_be_copied(state):
+            self._copied = self.plans, state
+            await self._copy_soon(held, state)
+
+    def _is_to_be_copied(self, state: HeldState) -> bool:
+        """Each state if they are small; of large ones the first under a plan, then one now and then."""
+        plan, copied = self._copied
+        is_small = state.holding.size_bytes <= SMALL_STATE_BYTES
+        is_rare = state.holding.iteration % RARE_STEPS == 0
+        return plan != self.plans or (state is not copied and (is_small or is_rare))
 
     async def save(self, state: HeldState) -> None:
         """Write what is held here to disk; a failure is told, and the pipeline goes on."""
@@ -237,7 +239,7 @@ class StagePlace:
         step and its copy."""
         if self._held is None or self._worker is None or self._held.iteration is None:
             return
-        state = await self._publish(self._held, self._worker)
+        state = await self._newest(self._held, self._worker)
         if hand_over:
             await self._copy(state)
         await self.save(state)
@@ -247,22 +249,9 @@ class StagePlace:
         that they have. Raises PipelineError."""
         if self._settings.stage.trainable == "full" or self.agreed is None:
             return WholeState(iteration, {}, {})
-        everything = StagePart(0, self._whole.layers, has_ends=True)
-        members = sorted(self.agreed.members)
-        for attempt in reversed(range(WHOLE_TRIES)):
-            try:
-                found = await self._states.assemble(
-                    members, everything, at_least=iteration if attempt else 1, at_most=iteration
-                )
-            except CheckpointError as error:
-                if not attempt:
-                    raise PipelineError(error.message, hint=error.hint) from error
-                await asyncio.sleep(WHOLE_PAUSE_S)
-            else:
-                moments = {name: value for name, value in found.tensors.items() if "/" in name}
-                adapter = {name: value for name, value in found.tensors.items() if "/" not in name}
-                return WholeState(found.iteration, adapter, moments)
-        raise AssertionError("the last attempt returns or raises")
+        return await whole_state(
+            self._states, self.agreed.members, layers=self._whole.layers, iteration=iteration
+        )
 
     async def _holding(self, part: StagePart) -> _Held:
         for held in (self._held, self._next):
@@ -284,17 +273,16 @@ class StagePlace:
         if held.iteration == agreed.iteration or not worker.model.trainable():
             held.iteration = agreed.iteration
             return
-        full = self._settings.stage.trainable == "full"
         try:
             # A member that is left out of this plan may be the only one that has these layers.
-            found = await self._states.assemble(
-                sorted(agreed.members.union(self._living())),
+            found = await stage_state(
+                self._states,
+                agreed.members.union(self._living()),
                 held.part,
-                needs_ends=full and held.part.has_ends,
-                at_least=1,
-                at_most=agreed.iteration,
-                most_bytes=self._most_bytes(held),
+                iteration=agreed.iteration,
+                layers=self._whole.layers,
                 wanted=worker.model.trainable(),
+                with_ends=self._settings.stage.trainable == "full",
             )
         except CheckpointError as error:
             if agreed.iteration:
@@ -302,82 +290,54 @@ class StagePlace:
                     "what was learnt in layers %d to %d is lost, they go on from what is at hand: %s",
                     held.part.first_layer, held.part.end_layer - 1, error,
                 )  # fmt: skip
-            held.iteration = agreed.iteration
+            held.iteration, held.is_known = agreed.iteration, not agreed.iteration
             return
         await self._member.in_stage_thread(lambda: worker.load_state(found.tensors, held.optimizer))
-        held.iteration = agreed.iteration
-        if found.iteration != agreed.iteration:
+        held.iteration, held.is_known = agreed.iteration, found.iteration == agreed.iteration
+        if not held.is_known:
             log.warning(
                 "the newest state of layers %d to %d is of iteration %d, the pipeline is at %d",
                 held.part.first_layer, held.part.end_layer - 1, found.iteration, agreed.iteration,
             )  # fmt: skip
 
-    def _most_bytes(self, held: _Held) -> int | None:
-        """That the state of one stage may have, however the layers are divided. None: with full training the
-        ends count, which not every stage has."""
-        if self._settings.stage.trainable == "full":
-            return None
-        own = sum(p.nbytes for p in held.model.trainable().values())
-        layers = max(held.part.end_layer - held.part.first_layer, 1)
-        return STATE_COPIES * own * self._whole.layers // layers + STATE_SPARE_BYTES
+    async def _newest(self, held: _Held, worker: StageWorker) -> HeldState:
+        """What is held here now; packed only where the last step has not done so."""
+        version = await self._member.in_stage_thread(lambda: worker.version)
+        newest = held.newest
+        if newest is not None and newest.holding.iteration == version:
+            return newest
+        return await self._publish(held, worker)
 
     async def _publish(self, held: _Held, worker: StageWorker) -> HeldState:
         # Both in the thread of the stage: another step may follow at once.
         version, packed = await self._member.in_stage_thread(
             lambda: (worker.version, worker.state(held.optimizer))
         )
-        state = HeldState.of(held.part, version, packed)
+        return self._offer(held, HeldState.of(held.part, version, packed))
+
+    def _offer(self, held: _Held, state: HeldState) -> HeldState:
+        """Others may fetch it from now on."""
+        held.newest = state
         if held.model.trainable():
             self._states.publish(state)
         return state
 
-    async def _copy(self, state: HeldState) -> None:
+    async def _copy_soon(self, held: _Held, state: HeldState) -> None:
+        """At the neighbour, or until there is something newer to be kept."""
+        for _ in range(COPY_TRIES):
+            if await self._copy(state) or held.newest is not state:
+                return
+            await asyncio.sleep(COPY_PAUSE_S)
+
+    async def _copy(self, state: HeldState) -> bool:
         """At the neighbour that the plan gives us; one that does not keep it costs a line in the log."""
-        agreed = self.agreed
-        node = agreed.node_of(self._peer_id) if agreed is not None else None
-        if agreed is None or node is None:
-            return
-        neighbour = neighbour_of(agreed.plan, node)
-        if neighbour is None:
-            return
+        keeper = keeper_of(self.agreed, self._peer_id) if self.agreed is not None else None
+        if keeper is None:
+            return True
         try:
             async with asyncio.timeout(COPY_S):
-                await self._states.push_copy(agreed.peers[neighbour], state)
+                await self._states.push_copy(keeper, state)
         except (NetworkError, TimeoutError) as error:
-            log.debug("no copy of our stage at %s: %s", agreed.peers[neighbour], error)
-
-
-def _scope_of(agreed: Agreed, peer_id: str) -> Scope | None:
-    stage, part = agreed.stage_of(peer_id), agreed.part_of(peer_id)
-    if stage is None or part is None:
-        return None
-    return Scope(agreed.digest, stage, frozenset(part.peers), agreed.iteration)
-
-
-def _seats_of(agreed: Agreed) -> Seats:
-    """Who holds which layers under a plan, and who keeps whose copy."""
-    parts, plan = agreed.partition.stages, agreed.plan
-    nodes = {peer: neighbour_of(plan, node) for node, peer in enumerate(agreed.peers)}
-    return Seats(
-        {peer: (part.first, part.end) for part in parts for peer in part.peers},
-        {peer: agreed.peers[keeper] for peer, keeper in nodes.items() if keeper is not None},
-    )
-
-
-def _former_seats(agreed: Agreed) -> Seats | None:
-    before = agreed.before
-    if before is None:
-        return None
-    starts = (0, *before.ends)
-    return Seats(
-        {
-            peer: (starts[stage], before.ends[stage])
-            for peer, stage in before.stage_of.items()
-            if 0 <= stage < len(before.ends)
-        }
-    )
-
-
-def _part_of(agreed: Agreed, peer_id: str) -> StagePart | None:
-    part, stage = agreed.part_of(peer_id), agreed.stage_of(peer_id)
-    return None if part is None else StagePart(part.first, part.end, has_ends=stage == 0)
+            log.debug("no copy of our stage at %s: %s", keeper, error)
+            return False
+        return True

@@ -40,7 +40,8 @@ from swarmnode.config import PolicyConfig
 from swarmnode.errors import EngineError
 from swarmnode.pipeline.rollouts.chain import LocalChain
 from swarmnode.pipeline.rollouts.engine import PipelineEngine
-from swarmnode.pipeline.stages.stage_model import Cut, StagePart, StageSettings, build_stage, try_cut
+from swarmnode.pipeline.stages.cutting import try_cut
+from swarmnode.pipeline.stages.stage_model import Cut, StagePart, StageSettings, build_stage
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.decode.fallback import GenerateEngine
 from swarmnode.rollout.engine import (

@@ -26,15 +26,12 @@ which saves as much.
 
 import asyncio
 import logging
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self, TypeVar
+from collections.abc import Collection, Sequence
 
 from swarmnode.errors import NetworkError, Rejected
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.streams import StreamHost
+from swarmnode.pipeline.keeping.agreement import Agreement, Weights, agreement_of
 from swarmnode.pipeline.keeping.averaging_messages import (
     MAX_ROUNDS,
     NOT_HERE,
@@ -42,13 +39,11 @@ from swarmnode.pipeline.keeping.averaging_messages import (
     AskDigest,
     AskGradients,
     AskHoldings,
-    decode_digest,
     decode_holdings,
-    decode_question,
+    decode_weights,
     encode,
 )
 from swarmnode.pipeline.keeping.combining import (
-    Agreement,
     Combined,
     ExchangeCounters,
     ExchangeSettings,
@@ -67,47 +62,17 @@ from swarmnode.pipeline.keeping.contributions import (
     read_values,
     size_bytes,
 )
-from swarmnode.pipeline.keeping.tally import KEPT_HEADS, MAX_REPLICAS, Holdings, Tally, majority
+from swarmnode.pipeline.keeping.replica_answers import ReplicaAnswers, Running, Scope
+from swarmnode.pipeline.keeping.tally import KEPT_HEADS, MAX_REPLICAS, Holdings, Tally
 from swarmnode.pipeline.stages.visits import GradientSum
-from swarmnode.pipeline.wire.questions import Answer, QuestionLimits, Questions
-
-KEPT_EXCHANGES = 2
-"""The one that runs and the one before: who comes late hears how it ended."""
-
-MAX_WAITING = 3
-"""Questions of one replica that wait for us to come so far: it goes from one to the next."""
+from swarmnode.pipeline.wire.questions import QuestionLimits, QuestionService
 
 NOTHING = GradientSum({}, 0, 0)
-
-_T = TypeVar("_T")
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """Our stage under a plan: what there is to ask us about."""
-
-    plan: str
-    stage: int
-    replicas: frozenset[str]
-    iteration: int
-    """The first under the plan."""
-
-
-@dataclass(slots=True)
-class _Running:
-    """An exchange, as others may ask for it."""
-
-    tally: Tally
-    published: list[Holdings] = field(default_factory=list[Holdings])
-    """By round."""
-    closed: Holdings | None = None
-    silent: set[str] = field(default_factory=set[str])
-    """It was closed without these, and they have not been heard of since."""
-
-
-class ReplicaExchange:
+class ReplicaExchange(QuestionService):
     """A `GradientExchange` over streams.
 
     async with ReplicaExchange(host, key) as exchange:
@@ -119,34 +84,15 @@ class ReplicaExchange:
         """`key`: the one that the host's peer id is of."""
         self._key = key
         self._settings = settings or ExchangeSettings()
-        most = KEPT_HEADS * MAX_REPLICAS * MAX_HEAD_BYTES
-        self._questions = Questions(host, PROTOCOL, self._answer, QuestionLimits(max_head_bytes=most))
-        self._running: OrderedDict[Exchange, _Running] = OrderedDict()
-        self._weights: OrderedDict[Exchange, str] = OrderedDict()
-        self._changed = asyncio.Event()
-        self._waiting: Counter[str] = Counter()
-        self._scope: Scope | None = None
         self.counters = ExchangeCounters()
-
-    async def __aenter__(self) -> Self:
-        """Raises HostDown."""
-        await self._questions.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        await self._questions.__aexit__(exc_type, exc, tb)
-
-    @property
-    def refused(self) -> Mapping[str, int]:
-        """Questions without an answer, by reason."""
-        return self._questions.refused
+        self._answers = ReplicaAnswers(self._note_late)
+        most = KEPT_HEADS * MAX_REPLICAS * MAX_HEAD_BYTES
+        super().__init__(host, PROTOCOL, self._answers.answer, QuestionLimits(max_head_bytes=most))
 
     def admit(self, peers: Collection[str], scope: Scope | None = None) -> None:
         """Answer these members from now on, and no others. `scope`: what they may ask under the plan."""
-        self._questions.admit(peers)
-        self._scope = scope
+        self.questions.admit(peers)
+        self._answers.scope = scope
 
     async def combine(
         self,
@@ -165,44 +111,47 @@ class ReplicaExchange:
         contribution = await self._own(own, exchange, expected)
         among = (*replicas, self._key.peer_id)
         ratio = self._settings.max_norm_ratio
-        running = _Running(Tally(contribution, exchange, tuple(set(among)), expected, max_norm_ratio=ratio))
-        self._open(exchange, running)
+        running = Running(Tally(contribution, exchange, tuple(set(among)), expected, max_norm_ratio=ratio))
+        self._answers.open(exchange, running)
         answering = await self._gather(running)
         agreed = await self._agree(running, answering)
         combined = await asyncio.to_thread(running.tally.result, agreed=agreed)
         running.silent = {peer for peer, fault in combined.rejected.items() if fault == Fault.SILENT}
         running.closed = running.tally.holdings(closed=True)
-        self._wake()
+        self._answers.tell()
         self._count(combined)
         return combined
 
     async def compare(
-        self, digest: str, *, stage: int, iteration: int, plan: str, replicas: Sequence[str]
+        self,
+        digest: str,
+        *,
+        stage: int,
+        iteration: int,
+        plan: str,
+        replicas: Sequence[str],
+        before: str = "",
     ) -> Agreement:
-        """As `GradientExchange.compare`. Of equal sides the one with the smallest peer id is the majority."""
-        own = self._key.peer_id
+        """As `GradientExchange.compare`; who is right where replicas differ: agreement.py."""
+        own, weights = self._key.peer_id, Weights(digest, before)
         exchange = Exchange(plan, stage, iteration)
-        self._weights[exchange] = digest
-        if len(self._weights) > KEPT_EXCHANGES:
-            self._weights.popitem(last=False)
-        self._wake()
+        self._answers.weigh(exchange, weights)
         others = sorted(set(replicas) - {own})
-        running = self._running.get(exchange)
+        running = self._answers.running(exchange)
         dead = running.silent if running is not None else set[str]()
         patient_s, short_s = self._settings.contribution_timeout_s, self._settings.round_timeout_s
         async with asyncio.TaskGroup() as tasks:
             asked = {
                 peer: tasks.create_task(
-                    self._digest_of(peer, exchange, short_s if peer in dead else patient_s)
+                    self._weights_of(peer, exchange, short_s if peer in dead else patient_s)
                 )
                 for peer in others
             }
-        told = {peer: found for peer, task in asked.items() if (found := task.result()) is not None}
+        said = {peer: found for peer, task in asked.items() if (found := task.result()) is not None}
         if running is not None:
             running.tally.release()
-        side = majority({own: digest, **told})
-        silent = tuple(peer for peer in others if peer not in told)
-        return Agreement(own in side, tuple(peer for peer in side if peer != own), silent)
+        silent = [peer for peer in others if peer not in said]
+        return agreement_of(own, {own: weights, **said}, silent)
 
     async def _own(self, own: GradientSum, exchange: Exchange, expected: Expected) -> Contribution:
         codec = self._settings.codec
@@ -213,14 +162,14 @@ class ReplicaExchange:
             self.counters.rejected[fault_of(rejected)] += 1
             return contribute(NOTHING, exchange, expected, self._key)
 
-    async def _gather(self, running: _Running) -> list[str]:
+    async def _gather(self, running: Running) -> list[str]:
         """Ask everyone at once; those that answered at all."""
         others = [peer for peer in running.tally.replicas if peer != self._key.peer_id]
         async with asyncio.TaskGroup() as tasks:
             asked = {peer: tasks.create_task(self._first_of(peer, running)) for peer in others}
         return [peer for peer, task in asked.items() if task.result()]
 
-    async def _first_of(self, peer_id: str, running: _Running) -> bool:
+    async def _first_of(self, peer_id: str, running: Running) -> bool:
         tally = running.tally
         try:
             tally.add(await self._fetch(peer_id, peer_id, tally))
@@ -246,7 +195,7 @@ class ReplicaExchange:
         question = AskGradients(
             plan=exchange.plan, stage=exchange.stage, iteration=exchange.iteration, author=author
         )
-        _, data = await self._questions.ask(
+        _, data = await self.questions.ask(
             peer_id, encode(question), timeout_s=self._fetch_s(tally), body_bytes=body_bytes
         )
         try:
@@ -256,12 +205,12 @@ class ReplicaExchange:
                 tally.fail(author, fault_of(rejected), heads[0])
             raise
 
-    async def _agree(self, running: _Running, answering: Sequence[str]) -> bool:
+    async def _agree(self, running: Running, answering: Sequence[str]) -> bool:
         """Step 2: whether all that answer say the same in the end."""
         tally = running.tally
         for number in range(MAX_ROUNDS):
             running.published.append(tally.holdings())
-            self._wake()
+            self._answers.tell()
             heard = await self._hear(running, answering, number)
             answering = list(heard)
             views = {peer: tally.learn(peer, holdings) for peer, holdings in heard.items()}
@@ -273,7 +222,7 @@ class ReplicaExchange:
                 return True
         return False
 
-    async def _hear(self, running: _Running, answering: Sequence[str], number: int) -> dict[str, Holdings]:
+    async def _hear(self, running: Running, answering: Sequence[str], number: int) -> dict[str, Holdings]:
         """What each holds at the end of a round; who does not say is dead from here on."""
         async with asyncio.TaskGroup() as tasks:
             asked = {
@@ -289,7 +238,7 @@ class ReplicaExchange:
         # It may have begun a whole step later than we did, and waited as long for one that is dead.
         timeout_s = (2 if number == 0 else 1) * self._fetch_s(tally) + self._settings.round_timeout_s
         try:
-            head, _ = await self._questions.ask(peer_id, encode(question), timeout_s=timeout_s)
+            head, _ = await self.questions.ask(peer_id, encode(question), timeout_s=timeout_s)
             return decode_holdings(head)
         except (NetworkError, Rejected):
             return None
@@ -307,11 +256,11 @@ class ReplicaExchange:
             except (Rejected, NetworkError):
                 tally.doubt(peer_id, signed)
 
-    async def _digest_of(self, peer_id: str, exchange: Exchange, timeout_s: float) -> str | None:
+    async def _weights_of(self, peer_id: str, exchange: Exchange, timeout_s: float) -> Weights | None:
         question = AskDigest(plan=exchange.plan, stage=exchange.stage, iteration=exchange.iteration)
         try:
-            head, _ = await self._questions.ask(peer_id, encode(question), timeout_s=timeout_s)
-            return decode_digest(head)
+            head, _ = await self.questions.ask(peer_id, encode(question), timeout_s=timeout_s)
+            return decode_weights(head)
         except (NetworkError, Rejected):
             return None
 
@@ -320,72 +269,10 @@ class ReplicaExchange:
         many = (len(tally.replicas) - 1) * most_bytes(tally.expected)
         return self._settings.contribution_timeout_s + many / self._settings.least_bytes_per_s
 
-    def _open(self, exchange: Exchange, running: _Running) -> None:
-        for former in self._running.values():
-            former.tally.release()
-        self._running[exchange] = running
-        if len(self._running) > KEPT_EXCHANGES:
-            self._running.popitem(last=False)
-        self._wake()
-
     def _count(self, combined: Combined) -> None:
         self.counters.combined += 1
         self.counters.rejected.update(combined.rejected.values())
         self.counters.disagreements += not combined.agreed
 
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    async def _until(self, peer_id: str, ready: Callable[[], _T | None]) -> _T:
-        """Bounded by `answer_timeout_s` of the questions. Raises Rejected where too many of a peer's wait."""
-        if (found := ready()) is not None:
-            return found
-        if self._waiting[peer_id] >= MAX_WAITING:
-            raise Rejected("too_many_streams", f"of {peer_id}, which wait")
-        self._waiting[peer_id] += 1
-        try:
-            while (found := ready()) is None:
-                await self._changed.wait()
-        finally:
-            self._waiting[peer_id] -= 1
-            self._waiting += Counter()  # forgets the peers at zero
-        return found
-
-    def _check_scope(self, peer_id: str, exchange: Exchange) -> None:
-        """Before anything is waited for. Of a plan that we have yet to take up nothing is known."""
-        scope = self._scope
-        if scope is None or scope.plan != exchange.plan:
-            return
-        if exchange.stage != scope.stage or peer_id not in scope.replicas:
-            raise Rejected("not_a_member", "of this stage")
-        begun = (each.iteration for each in (*self._running, *self._weights) if each.plan == scope.plan)
-        if exchange.iteration > max(begun, default=scope.iteration) + 1:
-            raise Rejected("too_early", f"for iteration {exchange.iteration}")
-
-    async def _answer(self, peer_id: str, data: bytes) -> Answer:
-        question = decode_question(data)
-        exchange = question.exchange
-        self._check_scope(peer_id, exchange)
-        if isinstance(question, AskDigest):
-            return Answer(encode(await self._until(peer_id, lambda: self._weights.get(exchange))))
-        running = await self._until(peer_id, lambda: self._running.get(exchange))
-        if peer_id not in running.tally.replicas:
-            raise Rejected("not_a_member", "of this stage")
-        if isinstance(question, AskGradients):
-            found = running.tally.found(question.author)
-            return Answer(found.signed.sealed, found.data) if found else Answer(b"")
-        number = question.round
-        self._note_late(peer_id, running)
-        return Answer(encode(await self._until(peer_id, lambda: _at(running, number))))
-
-    def _note_late(self, peer_id: str, running: _Running) -> None:
-        if peer_id in running.silent:
-            running.silent.remove(peer_id)
-            self.counters.stragglers += 1
-
-
-def _at(running: _Running, number: int) -> Holdings | None:
-    if number < len(running.published):
-        return running.published[number]
-    return running.closed
+    def _note_late(self) -> None:
+        self.counters.stragglers += 1

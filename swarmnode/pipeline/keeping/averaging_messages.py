@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from swarmnode.errors import Rejected
 from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS
+from swarmnode.pipeline.keeping.agreement import Weights
 from swarmnode.pipeline.keeping.combining import Fault
 from swarmnode.pipeline.keeping.contributions import Exchange
 from swarmnode.pipeline.keeping.tally import Holdings
@@ -44,7 +45,7 @@ class AskHoldings(About, frozen=True, kw_only=True, tag="holdings"):
 
 
 class AskDigest(About, frozen=True, kw_only=True, tag="digest"):
-    """Of the weights after the step: 64 characters."""
+    """Of the weights after the step, and before."""
 
 
 Question = AskGradients | AskHoldings | AskDigest
@@ -53,10 +54,10 @@ _T = TypeVar("_T")
 _encoder = msgspec.msgpack.Encoder()
 _questions: msgspec.msgpack.Decoder[Question] = msgspec.msgpack.Decoder(Question)
 _holdings = msgspec.msgpack.Decoder(Holdings)
-_digests: msgspec.msgpack.Decoder[str] = msgspec.msgpack.Decoder(Digest)
+_weights = msgspec.msgpack.Decoder(Weights)
 
 
-def encode(message: Question | Holdings | str) -> bytes:
+def encode(message: Question | Holdings | Weights) -> bytes:
     return _encoder.encode(message)
 
 
@@ -70,9 +71,9 @@ def decode_holdings(data: bytes) -> Holdings:
     return _decode(_holdings, data)
 
 
-def decode_digest(data: bytes) -> str:
+def decode_weights(data: bytes) -> Weights:
     """Raises Rejected: malformed."""
-    return _decode(_digests, data)
+    return _decode(_weights, data)
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:

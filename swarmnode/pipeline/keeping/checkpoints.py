@@ -1,7 +1,7 @@
 """Checkpoints of a pipeline: they load under any other partition, on any number of members, on one machine.
 
 StageWorker.state -> [StageCheckpoints.write] -> folders of members -> [load_part] -> StageWorker.load_state
-all stages' states (StateService.assemble, load_part) -> [whole_snapshot] -> CheckpointStore: export, PEFT
+all stages' states (StateService.assemble) -> [whole_snapshot] -> CheckpointStore: export, PEFT
 a single machine's checkpoint -> [single_machine_tensors] -> StageWorker.load_state of any stage
 
     step-00000060-layers-4-8/
@@ -44,16 +44,15 @@ from swarmnode.pipeline.stages.stage_state import MOMENTS, StageState, unpack_st
 from swarmnode.storage import make_folder, sync, write_synced
 from swarmnode.training.checkpoint import (
     ADAPTER_TENSORS,
-    FORMAT,
     OPTIMIZER,
     RNG,
+    Checkpoint,
     DamagedCheckpoint,
     Snapshot,
     State,
     Waiting,
     read_checkpoint,
 )
-from swarmnode.training.records import Counters
 
 log = logging.getLogger(__name__)
 
@@ -197,34 +196,42 @@ def _assembled(states: Sequence[StageState], chosen: Sequence[Offer], part: Stag
 
 
 def whole_snapshot(
-    whole: Assembled, *, layers: int, adapter: PolicyConfig, base_model: str, fingerprint: str, seed: int = 0
+    tensors: Mapping[str, Tensor], state: State, adapter: PolicyConfig, *, waiting: Waiting
 ) -> Snapshot:
     """The adapters of all stages as one checkpoint of a single machine, Adam's moments included.
 
     `CheckpointStore(root, base_model, fingerprint).write(...)` makes the folder that `swarmnode export` and a
-    node that resumes read; its `adapter` is PEFT's. `adapter`: rank and alpha that were trained with. Raises
-    CheckpointError where a layer or one half of an adapter is missing, or with full training.
+    node that resumes read; its `adapter` is PEFT's. `adapter`: rank and alpha that were trained with. No
+    tensors at all: with full training there is no adapter, and the folder says where training is, no more
+    (`check_has_adapter`). Raises CheckpointError where a layer or one half of an adapter is missing.
     """
-    adapters = {name: tensor for name, tensor in whole.tensors.items() if not _is_moment(name)}
-    _check_whole(adapters, layers, adapter.lora_rank)
-    moments = {name: tensor for name, tensor in whole.tensors.items() if _is_moment(name)}
-    state = State(
-        format=FORMAT,
-        base_model=base_model,
-        base_fingerprint=fingerprint,
-        policy_version=whole.iteration,
-        seed=seed,
-        counters=Counters(round=whole.iteration),
-        reward=None,
-        digests={},
-    )
+    adapters = {name: tensor for name, tensor in tensors.items() if not _is_moment(name)}
+    _check_whole(adapters, adapter.lora_rank)
+    moments = {name: tensor for name, tensor in tensors.items() if _is_moment(name)}
     return Snapshot(
         state=state,
-        adapter_config=_peft_config(adapters, adapter, base_model),
+        adapter_config=_peft_config(adapters, adapter, state.base_model),
         adapter=adapters,
         optimizer={RNG: torch.get_rng_state(), **moments},
-        waiting=Waiting(),
+        waiting=waiting,
     )
+
+
+def check_has_adapter(checkpoint: Checkpoint) -> None:
+    """Raises CheckpointError for that of a pipeline which trains all weights: nothing of them is in it."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(checkpoint.folder / ADAPTER_TENSORS), "pt") as file:
+            names = file.keys()
+    except (OSError, SafetensorError) as error:
+        raise DamagedCheckpoint(f"checkpoint {checkpoint.folder.name} is damaged: {error}") from error
+    if not names:
+        raise CheckpointError(
+            f"{checkpoint.folder.name} holds no adapter: it is of a pipeline that trains all weights "
+            "(pipeline.trainable=full), and each member has those of its own layers",
+            hint=f"they are in the members' {PREFIX}*-layers-*/{STATE}, by the names of the whole model",
+        )
 
 
 def single_machine_tensors(folder: Path) -> Assembled:
@@ -248,8 +255,10 @@ def _is_moment(name: str) -> bool:
     return name.partition("/")[0] in MOMENTS
 
 
-def _check_whole(adapters: Mapping[str, Tensor], layers: int, rank: int) -> None:
-    missing = set(range(layers)) - {layer_of(name) for name in adapters}
+def _check_whole(adapters: Mapping[str, Tensor], rank: int) -> None:
+    held = {layer_of(name) for name in adapters}
+    layers = 1 + max((layer for layer in held if layer is not None), default=-1)
+    missing = set(range(layers)) - held
     if missing:
         raise CheckpointError(
             f"no stage's state holds layer {min(missing)} of {layers}", hint="the states of all are needed"

@@ -1,7 +1,7 @@
 """What a stage's replicas must agree on before and after an optimizer step: the seam to averaging.py.
 
 member (GradientSum of its own) -> [GradientExchange.combine] -> Combined -> StageWorker.apply
-member (digest of its weights) -> [GradientExchange.compare] -> Agreement -> go on, or reload (states.py)
+member (digest of its weights) -> [GradientExchange.compare] -> Agreement (agreement.py) -> aligning.py
 """
 
 from collections import Counter
@@ -12,6 +12,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from swarmnode.pipeline.keeping.agreement import Agreement
 from swarmnode.pipeline.stages.visits import GradientSum
 from swarmnode.pipeline.wire.messages import CodecName
 
@@ -69,16 +70,6 @@ class Combined:
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
-    """Whether our weights are those of the majority of the replicas that answered."""
-
-    agrees: bool
-    ask: tuple[str, ...]
-    """The replicas of the majority, without us: whom to fetch the state from when it does not agree."""
-    silent: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class ExchangeSettings:
     codec: CodecName = "none"
     """Of the gradients on their way. fp16 halves the bytes; sums beyond 65504 are clamped to it."""
@@ -122,7 +113,43 @@ class GradientExchange(Protocol):
         ...
 
     async def compare(
-        self, digest: str, *, stage: int, iteration: int, plan: str, replicas: Sequence[str]
+        self,
+        digest: str,
+        *,
+        stage: int,
+        iteration: int,
+        plan: str,
+        replicas: Sequence[str],
+        before: str = "",
     ) -> Agreement:
-        """`digest`: of the weights after the step (`StageWorker.state().digest`)."""
+        """`digest`: of the state after the step. `before`: of the one that we can go back to; empty where we
+        do not know that the pipeline was there."""
         ...
+
+
+class Alone:
+    """The exchange of a stage without replicas."""
+
+    async def combine(
+        self,
+        own: GradientSum,
+        *,
+        stage: int,
+        iteration: int,
+        plan: str,
+        replicas: Sequence[str],
+        expected: Expected,
+    ) -> Combined:
+        return Combined(own, tuple(replicas[:1]), {})
+
+    async def compare(
+        self,
+        digest: str,
+        *,
+        stage: int,
+        iteration: int,
+        plan: str,
+        replicas: Sequence[str],
+        before: str = "",
+    ) -> Agreement:
+        return Agreement(agrees=True, digest=digest)

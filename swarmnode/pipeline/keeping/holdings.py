@@ -110,10 +110,11 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """The tensors of a part of the model, by global name, all of one iteration."""
+    """The tensors of a part of the model, by global name."""
 
     tensors: dict[str, Tensor]
     iteration: int
+    """Of the oldest, where they are mixed."""
 
 
 def layer_of(name: str) -> int | None:
@@ -166,13 +167,20 @@ def _offer(holding: Holding, holders: Sequence[tuple[Standing, str]]) -> Offer:
 
 
 def covering(
-    offered: Sequence[Offer], part: StagePart, *, needs_ends: bool, at_least: int, at_most: int
+    offered: Sequence[Offer],
+    part: StagePart,
+    *,
+    needs_ends: bool,
+    at_least: int,
+    at_most: int,
+    mixed: bool = False,
 ) -> list[Offer] | None:
     """Offers of one iteration that together hold all of the part; None: none do.
 
     The newest iteration that those hold who may be expected to; only where they hold none the newest that
     anyone says. `needs_ends`: the ends are trained, and the part has them. `at_most`: a holder may say any
-    number.
+    number. `mixed`: where they hold no iteration whole, the newest of each layer: a stage whose only member
+    has died is some steps behind the others, and training mends that, but not a stage that begins anew.
     """
     within = [offer for offer in offered if at_least <= offer.holding.iteration <= at_most]
     for standing in (Standing.KEEPER, Standing.FITS, Standing.NONE):
@@ -181,11 +189,14 @@ def covering(
             same = [offer for offer in trusted if offer.holding.iteration == iteration]
             if (found := _cover(same, part, needs_ends)) is not None:
                 return found
+        if mixed and (found := _cover(trusted, part, needs_ends)) is not None:
+            return found
     return None
 
 
 def _cover(offered: Sequence[Offer], part: StagePart, needs_ends: bool) -> list[Offer] | None:
-    """From the left, always with what is most to be believed; of equals with what reaches farthest."""
+    """From the left, always with the newest; of equals with what is most to be believed, then with what
+    reaches farthest."""
     chosen: list[Offer] = []
     at = part.first_layer
     while at < part.end_layer:
@@ -194,7 +205,13 @@ def _cover(offered: Sequence[Offer], part: StagePart, needs_ends: bool) -> list[
             return None
         best = max(
             reaching,
-            key=lambda o: (o.standing, o.backers, o.holding.end_layer, -o.holding.size_bytes),
+            key=lambda o: (
+                o.holding.iteration,
+                o.standing,
+                o.backers,
+                o.holding.end_layer,
+                -o.holding.size_bytes,
+            ),
         )
         chosen.append(best)
         at = best.holding.end_layer
@@ -202,5 +219,10 @@ def _cover(offered: Sequence[Offer], part: StagePart, needs_ends: bool) -> list[
         with_ends = [offer for offer in offered if offer.holding.has_ends]
         if not with_ends:
             return None
-        chosen.append(min(with_ends, key=lambda o: (-o.standing, -o.backers, o.holding.size_bytes)))
+        chosen.append(
+            min(
+                with_ends,
+                key=lambda o: (-o.holding.iteration, -o.standing, -o.backers, o.holding.size_bytes),
+            )
+        )
     return chosen

@@ -17,19 +17,15 @@ import asyncio
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Annotated, Self
 
-import msgspec
 import torch
-from msgspec import Meta
 from torch import Tensor
 
 from swarmnode.errors import CheckpointError, NetworkError, Rejected
 from swarmnode.network.streams import StreamHost
+from swarmnode.pipeline.keeping.copies import Copies
 from swarmnode.pipeline.keeping.holdings import (
     Assembled,
     HeldState,
@@ -41,16 +37,23 @@ from swarmnode.pipeline.keeping.holdings import (
     of_part,
     offers,
 )
+from swarmnode.pipeline.keeping.state_messages import (
+    KEPT,
+    MAX_HOLDINGS,
+    PROTOCOL,
+    AskHoldings,
+    AskState,
+    OfferCopy,
+    decode_holdings,
+    decode_question,
+    decode_size,
+    encode,
+)
 from swarmnode.pipeline.stages.stage_model import StagePart
 from swarmnode.pipeline.stages.stage_state import StageState, fitting, fitting_moments, unpack_states
-from swarmnode.pipeline.wire.messages import Count, Digest
-from swarmnode.pipeline.wire.questions import Answer, QuestionLimits, Questions
+from swarmnode.pipeline.wire.questions import Answer, QuestionLimits, QuestionService
 
 logger = logging.getLogger(__name__)
-
-PROTOCOL = "/swarmnode/pipeline-states/1"
-MAX_HOLDINGS = 32
-"""That one member may say it has."""
 
 KEPT_OWN = 2
 """States of one's own: who fetches the last one across a boundary can finish, and a copy that is one step old
@@ -78,31 +81,7 @@ class StateLimits:
     """Who is slower (2 Mbit/s) while it hands out a state counts as dead."""
 
 
-class AskHoldings(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="holdings"):
-    """What do you hold?"""
-
-
-class AskState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="state"):
-    """The bytes of a state from `offset` on."""
-
-    digest: Digest
-    offset: Count
-
-
-class OfferCopy(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="copy"):
-    """Will you keep this? Answered when it is kept."""
-
-    holding: Holding
-
-
-_encoder = msgspec.msgpack.Encoder()
-_questions = msgspec.msgpack.Decoder(AskHoldings | AskState | OfferCopy)
-_holdings = msgspec.msgpack.Decoder(Annotated[tuple[Holding, ...], Meta(max_length=MAX_HOLDINGS)])
-_sizes = msgspec.msgpack.Decoder(Count)
-KEPT = b"kept"
-
-
-class StateService:
+class StateService(QuestionService):
     """async with StateService(host) as states:
     states.admit(seat.peers, Seats({peer: (0, 8), ...}, {peer: keeper, ...}))
     states.settle()
@@ -114,31 +93,17 @@ class StateService:
         self._limits = limits or StateLimits()
         # Answering an offered copy takes as long as fetching it.
         longest_s = self._limits.copy_timeout_s
-        self._questions = Questions(host, PROTOCOL, self._answer, QuestionLimits(answer_timeout_s=longest_s))
+        super().__init__(host, PROTOCOL, self._answer, QuestionLimits(answer_timeout_s=longest_s))
         self._own: list[HeldState] = []
+        self._left: HeldState | None = None
         self._earlier: tuple[HeldState, ...] = ()
-        self._copies: dict[str, HeldState] = {}
-        self._coming: dict[str, int] = {}
-        self._present: Seats | None = None
+        self._copies = Copies(
+            host.peer_id, most=self._limits.max_copies, most_bytes=self._limits.max_copy_bytes
+        )
         self._former: Seats | None = None
         self._settled: list[Seats] = []
         self.failures: Counter[str] = Counter()
         """Why holders did not give what they said they have."""
-
-    async def __aenter__(self) -> Self:
-        """Raises HostDown."""
-        await self._questions.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        await self._questions.__aexit__(exc_type, exc, tb)
-
-    @property
-    def refused(self) -> Mapping[str, int]:
-        """What others asked and were not answered, by reason."""
-        return self._questions.refused
 
     def admit(
         self, peers: Collection[str], seats: Seats | None = None, *, former: Seats | None = None
@@ -149,13 +114,13 @@ class StateService:
         members agree on it: its members, and those of plans that we settled under, are believed first. While
         neither is known (all begin from disk) everybody counts the same.
         """
-        self._questions.admit(peers)
-        self._present, self._former = seats, former
+        self.questions.admit(peers)
+        self._copies.seats, self._former = seats, former
 
     def settle(self) -> None:
         """We hold what the present plan gives us, and so may the others: their word counts for its stages."""
-        if self._present is not None:
-            self._settled = [*self._settled[1 - KEPT_SEATS :], self._present]
+        if self._copies.seats is not None:
+            self._settled = [*self._settled[1 - KEPT_SEATS :], self._copies.seats]
 
     def offer_earlier(self, held: Sequence[HeldState]) -> None:
         """What an earlier run has left on this disk, until the first step is taken from it: others may still
@@ -163,23 +128,27 @@ class StateService:
         self._earlier = tuple(held)
 
     def publish(self, held: HeldState) -> None:
-        """One's own state at a boundary. The one before stays available."""
+        """One's own state at a boundary; the one before stays available. Another of the same layers and
+        boundary takes the place of the first, which is told of no more, and given to who knows it."""
         if any(held.holding.iteration > one.holding.iteration for one in self._earlier):
             self._earlier = ()
-        self._own = [*self._own[1 - KEPT_OWN :], held]
+        same = [one for one in self._own if _place(one.holding) == _place(held.holding)]
+        self._left = same[0] if same and same[0].holding != held.holding else None
+        others = [one for one in self._own if _place(one.holding) != _place(held.holding)]
+        self._own = [*others[1 - KEPT_OWN :], held]
 
     def holdings(self) -> tuple[Holding, ...]:
-        return tuple(held.holding for held in (*self._own, *self._earlier, *self._copies.values()))
+        return tuple(held.holding for held in (*self._own, *self._earlier, *self._copies.held()))
 
     def copy_of(self, peer_id: str) -> HeldState | None:
         """What this peer pushed last."""
-        return self._copies.get(peer_id)
+        return self._copies.of(peer_id)
 
     async def push_copy(self, peer_id: str, held: HeldState) -> None:
         """Have a neighbour keep a published state. Raises NetworkError where it does not."""
-        question = _encoder.encode(OfferCopy(held.holding))
+        question = encode(OfferCopy(held.holding))
         timeout_s = min(self._seconds(held.holding.size_bytes), self._limits.copy_timeout_s)
-        answer, _ = await self._questions.ask(peer_id, question, timeout_s=timeout_s)
+        answer, _ = await self.questions.ask(peer_id, question, timeout_s=timeout_s)
         if answer != KEPT:
             raise NetworkError(f"{peer_id} does not keep our state", hint="ask another neighbour")
 
@@ -221,13 +190,15 @@ class StateService:
         at_most: int,
         most_bytes: int | None = None,
         wanted: Mapping[str, Tensor] | None = None,
+        mixed: bool = False,
     ) -> Assembled:
         """The state of a part of the model, from whichever stages hold its layers now or held them.
 
         The newest iteration within the bounds that all of it is to be had of, from those who should have it
         (`covering`). `needs_ends`: with full training, for a part with ends. `most_bytes`: that one state may
         have. `wanted`: the parameters that it is for (`StageModel.trainable()`); without them each layer must
-        be there. Raises CheckpointError where no iteration is whole.
+        be there. `mixed`: where no iteration is whole, the newest of each layer. Raises CheckpointError where
+        a layer is nowhere, or without `mixed` where no iteration is whole.
         """
         told, own = await self._told(peers), {self._peer_id: self.holdings()}
         most = self._limits.max_state_bytes if most_bytes is None else most_bytes
@@ -235,7 +206,9 @@ class StateService:
         every = (*offers(told, self._seats), *offers(own, self._seats))
         offered = [offer for offer in every if offer.holding.size_bytes <= most]
         while True:
-            chosen = covering(offered, part, needs_ends=needs_ends, at_least=at_least, at_most=at_most)
+            chosen = covering(
+                offered, part, needs_ends=needs_ends, at_least=at_least, at_most=at_most, mixed=mixed
+            )
             if chosen is None:
                 raise CheckpointError(
                     f"no members hold layers {part.first_layer} to {part.end_layer - 1} of one iteration "
@@ -244,7 +217,7 @@ class StateService:
                 )
             tensors, failed = await self._fetch_all(chosen, part, wanted)
             if failed is None:
-                iteration = chosen[0].holding.iteration if chosen else at_most
+                iteration = min((offer.holding.iteration for offer in chosen), default=at_most)
                 return Assembled(of_part(tensors, part), iteration)
             # Whoever did not make one offer good is not waited for with the next.
             failing = set(failed.holders) - {self._peer_id}
@@ -279,105 +252,71 @@ class StateService:
         """Append what this holder gives of a state. Failures are counted; what came before them stays."""
 
         def rest(head: bytes) -> int:
-            if _sizes.decode(head) != holding.size_bytes:
+            if decode_size(head) != holding.size_bytes:
                 raise Rejected("wrong_size", f"of the state {holding.digest[:8]}")
             return holding.size_bytes - len(data)
 
-        question = _encoder.encode(AskState(holding.digest, len(data)))
+        question = encode(AskState(holding.digest, len(data)))
         timeout_s = self._seconds(holding.size_bytes - len(data))
         try:
-            await self._questions.ask(peer_id, question, timeout_s=timeout_s, body_bytes=rest, body=data)
+            await self.questions.ask(peer_id, question, timeout_s=timeout_s, body_bytes=rest, body=data)
         except NetworkError:
             self.failures["unreachable"] += 1
-        except (Rejected, msgspec.MsgspecError, UnicodeDecodeError):
+        except Rejected:
             self.failures["wrong_size"] += 1
 
     async def _holdings_of(self, peer_id: str) -> tuple[Holding, ...]:
-        question = _encoder.encode(AskHoldings())
+        question = encode(AskHoldings())
         try:
-            head, _ = await self._questions.ask(peer_id, question, timeout_s=self._limits.answer_timeout_s)
-            return _holdings.decode(head)
+            head, _ = await self.questions.ask(peer_id, question, timeout_s=self._limits.answer_timeout_s)
+            return decode_holdings(head)
         except NetworkError:
             self.failures["unreachable"] += 1
-        except (Rejected, msgspec.MsgspecError, UnicodeDecodeError):
+        except Rejected:
             self.failures["malformed"] += 1
         return ()
 
     async def _answer(self, peer_id: str, data: bytes) -> Answer:
-        try:
-            question = _questions.decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise Rejected("malformed", str(error)) from error
+        question = decode_question(data)
         if isinstance(question, AskHoldings):
-            return Answer(_encoder.encode(self.holdings()[:MAX_HOLDINGS]))
+            return Answer(encode(self.holdings()[:MAX_HOLDINGS]))
         if isinstance(question, OfferCopy):
             return Answer(KEPT if await self._keep(peer_id, question.holding) else b"")
         state = self._at_hand(question.digest)
         if state is None or question.offset > len(state.data):
             raise Rejected("unknown_state", question.digest)
-        return Answer(_encoder.encode(len(state.data)), memoryview(state.data)[question.offset :])
+        return Answer(encode(len(state.data)), memoryview(state.data)[question.offset :])
 
     async def _keep(self, peer_id: str, holding: Holding) -> bool:
         """Fetch a copy that is offered, if it is one that we keep, newer, and there is room for it."""
-        former = self._copies.get(peer_id)
+        former = self._copies.of(peer_id)
         if former is not None and holding.iteration <= former.holding.iteration:
             return former.holding == holding
-        if not self._is_ours_to_keep(peer_id, holding) or peer_id in self._coming:
+        if not self._copies.is_ours_to_keep(peer_id, holding) or self._copies.is_coming(peer_id):
             self.failures["not_ours_to_keep"] += 1
             return False
-        going = self._going_for(peer_id, holding.size_bytes)
-        if going is None:
-            self.failures["no_room"] += 1
-            return False
-        for gone in going:
-            self._copies.pop(gone, None)
-        with self._room(peer_id, holding.size_bytes):
+        with self._copies.room(peer_id, holding.size_bytes) as is_room:
+            if not is_room:
+                self.failures["no_room"] += 1
+                return False
             try:
                 state = await self.fetch(Offer(holding, (peer_id,)))
             except CheckpointError:
                 return False
-            self._copies[peer_id] = HeldState(holding, state)
+            self._copies.keep(peer_id, HeldState(holding, state))
             return True
 
-    def _is_ours_to_keep(self, peer_id: str, holding: Holding) -> bool:
-        seats = self._present
-        if seats is None or seats.keepers.get(peer_id) != self._peer_id:
-            return False
-        return seats.ranges.get(peer_id) == (holding.first_layer, holding.end_layer)
-
-    @contextmanager
-    def _room(self, peer_id: str, size_bytes: int) -> Iterator[None]:
-        self._coming[peer_id] = size_bytes
-        try:
-            yield
-        finally:
-            del self._coming[peer_id]
-
-    def _going_for(self, peer_id: str, size_bytes: int) -> list[str] | None:
-        """Whose copies make room for this one: first of members that others keep now, then of peers that have
-        left, the oldest first. None: those that are ours to keep fill it."""
-        limits = self._limits
-        kept = {peer: h.holding.size_bytes for peer, h in self._copies.items()}
-        sizes = {peer: size for peer, size in (kept | self._coming).items() if peer != peer_id}
-        held = {peer: h.holding for peer, h in self._copies.items() if peer in sizes}
-        idle = [peer for peer in held if peer not in self._coming]
-        others = [peer for peer in idle if not self._is_ours_to_keep(peer, held[peer])]
-        members = self._questions.members
-        gone = sorted(others, key=lambda peer: (peer not in members, held[peer].iteration, peer))
-        going: list[str] = []
-        while len(sizes) >= limits.max_copies or size_bytes + sum(sizes.values()) > limits.max_copy_bytes:
-            if not gone:
-                return None
-            going.append(gone.pop(0))
-            del sizes[going[-1]]
-        return going
-
     def _at_hand(self, digest: str) -> StageState | None:
-        held = (*self._own, *self._earlier, *self._copies.values())
+        left = () if self._left is None else (self._left,)
+        held = (*self._own, *left, *self._earlier, *self._copies.held())
         return next((one.state for one in held if one.state.digest == digest), None)
 
     def _seconds(self, size_bytes: int) -> float:
         return self._limits.answer_timeout_s + size_bytes / self._limits.least_bytes_per_s
+
+
+def _place(holding: Holding) -> tuple[int, int, int]:
+    return holding.first_layer, holding.end_layer, holding.iteration
 
 
 def _digest(data: bytearray) -> str:

@@ -210,22 +210,6 @@ class Tally:
         return self._faults.get(author, Fault.SILENT)
 
 
-def majority(digests: Mapping[str, str]) -> tuple[str, ...]:
-    """The peers of the largest side, sorted; of equal sides that with the smallest peer id.
-
-    So of two replicas that differ the one with the smaller id always prevails: nothing tells which of them is
-    wrong, and both must go on with the same weights. A stage that is to survive a lying replica needs three.
-
-    >>> majority({"a": "x", "b": "y", "c": "y"}), majority({"a": "x", "b": "y"})
-    (('b', 'c'), ('a',))
-    """
-    sides: dict[str, list[str]] = {}
-    for peer_id in sorted(digests):
-        sides.setdefault(digests[peer_id], []).append(peer_id)
-    # max keeps the first of equals, and sides are in the order of their smallest peer id.
-    return tuple(max(sides.values(), key=len))
-
-
 def sum_in_order(sums: Sequence[GradientSum]) -> GradientSum:
     """As `sum_of_replicas`, in float32 and in place: new tensors, nothing of `sums` is written to."""
     total: dict[str, Tensor] = {}

@@ -27,7 +27,8 @@ from swarmnode.pipeline.rollouts.decode_messages import (
     decode_frame,
     encode_frame,
 )
-from swarmnode.pipeline.wire.inbound import LENGTH_BYTES, ByteBudget, receive_length
+from swarmnode.pipeline.wire.budget import ByteBudget
+from swarmnode.pipeline.wire.inbound import LENGTH_BYTES, receive_length
 from swarmnode.pipeline.wire.messages import MAX_TENSOR_BYTES, Refusal
 from swarmnode.pipeline.wire.roster import Roster
 from swarmnode.pipeline.wire.transport import Pace

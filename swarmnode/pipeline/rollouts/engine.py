@@ -28,7 +28,7 @@ from swarmnode.pipeline.rollouts.feeding import Feeder, RecoveryCounts
 from swarmnode.pipeline.rollouts.stage_cache import Segments
 from swarmnode.pipeline.rollouts.ways import ChoosePath, StagePath
 from swarmnode.rollout.decode.running import Policy
-from swarmnode.rollout.decode.scoring import LOGITS_AT_ONCE, Pair
+from swarmnode.rollout.decode.scoring import LOGITS_AT_ONCE
 from swarmnode.rollout.decode.torch_engine import LoraPairs, TorchEngine
 from swarmnode.rollout.decode.weights import Layers
 from swarmnode.rollout.engine import BASE_VERSION, Capabilities, InFlight, Output, PolicyUpdate, Request
@@ -82,7 +82,6 @@ class PipelineEngine(TorchEngine):
         self._tokens: dict[int, list[int]] = {}
         self._logprobs: dict[int, list[float]] = {}
         self._fitting = max_running
-        self._score_path: StagePath = ()
 
     @property
     def recovery(self) -> RecoveryCounts:
@@ -100,14 +99,6 @@ class PipelineEngine(TorchEngine):
         outputs = super().set_policy(update, inflight)
         self._feeder.policy_moved()
         return outputs
-
-    def score_along(self, path: StagePath, sequences: Sequence[Pair]) -> list[tuple[float, ...]]:
-        """As `score`, along this path and not along that of each prompt."""
-        self._score_path = path
-        try:
-            return self.score(sequences)
-        finally:
-            self._score_path = ()
 
     def close(self) -> None:
         super().close()
@@ -269,7 +260,7 @@ class PipelineEngine(TorchEngine):
         by_path: dict[StagePath, list[int]] = {}
         for place, (ids, tail) in enumerate(zip(sequences, tails, strict=True)):
             prompt = ids[: len(ids) - tail + 1]
-            by_path.setdefault(self._feeder.path_for(prompt, self._score_path), []).append(place)
+            by_path.setdefault(self._feeder.path_for(prompt), []).append(place)
         hidden: dict[int, Tensor] = {}
         for path, places in by_path.items():
             for some in _within(places, [len(ids) for ids in sequences], self._chain.max_feed_tokens):

@@ -1,6 +1,7 @@
 """The end of an iteration at one member: what counts is settled, replicas average, the optimizer steps.
 
-Finished of the data nodes -> [Closing] -> GradientExchange (averaging.py) -> StageWorker.apply -> StepDone
+Finished of the data nodes -> [Closing] -> GradientExchange (averaging.py) -> StageWorker.apply
+                                                                               -> aligning.py -> StepDone
 
 An iteration ends when every data node that lives has said so, or at a deadline; a member that has heard of
 none by then has lost track (it was frozen, or cut off) and does not step alone. Every data node says which
@@ -15,38 +16,19 @@ from dataclasses import dataclass, field
 
 import torch
 
-from swarmnode.errors import CheckpointError, NetworkError, Rejected
-from swarmnode.pipeline.keeping.combining import Agreement, Combined, Expected, GradientExchange
-from swarmnode.pipeline.running.driver import Drive
+from swarmnode.errors import NetworkError, Rejected
+from swarmnode.pipeline.keeping.combining import Alone, Combined, Expected, GradientExchange
+from swarmnode.pipeline.running.aligning import Alignment, Offer, nobody
+from swarmnode.pipeline.running.journeys import Drive
 from swarmnode.pipeline.running.seat import IterationReport, Reload
 from swarmnode.pipeline.running.workplace import Workplace
+from swarmnode.pipeline.stages.stage_state import StageState
 from swarmnode.pipeline.stages.visits import GradientSum, Visit
 from swarmnode.pipeline.wire.messages import MAX_DEADLINE_S, Finished, Passed, StepDone
 
 logger = logging.getLogger(__name__)
 
 NOTHING = GradientSum({}, 0, 0)
-
-
-class Alone:
-    """The exchange of a stage without replicas."""
-
-    async def combine(
-        self,
-        own: GradientSum,
-        *,
-        stage: int,
-        iteration: int,
-        plan: str,
-        replicas: Sequence[str],
-        expected: Expected,
-    ) -> Combined:
-        return Combined(own, tuple(replicas[:1]), {})
-
-    async def compare(
-        self, digest: str, *, stage: int, iteration: int, plan: str, replicas: Sequence[str]
-    ) -> Agreement:
-        return Agreement(agrees=True, ask=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +38,9 @@ class Closed:
     contributors: tuple[str, ...] = ()
     rejected: Mapping[str, str] = field(default_factory=dict[str, str])
     grad_norm: float | None = None
-    """None: no step was taken."""
+    """None: no step was taken, or it was undone."""
+    digest: str = ""
+    """Of the weights after it (aligning.py)."""
     agrees: bool = True
     """Whether the weights here were those of the majority of the replicas."""
     lost_track: bool = False
@@ -87,11 +71,15 @@ class Closing:
         optimizer: torch.optim.Optimizer,
         averager: GradientExchange,
         reload: Reload | None,
+        *,
+        start: StageState | None = None,
+        offer: Offer = nobody,
     ) -> None:
+        """`start`, `offer`: as `Alignment`."""
         self._place = place
         self._optimizer = optimizer
         self._averager = averager if len(place.seat.replicas) > 1 else Alone()
-        self._reload = reload
+        self._alignment = Alignment(place, optimizer, self._averager, reload, start=start, offer=offer)
         self._finished: dict[int, dict[int, Finished]] = {}
         """By iteration and data node."""
         self._begun = asyncio.Event()
@@ -141,22 +129,21 @@ class Closing:
         own = await place.queue.call(self._settle, dict(self._heard))
         combined = await self._combined(own)
         grad_norm = await place.queue.call(self._step, combined.sum)
-        digest = await place.queue.call(lambda: place.worker.state().digest)
-        agreement = await self._compared(digest)
+        aligned = await self._alignment.align()
         self._finished = {late: heard for late, heard in self._finished.items() if late > iteration}
         self._begun.clear()
         if self._finished:
             self._begun.set()
         place.iteration += 1
-        regained = agreement.agrees or await self._regain(agreement)
-        if regained:
-            self._report(iteration, own, digest)
+        if aligned.is_right:
+            self._report(iteration, own, aligned.digest)
         return Closed(
             contributors=combined.contributors,
             rejected={peer: str(fault) for peer, fault in combined.rejected.items()},
-            grad_norm=grad_norm,
-            agrees=agreement.agrees,
-            lost_track=not regained,
+            grad_norm=None if aligned.undone else grad_norm,
+            digest=aligned.digest,
+            agrees=aligned.agrees,
+            lost_track=not aligned.is_right,
         )
 
     async def _watch(self, limit: asyncio.Timeout) -> None:
@@ -244,35 +231,6 @@ class Closing:
             logger.warning("stepping on our own gradients alone: %s", error)
             return Combined(own, (us,), {}, agreed=False)
 
-    async def _compared(self, digest: str) -> Agreement:
-        place, seat = self._place, self._place.seat
-        try:
-            async with asyncio.timeout(place.settings.close_timeout_s):
-                return await self._averager.compare(
-                    digest,
-                    stage=seat.stage,
-                    iteration=place.iteration,
-                    plan=seat.digest,
-                    replicas=seat.replicas,
-                )
-        except (NetworkError, TimeoutError) as error:
-            logger.warning("the replicas' weights were not compared: %s", error)
-            return Agreement(agrees=True, ask=())
-
-    async def _regain(self, agreement: Agreement) -> bool:
-        """Take over the weights of the majority. False: they are not to be had."""
-        place = self._place
-        if self._reload is None or not agreement.ask:
-            return False
-        try:
-            async with asyncio.timeout(place.settings.close_timeout_s):
-                tensors = await self._reload(agreement.ask, place.seat.stage, place.iteration)
-            await place.queue.call(place.worker.load_state, tensors, self._optimizer)
-        except (NetworkError, CheckpointError, TimeoutError) as error:
-            logger.warning("the weights of the majority are not to be had: %s", error)
-            return False
-        return True
-
     def _report(self, iteration: int, own: GradientSum, digest: str) -> None:
         place, seat = self._place, self._place.seat
         for node in seat.data_nodes - {seat.own}:
@@ -307,6 +265,7 @@ def report_of(
         given_up=drive.given_up,
         skipped=dict(drive.skipped),
         lost=tuple(sorted(drive.lost)),
+        passages=tuple(drive.passages),
         stragglers=stragglers,
         busy_share=busy_s / whole_s if whole_s > 0 else 0.0,
         contributors=closed.contributors,

@@ -12,15 +12,16 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from swarmnode.errors import Rejected
-from swarmnode.pipeline.plans.recovery import deadline_s, repaired_path
-from swarmnode.pipeline.running.seat import Feed, LossSums
+from swarmnode.pipeline.plans.recovery import deadline_s, predicted_s, repaired_path
+from swarmnode.pipeline.running.journeys import Drive, Failure, Journey
+from swarmnode.pipeline.running.seat import Feed, Passage
 from swarmnode.pipeline.running.workplace import Workplace, visit_of
 from swarmnode.pipeline.stages.local import LossInputs
 from swarmnode.pipeline.stages.visits import StageInput, Visit
@@ -36,7 +37,6 @@ from swarmnode.pipeline.wire.messages import (
     Refusal,
     Trouble,
 )
-from swarmnode.training.losses import LossOutput
 
 logger = logging.getLogger(__name__)
 
@@ -44,70 +44,7 @@ ASK_TIMEOUT_S = 3.0
 """For the answer of a few bytes to where a micro-batch is."""
 
 FULL_PAUSE_S = 0.2
-"""Before members that had no slot for a micro-batch are asked again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why an attempt did not come back."""
-
-    position: int
-    """Of the node on the path that is at fault; 0: we are."""
-    trouble: Trouble
-
-
-@dataclass(slots=True, eq=False)
-class Journey:
-    """One attempt at a micro-batch, under way."""
-
-    visit: Visit
-    micro_batch: int
-    path: tuple[int, ...]
-    shape: torch.Size
-    """Of the hidden states."""
-    awaits: type[Hop] | None = None
-    """What has to come next."""
-    arrival: "asyncio.Future[Tensor | Failure] | None" = None
-
-    def expect(self, kind: type[Hop]) -> "asyncio.Future[Tensor | Failure]":
-        """A message of this kind comes next."""
-        self.awaits = kind
-        self.arrival = asyncio.get_running_loop().create_future()
-        return self.arrival
-
-    def settle(self, outcome: Tensor | Failure) -> None:
-        """What was awaited is here, or will not come. The first word counts."""
-        if self.arrival is not None and not self.arrival.done():
-            self.awaits = None
-            self.arrival.set_result(outcome)
-
-
-@dataclass(slots=True)
-class Drive:
-    """What became of the micro-batches of an iteration."""
-
-    began_s: float
-    ended_s: float = 0.0
-    back: dict[int, Journey] = field(default_factory=dict[int, Journey])
-    """By micro-batch."""
-    tokens: int = 0
-    outputs: list[LossOutput] = field(default_factory=list[LossOutput])
-    retried: int = 0
-    given_up: int = 0
-    skipped: Counter[int] = field(default_factory=Counter[int])
-    lost: set[int] = field(default_factory=set[int])
-
-    @property
-    def sums(self) -> LossSums:
-        """Over what came back."""
-        kl = [output.kl.item() for output in self.outputs if output.kl is not None]
-        entropy = [output.entropy.item() for output in self.outputs if output.entropy is not None]
-        return LossSums(
-            loss=sum(output.loss.item() for output in self.outputs),
-            clipped=sum(int(output.clipped.item()) for output in self.outputs),
-            kl=sum(kl) if kl else None,
-            entropy=sum(entropy) if entropy else None,
-        )
+"""Before members that had no slot for a micro-batch are asked again; each time twice as long."""
 
 
 class Driver:
@@ -207,10 +144,12 @@ class Driver:
     ) -> None:
         """One micro-batch, attempt after attempt."""
         place, drive, tried = self._place, self._drive, set[int]()
-        number, visited = place.micro_batch(agent, wave), set[int]()
+        clock, planned = asyncio.get_running_loop().time, self._plan.paths[agent]
+        number, visited, pause_s = place.micro_batch(agent, wave), set[int](), FULL_PAUSE_S
         for attempt in range(min(place.settings.max_attempts, MAX_ATTEMPTS)):
             visited.update(path[1:])
-            if asyncio.get_running_loop().time() > drive.began_s + place.budget_s:
+            began_s = clock()
+            if began_s > drive.began_s + place.budget_s:
                 break
             shape = torch.Size((*inputs.batch.input_ids_BT.shape, place.worker.model.hidden_size))
             journey = Journey(Visit(agent, place.iteration, wave, attempt), number, path, shape)
@@ -224,6 +163,9 @@ class Driver:
             if failure is None:
                 drive.tokens += inputs.tokens
                 self._note_skips(agent, path)
+                if path == planned and attempt == 0:
+                    took_s, wanted_s = clock() - began_s, predicted_s(self._plan)[agent][wave]
+                    drive.passages.append(Passage(path, took_s / place.scale, wanted_s))
                 return
             drive.retried += 1
             node = path[failure.position]
@@ -236,8 +178,9 @@ class Driver:
             tried.add(node)
             again = repaired_path(self._plan, path, place.lost, tried - place.lost, self._load)
             if again is None:
-                # All that live were tried: their slots may be free a moment later.
-                await asyncio.sleep(FULL_PAUSE_S)
+                # All that live were tried: their slots are free when their own micro-batches have passed.
+                await asyncio.sleep(pause_s)
+                pause_s *= 2
                 tried.clear()
                 again = repaired_path(self._plan, path, place.lost, (), self._load)
             if again is None:
@@ -300,8 +243,8 @@ class Driver:
     def _limit_s(self, visit: Visit) -> float:
         """How long an attempt may take: a neighbour that is silent is noticed before."""
         settings = self._place.settings
-        predicted_s = deadline_s(self._plan, visit.agent, visit.wave, slack=settings.slack, floor_s=0.0)
-        return predicted_s * self._place.scale + settings.hop_timeout_s + settings.grace_s
+        limit_s = deadline_s(self._plan, visit.agent, visit.wave, slack=settings.slack, floor_s=0.0)
+        return limit_s * self._place.scale + settings.hop_timeout_s + settings.grace_s
 
     async def _there(self, journey: Journey, hidden_BTD: Tensor, inputs: LossInputs) -> Tensor | Failure:
         """Along the path: hidden states behind its end."""

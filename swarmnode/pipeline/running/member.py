@@ -24,6 +24,7 @@ from swarmnode.identity.keys import NodeKey
 from swarmnode.network.streams import StreamHost
 from swarmnode.pipeline.keeping.combining import GradientExchange
 from swarmnode.pipeline.plans.simulator import simulate
+from swarmnode.pipeline.running.aligning import Offer, nobody
 from swarmnode.pipeline.running.closing import Closed, Closing, report_of
 from swarmnode.pipeline.running.courier import LARGE_ELEMENTS, Courier
 from swarmnode.pipeline.running.driver import Driver
@@ -33,20 +34,15 @@ from swarmnode.pipeline.running.term import Term
 from swarmnode.pipeline.running.work import IdleWork, Order, StageQueue, WorkTimes
 from swarmnode.pipeline.running.workplace import Workplace
 from swarmnode.pipeline.stages.stage import StageWorker
+from swarmnode.pipeline.stages.stage_state import StageState
 from swarmnode.pipeline.wire.codec import decode
 from swarmnode.pipeline.wire.emulated import EmulatedCompute
 from swarmnode.pipeline.wire.inbound import TransportLimits
 from swarmnode.pipeline.wire.messages import (
-    Abandoned,
-    Backward,
     Finished,
-    Forward,
     Hop,
-    Lost,
     Message,
-    Passed,
     Refusal,
-    StepDone,
 )
 from swarmnode.pipeline.wire.roster import Roster
 from swarmnode.pipeline.wire.transport import Pace, TensorTransport
@@ -98,7 +94,7 @@ class PipelineMember:
         self._term: Term | None = None
         self._steps = 0
         """Under the last seat, when it was given up."""
-        self._stepped: dict[int, int] = {}
+        self._digest = ""
         self._training = False
 
     async def __aenter__(self) -> Self:
@@ -125,6 +121,11 @@ class PipelineMember:
         return self._term.place.iteration if self._term is not None else self._steps
 
     @property
+    def digest(self) -> str:
+        """Of our weights after the last step, as the others were told; empty before the first."""
+        return self._digest
+
+    @property
     def lost_track(self) -> bool:
         """Whether this member missed the end of an iteration. It serves again with a new seat and weights."""
         return self._term is not None and self._term.lost_track
@@ -132,7 +133,13 @@ class PipelineMember:
     @property
     def stepped(self) -> dict[int, int]:
         """By node: the optimizer steps that it has told us of. On a data node."""
-        return dict(self._stepped)
+        return dict(self._term.stepped) if self._term is not None else {}
+
+    @property
+    def lost(self) -> frozenset[str]:
+        """Peers of the plan that did not answer us and have said nothing since."""
+        place = self._term.place if self._term is not None else None
+        return frozenset(place.seat.peers[node] for node in place.lost) if place is not None else frozenset()
 
     @property
     def times(self) -> WorkTimes:
@@ -156,10 +163,20 @@ class PipelineMember:
         """Do something with the worker or its model where its tasks run, behind the one that runs."""
         return await self._queue.call(work)
 
-    def seat(self, seat: Seat, worker: StageWorker, optimizer: torch.optim.Optimizer) -> None:
+    def seat(
+        self,
+        seat: Seat,
+        worker: StageWorker,
+        optimizer: torch.optim.Optimizer,
+        *,
+        start: StageState | None = None,
+        offer: Offer = nobody,
+    ) -> None:
         """Take a place: a new plan, a new stage, or both. Between iterations; what is left of one is dropped.
 
-        `optimizer`: of `worker.model.trainable().values()`. Raises ModelError while `train` runs.
+        `optimizer`: of `worker.model.trainable().values()`. `start`: the stage's state with its moments; None
+        where it may not be the one that the pipeline is at. `offer` is given that of each step. Raises
+        ModelError while `train` runs.
         """
         former = self._rise()
         scale = self._compute.scale if self._compute is not None else 1.0
@@ -181,12 +198,11 @@ class PipelineMember:
         )
         self._queue.adopt(Order.of(seat.plan, seat.own, timeline, scale=scale))
         self._queue.post(_prepare, worker, seat.iteration)
-        self._stepped.clear()
         self._term = term = Term(
             place,
             Relay(place),
             Driver(place),
-            Closing(place, optimizer, self._averager, self._reload),
+            Closing(place, optimizer, self._averager, self._reload, start=start, offer=offer),
             asyncio.get_running_loop().create_future(),
         )
         term.iterations = self._spawn(self._iterate(term))
@@ -200,7 +216,6 @@ class PipelineMember:
         Nothing is taken from anybody, and the stage's weights are let go. Raises ModelError as `seat`.
         """
         self._rise()
-        self._stepped.clear()
         self._queue.adopt(Order())
         self._forget_plans(keep=())
 
@@ -280,26 +295,7 @@ class PipelineMember:
         if term is None or term is not self._term:
             raise Rejected(Refusal.UNKNOWN_WORK, "the seat has changed meanwhile")
         term.check(peer_id, message)
-        match message:
-            case Forward() | Backward() if values is not None:
-                if message.iteration == term.place.iteration:
-                    term.closing.begin()
-                term.part_for(message).take(message, values)
-            case Lost():
-                term.driver.hear_of(peer_id, message)
-            case Passed() if message.position > 0:
-                term.relay.asked(message)
-            case Passed() if term.closing.is_under_way(message.iteration):
-                pass
-            case Finished():
-                term.closing.hear(message)
-            case Abandoned():
-                term.relay.abandon(message)
-            case StepDone():
-                self._stepped[term.place.seat.peers.index(peer_id)] = message.iteration + 1
-            case _:
-                raise Rejected(Refusal.UNKNOWN_WORK, "this is said to nobody here")
-        term.place.lost.discard(term.place.seat.peers.index(peer_id))
+        term.take(peer_id, message, values)
 
     async def _iterate(self, term: Term) -> None:
         """Close iteration after iteration, until this member has lost track."""
@@ -312,6 +308,7 @@ class PipelineMember:
                 term.ended.set_result(Closed(lost_track=True))
                 return
             closed = await term.closing.close()
+            self._digest = closed.digest
             ended, term.ended = term.ended, asyncio.get_running_loop().create_future()
             ended.set_result(closed)
             if closed.lost_track:

@@ -3,8 +3,9 @@
 member.py (admit, take) -> [Relay] -> work.py (forward, backward) -> courier.py -> the next node or the former
 
 A micro-batch has a slot here from before its forward pass until after its backward pass. Agents of the plan
-have theirs all the time; another one, whose path was repaired, gets one that is free or is refused at once.
-So nobody holds a slot while it waits for one, and nothing can deadlock, whatever the order of stages.
+have theirs until their last wave of an iteration is back; another one, whose path was repaired, gets one that
+is free or is refused at once. So nobody holds a slot while it waits for one, and nothing can deadlock,
+whatever the order of stages.
 
 A gradient counts when the node before us has taken the answer. Where it refused, the data node goes another
 way and somebody else's counts; where we cannot know, the end of the iteration tells (closing.py).
@@ -68,32 +69,43 @@ class Stay:
 
 
 class Slots:
-    """Who may be here: the plan's agents always, as many others as there is room for."""
+    """Who may be here: the plan's agents until they have passed, as many others as there is room for."""
 
     def __init__(self, capacity: int, planned: Iterable[int]) -> None:
         self._capacity = capacity
         self._planned = frozenset(planned)
         self._others: set[int] = set()
+        self._passed: set[int] = set()
+        """Of the planned, those that have no micro-batch to come in this iteration."""
 
     @property
     def taken(self) -> int:
-        return len(self._planned) + len(self._others)
+        return len(self._planned) - len(self._passed) + len(self._others)
 
-    def may_have(self, agent: int) -> bool:
-        """Whether the agent has a slot, or would get one."""
-        return agent in self._planned or agent in self._others or self.taken < self._capacity
+    def may_have(self, agent: int, *, early: bool = False) -> bool:
+        """Whether the agent has a slot, or would get one. `early`: in the next iteration."""
+        planned = self._planned if early else self._planned - self._passed
+        return agent in planned or len(planned) + len(self._others - {agent}) < self._capacity
 
-    def take(self, agent: int) -> None:
+    def take(self, agent: int, *, early: bool = False) -> None:
         """Raises Rejected: no_slot."""
-        if not self.may_have(agent):
+        if not self.may_have(agent, early=early):
             raise Rejected(Refusal.NO_SLOT, f"{self.taken} of {self._capacity} are taken")
         if agent not in self._planned:
             self._others.add(agent)
+        elif not early:
+            self._passed.discard(agent)
 
-    def give_back(self, agent: int) -> bool:
-        """False: it is the agent's for as long as the plan runs."""
+    def give_back(self, agent: int, *, passed: bool = False) -> bool:
+        """False: it stays the agent's, until its last micro-batch of the iteration has `passed`."""
         self._others.discard(agent)
-        return agent not in self._planned
+        if passed and agent in self._planned:
+            self._passed.add(agent)
+        return passed or agent not in self._planned
+
+    def begin_iteration(self) -> None:
+        """All of the plan's agents come again."""
+        self._passed.clear()
 
 
 class Relay:
@@ -127,7 +139,7 @@ class Relay:
                 raise Rejected(Refusal.UNKNOWN_WORK, f"{visit} comes after {visit_of(early[0])}")
         elif newest is not None and visit <= newest.visit:
             raise Rejected(Refusal.UNKNOWN_WORK, f"{visit} comes after {newest.visit}")
-        if not self.slots.may_have(message.agent):
+        if not self.slots.may_have(message.agent, early=message.iteration != self._place.iteration):
             raise Rejected(Refusal.NO_SLOT, f"for agent {message.agent}")
 
     def take(self, message: Forward | Backward, values: Tensor) -> None:
@@ -138,7 +150,7 @@ class Relay:
             stay.phase = Phase.BACK
             self._place.spawn(self._homeward(stay, values))
             return
-        self.slots.take(message.agent)
+        self.slots.take(message.agent, early=message.iteration != self._place.iteration)
         if message.iteration == self._place.iteration:
             self._begin(message, values)
         else:
@@ -172,6 +184,7 @@ class Relay:
 
     def begin_iteration(self) -> bool:
         """Begin what came early: was there any? The workplace's iteration has been raised."""
+        self.slots.begin_iteration()
         early, self._early = self._early, {}
         for message, values in early.values():
             if message.iteration == self._place.iteration:
@@ -262,8 +275,11 @@ class Relay:
             await self._tell(stay, stay.position - 1, trouble)
 
     def _leave(self, agent: int, stay: Stay) -> None:
-        """A guest's slot is free again, unless it has come back meanwhile."""
-        if self._stays.get(agent) is stay and agent not in self._early and self.slots.give_back(agent):
+        """A slot is free again where nothing more is to come in it, unless its agent is back meanwhile."""
+        if self._stays.get(agent) is not stay or agent in self._early:
+            return
+        is_last = stay.visit.wave == self._place.seat.plan.instance.waves - 1
+        if self.slots.give_back(agent, passed=is_last and stay.phase == Phase.ANSWERED):
             self._place.queue.post(self._place.worker.release, agent)
 
     async def _tell(self, stay: Stay, position: int, trouble: Trouble) -> None:

@@ -99,6 +99,18 @@ class LossSums:
 
 
 @dataclass(frozen=True, slots=True)
+class Passage:
+    """One micro-batch that came back along the path that the plan has for it."""
+
+    path: tuple[int, ...]
+    """Nodes, the data node first."""
+    took_s: float
+    """From the start of its forward pass to the end of its backward pass, in seconds of the plan."""
+    planned_s: float
+    """The same as predicted, waiting for others included."""
+
+
+@dataclass(frozen=True, slots=True)
 class IterationReport:
     """One iteration as its data node saw it."""
 
@@ -121,6 +133,8 @@ class IterationReport:
     """By stage: micro-batches that left it out although the plan does not."""
     lost: tuple[int, ...] = ()
     """Nodes that did not answer."""
+    passages: tuple[Passage, ...] = ()
+    """How long micro-batches took that needed no repair."""
     stragglers: int = 0
     """Micro-batches that were still here, and dropped, when the iteration was closed."""
     busy_share: float = 0.0

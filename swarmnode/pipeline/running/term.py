@@ -1,11 +1,14 @@
 """All that belongs to one seat of a member, and which messages are for it.
 
 member.py (seat) makes a [Term] -> relay.py, driver.py, closing.py
-member.py (admit, take) -> [Term.check] -> Rejected, before a tensor is read
+member.py (admit) -> [Term.check] -> Rejected, before a tensor is read
+member.py (take) -> [Term.take] -> relay.py, driver.py, closing.py
 """
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from torch import Tensor
 
 from swarmnode.errors import Rejected
 from swarmnode.pipeline.running.admission import hop_fault
@@ -19,7 +22,9 @@ from swarmnode.pipeline.wire.messages import (
     Finished,
     Forward,
     Hop,
+    Lost,
     Message,
+    Passed,
     Refusal,
     StepDone,
 )
@@ -38,6 +43,8 @@ class Term:
     """Of the iteration that runs."""
     iterations: asyncio.Task[None] | None = None
     """Closes one after the other."""
+    stepped: dict[int, int] = field(default_factory=dict[int, int])
+    """By node: the optimizer steps that it has told us of."""
 
     @property
     def lost_track(self) -> bool:
@@ -76,6 +83,30 @@ class Term:
         # From the data node itself no proof is needed, and it knows on its own what it has begun.
         if isinstance(message, Forward) and message.position > 1 and not _comes_home(message):
             check_signature(message, self.place.seat.peers[message.path[0]])
+
+    def take(self, peer_id: str, message: Message, values: Tensor | None) -> None:
+        """Hand a whole message, that was checked, to whom it is for. `values`: a hop's. Raises Rejected."""
+        node = self.place.seat.peers.index(peer_id)
+        match message:
+            case Forward() | Backward() if values is not None:
+                if message.iteration == self.place.iteration:
+                    self.closing.begin()
+                self.part_for(message).take(message, values)
+            case Lost():
+                self.driver.hear_of(peer_id, message)
+            case Passed() if message.position > 0:
+                self.relay.asked(message)
+            case Passed() if self.closing.is_under_way(message.iteration):
+                pass
+            case Finished():
+                self.closing.hear(message)
+            case Abandoned():
+                self.relay.abandon(message)
+            case StepDone():
+                self.stepped[node] = message.iteration + 1
+            case _:
+                raise Rejected(Refusal.UNKNOWN_WORK, "this is said to nobody here")
+        self.place.lost.discard(node)
 
     def _check_hop(self, message: Hop) -> None:
         worker = self.place.worker

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import ModelError
+from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.stage_model import (
     Cut,
     StageModel,
     StagePart,
     StageSettings,
     build_stage,
-    try_cut,
 )
 
 SINGLE_FILE = "model.safetensors"

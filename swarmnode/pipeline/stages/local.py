@@ -21,9 +21,10 @@ from torch import Tensor
 
 from swarmnode.config import TrainingConfig
 from swarmnode.errors import ModelError
+from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.loading import WeightFolder, load_config, load_stage
 from swarmnode.pipeline.stages.stage import Activations, StageWorker
-from swarmnode.pipeline.stages.stage_model import Cut, StageModel, StagePart, StageSettings, try_cut
+from swarmnode.pipeline.stages.stage_model import Cut, StageModel, StagePart, StageSettings
 from swarmnode.pipeline.stages.visits import GradientSum, StageInput, Visit
 from swarmnode.training.corrections import token_weights
 from swarmnode.training.head import TokenLogprobs, head_logprobs

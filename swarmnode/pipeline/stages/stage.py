@@ -14,25 +14,25 @@ counted by reason.
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NoReturn
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from swarmnode.errors import ModelError, Rejected
+from swarmnode.pipeline.stages.checks import Checks
 from swarmnode.pipeline.stages.stage_memory import within_memory
 from swarmnode.pipeline.stages.stage_model import StageModel
 from swarmnode.pipeline.stages.stage_state import StageState, fitting, fitting_moments, pack_state
 from swarmnode.pipeline.stages.visits import (
     GradientAccumulator,
     GradientSum,
+    LossGradient,
     StageInput,
     Visit,
-    fault_of,
     is_same_input,
 )
 from swarmnode.pipeline.wire.messages import Refusal
@@ -42,16 +42,6 @@ from swarmnode.training.losses import LossOutput
 Activations = Literal["kept", "recomputed"]
 """Kept: the backward pass finds all activations. Recomputed: it finds the stage's input and runs the forward
 pass again, a third more work for the memory of one hidden state per micro-batch in flight."""
-
-
-@dataclass(frozen=True, slots=True)
-class LossGradient:
-    """Of one micro-batch, back at the data stage."""
-
-    output: LossOutput
-    """Measurements; its loss has no graph any more."""
-    gradient_BTD: Tensor
-    """With respect to the hidden states that came back."""
 
 
 @dataclass(slots=True)
@@ -94,7 +84,8 @@ class StageWorker:
         self.iteration = iteration
         self.version = iteration
         """Optimizer steps in the weights: behind `iteration` while the gradients of one are averaged."""
-        self.refused: Counter[Refusal] = Counter()
+        self._checks = Checks(model, max_tokens=max_tokens)
+        self.refused = self._checks.refused
         """Why peers' messages were not accepted."""
         self.dropped = 0
         """Micro-batches given up between their forward and their backward pass."""
@@ -147,22 +138,24 @@ class StageWorker:
         """
         visit = item.visit
         if visit.iteration != self.iteration:
-            self._refuse(Refusal.UNKNOWN_WORK, f"iteration {visit.iteration}, here it is {self.iteration}")
+            self._checks.refuse(
+                Refusal.UNKNOWN_WORK, f"iteration {visit.iteration}, here it is {self.iteration}"
+            )
         if visit.agent not in self._work:
-            self._refuse(Refusal.NO_SLOT, f"agent {visit.agent} has reserved none")
+            self._checks.refuse(Refusal.NO_SLOT, f"agent {visit.agent} has reserved none")
         former = self._work[visit.agent]
         if former is not None and former.item.visit == visit:
             return former.output_BTD.detach()
         if visit.agent in self._newest and visit <= self._newest[visit.agent]:
-            self._refuse(Refusal.UNKNOWN_WORK, f"{visit} comes after {self._newest[visit.agent]}")
-        item = self._checked(item)
+            self._checks.refuse(Refusal.UNKNOWN_WORK, f"{visit} comes after {self._newest[visit.agent]}")
+        item = self._checks.input(item)
         if former is not None and is_same_input(former.item, item):
             # The former's input, which the graph of its output begins at.
             item, output_BTD = replace(former.item, visit=visit), former.output_BTD
         else:
             with within_memory(self.refused), torch.set_grad_enabled(self._activations == "kept"):
                 output_BTD = self._run(item)
-            self._check_finite(output_BTD, "what the own layers made of it")
+            self._checks.finite(output_BTD, "what the own layers made of it")
             self.dropped += former is not None and not former.is_back
         self._work[visit.agent] = _Work(item, output_BTD)
         self._newest[visit.agent] = visit
@@ -178,7 +171,7 @@ class StageWorker:
         work = self._found(visit)
         if work.is_back:
             return work.answer
-        gradient_BTD = self._checked_gradient(gradient_BTD, work.output_BTD)
+        gradient_BTD = self._checks.gradient(gradient_BTD, work.output_BTD)
         output_BTD = work.output_BTD
         inputs = [work.item.values] if work.item.values.requires_grad else []
         try:
@@ -217,9 +210,9 @@ class StageWorker:
         if work.loss is not None:
             return work.loss
         if hidden_BTD.shape != work.output_BTD.shape:
-            self._refuse(Refusal.WRONG_SHAPE, f"{list(hidden_BTD.shape)} came back")
-        hidden_BTD = self._own_type(hidden_BTD)
-        self._check_finite(hidden_BTD, "what came in")
+            self._checks.refuse(Refusal.WRONG_SHAPE, f"{list(hidden_BTD.shape)} came back")
+        hidden_BTD = self._checks.own_type(hidden_BTD)
+        self._checks.finite(hidden_BTD, "what came in")
         hidden_BTD.requires_grad_()
         try:
             with within_memory(self.refused), torch.enable_grad():
@@ -240,7 +233,7 @@ class StageWorker:
 
         `reference`: without the adapter. Raises Rejected: wrong_shape, too_large, not_finite.
         """
-        item = self._checked(item)
+        item = self._checks.input(item)
         if not reference:
             return self._run(item)
         with self.model.without_adapter(item.values.shape[0] * item.values.shape[1]):
@@ -271,10 +264,10 @@ class StageWorker:
             return None
         for name, gradient in gradients.items():
             if name not in self._parameters:
-                self._refuse(Refusal.WRONG_SHAPE, f"{name} is not trained here")
+                self._checks.refuse(Refusal.WRONG_SHAPE, f"{name} is not trained here")
             if gradient.shape != self._parameters[name].shape:
-                self._refuse(Refusal.WRONG_SHAPE, f"{list(gradient.shape)} for {name}")
-            self._check_finite(gradient, name)
+                self._checks.refuse(Refusal.WRONG_SHAPE, f"{list(gradient.shape)} for {name}")
+            self._checks.finite(gradient, name)
         for name, parameter in self._parameters.items():
             # In the parameter's own layout: the gradient of a LoRA B comes transposed, and fused Adam reads
             # memory in order.
@@ -285,7 +278,7 @@ class StageWorker:
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if not finite:
-            self._refuse(Refusal.NOT_FINITE, "the norm of all")
+            self._checks.refuse(Refusal.NOT_FINITE, "the norm of all")
         return norm.item()
 
     def state(self, optimizer: torch.optim.Optimizer | None = None) -> StageState:
@@ -328,7 +321,7 @@ class StageWorker:
     def _found(self, visit: Visit) -> _Work:
         work = self._work.get(visit.agent)
         if work is None or work.item.visit != visit:
-            self._refuse(Refusal.UNKNOWN_WORK, f"{visit} is not here")
+            self._checks.refuse(Refusal.UNKNOWN_WORK, f"{visit} is not here")
         return work
 
     def _gradients(
@@ -342,42 +335,10 @@ class StageWorker:
         found = torch.autograd.grad(output, wanted, gradient, allow_unused=True)
         # Their largest number tells of all of them at once: a look at each one costs 15 % of a pass.
         largest = get_total_norm([x for x in found if x is not None], norm_type=math.inf)
-        self._check_finite(largest, f"a gradient of the own {part}")
+        self._checks.finite(largest, f"a gradient of the own {part}")
         own = zip(named, found[len(inputs) :], strict=True)
         answers = zip(inputs, found, strict=False)
         return (
             {name: tensor for name, tensor in own if tensor is not None},
             tuple(torch.zeros_like(x) if tensor is None else tensor for x, tensor in answers),
         )
-
-    def _checked(self, item: StageInput) -> StageInput:
-        """The input where and as the stage computes, if it is what a peer may send."""
-        model = self.model
-        vocabulary = model.vocabulary if model.part.has_ends else None
-        fault = fault_of(item, model.hidden_size, vocabulary, max_tokens=self.max_tokens, packs=model.packs)
-        if fault is not None:
-            self._refuse(fault.reason, fault.detail)
-        if not item.values.is_floating_point():
-            return replace(item, values=item.values.to(model.device))
-        own_BTD = self._own_type(item.values)
-        self._check_finite(own_BTD, "what came in")
-        return replace(item, values=own_BTD.requires_grad_())
-
-    def _checked_gradient(self, gradient_BTD: Tensor, output_BTD: Tensor) -> Tensor:
-        if gradient_BTD.shape != output_BTD.shape or not gradient_BTD.is_floating_point():
-            self._refuse(Refusal.WRONG_SHAPE, f"a gradient {gradient_BTD.dtype} {list(gradient_BTD.shape)}")
-        own = self._own_type(gradient_BTD)
-        self._check_finite(own, "a gradient that came in")
-        return own
-
-    def _own_type(self, values: Tensor) -> Tensor:
-        """Without graph, where and as the stage computes."""
-        return values.detach().to(self.model.device, self.model.settings.dtype)
-
-    def _check_finite(self, values: Tensor, what: str) -> None:
-        if not bool(torch.isfinite(values).all()):
-            self._refuse(Refusal.NOT_FINITE, what)
-
-    def _refuse(self, reason: Refusal, detail: str) -> NoReturn:
-        self.refused[reason] += 1
-        raise Rejected(reason, detail)

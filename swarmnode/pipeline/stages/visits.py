@@ -14,6 +14,7 @@ from torch import Tensor
 
 from swarmnode.pipeline.wire.messages import Refusal
 from swarmnode.training.attention import PackedLayout
+from swarmnode.training.losses import LossOutput
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -45,6 +46,16 @@ class StageInput:
     """What is learned from in it, tokens or answers: its weight against others."""
     layout: PackedLayout | None = None
     """Where packed sequences lie. None: rows padded on the right."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossGradient:
+    """Of one micro-batch, back at the data stage."""
+
+    output: LossOutput
+    """Measurements; its loss has no graph any more."""
+    gradient_BTD: Tensor
+    """With respect to the hidden states that came back."""
 
 
 def is_same_input(one: StageInput, other: StageInput) -> bool:

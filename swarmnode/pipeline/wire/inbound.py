@@ -19,13 +19,14 @@ import asyncio
 import logging
 import zlib
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Generator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from swarmnode.errors import PeerUnreachable, Rejected
 from swarmnode.network.streams import ByteStream
+from swarmnode.pipeline.wire.budget import ByteBudget
 from swarmnode.pipeline.wire.messages import (
     CHUNK_BYTES,
     MAX_MESSAGE_BYTES,
@@ -308,55 +309,3 @@ class Receiver:
 
 def _reason(rejected: Rejected) -> Refusal:
     return Refusal(rejected.reason) if rejected.reason in set(Refusal) else Refusal.INTERNAL
-
-
-@dataclass(slots=True, eq=False)
-class _Waiter:
-    peer_id: str
-    size_bytes: int
-    granted: asyncio.Future[None]
-
-
-class ByteBudget:
-    """Memory shared out in the order of asking. Who is at its own limit does not hold up the others."""
-
-    def __init__(self, total_bytes: int, per_peer_bytes: int) -> None:
-        self._total_bytes = total_bytes
-        self._per_peer_bytes = min(per_peer_bytes, total_bytes)
-        self._used: Counter[str] = Counter()
-        self._waiting: list[_Waiter] = []
-
-    @property
-    def used_bytes(self) -> int:
-        return self._used.total()
-
-    @asynccontextmanager
-    async def held(self, peer_id: str, size_bytes: int) -> AsyncGenerator[None, None]:
-        """Wait for so much, and give it back at the end. Raises Rejected: too_large."""
-        if size_bytes > self._per_peer_bytes:
-            raise Rejected(Refusal.TOO_LARGE, f"{size_bytes} bytes, at most {self._per_peer_bytes}")
-        waiter = _Waiter(peer_id, size_bytes, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiter)
-        try:
-            self._grant()
-            await waiter.granted
-            yield
-        finally:
-            if waiter in self._waiting:
-                self._waiting.remove(waiter)
-            else:
-                self._used[peer_id] -= size_bytes
-                self._used += Counter()  # forgets the peers at zero
-            self._grant()
-
-    def _grant(self) -> None:
-        for waiter in tuple(self._waiting):
-            if waiter.granted.done():
-                continue  # Cancelled in this very pass of the loop: it has yet to leave the queue.
-            if self._used[waiter.peer_id] + waiter.size_bytes > self._per_peer_bytes:
-                continue
-            if self._used.total() + waiter.size_bytes > self._total_bytes:
-                return  # the next ones may be smaller; letting them pass would starve this one
-            self._waiting.remove(waiter)
-            self._used[waiter.peer_id] += waiter.size_bytes
-            waiter.granted.set_result(None)

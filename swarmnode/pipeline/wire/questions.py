@@ -14,7 +14,7 @@ until when, and needs no budget for what others might send. A stream carries one
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -169,3 +169,27 @@ class Questions:
         async with asyncio.timeout(limits.chunk_timeout_s):
             # The asker hangs up when it has everything. Hanging up first could overtake it.
             await stream.discard()
+
+
+class QuestionService:
+    """What answers and asks by one protocol: `async with` serves it."""
+
+    def __init__(
+        self, host: StreamHost, protocol: str, respond: Respond, limits: QuestionLimits | None = None
+    ) -> None:
+        self.questions = Questions(host, protocol, respond, limits)
+
+    async def __aenter__(self) -> Self:
+        """Raises HostDown."""
+        await self.questions.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.questions.__aexit__(exc_type, exc, tb)
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """What others asked and were not answered, by reason."""
+        return self.questions.refused

@@ -17,7 +17,8 @@ from swarmnode.network.host import Host
 from swarmnode.network.memory import MemoryHost
 from swarmnode.node import idle_rollouts
 from swarmnode.node.idle_rollouts import IdleModel, IdleSharing, load_idle_model, sharing_exchange
-from swarmnode.node.pipeline_run import check_idle, left_for_stage
+from swarmnode.node.pipeline_run import left_for_stage
+from swarmnode.node.pipeline_settings import check_idle
 from swarmnode.pipeline.running.work import WorkTimes
 from swarmnode.rollout.engine import Output, Request
 from swarmnode.rollout.renderer import Renderer

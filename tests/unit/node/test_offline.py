@@ -11,7 +11,8 @@ from swarmnode.errors import CheckpointError, ConfigError
 from swarmnode.node.assemble import load_policy
 from swarmnode.node.offline import evaluate_offline, export_offline
 from swarmnode.paths import resolve_paths
-from swarmnode.training.checkpoint import Waiting, take_snapshot
+from swarmnode.pipeline.keeping.checkpoints import whole_snapshot
+from swarmnode.training.checkpoint import Measure, Waiting, state_of, take_snapshot
 from swarmnode.training.records import Counters
 
 
@@ -51,3 +52,17 @@ def test_without_an_evaluation_there_is_no_best(config: Config, quick_model: Pat
 def test_the_base_model_is_not_the_best_checkpoint(config: Config, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--base and --best"):
         evaluate_offline(config, "any", resolve_paths(tmp_path), base=True, best=True)
+
+
+def test_what_a_pipeline_that_trains_all_weights_left_is_neither_measured_nor_exported(
+    config: Config, quick_model: Path, tmp_path: Path
+) -> None:
+    model, paths = str(quick_model), resolve_paths(tmp_path / "home")
+    local = load_policy(config, model, paths, lambda *_: None)
+    state = state_of(local.base.name, local.base.fingerprint, 3, Counters(round=3), 0, Measure())
+    local.store.write(whole_snapshot({}, state, config.policy, waiting=Waiting()))
+    with pytest.raises(CheckpointError, match="trains all weights"):
+        evaluate_offline(config, model, paths)
+    with pytest.raises(CheckpointError, match="trains all weights"):
+        export_offline(config, model, paths, tmp_path / "out", merged=False)
+    assert not (tmp_path / "out").exists()

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from swarmnode.config import Config
 from swarmnode.config_layers import load_config
-from swarmnode.errors import PipelineError, StorageError
+from swarmnode.errors import CheckpointError, PipelineError, StorageError
 from swarmnode.node.overlap import Overlap
 from swarmnode.node.pipeline_learner import PipelineLearner
+from swarmnode.node.pipeline_learnt import WholeState
 from swarmnode.node.pipeline_link import Course
-from swarmnode.node.pipeline_place import WholeState
 from swarmnode.node.policy_learner import PolicyLearner
-from swarmnode.pipeline.keeping.checkpoints import single_machine_tensors
+from swarmnode.pipeline.keeping.checkpoints import check_has_adapter, single_machine_tensors
 from swarmnode.pipeline.running.seat import Feed, IterationReport, LossSums
 from swarmnode.pipeline.stages.local import LocalPipeline, StagePath
 from swarmnode.pipeline.stages.stage_model import StageSettings
@@ -343,6 +343,21 @@ def test_a_checkpoint_that_cannot_be_collected_is_a_failed_save_and_not_the_end(
     assert store.latest() is None
     drive.missing = False
     assert learner.save(Counters(round=1), b"").result() == "round-00000001"
+
+
+def test_with_full_training_a_checkpoint_has_the_rounds_and_no_weights(
+    start: Start, drive: LocalDrive, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = start(drive)
+    learner.train(learner.rollouts(1).groups, [])
+    monkeypatch.setattr(drive, "whole_state", lambda: WholeState(drive.iteration, {}, {}))
+    learner.save(Counters(round=1, tokens=99), b"of others").result()
+    resumed = start(drive).resume()
+    assert resumed is not None and (resumed.counters.tokens, resumed.exchange) == (99, b"of others")
+    latest = store.latest()
+    assert latest is not None
+    with pytest.raises(CheckpointError, match="trains all weights"):
+        check_has_adapter(latest)
 
 
 def test_closing_ends_the_engine_and_waits_for_the_checkpoint(

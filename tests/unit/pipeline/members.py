@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 
+from swarmnode.errors import CheckpointError
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import StreamHost
-from swarmnode.pipeline.keeping.combining import Agreement, Combined, Expected, Fault
+from swarmnode.pipeline.keeping.agreement import Agreement, Weights, agreement_of
+from swarmnode.pipeline.keeping.combining import Combined, Expected, Fault
 from swarmnode.pipeline.plans.instance import Instance
 from swarmnode.pipeline.plans.plan import Plan, digest
 from swarmnode.pipeline.running.member import PipelineMember
@@ -21,6 +23,7 @@ from swarmnode.pipeline.stages.loading import WeightFolder, load_stage
 from swarmnode.pipeline.stages.local import LossInputs, Objective, StagePath, cross_entropy
 from swarmnode.pipeline.stages.stage import StageWorker
 from swarmnode.pipeline.stages.stage_model import Cut, StagePart, StageSettings
+from swarmnode.pipeline.stages.stage_state import StageState, unpack_states
 from swarmnode.pipeline.stages.visits import GradientSum, sum_of_replicas
 from swarmnode.training.packing import MicroBatch
 from tests.unit.pipeline.tiny_models import nudge
@@ -56,7 +59,7 @@ class Together:
 
     def __init__(self) -> None:
         self._sums: dict[tuple[int, int], dict[str, GradientSum]] = {}
-        self._digests: dict[tuple[int, int], dict[str, str]] = {}
+        self._said: dict[tuple[int, int], dict[str, Weights]] = {}
         self.gone: set[str] = set()
         self._changed = asyncio.Event()
 
@@ -93,14 +96,13 @@ class OfOne:
         )
 
     async def compare(
-        self, digest: str, *, stage: int, iteration: int, plan: str, replicas: Sequence[str]
-    ) -> Agreement:
-        kept = self.all._digests.setdefault((stage, iteration), {})
-        kept[self.own] = digest
+        self, digest: str, *, stage: int, iteration: int, plan: str, replicas: Sequence[str],
+        before: str = "",
+    ) -> Agreement:  # fmt: skip
+        kept = self.all._said.setdefault((stage, iteration), {})
+        kept[self.own] = Weights(digest, before)
         found = await self.all.gather(kept, replicas)
-        same = [peer for peer, other in found.items() if other == digest]
-        others = tuple(sorted(found.keys() - set(same)))
-        return Agreement(len(same) * 2 > len(found), others)
+        return agreement_of(self.own, found)
 
 
 class ListFeed:
@@ -145,6 +147,8 @@ class Crew:
         self.together = together
         self.network = network
         self.lost: list[tuple[int, str, str]] = []
+        self.offered: dict[str, dict[int, StageState]] = {node.host.peer_id: {} for node in nodes}
+        """By peer and steps, what a member says that it holds."""
 
     @property
     def peers(self) -> tuple[str, ...]:
@@ -154,7 +158,16 @@ class Crew:
         for own, node in enumerate(self.nodes):
             if self.plan.instance.stage_of[own] >= 0:
                 seat = Seat(self.plan, digest(self.plan), self.peers, own, iteration)
-                node.member.seat(seat, node.worker, node.optimizer)
+                start = node.worker.state(node.optimizer)
+                offer = self.offered[node.host.peer_id].__setitem__
+                node.member.seat(seat, node.worker, node.optimizer, start=start, offer=offer)
+
+    async def reload(self, peers: tuple[str, ...], stage: int, steps: int) -> dict[str, torch.Tensor]:
+        """What one of these members offers."""
+        states = [self.offered[peer][steps] for peer in peers if steps in self.offered[peer]]
+        if not states:
+            raise CheckpointError("nobody gives it")
+        return unpack_states(states[:1], max_bytes=2**26)
 
     def kill(self, node: int) -> None:
         """Its host is gone from one moment to the next."""
@@ -217,10 +230,14 @@ async def crew(
                 await host.connect((await other.addresses())[0])
         peers = tuple(host.peer_id for host in hosts)
         nodes: list[Node] = []
+
+        async def reload(*asked: Any) -> Any:
+            return await found.reload(*asked)
+
         for number, (own, host) in enumerate(zip(stacks, hosts, strict=True)):
             averager = together.at(host.peer_id)
             more = of_member(number, peers)
-            kept = {"key": keys[number], "averager": averager, "settings": settings}
+            kept = {"key": keys[number], "averager": averager, "settings": settings, "reload": reload}
             member = PipelineMember(host, **{**kept, **more})
             await own.enter_async_context(member)
             worker = make_worker(max(plan.instance.stage_of[number], 0))

@@ -24,7 +24,7 @@ from swarmnode.pipeline.keeping.averaging import ReplicaExchange
 from swarmnode.pipeline.keeping.averaging_messages import PROTOCOL, AskGradients, decode_question
 from swarmnode.pipeline.keeping.combining import Combined, ExchangeSettings, Expected, Fault
 from swarmnode.pipeline.keeping.contributions import CONTEXT, Contribution, Exchange, contribute
-from swarmnode.pipeline.keeping.tally import Held, Holdings, majority
+from swarmnode.pipeline.keeping.tally import Held, Holdings
 from swarmnode.pipeline.stages.visits import GradientSum
 from swarmnode.pipeline.wire.inbound import receive_length, send_frame
 from swarmnode.pipeline.wire.messages import CHUNK_BYTES
@@ -415,10 +415,9 @@ async def test_after_the_step_its_gradients_are_forgotten_and_a_late_one_is_told
     assert found.ask == peers(0, 1)
 
 
-async def _compare(exchange: ReplicaExchange, digest: str, count: int) -> Any:
-    return await exchange.compare(
-        digest, stage=1, iteration=4, plan=PLAN, replicas=[key.peer_id for key in KEYS[:count]]
-    )
+async def _compare(exchange: ReplicaExchange, digest: str, count: int, before: str = "0" * 64) -> Any:
+    replicas = [key.peer_id for key in KEYS[:count]]
+    return await exchange.compare(digest, stage=1, iteration=4, plan=PLAN, replicas=replicas, before=before)
 
 
 async def test_the_minority_is_told_whom_to_ask() -> None:
@@ -430,18 +429,23 @@ async def test_the_minority_is_told_whom_to_ask() -> None:
     assert found[1].ask == peers(2)
 
 
-async def test_of_two_that_differ_the_smaller_peer_id_is_right_and_silence_is_no_vote() -> None:
+async def test_of_two_that_differ_none_is_right_and_silence_is_no_vote() -> None:
     async with replicas(3, SHORT) as (exchanges, _):
         digests = ["1" * 64, "2" * 64]
         found = await asyncio.gather(*(_compare(exchanges[n], d, 3) for n, d in enumerate(digests)))
-    assert [one.agrees for one in found] == [True, False]
-    assert found[1].ask == peers(0)
+    assert [one.agrees for one in found] == [False, False]
+    assert [side.peers for side in found[0].rivals] == [peers(0), peers(1)]
+    assert found[0].rivals == found[1].rivals
     assert all(one.silent == peers(2) for one in found)
 
 
-def test_a_majority_counts_peers_not_digests() -> None:
-    assert majority({"a": "x", "b": "y", "c": "z", "d": "z"}) == ("c", "d")
-    assert majority({"b": "x", "a": "y", "c": "x", "d": "y"}) == ("a", "d")
+async def test_who_does_not_know_where_it_stands_has_no_vote() -> None:
+    async with replicas(2) as (exchanges, _):
+        found = await asyncio.gather(
+            _compare(exchanges[0], "1" * 64, 2, before=""), _compare(exchanges[1], "2" * 64, 2)
+        )
+    assert [one.agrees for one in found] == [False, True]
+    assert (found[0].ask, found[0].digest) == (peers(1), "2" * 64)
 
 
 async def test_strangers_and_other_stages_are_told_nothing() -> None:

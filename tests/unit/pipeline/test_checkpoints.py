@@ -14,17 +14,20 @@ from swarmnode.pipeline.keeping.checkpoints import (
     RECORD,
     STATE,
     StageCheckpoints,
+    check_has_adapter,
     load_part,
     single_machine_tensors,
     whole_snapshot,
 )
 from swarmnode.pipeline.keeping.holdings import Assembled, HeldState
+from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.local import LocalPipeline, LossInputs, cross_entropy
-from swarmnode.pipeline.stages.stage_model import StagePart, StageSettings, try_cut
+from swarmnode.pipeline.stages.stage_model import StagePart, StageSettings
 from swarmnode.pipeline.stages.stage_state import MOMENTS, pack_state, unpack_states
-from swarmnode.training.checkpoint import restore
+from swarmnode.training.checkpoint import Measure, Snapshot, Waiting, restore, state_of
 from swarmnode.training.checkpoint_store import CheckpointStore
 from swarmnode.training.policy import Policy
+from swarmnode.training.records import Counters
 from tests.unit.pipeline.tiny_models import (
     ADAPTER,
     LAYERS,
@@ -155,11 +158,14 @@ def store_of(root: Path) -> CheckpointStore:
     return CheckpointStore(root, "random", "")
 
 
+def snapshot_of(whole: Assembled) -> Snapshot:
+    state = state_of("random", "", whole.iteration, Counters(round=whole.iteration), 0, Measure())
+    return whole_snapshot(whole.tensors, state, ADAPTER, waiting=Waiting())
+
+
 def written(trained: Trained, root: Path) -> CheckpointStore:
     stores = member_folders(root / "members", trained)
-    whole = load_part(stores, WHOLE)
-    snapshot = whole_snapshot(whole, layers=LAYERS, adapter=ADAPTER, base_model="random", fingerprint="")
-    store_of(root).write(snapshot)
+    store_of(root).write(snapshot_of(load_part(stores, WHOLE)))
     return store_of(root)
 
 
@@ -229,8 +235,7 @@ def test_with_full_training_the_ends_come_from_the_stage_that_has_them(folder: P
     found.step()
     close(found.weights(), before.weights())
     with pytest.raises(CheckpointError, match="full training"):
-        whole = load_part(stores, WHOLE, needs_ends=True)
-        whole_snapshot(whole, layers=LAYERS, adapter=ADAPTER, base_model="m", fingerprint="")
+        snapshot_of(load_part(stores, WHOLE, needs_ends=True))
 
 
 # Folders.
@@ -306,6 +311,17 @@ def test_a_folder_that_cannot_be_written_is_said_to_be_so(tmp_path: Path) -> Non
 def test_an_adapter_with_a_hole_is_not_written(trained: Trained) -> None:
     first, _, last = trained.states()
     with pytest.raises(CheckpointError, match="holds layer 2 of 6"):
-        whole_snapshot(
-            assembled([first, last]), layers=LAYERS, adapter=ADAPTER, base_model="m", fingerprint=""
-        )
+        snapshot_of(assembled([first, last]))
+
+
+def test_a_checkpoint_with_full_training_says_where_the_weights_are(trained: Trained, tmp_path: Path) -> None:
+    checkpoint = written(trained, tmp_path).latest()
+    assert checkpoint is not None
+    check_has_adapter(checkpoint)
+    store_of(tmp_path).write(snapshot_of(Assembled({}, 9)))
+    latest = store_of(tmp_path).latest()
+    assert latest is not None and latest.state.policy_version == 9
+    with pytest.raises(CheckpointError, match="trains all weights") as refused:
+        check_has_adapter(latest)
+    assert STATE in str(refused.value.hint)
+    assert single_machine_tensors(latest.folder).tensors == {}

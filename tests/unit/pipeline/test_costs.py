@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -28,8 +27,7 @@ from swarmnode.pipeline.plans.costs import (
     observed,
     smoothed,
 )
-from swarmnode.pipeline.plans.instance import load_instance, parse_instance
-from swarmnode.pipeline.plans.measured import IterationSettings, instance_from, instance_json, instance_toml
+from swarmnode.pipeline.plans.measured import IterationSettings, instance_from
 from swarmnode.pipeline.plans.partition import Partition, StagePart, Workload
 
 NOW_S = 1_000_000.0
@@ -285,16 +283,3 @@ def test_without_costs_or_links_there_is_no_instance():
         instance_from([member("a"), member("c")], LINKS, PARTS, WORK, SETTINGS)
     with pytest.raises(ConfigError, match="no link"):
         instance_from([member(n, free_bytes=5 * GB) for n in "abc"], {}, PARTS, WORK, SETTINGS)
-
-
-@pytest.mark.parametrize("gradients", [None, (10**6, 2 * 10**6)])
-def test_an_instance_written_to_a_file_is_the_one_read_back(
-    tmp_path: Path, gradients: tuple[int, int] | None
-):
-    settings = replace(SETTINGS, gradient_bytes=gradients, max_gap=3, gap_s=1e-9)
-    costs = [member(n, free_bytes=5 * GB) for n in ("a", "b", "c")]
-    instance, _ = instance_from(costs, LINKS, PARTS, WORK, settings)
-    assert parse_instance(instance_json(instance)) == instance
-    path = tmp_path / "three.toml"
-    path.write_text(instance_toml(instance))
-    assert load_instance(path) == instance

@@ -9,8 +9,8 @@ import torch
 from swarmnode.pipeline.rollouts.chain import Stop
 from swarmnode.pipeline.rollouts.decode_messages import Closed, Halted, encode_frame
 from swarmnode.pipeline.rollouts.decode_streams import PROTOCOL
+from swarmnode.pipeline.wire.budget import ByteBudget
 from swarmnode.pipeline.wire.codec import encode
-from swarmnode.pipeline.wire.inbound import ByteBudget
 from tests.unit.pipeline.test_decode import PLAN, WIDTH, eventually, members, never, step, travel
 
 

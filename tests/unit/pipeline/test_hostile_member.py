@@ -14,8 +14,8 @@ from swarmnode.errors import ModelError, Rejected
 from swarmnode.pipeline.plans.plan import Plan, digest
 from swarmnode.pipeline.running.admission import hop_fault
 from swarmnode.pipeline.running.seat import Seat
+from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.stage import StageWorker
-from swarmnode.pipeline.stages.stage_model import try_cut
 from swarmnode.pipeline.stages.visits import StageInput, Visit
 from swarmnode.pipeline.wire.codec import encode
 from swarmnode.pipeline.wire.messages import Done, Finished, Forward, Refusal, Refused

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from swarmnode.pipeline.keeping.averaging import MAX_WAITING, Scope
 from swarmnode.pipeline.keeping.averaging_messages import PROTOCOL, AskDigest, encode
 from swarmnode.pipeline.keeping.combining import Expected, Fault
 from swarmnode.pipeline.keeping.contributions import contribute
+from swarmnode.pipeline.keeping.replica_answers import MAX_WAITING, Scope
 from swarmnode.pipeline.keeping.tally import Tally
 from swarmnode.pipeline.wire.inbound import send_frame
 from tests.unit.pipeline.test_averaging import ABOUT, KEYS, PLAN, SHAPES, gradients, peers, replicas

@@ -9,7 +9,8 @@ from safetensors.torch import save
 
 from swarmnode.errors import CheckpointError, NetworkError
 from swarmnode.pipeline.keeping.holdings import HeldState, Holding, Seats, Standing, covering, offers
-from swarmnode.pipeline.keeping.states import PROTOCOL, StateLimits
+from swarmnode.pipeline.keeping.state_messages import PROTOCOL
+from swarmnode.pipeline.keeping.states import StateLimits
 from swarmnode.pipeline.stages.stage_model import StagePart
 from swarmnode.pipeline.stages.stage_state import StageState, pack_state
 from swarmnode.pipeline.wire.inbound import receive_length, send_frame

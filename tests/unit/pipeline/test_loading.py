@@ -10,8 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from swarmnode.errors import ModelError
+from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.loading import INDEX_FILE, SINGLE_FILE, WeightFolder, load_stage
-from swarmnode.pipeline.stages.stage_model import StagePart, StageSettings, try_cut
+from swarmnode.pipeline.stages.stage_model import StagePart, StageSettings
 from tests.unit.pipeline.tiny_models import LAYERS, SETTINGS, saved, tiny_config, tiny_model
 
 CUT = try_cut(tiny_config())

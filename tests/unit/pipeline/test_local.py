@@ -12,6 +12,7 @@ from torch import Tensor
 
 from swarmnode.config import TrainingConfig
 from swarmnode.errors import ModelError
+from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.local import (
     LocalPipeline,
     LossInputs,
@@ -19,7 +20,7 @@ from swarmnode.pipeline.stages.local import (
     cross_entropy,
     policy_gradient,
 )
-from swarmnode.pipeline.stages.stage_model import StageSettings, try_cut
+from swarmnode.pipeline.stages.stage_model import StageSettings
 from swarmnode.training.forward import Forward
 from swarmnode.training.logprob import completion_logprobs
 from swarmnode.training.losses import StepSize

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from swarmnode.errors import ModelError, Rejected
 from swarmnode.pipeline.plans.plan import Plan, Policy, digest, violations
+from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.local import LocalPipeline, LossInputs, cross_entropy
 from swarmnode.pipeline.stages.stage import StageWorker
-from swarmnode.pipeline.stages.stage_model import StagePart, build_stage, try_cut
+from swarmnode.pipeline.stages.stage_model import StagePart, build_stage
 from swarmnode.pipeline.wire.codec import encode
 from swarmnode.pipeline.wire.messages import (
     Abandoned,

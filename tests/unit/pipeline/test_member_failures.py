@@ -16,9 +16,9 @@ from swarmnode.pipeline.plans.plan import Plan
 from swarmnode.pipeline.running.closing import strays
 from swarmnode.pipeline.running.relay import Slots
 from swarmnode.pipeline.running.seat import IterationReport
+from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.local import LossInputs, StagePath
 from swarmnode.pipeline.stages.stage import StageWorker
-from swarmnode.pipeline.stages.stage_model import try_cut
 from swarmnode.pipeline.wire.messages import Finished, Refusal
 from tests.unit.pipeline.members import PATIENT, QUICK, Crew, ListFeed, crew, instance_of, stage_worker
 from tests.unit.pipeline.tiny_models import SETTINGS, batches, saved, tiny_config, tiny_model
@@ -113,6 +113,24 @@ async def test_a_stage_is_left_out_where_no_replica_has_room(folder: Path) -> No
         nothing_is_lost(report)
         assert report.skipped[1] == 1
         assert found.nodes[2].worker.free_slots >= 0
+
+
+async def test_who_finds_all_slots_reserved_waits_for_those_that_have_them_to_pass(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ends = Plan(instance_of([[0, 3], [1], [2]], path_length=2, memory=(2, 1, 1, 2)), ((0, 1), (3, 2)))
+    async with crew(ends, workers(folder), settings=QUICK) as found:
+        with caplog.at_level("INFO", "swarmnode.pipeline.running.driver"):
+            feed = WithEvent(lambda: found.kill(1))
+            guest = asyncio.ensure_future(found.nodes[0].member.train(feed))
+            async with asyncio.timeout(20):
+                while "does not pass node 2: full" not in caplog.text:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        planned = await found.nodes[3].member.train(ListFeed(batches(True), 2))
+        report = await guest
+        assert (report.given_up, planned.given_up) == (0, 0)
+        assert (report.micro_batches, planned.micro_batches) == (2, 2)
+        assert report.stepped and planned.stepped
 
 
 async def test_a_member_that_freezes_is_replaced_and_does_not_step_alone_when_it_wakes(folder: Path) -> None:
@@ -287,3 +305,16 @@ def test_a_guest_gets_a_slot_that_is_free_or_none() -> None:
     assert (slots.give_back(7), slots.give_back(5)) == (True, False)
     slots.take(8)
     assert slots.taken == 2
+
+
+def test_a_guest_gets_the_slot_of_an_agent_that_has_passed_but_not_in_the_next_iteration() -> None:
+    slots = Slots(2, planned=[5, 6])
+    assert not slots.may_have(7)
+    assert slots.give_back(5, passed=True)
+    assert not slots.may_have(7, early=True), "then it is its agent's again"
+    slots.take(7)
+    assert not slots.may_have(5), "what comes by again on a repaired path finds it taken"
+    assert slots.may_have(5, early=True) and slots.may_have(6)
+    assert slots.give_back(7)
+    slots.begin_iteration()
+    assert slots.taken == 2 and not slots.may_have(7)

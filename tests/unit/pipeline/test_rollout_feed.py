@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from swarmnode.config import TrainingConfig
+from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.local import LocalPipeline, StagePath
 from swarmnode.pipeline.stages.rollout_feed import PathSamples, RolloutFeed, nearest_path, weight_of
-from swarmnode.pipeline.stages.stage_model import try_cut
 from swarmnode.training.forward import Forward
 from swarmnode.training.packing import TrainingSample
 from swarmnode.training.policy import Policy

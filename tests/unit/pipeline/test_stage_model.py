@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import GPT2Config, GraniteConfig, Qwen2Config
 
 from swarmnode.errors import ModelError
+from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.stage_model import (
     PEFT_PREFIX,
     Cut,
@@ -17,7 +18,6 @@ from swarmnode.pipeline.stages.stage_model import (
     StageSettings,
     adapter_start,
     build_stage,
-    try_cut,
 )
 from swarmnode.training.attention import packed_layout
 from tests.unit.pipeline.tiny_models import (

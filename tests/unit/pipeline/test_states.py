@@ -14,7 +14,6 @@ from torch import Tensor
 from swarmnode.errors import CheckpointError, NetworkError
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import ByteStream
-from swarmnode.pipeline.keeping import states
 from swarmnode.pipeline.keeping.holdings import (
     HeldState,
     Holding,
@@ -25,7 +24,8 @@ from swarmnode.pipeline.keeping.holdings import (
     of_part,
     offers,
 )
-from swarmnode.pipeline.keeping.states import PROTOCOL, StateLimits, StateService
+from swarmnode.pipeline.keeping.state_messages import PROTOCOL, AskHoldings, decode_question
+from swarmnode.pipeline.keeping.states import StateLimits, StateService
 from swarmnode.pipeline.stages.stage_model import StagePart
 from swarmnode.pipeline.stages.stage_state import StageState, pack_state
 from swarmnode.pipeline.wire.inbound import receive_length, send_frame
@@ -153,6 +153,20 @@ async def test_copies_are_bounded_in_number_and_bytes_and_those_of_the_gone_make
         assert services[0].failures == {"no_room": 2}
 
 
+async def test_a_recent_copy_of_a_member_that_others_keep_now_outlives_old_ones_of_the_gone() -> None:
+    async with members(4, StateLimits(max_copies=2)) as (services, hosts):
+        keeper, gone, moved, new = hosts[0].peer_id, hosts[1], hosts[2], hosts[3]
+        services[0].admit(ids(hosts), kept_by(hosts[0], dict.fromkeys([gone, moved], (0, 2))))
+        for service, iteration in ((services[1], 3), (services[2], 20), (services[3], 20)):
+            service.publish(held(0, 2, iteration))
+        await services[1].push_copy(keeper, held(0, 2, 3))
+        await services[2].push_copy(keeper, held(0, 2, 20))
+        services[0].admit(ids([hosts[0], moved, new]), kept_by(hosts[0], {new: (0, 2)}))
+        await services[3].push_copy(keeper, held(0, 2, 20))
+        assert services[0].copy_of(moved.peer_id) is not None, "its new keeper may not have one yet"
+        assert services[0].copy_of(gone.peer_id) is None
+
+
 async def test_the_ends_come_along_when_they_are_trained() -> None:
     async with members(3) as (services, hosts):
         services[0].publish(held(0, 1, ends=True))
@@ -174,8 +188,8 @@ async def serve(host: MemoryHost, offered: HeldState, play: Play) -> None:
     """It says that it holds `offered`; `play` decides what it hands out."""
 
     async def handler(stream: ByteStream) -> None:
-        question = states._questions.decode(await stream.receive(await receive_length(stream, 1024)))
-        if isinstance(question, states.AskHoldings):
+        question = decode_question(await stream.receive(await receive_length(stream, 1024)))
+        if isinstance(question, AskHoldings):
             await send_frame(stream, msgspec.msgpack.encode((offered.holding,)))
             await stream.discard()
         else:

@@ -13,7 +13,8 @@ import pytest
 from swarmnode.errors import HostDown, PeerUnreachable, Rejected, RequestTimeout
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import ByteStream
-from swarmnode.pipeline.wire.inbound import ByteBudget, TransportLimits, receive_length
+from swarmnode.pipeline.wire.budget import ByteBudget
+from swarmnode.pipeline.wire.inbound import TransportLimits, receive_length
 from swarmnode.pipeline.wire.messages import (
     CHUNK_BYTES,
     MAX_ANSWER_BYTES,

@@ -1,0 +1,103 @@
+"""What has been learnt so far, collected from the members that hold it: of one stage, or of all together.
+
+members' states (states.py) -> [stage_state] -> pipeline_place.py: a stage goes on where the pipeline is
+                            -> [whole_state] -> pipeline_link.py -> PipelineLearner: a checkpoint of the whole
+
+Members offer a state right after the step that made it, and answer a member from when they have heard of the
+plan that it is in. So the newest is asked for several times before less will do.
+"""
+
+import asyncio
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from swarmnode.errors import CheckpointError, PipelineError
+from swarmnode.pipeline.keeping.holdings import Assembled
+from swarmnode.pipeline.keeping.states import StateService
+from swarmnode.pipeline.stages.stage_model import StagePart
+
+NEWEST_TRIES = 5
+"""For the newest state, before an older one will do."""
+STAGE_TRIES = 20
+"""For any state at all, before a stage begins anew and what was learnt in it is lost."""
+PAUSE_S = 0.5
+"""Between two tries."""
+
+STATE_COPIES = 4
+"""A state holds the weights and two moments of Adam; layers differ."""
+STATE_SPARE_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class WholeState:
+    """What all stages have learnt, by PEFT's names, on the CPU. Empty with full training."""
+
+    iteration: int
+    adapter: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tensor]
+
+
+async def whole_state(
+    states: StateService, members: Collection[str], *, layers: int, iteration: int
+) -> WholeState:
+    """The adapters of a model of so many layers: of this iteration if all members have told theirs, else of
+    the newest that they have. Raises PipelineError."""
+    everything = StagePart(0, layers, has_ends=True)
+    for attempt in range(NEWEST_TRIES + 1):
+        least = iteration if attempt < NEWEST_TRIES else 1
+        try:
+            found = await states.assemble(sorted(members), everything, at_least=least, at_most=iteration)
+        except CheckpointError as error:
+            if attempt == NEWEST_TRIES:
+                raise PipelineError(error.message, hint=error.hint) from error
+            await asyncio.sleep(PAUSE_S)
+        else:
+            moments = {name: value for name, value in found.tensors.items() if "/" in name}
+            adapter = {name: value for name, value in found.tensors.items() if "/" not in name}
+            return WholeState(found.iteration, adapter, moments)
+    raise AssertionError("the last attempt returns or raises")
+
+
+async def stage_state(
+    states: StateService,
+    members: Collection[str],
+    part: StagePart,
+    *,
+    iteration: int,
+    layers: int,
+    wanted: Mapping[str, Tensor],
+    with_ends: bool,
+) -> Assembled:
+    """What the members have of these layers: of this iteration, else the newest of each layer.
+
+    `layers`: of the whole model. `wanted`: the parameters that it is for. `with_ends`: embedding and head are
+    trained too. Raises CheckpointError where a layer is with nobody.
+    """
+    tries = STAGE_TRIES if iteration else 1
+    for attempt in range(tries):
+        any_will_do = attempt >= min(NEWEST_TRIES, tries - 1)
+        try:
+            return await states.assemble(
+                sorted(members),
+                part,
+                needs_ends=with_ends and part.has_ends,
+                at_least=1 if any_will_do else iteration,
+                at_most=iteration,
+                most_bytes=None if with_ends else _most_bytes(part, layers, wanted),
+                wanted=wanted,
+                mixed=any_will_do,
+            )
+        except CheckpointError:
+            if attempt == tries - 1:
+                raise
+            await asyncio.sleep(PAUSE_S)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _most_bytes(part: StagePart, layers: int, wanted: Mapping[str, Tensor]) -> int:
+    """That the state of one stage may have, however the layers are divided. (With trained ends there is no
+    telling: not every stage has them.)"""
+    own = sum(tensor.nbytes for tensor in wanted.values())
+    return STATE_COPIES * own * layers // max(part.end_layer - part.first_layer, 1) + STATE_SPARE_BYTES

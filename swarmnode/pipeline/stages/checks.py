@@ -1,0 +1,61 @@
+"""Whether a stage takes what a peer sends, and in which form: completely looked at before anything changes.
+
+StageWorker (hidden states, gradients) -> [Checks] -> what the stage computes with, or Rejected, counted
+"""
+
+from collections import Counter
+from dataclasses import replace
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from swarmnode.errors import Rejected
+from swarmnode.pipeline.stages.stage_model import StageModel
+from swarmnode.pipeline.stages.visits import StageInput, fault_of
+from swarmnode.pipeline.wire.messages import Refusal
+
+
+class Checks:
+    """Of one stage."""
+
+    def __init__(self, model: StageModel, *, max_tokens: int) -> None:
+        """`max_tokens`: most of one micro-batch, pads included."""
+        self.refused: Counter[Refusal] = Counter()
+        self._model = model
+        self._max_tokens = max_tokens
+
+    def input(self, item: StageInput) -> StageInput:
+        """The input where and as the stage computes. Raises Rejected: wrong_shape, too_large, not_finite."""
+        model = self._model
+        vocabulary = model.vocabulary if model.part.has_ends else None
+        fault = fault_of(item, model.hidden_size, vocabulary, max_tokens=self._max_tokens, packs=model.packs)
+        if fault is not None:
+            self.refuse(fault.reason, fault.detail)
+        if not item.values.is_floating_point():
+            return replace(item, values=item.values.to(model.device))
+        own_BTD = self.own_type(item.values)
+        self.finite(own_BTD, "what came in")
+        return replace(item, values=own_BTD.requires_grad_())
+
+    def gradient(self, gradient_BTD: Tensor, output_BTD: Tensor) -> Tensor:
+        """With respect to an output. Raises Rejected: wrong_shape, not_finite."""
+        if gradient_BTD.shape != output_BTD.shape or not gradient_BTD.is_floating_point():
+            self.refuse(Refusal.WRONG_SHAPE, f"a gradient {gradient_BTD.dtype} {list(gradient_BTD.shape)}")
+        own = self.own_type(gradient_BTD)
+        self.finite(own, "a gradient that came in")
+        return own
+
+    def own_type(self, values: Tensor) -> Tensor:
+        """Without graph, where and as the stage computes."""
+        return values.detach().to(self._model.device, self._model.settings.dtype)
+
+    def finite(self, values: Tensor, what: str) -> None:
+        """Raises Rejected: not_finite."""
+        if not bool(torch.isfinite(values).all()):
+            self.refuse(Refusal.NOT_FINITE, what)
+
+    def refuse(self, reason: Refusal, detail: str) -> NoReturn:
+        """Raises Rejected, counted."""
+        self.refused[reason] += 1
+        raise Rejected(reason, detail)
