@@ -34,11 +34,11 @@ from transformers.utils.logging import disable_progress_bar
 
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.memory import MemoryNetwork
+from swarmnode.pipeline.keeping.combining import Alone
 from swarmnode.pipeline.plans.instance import Instance
 from swarmnode.pipeline.plans.plan import Plan, digest
 from swarmnode.pipeline.plans.schedule import Budget, schedule
 from swarmnode.pipeline.plans.simulator import simulate
-from swarmnode.pipeline.running.closing import Alone
 from swarmnode.pipeline.running.idle import IdleRollouts, IdleStats
 from swarmnode.pipeline.running.idle_budget import IdleSettings
 from swarmnode.pipeline.running.member import PipelineMember

@@ -10,10 +10,11 @@ Processes are forked from one that has loaded torch; time.monotonic is the same 
 
 import asyncio
 import multiprocessing
+import os
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from multiprocessing.connection import Connection
@@ -25,6 +26,7 @@ import common  # noqa: F401  # before torch is loaded, for one thread
 import pipeline_text
 import psutil
 import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from swarmnode.identity import keys
 from swarmnode.network.p2pd import P2pdHost
@@ -94,6 +96,8 @@ class Part:
     tasks: int = 0
     cpu_s: float = 0.0
     """Of the process and its daemon."""
+    waited_s: float = 0.0
+    """That their threads were ready and got no core, together."""
 
 
 class Processes:
@@ -153,6 +157,24 @@ class Processes:
             except EOFError:
                 raise SystemExit(f"node {node} has ended") from None
         return found
+
+
+def first_model() -> Any:
+    """A LLaMA with random weights, which every pipeline starts from."""
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(
+        LlamaConfig(
+            vocab_size=pipeline_text.VOCABULARY,
+            hidden_size=WIDTH,
+            intermediate_size=WIDTH * 8 // 3,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=WIDTH // 16,
+            num_key_value_heads=WIDTH // 16,
+            tie_word_embeddings=False,
+            bos_token_id=None,
+            eos_token_id=pipeline_text.END_TOKEN_ID,
+        )
+    )
 
 
 def node_main(setup: Setup, node: int, pipe: Connection) -> None:
@@ -250,15 +272,28 @@ class _Node:
         elif plan.instance.stage_of[self._node] >= 0:
             await self._member.wait_step(iteration + 1)
         stepped_s = time.monotonic()
-        overruns, overrun_s, tasks, cpu_s = (
+        overruns, overrun_s, tasks, cpu_s, waited = (
             now - then for now, then in zip(self._counted(), before, strict=True)
         )
-        return Part(stepped_s, began_s, report, int(overruns), overrun_s, int(tasks), cpu_s)
+        return Part(stepped_s, began_s, report, int(overruns), overrun_s, int(tasks), cpu_s, waited)
 
     def _counted(self) -> tuple[float, ...]:
         daemon_s = sum(self._daemon.cpu_times()[:2])
         cpu_s = time.process_time() + daemon_s
-        return self._compute.overruns, self._compute.overrun_s, self._member.times.tasks, cpu_s
+        waited = waited_s(os.getpid()) + waited_s(self._daemon.pid)
+        return self._compute.overruns, self._compute.overrun_s, self._member.times.tasks, cpu_s, waited
+
+
+def waited_s(pid: int) -> float:
+    """How long a process's threads have been ready without a core, by Linux's scheduler statistics.
+
+    Raises FileNotFoundError on other systems.
+    """
+    waited_ns = 0
+    for task in (Path("/proc") / str(pid) / "task").iterdir():
+        with suppress(FileNotFoundError):  # A thread may end meanwhile.
+            waited_ns += int((task / "schedstat").read_text().split()[1])
+    return waited_ns / 1e9
 
 
 def links_of(setup: Setup, node: int) -> list[LinkSpeed]:
