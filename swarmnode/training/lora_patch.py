@@ -200,12 +200,25 @@ class _FusedLayer:
             if obstacle is not None or len(adapters) != 1:
                 return self._peft_forward(x, *args, **kwargs)
             return self._sole(x, adapters[0])
-        self._check_tokens(x, route)
+        self._check_tokens(x.numel() // x.shape[-1], route)
         if obstacle is not None:
             if [route.sole] != module.active_adapters:
                 raise ModelError(f"{self._name} cannot tell adapters apart within a batch: {obstacle}")
             return self._peft_forward(x, *args, **kwargs)
         return self._mixed(x, route) if route.sole is None else self._sole(x, route.sole)
+
+    def sole_adapter(self, tokens: int) -> LoraWeights | None:
+        """See the function of this name."""
+        module, route = self.module, self._current.route
+        if module.disable_adapters or self._stack is not None:
+            return None
+        adapters = module.active_adapters
+        if route is not None:
+            self._check_tokens(tokens, route)
+            adapters = () if route.sole is None else (route.sole,)
+        if len(adapters) != 1 or adapters[0] not in module.lora_A or self._obstacle(adapters) is not None:
+            return None
+        return self._weights(adapters[0])
 
     def lasting_obstacle(self) -> str | None:
         """Why calls of this module fall back to PEFT's forward until it is changed."""
@@ -252,8 +265,7 @@ class _FusedLayer:
         module = self.module
         return LoraWeights(module.lora_A[name].weight, module.lora_B[name].weight, module.scaling[name])
 
-    def _check_tokens(self, x: Tensor, route: _Route) -> None:
-        tokens = x.numel() // x.shape[-1]
+    def _check_tokens(self, tokens: int, route: _Route) -> None:
         if tokens != route.tokens:
             raise ModelError(
                 f"{route.tokens} tokens were routed, {self._name} got {tokens}",
@@ -262,6 +274,16 @@ class _FusedLayer:
 
     def _peft_forward(self, *args: Any, **kwargs: Any) -> Tensor:
         return type(self.module).forward(self.module, *args, **kwargs)
+
+
+def sole_adapter(module: Any, tokens: int) -> LoraWeights | None:
+    """The one adapter that a call of this module with so many tokens would put them all through, by the plain
+    products of `lora.py`; None where it would do anything else.
+
+    Raises ModelError for another number of tokens than were routed, as the call would.
+    """
+    layer = vars(module).get("forward")
+    return layer.sole_adapter(tokens) if isinstance(layer, _FusedLayer) else None
 
 
 def _why_not(module: Any) -> str | None:

@@ -15,6 +15,7 @@ from swarmnode.config import PolicyConfig
 from swarmnode.errors import CheckpointError, ModelError
 from swarmnode.rollout.engine import PolicyUpdate
 from swarmnode.training.base_model import LoadedModel
+from swarmnode.training.dense_patch import fuse_layers
 from swarmnode.training.lora import LoraGemm
 from swarmnode.training.lora_patch import FusedLora
 
@@ -73,9 +74,10 @@ class Policy:
             parameter.requires_grad_(True)
 
     def fuse(self, kernel: LoraGemm | None = None) -> FusedLora:
-        """Our arithmetic in the LoRA layers, once for all policies on this base."""
+        """Our arithmetic in the LoRA layers and the decoder layers, once for all policies on this base."""
         if not self._fused:
             self._fused.append(FusedLora(self.peft_model, kernel))
+            fuse_layers(self.model)
         elif kernel is not None:
             raise ModelError("the LoRA layers of this base have their arithmetic already")
         return self._fused[0]

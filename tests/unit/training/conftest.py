@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from swarmnode.config import PolicyConfig
@@ -38,6 +39,20 @@ def base() -> LoadedModel:
 @pytest.fixture
 def policy(base: LoadedModel) -> Policy:
     return Policy(base, PolicyConfig(lora_rank=4, lora_alpha=8), seed=0)
+
+
+@pytest.fixture
+def exact_norms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers rounds norms to float32 even in a float64 model, our layers do not: a comparison of the
+    two in float64 needs norms that are not rounded on either side."""
+
+    def norm(self: Any, x: Tensor) -> Tensor:
+        exact = x if x.dtype == torch.float64 else x.float()
+        rstd = torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * (exact * rstd).to(x.dtype)
+
+    for name in ("llama.modeling_llama.Llama", "qwen2.modeling_qwen2.Qwen2", "qwen3.modeling_qwen3.Qwen3"):
+        monkeypatch.setattr(f"transformers.models.{name}RMSNorm.forward", norm)
 
 
 @pytest.fixture

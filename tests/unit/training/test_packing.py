@@ -310,6 +310,7 @@ def test_any_split_of_a_step_gives_the_gradient_of_its_samples_one_by_one(
         assert (split - expected).abs().max() <= 1e-6 * expected.abs().max()
 
 
+@pytest.mark.usefixtures("exact_norms")
 @pytest.mark.parametrize("budget", [40, 400])
 def test_adapters_of_two_policies_learn_from_shared_prompts_what_they_learn_from_padded_rows(
     base: LoadedModel, budget: int
