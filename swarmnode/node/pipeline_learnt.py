@@ -1,6 +1,7 @@
 """What has been learnt so far, collected from the members that hold it: of one stage, or of all together.
 
 members' states (states.py) -> [stage_state] -> pipeline_place.py: a stage goes on where the pipeline is
+                            -> [majority_state] -> PipelineMember: a replica that came to other weights
                             -> [whole_state] -> pipeline_link.py -> PipelineLearner: a checkpoint of the whole
 
 Members offer a state right after the step that made it, and answer a member from when they have heard of the
@@ -93,6 +94,28 @@ async def stage_state(
             if attempt == tries - 1:
                 raise
             await asyncio.sleep(PAUSE_S)
+    raise AssertionError("the last attempt returns or raises")
+
+
+async def majority_state(
+    states: StateService, replicas: Collection[str], part: StagePart, *, iteration: int, with_ends: bool
+) -> Mapping[str, Tensor]:
+    """Of this iteration and no other, from those whose weights are the majority's. Raises CheckpointError."""
+    for left in reversed(range(STAGE_TRIES)):
+        try:
+            found = await states.assemble(
+                sorted(replicas),
+                part,
+                needs_ends=with_ends and part.has_ends,
+                at_least=iteration,
+                at_most=iteration,
+            )
+        except CheckpointError:
+            if not left:
+                raise
+            await asyncio.sleep(PAUSE_S)
+        else:
+            return found.tensors
     raise AssertionError("the last attempt returns or raises")
 
 

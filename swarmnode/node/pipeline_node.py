@@ -13,7 +13,8 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -23,6 +24,7 @@ from torch import Tensor
 from swarmnode.errors import CheckpointError
 from swarmnode.node.board import StatusBoard
 from swarmnode.node.monitors import Monitor
+from swarmnode.node.pipeline_learnt import majority_state
 from swarmnode.node.pipeline_link import PipelineLink, RoleChanged
 from swarmnode.node.pipeline_parts import DataRole, PipelineParts
 from swarmnode.node.pipeline_place import StagePlace
@@ -48,8 +50,8 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.5
 
-RELOAD_TRIES = 20
-"""Looks for the state of the majority, TICK_S apart."""
+FEWEST_TO_GO_ON = 2
+"""Members, however many the first plan waited for."""
 
 
 class PipelineNode:
@@ -271,11 +273,14 @@ class PipelineNode:
         return PipelineLink(self.peer_id, self.standing, self.member, self.place, after_step=self._after_step)
 
     def _new_membership(self) -> Membership:
-        parts = self.parts
+        parts, settings = self.parts, self.parts.membership
+        if self.place.plans:
+            # Whoever comes back goes on with those that are there: the others may be gone for good.
+            settings = replace(settings, at_least=min(settings.at_least, FEWEST_TO_GO_ON))
         return Membership(
             parts.host,
             parts.key,
-            settings=parts.membership,
+            settings=settings,
             plan=parts.plan,
             model=parts.whole.fingerprint,
             costs=parts.costs,
@@ -291,16 +296,8 @@ class PipelineNode:
         part = self.place.part
         if part is None:
             raise CheckpointError("no stage is held here")
-        ends = part.has_ends and self.parts.place.stage.trainable == "full"
-        for _ in range(RELOAD_TRIES - 1):
-            with suppress(CheckpointError):
-                found = await self.states.assemble(
-                    peers, part, needs_ends=ends, at_least=steps, at_most=steps
-                )
-                return found.tensors
-            await asyncio.sleep(TICK_S)
-        found = await self.states.assemble(peers, part, needs_ends=ends, at_least=1, at_most=steps)
-        return found.tensors
+        with_ends = self.parts.place.stage.trainable == "full"
+        return await majority_state(self.states, peers, part, iteration=steps, with_ends=with_ends)
 
     async def _take_place(self, agreed: Agreed) -> None:
         await self.place.take(agreed)
