@@ -9,15 +9,18 @@ plan that it is in. So the newest is asked for several times before less will do
 """
 
 import asyncio
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from swarmnode.errors import CheckpointError, PipelineError
-from swarmnode.pipeline.keeping.holdings import Assembled
+from swarmnode.pipeline.keeping.holdings import Assembled, of_part
 from swarmnode.pipeline.keeping.states import StateService
 from swarmnode.pipeline.stages.stage_model import StagePart
+
+log = logging.getLogger(__name__)
 
 NEWEST_TRIES = 5
 """For the newest state, before an older one will do."""
@@ -71,30 +74,51 @@ async def stage_state(
     wanted: Mapping[str, Tensor],
     with_ends: bool,
 ) -> Assembled:
-    """What the members have of these layers: of this iteration, else the newest of each layer.
+    """What the members have of these layers: of this iteration, else the newest of each layer. What nobody
+    has of a layer stays as it is in `wanted`, and the log says that it is lost.
 
     `layers`: of the whole model. `wanted`: the parameters that it is for. `with_ends`: embedding and head are
-    trained too. Raises CheckpointError where a layer is with nobody.
+    trained too. Raises CheckpointError where nobody has anything.
     """
+    bound = None if with_ends else _most_bytes(part, layers, wanted)
+
+    async def assemble(these: StagePart, *, newest: bool) -> Assembled:
+        return await states.assemble(
+            sorted(members),
+            these,
+            needs_ends=with_ends and these.has_ends,
+            at_least=iteration if newest else 1,
+            at_most=iteration,
+            most_bytes=bound,
+            wanted=of_part(wanted, these),
+            mixed=not newest,
+        )
+
     tries = STAGE_TRIES if iteration else 1
     for attempt in range(tries):
-        any_will_do = attempt >= min(NEWEST_TRIES, tries - 1)
         try:
-            return await states.assemble(
-                sorted(members),
-                part,
-                needs_ends=with_ends and part.has_ends,
-                at_least=1 if any_will_do else iteration,
-                at_most=iteration,
-                most_bytes=None if with_ends else _most_bytes(part, layers, wanted),
-                wanted=wanted,
-                mixed=any_will_do,
-            )
+            return await assemble(part, newest=attempt < min(NEWEST_TRIES, tries - 1))
         except CheckpointError:
-            if attempt == tries - 1:
-                raise
-            await asyncio.sleep(PAUSE_S)
-    raise AssertionError("the last attempt returns or raises")
+            if attempt < tries - 1:
+                await asyncio.sleep(PAUSE_S)
+    found: list[Assembled] = []
+    lost: list[int] = []
+    for layer in range(part.first_layer, part.end_layer):
+        one = StagePart(layer, layer + 1, has_ends=part.has_ends and layer == part.first_layer)
+        try:
+            found.append(await assemble(one, newest=False))
+        except CheckpointError:
+            lost.append(layer)
+    if not found:
+        raise CheckpointError(
+            f"nobody has layers {part.first_layer} to {part.end_layer - 1}",
+            hint="start these layers from the model's folder, or from a checkpoint",
+        )
+    log.error("what was learnt in layers %s is lost, they go on from what is at hand", lost)
+    tensors = dict(wanted)
+    for each in found:
+        tensors |= each.tensors
+    return Assembled(tensors, min(each.iteration for each in found))
 
 
 async def majority_state(

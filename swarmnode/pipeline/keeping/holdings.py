@@ -179,18 +179,17 @@ def covering(
 
     The newest iteration that those hold who may be expected to; only where they hold none the newest that
     anyone says. `needs_ends`: the ends are trained, and the part has them. `at_most`: a holder may say any
-    number. `mixed`: where they hold no iteration whole, the newest of each layer: a stage whose only member
-    has died is some steps behind the others, and training mends that, but not a stage that begins anew.
+    number. `mixed`: the newest of each layer instead: where the only member of some has died, they are some
+    steps behind, and training mends that sooner than if the others went back to where those are.
     """
     within = [offer for offer in offered if at_least <= offer.holding.iteration <= at_most]
     for standing in (Standing.KEEPER, Standing.FITS, Standing.NONE):
         trusted = [offer for offer in within if offer.standing >= standing]
-        for iteration in sorted({offer.holding.iteration for offer in trusted}, reverse=True):
-            same = [offer for offer in trusted if offer.holding.iteration == iteration]
-            if (found := _cover(same, part, needs_ends)) is not None:
+        iterations = sorted({offer.holding.iteration for offer in trusted}, reverse=True)
+        of_one = ([o for o in trusted if o.holding.iteration == each] for each in iterations)
+        for chosen in [trusted] if mixed else of_one:
+            if (found := _cover(chosen, part, needs_ends)) is not None:
                 return found
-        if mixed and (found := _cover(trusted, part, needs_ends)) is not None:
-            return found
     return None
 
 

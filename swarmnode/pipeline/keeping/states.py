@@ -197,8 +197,8 @@ class StateService(QuestionService):
         The newest iteration within the bounds that all of it is to be had of, from those who should have it
         (`covering`). `needs_ends`: with full training, for a part with ends. `most_bytes`: that one state may
         have. `wanted`: the parameters that it is for (`StageModel.trainable()`); without them each layer must
-        be there. `mixed`: where no iteration is whole, the newest of each layer. Raises CheckpointError where
-        a layer is nowhere, or without `mixed` where no iteration is whole.
+        be there. `mixed`: the newest of each layer. Raises CheckpointError where a layer is nowhere, or
+        without `mixed` where no iteration is whole.
         """
         told, own = await self._told(peers), {self._peer_id: self.holdings()}
         most = self._limits.max_state_bytes if most_bytes is None else most_bytes

@@ -1,5 +1,6 @@
 """A member's place: what was learnt in its layers is there, whoever has held them until now."""
 
+import asyncio
 import errno
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from swarmnode.errors import PipelineError
-from swarmnode.node import pipeline_learnt
+from swarmnode.node import pipeline_learnt, pipeline_place
 from swarmnode.pipeline.keeping import checkpoints as checkpoints_module
 from swarmnode.pipeline.stages.whole_model import WholeModel, open_model
 from tests.unit.node.places import SETTINGS, One, equal, home, together
@@ -52,9 +53,10 @@ async def test_what_a_dead_member_had_learnt_is_taken_from_the_copy_at_its_neigh
         assert any(not torch.equal(t, learnt[name]) for name, t in third.learnt().items())
 
 
-async def test_layers_whose_member_died_before_its_first_copy_begin_from_the_folder(
-    whole: WholeModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_layers_whose_member_died_before_its_first_copy_begin_from_the_folder_and_the_others_go_on(
+    whole: WholeModel, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pipeline_learnt, "PAUSE_S", 0.01)
     async with home(whole, tmp_path, 2) as (found, (first, second)):
         await found.seat([[first], [second]], [2, LAYERS])
         await first.member.train(ListFeed(batches(True), 2))
@@ -63,9 +65,57 @@ async def test_layers_whose_member_died_before_its_first_copy_begin_from_the_fol
         kept = first.learnt()
         found.kill(second)
         await found.seat([[first]], [LAYERS], iteration=1)
-        assert "is lost" in caplog.text
+        assert "what was learnt in layers [2, 3, 4, 5] is lost" in caplog.text
         assert first.place.version == 1
-        assert first.learnt().keys() > {name for name in kept if "/" not in name}
+        after = first.learnt()
+        equal({name: after[name] for name in kept}, kept)
+        assert len(after) > len(kept)
+
+
+async def test_a_stage_that_is_behind_goes_on_from_there_and_throws_no_other_layers_away(
+    whole: WholeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline_learnt, "PAUSE_S", 0.01)
+    async with home(whole, tmp_path, 3) as (found, (first, second, third)):
+        await found.seat([[first], [second], [third]], [2, 4, LAYERS])
+        await found.step(first)
+        behind = second.learnt()
+        for steps in (2, 3):
+            await first.member.train(ListFeed(batches(True), 2))
+            for one in (first, second, third):
+                await one.member.wait_step(steps)
+                await one.place.stepped()
+        newest = together(first, third)
+        found.kill(second)
+        await found.seat([[first], [third]], [3, LAYERS], iteration=3)
+        equal(together(first, third), newest | behind)
+
+
+async def test_under_a_new_plan_the_new_neighbour_has_a_copy_before_any_step(
+    whole: WholeModel, tmp_path: Path
+) -> None:
+    async with home(whole, tmp_path, 3) as (found, (first, second, third)):
+        await found.seat([[first], [second]], [2, LAYERS])
+        await found.step(first)
+        await found.seat([[first], [third]], [2, LAYERS], iteration=1)
+        await first.place.hand_on()
+        copy = third.states.copy_of(first.peer_id)
+        assert copy is not None and copy.holding.iteration == 1
+
+
+async def test_a_neighbour_that_takes_its_place_later_is_offered_the_copy_again(
+    whole: WholeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline_place, "COPY_TRIES", 1000)
+    monkeypatch.setattr(pipeline_place, "COPY_PAUSE_S", 0.01)
+    async with home(whole, tmp_path, 2) as (found, (first, second)):
+        agreed = found.plan([[first], [second]], [2, LAYERS], 0)
+        await first.place.take(agreed)
+        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+            handing_on = tasks.create_task(first.place.hand_on())
+            await second.place.take(agreed)
+            await handing_on
+        assert second.states.copy_of(first.peer_id) is not None
 
 
 async def test_a_state_of_another_division_of_layers_is_taken_apart_and_put_together(
