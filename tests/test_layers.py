@@ -1,6 +1,7 @@
 """Imports run one way: a module imports from its own folder or those to its left, never in a circle."""
 
 import ast
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -33,6 +34,7 @@ GROUND = {
 ABOVE_ALL = {"__main__", "testing"}
 
 
+@cache
 def modules() -> dict[str, Path]:
     return {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
 
@@ -44,6 +46,7 @@ def layer(module: str) -> int:
     return LAYERS.index("ground" if first in GROUND else first)
 
 
+@cache
 def imports(path: Path) -> set[str]:
     """Modules of ours that a file imports anywhere, inside functions too."""
     found: set[str] = set()

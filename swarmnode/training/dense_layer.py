@@ -14,8 +14,9 @@ round the adapter away, so there they are added to the product.
     its gradient        dh = (dxhat - xhat mean(dxhat xhat)) / rms(h)
     LoRA, S = x A^T     dA = scaling (dy B)^T x    dB = scaling dy^T S
 
-Kept for the backward pass are xhat, gate and up, S and W', the rest is computed again. Shapes: M tokens, D
-hidden size, K features in, N out, H query heads, G key heads, E head size, R rank.
+Kept for the backward pass are xhat, gate and up, and S. The rest is computed again, W' too: it would be a
+copy of the layer's weights, and costs what R more tokens would. Shapes: M tokens, D hidden size, K features
+in, N out, H query heads, G key heads, E head size, R rank.
 """
 
 from collections.abc import Sequence
@@ -102,7 +103,7 @@ class _IntoAttention(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.layer = layer
         xhat_MD, rstd_M1 = _normalised(hidden_MD, layer.before.eps)
-        found, low = _project(xhat_MD, layer.qkv, layer.before.scale_D)
+        found, low_MR = _project(xhat_MD, layer.qkv, layer.before.scale_D)
         queries_keys_values = [y_MN.unflatten(1, (-1, layer.head_dim)) for y_MN in found]
         of_heads: list[Tensor] = []
         for number, norm in enumerate(layer.head_norms):
@@ -112,15 +113,14 @@ class _IntoAttention(torch.autograd.Function):
                 of_heads += head_xhat, head_rstd
                 heads_MHE = head_xhat * norm.scale_D
             queries_keys_values[number] = _rotated(heads_MHE, cos_ME[:, None], sin_ME[:, None])
-        ctx.save_for_backward(xhat_MD, rstd_M1, cos_ME, sin_ME, *low, *of_heads, *parameters)
+        ctx.save_for_backward(xhat_MD, rstd_M1, cos_ME, sin_ME, low_MR, *of_heads, *parameters)
         return tuple(queries_keys_values)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         layer: DenseLayer = ctx.layer
-        xhat_MD, rstd_M1, cos_ME, sin_ME, *others = ctx.saved_tensors
-        low, of_heads = others[: len(layer.qkv) + 1], others[len(layer.qkv) + 1 :]
+        xhat_MD, rstd_M1, cos_ME, sin_ME, low_MR, *of_heads = ctx.saved_tensors
         turned = list(gradients)
         for number, norm in enumerate(layer.head_norms):
             turned[number] = _rotated(gradients[number], cos_ME[:, None], sin_ME[:, None], back=True)
@@ -130,7 +130,7 @@ class _IntoAttention(torch.autograd.Function):
         outputs = [gradient.flatten(1).contiguous() for gradient in turned]
         needs_hidden, *_ = ctx.needs_input_grad
         dxhat_MD, of_adapters = _project_gradients(
-            outputs, xhat_MD, low, layer.qkv, layer.before.scale_D, needs_hidden
+            outputs, xhat_MD, low_MR, layer.qkv, layer.before.scale_D, needs_hidden
         )
         dhidden = None if dxhat_MD is None else _norm_gradient(dxhat_MD, xhat_MD, rstd_M1)
         return dhidden, None, None, None, *of_adapters
@@ -146,7 +146,7 @@ class _OutOfAttention(torch.autograd.Function):
         xhat_MD, rstd_M1 = _normalised(middle_MD, layer.after.eps)
         (gate_MI, up_MI), low_gate_up = _project(xhat_MD, layer.gate_up, layer.after.scale_D)
         (y_MD,), low_down = _project(F.silu(gate_MI).mul_(up_MI), layer.down, None, onto=middle_MD)
-        lows = (*low_out, *low_gate_up, *low_down)
+        lows = (low_out, low_gate_up, low_down)
         ctx.save_for_backward(attended_MX, xhat_MD, rstd_M1, gate_MI, up_MI, *lows, *parameters)
         return y_MD
 
@@ -154,8 +154,8 @@ class _OutOfAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy_MD: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         layer: DenseLayer = ctx.layer
-        attended_MX, xhat_MD, rstd_M1, gate_MI, up_MI, *others = ctx.saved_tensors
-        low_out, low_gate_up, low_down = others[:2], others[2:5], others[5:7]
+        attended_MX, xhat_MD, rstd_M1, gate_MI, up_MI, *lows = ctx.saved_tensors
+        low_out, low_gate_up, low_down, *_ = lows
         dy_MD = dy_MD.contiguous()
         silu_MI = F.silu(gate_MI)
         dactive_MI, of_down = _project_gradients([dy_MD], silu_MI * up_MI, low_down, layer.down, None)
@@ -184,9 +184,9 @@ def _parameters(adapted: Sequence[Adapted]) -> list[Tensor]:
 
 def _project(
     x_MK: Tensor, adapted: Sequence[Adapted], scale_K: Tensor | None, onto: Tensor | None = None
-) -> tuple[list[Tensor], list[Tensor]]:
-    """The output [M, N] of every layer, and what the backward pass needs: S of all, and every weight. With a
-    scale x is to be multiplied by it first. `onto` is what the output of a single layer is added to."""
+) -> tuple[list[Tensor], Tensor]:
+    """The output [M, N] of every layer, and S of all for the backward pass. With a scale x is to be
+    multiplied by it first. `onto` is what the output of a single layer is added to."""
     merges = _merges(x_MK.dtype)
     downs_RK = _downs(adapted, x_MK.dtype)
     if scale_K is not None and merges:
@@ -194,25 +194,23 @@ def _project(
     elif scale_K is not None:
         x_MK = x_MK * scale_K
     s_MR = product(x_MK, downs_RK)
-    weights = [_merged(one, scale_K) if merges else one.weight_NK for one in adapted]
-    found = [product(x_MK, weight, one.bias_N, onto) for weight, one in zip(weights, adapted, strict=True)]
+    found = [product(x_MK, _weight(one, scale_K), one.bias_N, onto) for one in adapted]
     if not merges:
         for y_MN, s, one in zip(found, _ranks(s_MR, adapted), adapted, strict=True):
             y_MN.addmm_(s, one.adapter.b_NR.to(s.dtype).t(), alpha=one.adapter.scaling)
-    return found, [s_MR, *weights]
+    return found, s_MR
 
 
 def _project_gradients(
     outputs: Sequence[Tensor],
     x_MK: Tensor,
-    low: Sequence[Tensor],
+    s_MR: Tensor,
     adapted: Sequence[Adapted],
     scale_K: Tensor | None,
     needs_input: bool = True,
 ) -> tuple[Tensor | None, list[Tensor]]:
     """From the gradients of the outputs [M, N], all contiguous: of x, before its scale, and of every A and B.
-    `low` is what `_project` kept."""
-    s_MR, *weights = low
+    `s_MR` is what `_project` kept."""
     ds_MR = torch.empty_like(s_MR)
     of_b: list[Tensor] = []
     for dy_MN, s, ds, one in zip(
@@ -233,8 +231,8 @@ def _project_gradients(
     if not needs_input:
         return None, gradients
     dx_MK = None
-    for dy_MN, weight_NK in zip(outputs, weights, strict=True):
-        dx_MK = product(dy_MN, weight_NK.t(), None, dx_MK)
+    for dy_MN, one in zip(outputs, adapted, strict=True):
+        dx_MK = product(dy_MN, _weight(one, scale_K).t(), None, dx_MK)
     assert dx_MK is not None
     if not _merges(x_MK.dtype):
         dx_MK.addmm_(ds_MR, _downs(adapted, ds_MR.dtype))
@@ -248,9 +246,11 @@ def _merges(dtype: torch.dtype) -> bool:
     return dtype in (torch.float32, torch.float64)
 
 
-def _merged(one: Adapted, scale_K: Tensor | None) -> Tensor:
-    """A new weight with adapter and scale inside."""
+def _weight(one: Adapted, scale_K: Tensor | None) -> Tensor:
+    """What x is multiplied with: a new weight with adapter and scale inside, where those can be merged."""
     dtype = one.weight_NK.dtype
+    if not _merges(dtype):
+        return one.weight_NK
     a_RK, b_NR = one.adapter.a_RK.to(dtype), one.adapter.b_NR.to(dtype)
     weight_NK = torch.addmm(one.weight_NK, b_NR, a_RK, alpha=one.adapter.scaling)
     return weight_NK if scale_K is None else weight_NK.mul_(scale_K)

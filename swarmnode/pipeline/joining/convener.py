@@ -12,7 +12,7 @@ that it has no stage under the next plan is then what every member computes for 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from swarmnode.errors import NetworkError
 from swarmnode.pipeline.joining.asking import OwnPresence, Refused
@@ -35,6 +35,21 @@ SETTLED_AFTER = 3
 
 RESIGNED_FOR = 10
 """Times `barred_s`, after most members came to another plan than we did."""
+
+
+class Outbid:
+    """Who speaks of another convener's proposal, and since when without a plan coming of it."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[str, float] = {}
+        self._in_force = 0
+
+    def told(self, by: Iterable[str], in_force: int, now_s: float) -> dict[str, float]:
+        """These members do now, under the plan of epoch `in_force`: for how many seconds already, by peer."""
+        before = self._since_s if in_force == self._in_force else {}
+        self._since_s = {peer: before.get(peer, now_s) for peer in by}
+        self._in_force = in_force
+        return {peer: now_s - since_s for peer, since_s in self._since_s.items()}
 
 
 class Convener:
@@ -62,7 +77,7 @@ class Convener:
         self._resigned_until_s = 0.0
         self._fruitless: tuple[frozenset[tuple[str, int]], float] = (frozenset(), 0.0)
         self._again: Counter[str] = Counter()
-        self._outbid_since_s: dict[str, float] = {}
+        self._outbid = Outbid()
         self._strayed: Counter[str] = Counter()
         self._begun: tuple[frozenset[tuple[str, int]], str] = (frozenset(), "")
         """The members of the last plan that we brought into force, and its digest."""
@@ -199,7 +214,6 @@ class Convener:
         plan = self._follower.in_force
         if outcome.begun and plan is not None:
             self._begun = sessions, plan.digest
-            self._outbid_since_s = {}
         self._conclude(outcome, sessions)
         return outcome.begun
 
@@ -209,17 +223,18 @@ class Convener:
         ends_at_s = _now_s() + settings.confirm_s
         while outcome.outbid:
             if (follower.epoch, follower.by) != (epoch, self._members.own):
-                self._outbid_since_s = {}
+                self._outbid = Outbid()
                 return
             if _now_s() >= ends_at_s:
                 break
             await asyncio.sleep(min(settings.poll_s, settings.confirm_s))
-        for peer, why in outcome.outbid.items():
-            for_s = _now_s() - self._outbid_since_s.setdefault(peer, _now_s())
+        in_force = follower.in_force.epoch if follower.in_force else 0
+        for peer, for_s in self._outbid.told(outcome.outbid, in_force, _now_s()).items():
             # So long a member may honestly take the dead for the living.
             if for_s > settings.silence_s + settings.answer_s:
+                why = outcome.outbid[peer]
                 outcome.failed[peer] = f"spoke for {for_s:.0f} s of another proposal: {why}"
-                del self._outbid_since_s[peer]
+                self._outbid = Outbid()
 
     async def _look_again(self, outcome: Outcome) -> None:
         """Where members stand that ended a round and are in the next one: they may have changed since."""

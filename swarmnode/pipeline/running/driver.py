@@ -43,8 +43,8 @@ logger = logging.getLogger(__name__)
 ASK_TIMEOUT_S = 3.0
 """For the answer of a few bytes to where a micro-batch is."""
 
-FULL_PAUSE_S = 0.2
-"""Before members that had no slot for a micro-batch are asked again; each time twice as long."""
+FULL_PAUSE_S, MAX_FULL_PAUSE_S = 0.2, 2.0
+"""Before members that had no slot for a micro-batch are asked again: each time twice as long."""
 
 
 class Driver:
@@ -180,7 +180,7 @@ class Driver:
             if again is None:
                 # All that live were tried: their slots are free when their own micro-batches have passed.
                 await asyncio.sleep(pause_s)
-                pause_s *= 2
+                pause_s = min(2 * pause_s, MAX_FULL_PAUSE_S)
                 tried.clear()
                 again = repaired_path(self._plan, path, place.lost, (), self._load)
             if again is None:

@@ -139,7 +139,10 @@ class Relay:
                 raise Rejected(Refusal.UNKNOWN_WORK, f"{visit} comes after {visit_of(early[0])}")
         elif newest is not None and visit <= newest.visit:
             raise Rejected(Refusal.UNKNOWN_WORK, f"{visit} comes after {newest.visit}")
-        if not self.slots.may_have(message.agent, early=message.iteration != self._place.iteration):
+        early = message.iteration != self._place.iteration
+        if not self.slots.may_have(message.agent, early=early):
+            self._free_slots_of_the_lost()
+        if not self.slots.may_have(message.agent, early=early):
             raise Rejected(Refusal.NO_SLOT, f"for agent {message.agent}")
 
     def take(self, message: Forward | Backward, values: Tensor) -> None:
@@ -273,6 +276,18 @@ class Relay:
         self._leave(visit.agent, stay)
         if trouble is not None:
             await self._tell(stay, stay.position - 1, trouble)
+
+    def _free_slots_of_the_lost(self) -> None:
+        """Whose data node is gone has nothing more to come in this iteration."""
+        for agent, path in enumerate(self._place.seat.plan.paths):
+            if path[0] not in self._place.lost or self._place.own not in path:
+                continue
+            stay = self._stays.get(agent)
+            if stay is None or stay.phase != Phase.BACK:
+                if stay is not None:
+                    self._stop(stay)
+                if self.slots.give_back(agent, passed=True):
+                    self._place.queue.post(self._place.worker.release, agent)
 
     def _leave(self, agent: int, stay: Stay) -> None:
         """A slot is free again where nothing more is to come in it, unless its agent is back meanwhile."""

@@ -133,6 +133,20 @@ async def test_who_finds_all_slots_reserved_waits_for_those_that_have_them_to_pa
         assert report.stepped and planned.stepped
 
 
+async def test_slots_of_a_dead_data_node_are_for_those_that_live(folder: Path) -> None:
+    ends = Plan(instance_of([[0, 3], [1], [2]], path_length=2, memory=(2, 1, 1, 2)), ((0, 1), (3, 2)))
+    async with crew(ends, workers(folder), settings=QUICK) as found:
+
+        def die() -> None:
+            for node in (1, 3):
+                found.kill(node)
+                found.nodes[2].member.lose(found.peers[node], "is no member any more")
+
+        report = await found.nodes[0].member.train(WithEvent(die))
+        assert (report.given_up, report.micro_batches) == (0, 2)
+        assert report.stepped
+
+
 async def test_a_member_that_freezes_is_replaced_and_does_not_step_alone_when_it_wakes(folder: Path) -> None:
     async with crew(REPLICAS, workers(folder), settings=QUICK) as found:
         before = {n: p.clone() for n, p in found.nodes[1].worker.model.trainable().items()}
