@@ -45,6 +45,7 @@ from swarmnode.pipeline.keeping.averaging_messages import (
 )
 from swarmnode.pipeline.keeping.combining import (
     Combined,
+    Exchange,
     ExchangeCounters,
     ExchangeSettings,
     Expected,
@@ -53,7 +54,6 @@ from swarmnode.pipeline.keeping.combining import (
 from swarmnode.pipeline.keeping.contributions import (
     MAX_HEAD_BYTES,
     Contribution,
-    Exchange,
     SignedHead,
     contribute,
     fault_of,
@@ -77,7 +77,7 @@ class ReplicaExchange(QuestionService):
 
     async with ReplicaExchange(host, key) as exchange:
         exchange.admit(seat.peers)
-        combined = await exchange.combine(worker.take_gradients(), stage=1, iteration=7, ...)
+        combined = await exchange.combine(worker.take_gradients(), Exchange(plan, 1, 7), ...)
     """
 
     def __init__(self, host: StreamHost, key: NodeKey, settings: ExchangeSettings | None = None) -> None:
@@ -95,19 +95,11 @@ class ReplicaExchange(QuestionService):
         self._answers.scope = scope
 
     async def combine(
-        self,
-        own: GradientSum,
-        *,
-        stage: int,
-        iteration: int,
-        plan: str,
-        replicas: Sequence[str],
-        expected: Expected,
+        self, own: GradientSum, exchange: Exchange, replicas: Sequence[str], expected: Expected
     ) -> Combined:
         """As `GradientExchange.combine`. A replica that is frozen costs `contribution_timeout_s` and the time
         its bytes may take. Gradients of one's own that no replica would take count as none. Raises ModelError
         for gradients that are none of this stage."""
-        exchange = Exchange(plan, stage, iteration)
         contribution = await self._own(own, exchange, expected)
         among = (*replicas, self._key.peer_id)
         ratio = self._settings.max_norm_ratio
@@ -123,18 +115,10 @@ class ReplicaExchange(QuestionService):
         return combined
 
     async def compare(
-        self,
-        digest: str,
-        *,
-        stage: int,
-        iteration: int,
-        plan: str,
-        replicas: Sequence[str],
-        before: str = "",
+        self, digest: str, exchange: Exchange, replicas: Sequence[str], *, before: str = ""
     ) -> Agreement:
         """As `GradientExchange.compare`; who is right where replicas differ: agreement.py."""
         own, weights = self._key.peer_id, Weights(digest, before)
-        exchange = Exchange(plan, stage, iteration)
         self._answers.weigh(exchange, weights)
         others = sorted(set(replicas) - {own})
         running = self._answers.running(exchange)

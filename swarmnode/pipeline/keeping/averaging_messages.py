@@ -11,8 +11,7 @@ from msgspec import Meta
 from swarmnode.errors import Rejected
 from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS
 from swarmnode.pipeline.keeping.agreement import Weights
-from swarmnode.pipeline.keeping.combining import Fault
-from swarmnode.pipeline.keeping.contributions import Exchange
+from swarmnode.pipeline.keeping.combining import Exchange, Fault
 from swarmnode.pipeline.keeping.tally import Holdings
 from swarmnode.pipeline.wire.messages import MAX_PATH, Count, Digest
 

@@ -96,31 +96,27 @@ class ExchangeCounters:
     """Exchanges that ended with replicas that hold different sets."""
 
 
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Which iteration of which stage it is about."""
+
+    plan: str
+    """Its digest."""
+    stage: int
+    iteration: int
+
+
 class GradientExchange(Protocol):
     """Among the replicas of one stage. `replicas` are peer ids, one's own among them."""
 
     async def combine(
-        self,
-        own: GradientSum,
-        *,
-        stage: int,
-        iteration: int,
-        plan: str,
-        replicas: Sequence[str],
-        expected: Expected,
+        self, own: GradientSum, exchange: Exchange, replicas: Sequence[str], expected: Expected
     ) -> Combined:
         """The sum over all replicas whose contribution is sound. Bounded in time whatever they do."""
         ...
 
     async def compare(
-        self,
-        digest: str,
-        *,
-        stage: int,
-        iteration: int,
-        plan: str,
-        replicas: Sequence[str],
-        before: str = "",
+        self, digest: str, exchange: Exchange, replicas: Sequence[str], *, before: str = ""
     ) -> Agreement:
         """`digest`: of the state after the step. `before`: of the one that we can go back to; empty where we
         do not know that the pipeline was there."""
@@ -131,25 +127,11 @@ class Alone:
     """The exchange of a stage without replicas."""
 
     async def combine(
-        self,
-        own: GradientSum,
-        *,
-        stage: int,
-        iteration: int,
-        plan: str,
-        replicas: Sequence[str],
-        expected: Expected,
+        self, own: GradientSum, exchange: Exchange, replicas: Sequence[str], expected: Expected
     ) -> Combined:
         return Combined(own, tuple(replicas[:1]), {})
 
     async def compare(
-        self,
-        digest: str,
-        *,
-        stage: int,
-        iteration: int,
-        plan: str,
-        replicas: Sequence[str],
-        before: str = "",
+        self, digest: str, exchange: Exchange, replicas: Sequence[str], *, before: str = ""
     ) -> Agreement:
         return Agreement(agrees=True, digest=digest)

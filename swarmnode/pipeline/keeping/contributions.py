@@ -23,7 +23,7 @@ from swarmnode.errors import ModelError, Rejected
 from swarmnode.identity.envelope import seal, unseal
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.streams import Buffer
-from swarmnode.pipeline.keeping.combining import Expected, Fault
+from swarmnode.pipeline.keeping.combining import Exchange, Expected, Fault
 from swarmnode.pipeline.stages.visits import GradientSum
 from swarmnode.pipeline.wire.codec import INT8_BLOCK, decode, encode
 from swarmnode.pipeline.wire.messages import MAX_PATH, CodecName, Count, Digest, TensorHeader
@@ -50,15 +50,6 @@ class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     """A bit for each parameter, in the order of their names, lowest first: whether it has a gradient."""
     digest: Digest
     """SHA-256 of the bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """Which iteration of which stage it is about."""
-
-    plan: str
-    stage: int
-    iteration: int
 
 
 @dataclass(frozen=True, slots=True)

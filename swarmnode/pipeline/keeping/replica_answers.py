@@ -15,7 +15,7 @@ from typing import TypeVar
 from swarmnode.errors import Rejected
 from swarmnode.pipeline.keeping.agreement import Weights
 from swarmnode.pipeline.keeping.averaging_messages import AskDigest, AskGradients, decode_question, encode
-from swarmnode.pipeline.keeping.contributions import Exchange
+from swarmnode.pipeline.keeping.combining import Exchange
 from swarmnode.pipeline.keeping.tally import Holdings, Tally
 from swarmnode.pipeline.wire.questions import Answer
 

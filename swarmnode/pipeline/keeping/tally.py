@@ -19,11 +19,10 @@ from msgspec import Meta
 from torch import Tensor
 
 from swarmnode.errors import Rejected
-from swarmnode.pipeline.keeping.combining import Combined, Expected, Fault
+from swarmnode.pipeline.keeping.combining import Combined, Exchange, Expected, Fault
 from swarmnode.pipeline.keeping.contributions import (
     MAX_HEAD_BYTES,
     Contribution,
-    Exchange,
     SignedHead,
     open_head,
     size_bytes,

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from swarmnode.errors import CheckpointError, NetworkError
 from swarmnode.pipeline.keeping.agreement import Agreement, is_near
-from swarmnode.pipeline.keeping.combining import GradientExchange
+from swarmnode.pipeline.keeping.combining import Exchange, GradientExchange
 from swarmnode.pipeline.running.seat import Reload
 from swarmnode.pipeline.running.workplace import Workplace
 from swarmnode.pipeline.stages.stage_model import StageModel
@@ -183,10 +183,8 @@ class Alignment:
             async with asyncio.timeout(place.settings.close_timeout_s):
                 return await self._averager.compare(
                     digest,
-                    stage=seat.stage,
-                    iteration=place.iteration,
-                    plan=seat.digest,
-                    replicas=seat.replicas,
+                    Exchange(seat.digest, seat.stage, place.iteration),
+                    seat.replicas,
                     before=self._before.digest if self._before is not None else "",
                 )
         except (NetworkError, TimeoutError) as error:

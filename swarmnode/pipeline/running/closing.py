@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 
 from swarmnode.errors import NetworkError, Rejected
-from swarmnode.pipeline.keeping.combining import Alone, Combined, Expected, GradientExchange
+from swarmnode.pipeline.keeping.combining import Alone, Combined, Exchange, Expected, GradientExchange
 from swarmnode.pipeline.running.aligning import Alignment, Offer, nobody
 from swarmnode.pipeline.running.journeys import Drive
 from swarmnode.pipeline.running.seat import IterationReport, Reload
@@ -219,12 +219,7 @@ class Closing:
         try:
             # It bounds itself; ended from here, the survivors would step on different sums.
             return await self._averager.combine(
-                own,
-                stage=seat.stage,
-                iteration=place.iteration,
-                plan=seat.digest,
-                replicas=seat.replicas,
-                expected=expected,
+                own, Exchange(seat.digest, seat.stage, place.iteration), seat.replicas, expected
             )
         except NetworkError as error:
             # Where the others did without us, the next comparison of weights brings us back to theirs.

@@ -14,7 +14,7 @@ from swarmnode.identity.keys import NodeKey
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import StreamHost
 from swarmnode.pipeline.keeping.agreement import Agreement, Weights, agreement_of
-from swarmnode.pipeline.keeping.combining import Combined, Expected, Fault
+from swarmnode.pipeline.keeping.combining import Combined, Exchange, Expected, Fault
 from swarmnode.pipeline.plans.instance import Instance
 from swarmnode.pipeline.plans.plan import Plan, digest
 from swarmnode.pipeline.running.member import PipelineMember
@@ -84,10 +84,9 @@ class OfOne:
     own: str
 
     async def combine(
-        self, own: GradientSum, *, stage: int, iteration: int, plan: str, replicas: Sequence[str],
-        expected: Expected,
-    ) -> Combined:  # fmt: skip
-        kept = self.all._sums.setdefault((stage, iteration), {})
+        self, own: GradientSum, exchange: Exchange, replicas: Sequence[str], expected: Expected
+    ) -> Combined:
+        kept = self.all._sums.setdefault((exchange.stage, exchange.iteration), {})
         kept[self.own] = own
         found = await self.all.gather(kept, replicas)
         absent = {peer: Fault.SILENT for peer in set(replicas) - found.keys()}
@@ -96,10 +95,9 @@ class OfOne:
         )
 
     async def compare(
-        self, digest: str, *, stage: int, iteration: int, plan: str, replicas: Sequence[str],
-        before: str = "",
-    ) -> Agreement:  # fmt: skip
-        kept = self.all._said.setdefault((stage, iteration), {})
+        self, digest: str, exchange: Exchange, replicas: Sequence[str], *, before: str = ""
+    ) -> Agreement:
+        kept = self.all._said.setdefault((exchange.stage, exchange.iteration), {})
         kept[self.own] = Weights(digest, before)
         found = await self.all.gather(kept, replicas)
         return agreement_of(self.own, found)

@@ -22,8 +22,8 @@ from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import ByteStream
 from swarmnode.pipeline.keeping.averaging import ReplicaExchange
 from swarmnode.pipeline.keeping.averaging_messages import PROTOCOL, AskGradients, decode_question
-from swarmnode.pipeline.keeping.combining import Combined, ExchangeSettings, Expected, Fault
-from swarmnode.pipeline.keeping.contributions import CONTEXT, Contribution, Exchange, contribute
+from swarmnode.pipeline.keeping.combining import Combined, Exchange, ExchangeSettings, Expected, Fault
+from swarmnode.pipeline.keeping.contributions import CONTEXT, Contribution, contribute
 from swarmnode.pipeline.keeping.tally import Held, Holdings
 from swarmnode.pipeline.stages.visits import GradientSum
 from swarmnode.pipeline.wire.inbound import receive_length, send_frame
@@ -73,7 +73,7 @@ async def combine(
     exchange: ReplicaExchange, own: GradientSum, count: int, expected: Expected = EXPECTED
 ) -> Combined:
     replicas = [key.peer_id for key in KEYS[:count]]
-    return await exchange.combine(own, stage=1, iteration=4, plan=PLAN, replicas=replicas, expected=expected)
+    return await exchange.combine(own, Exchange(PLAN, 1, 4), replicas, expected)
 
 
 async def together(*running: Awaitable[Combined]) -> list[Combined]:
@@ -417,7 +417,7 @@ async def test_after_the_step_its_gradients_are_forgotten_and_a_late_one_is_told
 
 async def _compare(exchange: ReplicaExchange, digest: str, count: int, before: str = "0" * 64) -> Any:
     replicas = [key.peer_id for key in KEYS[:count]]
-    return await exchange.compare(digest, stage=1, iteration=4, plan=PLAN, replicas=replicas, before=before)
+    return await exchange.compare(digest, Exchange(PLAN, 1, 4), replicas, before=before)
 
 
 async def test_the_minority_is_told_whom_to_ask() -> None:
@@ -479,7 +479,7 @@ async def test_over_the_daemon_replicas_combine_and_compare(tmp_path: Path) -> N
             await one.connect((await other.addresses())[0])
         peer_ids = [host.peer_id for host in hosts]
         expected = Expected({"w": (300_000,)}, max_tokens=100, max_visits=10)
-        about = {"stage": 1, "iteration": 4, "plan": PLAN, "replicas": peer_ids}
+        about = Exchange(PLAN, 1, 4), peer_ids
         exchanges: list[ReplicaExchange] = []
         for number, host in enumerate(hosts):
             exchange = ReplicaExchange(host, keys.load(tmp_path / f"{number}.key"))
@@ -487,9 +487,9 @@ async def test_over_the_daemon_replicas_combine_and_compare(tmp_path: Path) -> N
             exchange.admit(peer_ids)
         own = [GradientSum({"w": torch.full((300_000,), 2.0**n)}, 10, 1) for n in range(3)]
         results = await together(
-            *(x.combine(one, expected=expected, **about) for x, one in zip(exchanges, own, strict=True))
+            *(x.combine(one, *about, expected) for x, one in zip(exchanges, own, strict=True))
         )
-        agreements = await asyncio.gather(*(x.compare("1" * 64, **about) for x in exchanges))
+        agreements = await asyncio.gather(*(x.compare("1" * 64, *about) for x in exchanges))
     assert torch.equal(same(results)["w"], torch.full((300_000,), 7.0))
     assert all(one.agreed and len(one.contributors) == 3 for one in results)
     assert all(one.agrees for one in agreements)
