@@ -50,6 +50,9 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.5
 
+LINGER_S = 5.0
+"""A member that is stopped stays for so long while data nodes live: they may have been stopped with it."""
+
 FEWEST_TO_GO_ON = 2
 """Members, however many the first plan waited for."""
 
@@ -202,6 +205,7 @@ class PipelineNode:
                 owned.append(services.create_task(supervise("idle rollouts", self.parts.idle.serve)))
             try:
                 reason = await self._work()
+                await self._let_data_nodes_save()
             finally:
                 await self._use_idle_time(False)
             for task in owned:
@@ -245,6 +249,13 @@ class PipelineNode:
         agreed = self.place.agreed
         data = agreed.partition.stages[0].peers if agreed is not None else ()
         return self.peer_id not in data and not set(data).isdisjoint(self.membership.members())
+
+    async def _let_data_nodes_save(self) -> None:
+        """Where all are stopped at once, the data nodes' last checkpoint still needs what we hold."""
+        for _ in range(round(LINGER_S / TICK_S)):
+            if self.place.part is None or not self._is_needed():
+                return
+            await asyncio.sleep(TICK_S)
 
     def _has_data(self) -> bool:
         agreed = self.place.agreed

@@ -314,7 +314,7 @@ async def home(whole: WholeModel, folder: Path, *settings: str) -> AsyncGenerato
         await found.close()
 
 
-async def until(holds: Callable[[], bool], within_s: float = 30.0) -> None:
+async def until(holds: Callable[[], bool], within_s: float = 90.0) -> None:
     """Wait for something that happens by itself."""
     until_s = time.monotonic() + within_s
     while not holds():
