@@ -10,7 +10,8 @@ plan that it is in. So the newest is asked for several times before less will do
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -49,19 +50,18 @@ async def whole_state(
     """The adapters of a model of so many layers: of this iteration if all members have told theirs, else of
     the newest that they have. Raises PipelineError."""
     everything = StagePart(0, layers, has_ends=True)
-    for attempt in range(NEWEST_TRIES + 1):
-        least = iteration if attempt < NEWEST_TRIES else 1
-        try:
-            found = await states.assemble(sorted(members), everything, at_least=least, at_most=iteration)
-        except CheckpointError as error:
-            if attempt == NEWEST_TRIES:
-                raise PipelineError(error.message, hint=error.hint) from error
-            await asyncio.sleep(PAUSE_S)
-        else:
-            moments = {name: value for name, value in found.tensors.items() if "/" in name}
-            adapter = {name: value for name, value in found.tensors.items() if "/" not in name}
-            return WholeState(found.iteration, adapter, moments)
-    raise AssertionError("the last attempt returns or raises")
+
+    async def look(newest: bool) -> Assembled:
+        least = iteration if newest else 1
+        return await states.assemble(sorted(members), everything, at_least=least, at_most=iteration)
+
+    try:
+        found = await _found(look, tries=NEWEST_TRIES + 1, newest=NEWEST_TRIES)
+    except CheckpointError as error:
+        raise PipelineError(error.message, hint=error.hint) from error
+    moments = {name: value for name, value in found.tensors.items() if "/" in name}
+    adapter = {name: value for name, value in found.tensors.items() if "/" not in name}
+    return WholeState(found.iteration, adapter, moments)
 
 
 async def stage_state(
@@ -95,12 +95,10 @@ async def stage_state(
         )
 
     tries = STAGE_TRIES if iteration else 1
-    for attempt in range(tries):
-        try:
-            return await assemble(part, newest=attempt < min(NEWEST_TRIES, tries - 1))
-        except CheckpointError:
-            if attempt < tries - 1:
-                await asyncio.sleep(PAUSE_S)
+    with suppress(CheckpointError):
+        return await _found(
+            lambda newest: assemble(part, newest=newest), tries=tries, newest=min(NEWEST_TRIES, tries - 1)
+        )
     found: list[Assembled] = []
     lost: list[int] = []
     for layer in range(part.first_layer, part.end_layer):
@@ -125,21 +123,28 @@ async def majority_state(
     states: StateService, replicas: Collection[str], part: StagePart, *, iteration: int, with_ends: bool
 ) -> Mapping[str, Tensor]:
     """Of this iteration and no other, from those whose weights are the majority's. Raises CheckpointError."""
-    for left in reversed(range(STAGE_TRIES)):
+
+    async def look(newest: bool) -> Assembled:
+        return await states.assemble(
+            sorted(replicas),
+            part,
+            needs_ends=with_ends and part.has_ends,
+            at_least=iteration,
+            at_most=iteration,
+        )
+
+    return (await _found(look, tries=STAGE_TRIES, newest=STAGE_TRIES)).tensors
+
+
+async def _found(look: Callable[[bool], Awaitable[Assembled]], *, tries: int, newest: int) -> Assembled:
+    """What `look` finds: asked for the newest so often, then for any. Raises its last CheckpointError."""
+    for attempt in range(tries):
         try:
-            found = await states.assemble(
-                sorted(replicas),
-                part,
-                needs_ends=with_ends and part.has_ends,
-                at_least=iteration,
-                at_most=iteration,
-            )
+            return await look(attempt < newest)
         except CheckpointError:
-            if not left:
+            if attempt == tries - 1:
                 raise
             await asyncio.sleep(PAUSE_S)
-        else:
-            return found.tensors
     raise AssertionError("the last attempt returns or raises")
 
 
