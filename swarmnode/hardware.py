@@ -3,6 +3,7 @@
 [hardware] -> config (which preset), training (device), cli doctor
 """
 
+import os
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -14,12 +15,15 @@ import psutil
 GIB = 2**30
 NVIDIA_SMI_TIMEOUT_S = 5.0
 NVIDIA_SMI_COLUMNS = (
-    "memory.total,memory.free,compute_cap,name",
-    "memory.total,memory.free,index,name",
+    "memory.total,memory.free,compute_cap,uuid,name",
+    "memory.total,memory.free,index,uuid,name",
 )
 """The name comes last, since it may hold a comma. Drivers before 510 refuse to tell a capability: a number of
 the card stands in its place, which is no decimal."""
 CGROUP = Path("/sys/fs/cgroup")
+CPUINFO = Path("/proc/cpuinfo")
+BF16_UNITS = frozenset({"avx512_bf16", "amx_bf16"})
+"""Flags of a CPU that multiplies bfloat16 two times (AVX-512) to sixteen times (AMX) as fast as float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,7 @@ class Gpu:
     memory_free_bytes: int | None
     capability: float | None = None
     """NVIDIA's compute capability, 8.9 for Ada; what a card can multiply follows from it."""
+    uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +76,15 @@ def nvidia_gpus() -> tuple[Gpu, ...]:
 
 
 def parse_nvidia_smi(text: str) -> tuple[Gpu, ...]:
-    """Cards from `MiB, MiB, capability, name` lines.
+    """Cards from `MiB, MiB, capability, uuid, name` lines.
 
-    >>> parse_nvidia_smi("24564, 24000, 8.9, NVIDIA GeForce RTX 4090")[0].name
+    >>> parse_nvidia_smi("24564, 24000, 8.9, GPU-5a1e, NVIDIA GeForce RTX 4090")[0].name
     'NVIDIA GeForce RTX 4090'
     """
     gpus: list[Gpu] = []
     for line in text.strip().splitlines():
-        total, free, capability, name = (part.strip() for part in line.split(",", 3))
-        gpus.append(Gpu(name, _mebibytes(total), _mebibytes(free), _capability(capability)))
+        total, free, capability, uuid, name = (part.strip() for part in line.split(",", 4))
+        gpus.append(Gpu(name, _mebibytes(total), _mebibytes(free), _capability(capability), uuid))
     return tuple(gpus)
 
 
@@ -88,9 +93,31 @@ def usable_gpu(device: str) -> Gpu | None:
     name, _, index = device.partition(":")
     if name not in ("auto", "cuda") or not _torch_has_cuda():
         return None
-    gpus = nvidia_gpus()
+    gpus = visible_gpus(nvidia_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     number = int(index or 0)
     return gpus[number] if number < len(gpus) else None
+
+
+def visible_gpus(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[Gpu, ...]:
+    """The cards that CUDA_VISIBLE_DEVICES leaves to a process, in its order (None: all).
+
+    It lists numbers or beginnings of UUIDs, and what follows an entry that names no card does not count.
+
+    >>> one, two = Gpu("A", None, None, uuid="GPU-a1"), Gpu("B", None, None, uuid="GPU-b2")
+    >>> [gpu.name for gpu in visible_gpus((one, two), "GPU-b,0,-1,1")]
+    ['B', 'A']
+    """
+    if visible is None:
+        return gpus
+    chosen: list[Gpu] = []
+    for entry in (each.strip() for each in visible.split(",")):
+        by_number = gpus[int(entry) : int(entry) + 1] if entry.isdecimal() else ()
+        by_uuid = [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]
+        found = by_number or by_uuid[:1]
+        if not found:
+            break
+        chosen += found
+    return tuple(chosen)
 
 
 def _torch_has_cuda() -> bool:
@@ -131,10 +158,20 @@ def container_memory(cgroup: Path = CGROUP) -> tuple[int, int] | None:
     return int(limit), max(0, int(limit) - used + int(stat.get("inactive_file", 0)))
 
 
+def cpu_has_bf16(cpuinfo: Path = CPUINFO) -> bool:
+    """Whether this CPU has units for products in bfloat16. False where the system does not tell."""
+    return not BF16_UNITS.isdisjoint(_cpuinfo("flags", cpuinfo).split())
+
+
 def _cpu_name() -> str:
+    return _cpuinfo("model name", CPUINFO) or "unknown CPU"
+
+
+def _cpuinfo(key: str, cpuinfo: Path) -> str:
+    """What Linux says of the first core; empty where it says nothing."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = cpuinfo.read_text().splitlines()
     except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "unknown CPU")
+        return ""
+    values = (line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == key)
+    return next(values, "")

@@ -15,7 +15,7 @@ from typing import Any
 
 from swarmnode.config import Config
 from swarmnode.errors import ModelError
-from swarmnode.hardware import Gpu, usable_gpu
+from swarmnode.hardware import Gpu, cpu_has_bf16, usable_gpu
 from swarmnode.memory_plan import EngineName, MemoryPlan, ModelCard, Workload, plan_memory, size_text
 
 PLANNED_TOKENS = 4096
@@ -24,6 +24,8 @@ LARGEST_HEADER_BYTES = 100_000_000
 """The bound that safetensors itself puts on a header."""
 BF16_CAPABILITY = 8.0
 """NVIDIA cards from Ampere on multiply in bfloat16. Before, torch emulates it, far slower than float32."""
+BF16_FROM_HIDDEN = 256
+"""Narrower models take as long in bfloat16 on a CPU: a layer's products are not what costs there."""
 LOWER = "lower rollout.slots, rollout.max_tokens or training.micro_batch_tokens, or choose a smaller --model"
 
 TINY = ModelCard(
@@ -149,17 +151,23 @@ def _header(path: Path) -> dict[str, Any]:
 
 
 def workload(
-    config: Config, gpu: Gpu | None, *, vllm: bool = False, engine_bytes: float | None = None
+    config: Config,
+    gpu: Gpu | None,
+    *,
+    hidden: int = 0,
+    vllm: bool = False,
+    engine_bytes: float | None = None,
 ) -> Workload:
-    """What the settings do with a model on this card (None: on the CPU). `vllm`: it can be used here."""
-    rollout = config.rollout
+    """What the settings do with a model on this card (None: on the CPU). `hidden`: its width, 0 where it is
+    not known yet; `vllm`: it can be used here."""
+    rollout, nf4 = config.rollout, config.policy.quantization == "nf4"
     return Workload(
         rank=config.policy.lora_rank,
         slots=min(rollout.slots, rollout.groups * rollout.group_size) * config.node.policies,
         sequence_tokens=rollout.max_prompt_tokens + rollout.max_tokens,
         micro_batch_tokens=config.training.micro_batch_tokens or PLANNED_TOKENS,
-        number_bytes=number_bytes(config.policy.dtype, gpu),
-        nf4=config.policy.quantization == "nf4",
+        number_bytes=number_bytes(config.policy.dtype, gpu, 0 if nf4 else hidden),
+        nf4=nf4,
         policies=config.node.policies,
         engine=expected_engine(config, gpu is not None, vllm),
         engine_bytes=engine_bytes,
@@ -177,15 +185,23 @@ def expected_engine(config: Config, gpu: bool, vllm: bool) -> EngineName:
     return config.rollout.engine
 
 
-def number_bytes(dtype: str, gpu: Gpu | None) -> int:
-    """Bytes of a weight as `policy.dtype` will have it. auto: 2 on a card that multiplies in bfloat16.
+def number_bytes(dtype: str, gpu: Gpu | None, hidden: int = 0) -> int:
+    """Bytes of a weight as `policy.dtype` will have it. auto: 2 on a card that multiplies in bfloat16, and on
+    a CPU where that pays for a model of this width.
 
     >>> number_bytes("auto", None), number_bytes("auto", Gpu("T4", None, None, capability=7.5))
     (4, 4)
     """
     if dtype != "auto":
         return 4 if dtype == "float32" else 2
-    return 2 if gpu is not None and (gpu.capability or BF16_CAPABILITY) >= BF16_CAPABILITY else 4
+    if gpu is None:
+        return 2 if bf16_pays_on_cpu(hidden) else 4
+    return 2 if (gpu.capability or BF16_CAPABILITY) >= BF16_CAPABILITY else 4
+
+
+def bf16_pays_on_cpu(hidden: int) -> bool:
+    """Whether a model of this width generates and trains faster in bfloat16 on this CPU."""
+    return hidden >= BF16_FROM_HIDDEN and cpu_has_bf16()
 
 
 def choose_model(

@@ -51,7 +51,8 @@ def plan_for(config: Config, model: str) -> PlannedMemory:
     facts = find_facts(model, load_cards(builtin_folder("configs") / "models.toml"))
     free, place = float(machine.memory_free_bytes), "this machine"
     engine_bytes = None
-    work = workload(config, gpu, vllm=missing_reason("cuda" if gpu else "cpu") is None)
+    has_vllm = missing_reason("cuda" if gpu else "cpu") is None
+    work = workload(config, gpu, hidden=facts.card.hidden if facts.card else 0, vllm=has_vllm)
     if gpu is not None and gpu.memory_free_bytes is not None:
         free, place = float(gpu.memory_free_bytes), gpu.name
         if work.engine == "vllm":

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from swarmnode.config import PolicyConfig
 from swarmnode.errors import ModelError
 from swarmnode.memory_plan import ModelCard
-from swarmnode.models import card_of, find_model
+from swarmnode.models import bf16_pays_on_cpu, card_of, find_model
 from swarmnode.training.budget import is_out_of_memory
 from swarmnode.training.nf4 import keep_differentiable, nf4_arguments
 
@@ -87,7 +87,7 @@ def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
     transformers_logging.disable_progress_bar()
     source = find_model(spec)
     device = find_device(config.device)
-    dtype = find_dtype(config.dtype, device)
+    dtype = find_dtype(config.dtype, device, _hidden_size(source) if config.quantization == "none" else 0)
     quantized = nf4_arguments(dtype, device) if config.quantization == "nf4" else {}
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
@@ -116,6 +116,17 @@ def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
     return loaded
 
 
+def _hidden_size(source: str) -> int:
+    """The width of a model, or 0 where its config does not tell."""
+    from transformers import AutoConfig
+
+    try:
+        config: Any = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ValueError):
+        return 0  # Loading says what is wrong.
+    return int(getattr(config.get_text_config(), "hidden_size", 0))
+
+
 def _advice(spec: str) -> str:
     if Path(spec).expanduser().is_dir():
         return "the folder must hold config.json, tokenizer files and safetensors weights"
@@ -140,12 +151,14 @@ def find_device(name: str) -> torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
-def find_dtype(name: str, device: torch.device) -> torch.dtype:
-    """As asked for, or the fastest that is exact enough. A card without bfloat16 (Turing and older) emulates
-    it far slower than it does float32, so there `auto` is float32."""
+def find_dtype(name: str, device: torch.device, hidden: int = 0) -> torch.dtype:
+    """As asked for, or the fastest that is exact enough for a model of width `hidden` (0: any, float32 on a
+    CPU). A card without bfloat16 (Turing and older) emulates it far slower than it does float32, so there
+    `auto` is float32."""
     if name == "auto":
-        has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        return torch.bfloat16 if has_bf16 else torch.float32
+        on_cpu = device.type == "cpu" and bf16_pays_on_cpu(hidden)
+        on_card = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if on_cpu or on_card else torch.float32
     dtype = torch.float32 if name == "float32" else torch.bfloat16
     try:
         one = torch.ones(1, 1, dtype=dtype, device=device)

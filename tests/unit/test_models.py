@@ -6,16 +6,19 @@ import pytest
 
 from swarmnode.config_layers import load_config
 from swarmnode.errors import ModelError
-from swarmnode.hardware import GIB, Gpu, parse_nvidia_smi, usable_gpu
+from swarmnode.hardware import GIB, Gpu, cpu_has_bf16, parse_nvidia_smi, usable_gpu, visible_gpus
 from swarmnode.memory_plan import Workload, plan_memory
 from swarmnode.models import (
+    BF16_FROM_HIDDEN,
     TINY,
+    bf16_pays_on_cpu,
     card_of,
     choose_for_machine,
     choose_model,
     expected_engine,
     find_facts,
     load_cards,
+    number_bytes,
     read_facts,
     remember_model,
     resolve_model,
@@ -83,7 +86,9 @@ def test_every_card_has_the_parameters_that_its_shapes_give() -> None:
 
 
 def test_cards_of_the_driver_are_read_and_unknown_stays_unknown() -> None:
-    one, other = parse_nvidia_smi("24564, 23000, 8.9, NVIDIA RTX 4090\n[N/A], [N/A], 0, Odd, card\n")
+    one, other = parse_nvidia_smi(
+        "24564, 23000, 8.9, GPU-1, NVIDIA RTX 4090\n[N/A], [N/A], 0, GPU-2, Odd, card\n"
+    )
     assert (one.name, one.memory_free_bytes, one.capability) == ("NVIDIA RTX 4090", 23000 * 2**20, 8.9)
     assert (other.name, other.memory_free_bytes, other.capability) == ("Odd, card", None, None)
 
@@ -138,3 +143,34 @@ def test_each_of_several_policies_has_the_sequences_in_flight_that_one_alone_has
     alone = load_config(assignments=["rollout.groups=4", "rollout.group_size=8"]).config
     three = load_config(assignments=["rollout.groups=4", "rollout.group_size=8", "node.policies=3"]).config
     assert workload(three, None).slots == 3 * workload(alone, None).slots == 96
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [(None, "AB"), ("1", "B"), ("1,0", "BA"), ("GPU-b", "B"), ("", ""), ("-1", ""), ("0,7,1", "A")],
+)
+def test_the_cards_that_are_hidden_from_the_process_are_not_planned_with(
+    visible: str | None, expected: str
+) -> None:
+    cards = Gpu("A", None, None, uuid="GPU-aa"), Gpu("B", None, None, uuid="GPU-bb")
+    assert "".join(gpu.name for gpu in visible_gpus(cards, visible)) == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"), [("fpu avx512f avx512_bf16", True), ("amx_bf16", True), ("avx2", False)]
+)
+def test_the_units_of_a_cpu_are_read_from_its_flags(tmp_path: Path, flags: str, expected: bool) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t\t: none\nflags\t\t: amx_bf16\n")
+    assert cpu_has_bf16(cpuinfo) is expected
+    assert not cpu_has_bf16(tmp_path / "nothing")
+
+
+def test_a_cpu_plans_two_bytes_for_wide_models_where_it_multiplies_them_in_bfloat16() -> None:
+    assert bf16_pays_on_cpu(BF16_FROM_HIDDEN) is cpu_has_bf16()
+    assert not bf16_pays_on_cpu(TINY.hidden)
+    assert number_bytes("auto", None, BF16_FROM_HIDDEN) == (2 if cpu_has_bf16() else 4)
+    config = load_config(environ={}).config
+    assert workload(config, None, hidden=TINY.hidden).number_bytes == 4
+    in_4_bits = config.model_copy(update={"policy": config.policy.model_copy(update={"quantization": "nf4"})})
+    assert workload(in_4_bits, None, hidden=4096).number_bytes == 4

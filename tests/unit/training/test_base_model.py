@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from swarmnode.config import PolicyConfig
 from swarmnode.errors import ModelError
+from swarmnode.hardware import cpu_has_bf16
 from swarmnode.training import nf4
 from swarmnode.training.base_model import (
     LoadedModel,
@@ -60,9 +62,26 @@ def test_four_bits_on_a_cpu_train_and_say_that_they_are_slow(
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("auto", torch.float32), ("bfloat16", torch.bfloat16)])
-def test_a_cpu_computes_in_float32_unless_asked(quick_model: Path, name: str, dtype: torch.dtype) -> None:
+def test_a_cpu_computes_narrow_models_in_float32_unless_asked(
+    quick_model: Path, name: str, dtype: torch.dtype
+) -> None:
     config = PolicyConfig(dtype=name, device="cpu")  # pyright: ignore[reportArgumentType]
     assert load_base_model(str(quick_model), config).model.dtype == dtype
+
+
+def test_a_wide_model_is_loaded_as_the_units_of_this_cpu_suggest(quick_model: Path, tmp_path: Path) -> None:
+    wide = Qwen3Config(
+        vocab_size=258, hidden_size=256, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, head_dim=8, tie_word_embeddings=True,
+    )  # fmt: skip
+    Qwen3ForCausalLM(wide).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(quick_model).save_pretrained(tmp_path)
+    expected = torch.bfloat16 if cpu_has_bf16() else torch.float32
+    assert load_base_model(str(tmp_path), PolicyConfig(device="cpu")).model.dtype == expected
+    assert (
+        load_base_model(str(tmp_path), PolicyConfig(device="cpu", dtype="float32")).model.dtype
+        == torch.float32
+    )
 
 
 def test_a_model_that_does_not_fit_says_so_also_on_a_cpu(
