@@ -1,6 +1,6 @@
-"""What both sides of benchmarks/grpo.py are given, and how they are asked for one step at a time.
+"""What both sides of benchmarks/grpo.py are given, and how they are asked for a few steps at a time.
 
-grpo.py -> job as JSON, then a line per step -> [grpo_job] -> grpo_ours.py | grpo_trl.py
+grpo.py -> job as JSON, then a number of steps per line -> [grpo_job] -> grpo_ours.py | grpo_trl.py
 
 Nothing of swarmnode and nothing of TRL is imported here: each side runs in its own environment.
 """
@@ -30,10 +30,12 @@ class Job:
     learning_rate: float
     steps: int
     """Most steps that will be asked for."""
+    steps_per_turn: int = 1
+    """One after another, as in training: the first after a pause finds cold caches."""
     dtype: str = "float32"
-    """Of the base model and what it computes in: float32 or bfloat16."""
+    """What the base model is loaded in and computes in: float32 or bfloat16."""
     tuned: bool = True
-    """TRL only: as a person would set it who wants speed, instead of as it comes (see grpo_trl.py)."""
+    """False: precision and gradient checkpointing as either side chooses them where nothing is set."""
     prompt_letters: int = 4
 
     @property
@@ -61,25 +63,34 @@ def reward(text: str) -> float:
 
 
 class Turns:
-    """Waits for a line on standard input before each step, and reports what the step took."""
+    """Waits for a line on standard input before every few steps, and reports what those took."""
 
     def __init__(self, samples: int) -> None:
         self._samples = samples
+        self._steps = self._left = 0
         self._tokens = 0
         self._started = 0.0
 
     def wait(self) -> bool:
-        """Until the next step is asked for; False when there will be none."""
-        go_on = bool(sys.stdin.readline().strip())
-        self._started = time.process_time()
-        self._tokens = 0
-        return go_on
+        """Until the next step may begin; False when there will be none."""
+        if not self._left:
+            asked = sys.stdin.readline().strip()
+            if not asked:
+                return False
+            self._steps = self._left = int(asked)
+            self._tokens = 0
+            self._started = time.process_time()
+        self._left -= 1
+        return True
 
     def sampled(self, tokens: int) -> None:
         """Completion tokens of this step, more of them."""
         self._tokens += tokens
 
     def done(self) -> None:
+        """A step has ended."""
+        if self._left:
+            return
         used = time.process_time() - self._started
-        answer = {"cpu_s": used, "samples": self._samples, "tokens": self._tokens}
+        answer = {"cpu_s": used, "samples": self._samples * self._steps, "tokens": self._tokens}
         print(f"STEP {json.dumps(answer)}", flush=True)

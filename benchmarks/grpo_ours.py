@@ -39,7 +39,7 @@ class Learner:
         config = PolicyConfig(
             lora_rank=job.rank,
             lora_alpha=2 * job.rank,
-            dtype="bfloat16" if job.dtype == "bfloat16" else "float32",
+            dtype=("bfloat16" if job.dtype == "bfloat16" else "float32") if job.tuned else "auto",
             device="cpu",
         )
         base = load_base_model(job.model, config)

@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 
-class OneStepAtATime(TrainerCallback):
-    """Waits before each step until it is asked for; the time of a step ends when the optimizer has moved."""
+class StepsWhenAsked(TrainerCallback):
+    """Waits before each step until it may begin; it ends when the optimizer has moved."""
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
@@ -71,6 +71,6 @@ def serve() -> None:
         peft_config=LoraConfig(
             r=job.rank, lora_alpha=2 * job.rank, target_modules="all-linear", task_type="CAUSAL_LM"
         ),
-        callbacks=[OneStepAtATime(turns)],
+        callbacks=[StepsWhenAsked(turns)],
     )
     trainer.train()
