@@ -1,13 +1,25 @@
-"""Fixtures shared by the whole suite."""
+"""Fixtures shared by the whole suite, and how far property tests look for cases."""
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Before torch is imported anywhere: more threads than one are far slower beside another busy process.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+UNTIMED: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("repeatable", derandomize=True, **UNTIMED)
+settings.register_profile("search", derandomize=False, **UNTIMED)
+settings.load_profile("repeatable")
+"""The same cases in every run: what nobody changed does not fail. New ones are looked for on purpose, with
+`--hypothesis-profile=search`: others in every run, or those of `--hypothesis-seed=N`."""
+
+SEARCHED = 10
+"""Times as many cases as a test asks for, in the profile "search"."""
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +52,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         group = "engines" if item.path.name in ENGINES else str(item.path)
         item.add_marker(pytest.mark.xdist_group(group))
+    if settings.get_current_profile_name() == "search":
+        _search({item.obj for item in items if isinstance(item, pytest.Function)})
+
+
+def _search(tests: set[Any]) -> None:
+    """What a test says of itself goes before the profile: here it is the other way round."""
+    name = "_hypothesis_internal_use_settings"
+    for test in tests:
+        if (own := getattr(test, name, None)) is not None:
+            wide = settings(own, max_examples=SEARCHED * own.max_examples, derandomize=False)
+            setattr(test, name, wide)

@@ -6,7 +6,8 @@ costs, links -> [OwnPresence] -> gossip, introductions        membership.py -> [
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from math import inf
 
 from swarmnode.errors import NetworkError, Rejected
 from swarmnode.identity.keys import NodeKey
@@ -101,7 +102,6 @@ class OwnPresence:
         self.sealed = b""
         self.announced = Announcement(costs(), {}, {})
         """What the others were last told."""
-        self._sealed_at_s = 0.0
 
     def renew(self) -> None:
         """Seal what holds now. Raises Rejected when no member would take it, as with costs too old."""
@@ -115,7 +115,6 @@ class OwnPresence:
         sealed = seal_presence(self._key, presence, topic=self._topic)
         open_presence(sealed, topic=self._topic, now_s=self._wall_s())
         self.sequence, self.sealed, self.announced = presence.sequence, sealed, announced
-        self._sealed_at_s = asyncio.get_running_loop().time()
 
     def try_renew(self) -> None:
         """`renew` where it goes; else the last one goes on, until others find it stale."""
@@ -130,20 +129,28 @@ class OwnPresence:
             told.observed
         )
 
-    async def publish(self, host: Host, every_s: float, look_s: float, is_alone: Callable[[], bool]) -> None:
-        """Announce ourselves for ever: now, when links or complaints are new, often while alone, else every
-        `every_s`."""
-        published = 0
+    async def publish(
+        self, host: Host, every_s: float, look_s: float, living: Callable[[], Iterable[str]]
+    ) -> None:
+        """Announce ourselves for ever: at once, often while nobody is `living`, soon when links or complaints
+        are new or we have met somebody, then ever more rarely, down to every `every_s`.
+
+        Gossip is lost while connections are young. Two members that missed each other and met a third one are
+        alone no more, so that they met it is what makes them say again that they are there.
+        """
+        met, wait_s, published_at_s = set[str](), LEAST_BETWEEN_S, -inf
         while True:
-            since_s = asyncio.get_running_loop().time() - self._sealed_at_s
-            is_new = is_alone() or self._has_news()
-            if not published or since_s >= (LEAST_BETWEEN_S if is_new else every_s):
+            now_s, present = asyncio.get_running_loop().time(), {*living()}
+            if not present or not present <= met or self._has_news():
+                wait_s = LEAST_BETWEEN_S
+            if now_s - published_at_s >= wait_s:
                 self.try_renew()
                 try:
                     await host.publish(self._topic, self.sealed)
                 except NetworkError as error:
                     log.debug("not announced: %s", error)
-                published += 1
+                met, wait_s, published_at_s = present, min(2 * wait_s, every_s), now_s
+            met &= present
             await asyncio.sleep(look_s)
 
 

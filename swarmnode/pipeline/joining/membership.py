@@ -53,8 +53,6 @@ from swarmnode.pipeline.plans.planning import Agreed, PlanSettings, terms
 log = logging.getLogger(__name__)
 
 QUEUED_MESSAGES = 256
-SEALED_AGAIN_S = 2.0
-"""At most so often we announce new links: the first come one after the other."""
 
 
 class Membership:
@@ -122,9 +120,7 @@ class Membership:
         self._group = asyncio.TaskGroup()
         await self._group.__aenter__()
         settings = self._settings
-        announcing = self._own.publish(
-            self._host, settings.announce_s, settings.ping_s, lambda: not self._members.living()
-        )
+        announcing = self._own.publish(self._host, settings.announce_s, settings.ping_s, self._members.living)
         work = (self._listen(heard), announcing, self._watch.run(), self._jobs.run(), self._convene())
         self._running = [self._group.create_task(each) for each in work]
         return self

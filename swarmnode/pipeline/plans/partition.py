@@ -102,6 +102,11 @@ class Partition:
     spare: tuple[str, ...]
     """Members that fit no stage."""
 
+    @property
+    def stage_of(self) -> dict[str, int]:
+        """By peer id; the spare are absent."""
+        return {peer: stage for stage, part in enumerate(self.stages) for peer in part.peers}
+
 
 def path_length(stages: int, skip: float) -> int:
     """Stages that a micro-batch visits of `stages`, at least two.

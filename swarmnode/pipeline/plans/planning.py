@@ -5,8 +5,8 @@ announcements, settings, who holds what now -> [planned] -> Agreed -> membership
 Every member computes this for itself and the digests are compared, so nothing here may depend on the order of
 announcements, on a clock or on chance without a seed: searches end after a number of steps. The first plan is
 free to choose (partition.py, placement.py). Later ones leave every member where it is, as far as that goes:
-whoever changes its stage has weights to load (refilling.py). Only when the former stages cannot be filled by
-those who are left are the layers divided anew.
+whoever changes its stage has weights to load (refilling.py); made again for the same members, a plan moves
+nobody. Only when those who are left cannot fill the former stages are the layers divided anew.
 """
 
 import hashlib
@@ -149,8 +149,7 @@ class Agreed:
 
     def stage_of(self, peer_id: str) -> int | None:
         """None: a spare member, or a stranger."""
-        found = (stage for stage, part in enumerate(self.partition.stages) if peer_id in part.peers)
-        return next(found, None)
+        return self.partition.stage_of.get(peer_id)
 
     def part_of(self, peer_id: str) -> StagePart | None:
         """The layers of a member."""
@@ -168,9 +167,7 @@ class Agreed:
     @property
     def former(self) -> Former:
         """What the next plan calls former."""
-        parts = self.partition.stages
-        held = {peer: stage for stage, part in enumerate(parts) for peer in part.peers}
-        return Former(tuple(part.end for part in parts), held)
+        return Former(tuple(part.end for part in self.partition.stages), self.partition.stage_of)
 
 
 def planned(inputs: Inputs) -> Agreed:
@@ -248,12 +245,16 @@ def _divided(inputs: Inputs, scene: Scene) -> Agreed:
         return _alone(inputs, scene.costs[min(set(whole) & set(scene.costs))])
     instance, holding = scene.measured(parts)
     found = search(instance, seed=settings.seed, effort=_effort(settings.search_tasks), holding=holding)
-    names = instance.names
     stages = tuple(
-        replace(part, peers=tuple(names[node] for node in nodes))
+        replace(part, peers=tuple(instance.names[node] for node in nodes))
         for part, nodes in zip(parts.stages, found.instance.stages, strict=True)
     )
-    return _agreed(inputs, replace(parts, stages=stages), _scheduled(settings, found.instance, found.plan))
+    parts = replace(parts, stages=stages)
+    # The next change of members goes by the rules of refilling: what it would move is moved at once.
+    kept = refilled(scene, [part.end for part in stages], parts.stage_of)
+    if kept is None or kept.stage_of == parts.stage_of:
+        return _agreed(inputs, parts, _scheduled(settings, found.instance, found.plan))
+    return _agreed(inputs, kept, _scheduled(settings, scene.measured(kept)[0], None))
 
 
 def _effort(tasks: int) -> Effort:
@@ -334,8 +335,7 @@ def _scene(inputs: Inputs, costs: Sequence[MemberCosts]) -> Scene:
 
 
 def _agreed(inputs: Inputs, parts: Partition, plan: Plan) -> Agreed:
-    placed = {peer for part in parts.stages for peer in part.peers}
-    spare = {said.member.peer_id for said in inputs.announcements} - placed
+    spare = {said.member.peer_id for said in inputs.announcements} - parts.stage_of.keys()
     parts = replace(parts, spare=tuple(sorted(spare)))
     layers = [part.end for part in parts.stages]
     named = msgspec.json.encode((inputs.epoch, layers, parts.spare, digest(plan)))

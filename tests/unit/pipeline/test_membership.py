@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -103,6 +104,8 @@ class Node:
         self.model: str = changes.pop("model", "tiny")
         self.load_s: float = changes.pop("load_s", 0.0)
         self.trains: bool = changes.pop("trains", True)
+        self.linked: list[str] = changes.pop("linked", [])
+        """Whom it has links to from the start; else to whoever it has met."""
         self.observed: dict[str, Observation] = {}
         self.places: list[Agreed] = []
         self.trained: list[tuple[int, str]] = []
@@ -116,7 +119,7 @@ class Node:
             plan=self.plan,
             model=self.model,
             costs=lambda: pretend.costs(key.peer_id, free=self.free, at_s=now_s()),
-            links=lambda: pretend.links(key.peer_id, self.membership.members()),
+            links=lambda: pretend.links(key.peer_id, self.linked or self.membership.members()),
             on_agreed=self.take_place,
             prepare=self.prepare,
             observed=lambda: self.observed,
@@ -244,6 +247,42 @@ def test_five_members_agree_on_one_plan():
         assert [len(node.places) for node in nodes] == [1] * 5
 
     told(story)
+
+
+def test_two_members_that_missed_each_other_meet_soon_after_both_have_met_a_third():
+    linked = [key.peer_id for key in KEYS[:3]]
+
+    async def story(here: Home, nodes: list[Node]) -> None:
+        here.network.partition([[nodes[0].host]])
+        nodes += await here.add(KEYS[1], linked=linked)
+        await asyncio.sleep(0.1)
+        here.network.heal()
+        nodes += await here.add(KEYS[2], linked=linked)
+        await asyncio.sleep(0.1)
+        assert [len(node.membership.members()) for node in nodes] == [2, 2, 3]
+        await here.settled(within_s=SETTINGS.announce_s / 2)
+
+    told(story, count=1, linked=linked)
+
+
+def test_members_announce_themselves_ever_more_rarely_while_nothing_changes():
+    async def story(here: Home, nodes: list[Node]) -> None:
+        heard_s: list[float] = []
+
+        async def listen() -> None:
+            async for message in await nodes[0].host.subscribe(topic_of("home", "big")):
+                if message.sender == nodes[1].peer_id:
+                    heard_s.append(now_s())
+
+        listening = asyncio.ensure_future(listen())
+        await asyncio.sleep(10 * SETTINGS.announce_s)
+        listening.cancel()
+        between_s = [later - sooner for sooner, later in pairwise(heard_s)]
+        assert between_s == sorted(between_s)
+        assert between_s[0] < SETTINGS.announce_s / 4 and SETTINGS.announce_s <= between_s[-1]
+        assert between_s[-1] < SETTINGS.announce_s + SETTINGS.ping_s
+
+    told(story, count=3)
 
 
 def test_a_data_node_is_told_at_once_while_nothing_changes():

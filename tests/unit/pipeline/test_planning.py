@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from swarmnode.errors import ConfigError, ModelError
@@ -63,6 +63,7 @@ def test_any_order_of_announcements_gives_one_digest_and_no_rule_is_broken(seed:
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10**6))
+@example(4323)
 def test_one_death_moves_at_most_one_member(seed: int):
     rng = random.Random(seed)
     of = [
@@ -75,12 +76,31 @@ def test_one_death_moves_at_most_one_member(seed: int):
     left = [each for each in of if each is not victim]
     second = planned(inputs(left, first.former, 2, chosen))
     check(second, left)
-    stage = first.part_of(victim.peer_id)
-    alone = stage is not None and len(stage.peers) == 1
-    moved = must_load(second, first.former)
-    assert len(moved) == 1 if alone else len(moved) <= 1
-    # Where no stage has become empty, only data nodes are worth a move.
-    assert alone or all(second.stage_of(peer) == 0 for peer in moved)
+    moved_to = [second.stage_of(peer) for peer in must_load(second, first.former)]
+    emptied = [stage for stage, part in enumerate(first.partition.stages) if part.peers == (victim.peer_id,)]
+    # Where no stage has become empty, only data nodes are worth a move, and only while stage 0 has fewer of
+    # them than the other stages have replicas on average.
+    assert moved_to == emptied or (not emptied and moved_to == [0])
+    data_nodes, *others = (len(part.peers) for part in second.partition.stages)
+    assert emptied or not moved_to or (data_nodes - 1) * len(others) < sum(others) + 1
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 10**6))
+@example(4323)
+def test_the_same_members_again_move_nobody_not_even_after_a_first_plan(seed: int):
+    rng = random.Random(seed)
+    of = [
+        pretend.costs(f"p{n:02}", free=rng.randint(450, 900) * MB, speed=rng.uniform(0.5, 3))
+        for n in range(rng.randint(4, 8))
+    ]
+    chosen = pretend.settings(stages=3)
+    first = planned(inputs(of, settings=chosen))
+    second = planned(inputs(of, first.former, 2, chosen))
+    assert must_load(second, first.former) == ()
+    third = planned(inputs(of[1:], second.former, 3, chosen))
+    fourth = planned(inputs(of[1:], third.former, 4, chosen))
+    assert must_load(fourth, third.former) == ()
 
 
 WEIGHTS = 800 * MB
