@@ -177,6 +177,7 @@ class PipelineNode:
                 self._new_membership, steps=lambda: self.member.iteration, left=self.place.seated.clear
             )
             self.member.on_lost = self._suspect
+            self.decode.on_silent = lambda peer_id, why: self.membership.lost(peer_id, why)
             self.link = self._new_link()
             if parts.earlier:
                 self.membership.stepped(max(held.holding.iteration for held in parts.earlier))
@@ -337,11 +338,12 @@ class PipelineNode:
             await asyncio.sleep(TICK_S)
 
     def _tell_of_the_dead(self) -> None:
-        """Whom the others have given up is not waited for in the iteration that runs."""
+        """Whom the others have given up is not waited for, in an iteration or by a rollout."""
         living = set(self.membership.members())
         for peer_id in self.place.agreed.peers if self.place.agreed is not None else ():
             if peer_id not in living:
                 self.member.lose(peer_id, "is no member any more")
+                self.decode.lose(peer_id, "is no member any more")
 
     async def _look(self) -> None:
         self._tell_of_the_dead()

@@ -145,6 +145,8 @@ class StagePlace:
     async def take(self, agreed: Agreed) -> None:
         """Take our place under a plan. Raises ModelError, CheckpointError."""
         self.seated.clear()
+        # Rollouts that are under way do not wait for what goes by the former plan.
+        self._decode.hold(None)
         self._averager.admit(agreed.peers, scope_of(agreed, self._peer_id))
         self._states.admit(agreed.members, seats_of(agreed), former=former_seats(agreed))
         self.agreed = agreed
@@ -192,7 +194,7 @@ class StagePlace:
     def _stand_by(self) -> None:
         """Let go of what the former plan gave us."""
         self._member.unseat()
-        self._decode.hold(None)
+        self._decode.adopt(None)
         self._held = self._next = self._worker = None
         self._held_bytes = 0
 
@@ -259,7 +261,6 @@ class StagePlace:
                 return held
         # The former stage goes first: there may be no memory for both.
         self._held = self._next = self._worker = None
-        self._decode.hold(None)
         return await asyncio.to_thread(self._load, part)
 
     def _load(self, part: StagePart) -> _Held:

@@ -89,10 +89,9 @@ def test_a_killed_member_costs_no_restart_and_all_go_on_after_a_stop(
         assert node.summary()["stopped"] == "stopped on request"
 
     limit = ("--rounds", str(done["rounds"] + 2), "--set", "pipeline.wait_for_members=2")
+    # The same commands, at the same time: a node comes back to the port that others know.
     again = join(*settings, *limit, home="first", model=model)
-    beside = join(
-        address_of(again), *settings, "--set", "pipeline.data=false", *limit, home="third", model=model
-    )
+    beside = join(*to_first, *limit, home="third", model=model)
     resumed = again.summary()
     assert f"resumed after round {done['rounds']}" in again.story
     assert resumed["rounds"] == done["rounds"] + 2 and resumed["reward_first"] == done["reward_first"]

@@ -32,6 +32,8 @@ class Stop(StrEnum):
     """A node does not answer, or answers what no sound node does: do not ask it again."""
     FORGOTTEN = "forgotten"
     """A node does not have the session, or not the plan: tell it everything again."""
+    OTHER_PLAN = "other_plan"
+    """A node has its stage under another plan, or none: wait until it has come to ours, or we to another."""
     OTHER_POLICY = "other_policy"
     """A node's weights are of another version."""
     NO_MEMORY = "no_memory"

@@ -131,6 +131,8 @@ class Progress(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
     came: bool
     went: bool
+    seated: bool = True
+    """Whether the stage here is held under the plan that was asked about."""
 
 
 MAX_ASKED_BYTES = 128

@@ -4,7 +4,8 @@ decode.py -> [FrameStreams.send] -> stream -> [FrameStreams] of another member -
 
 Unlike the tensor plane of training (transport.py), which makes sure that each message is taken once, a frame
 here is sent and forgotten: steps are harmless twice and missed when they are lost, and what counts is the
-time that each takes. Frames to one peer share a stream, opened again when it has broken.
+time that each takes. Frames to one peer share a stream, opened again when it has broken; when it ends, who
+sent on it is told at once: the far end is gone, or did not want what came last.
 
 Order matters as there: membership and route first, then memory for the tensor, then its bytes. A member may
 have `max_steps_per_stream` frames in work; it is not read further before one of them is done.
@@ -16,8 +17,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
-from swarmnode.errors import PeerUnreachable, Rejected
+from torch import Tensor
+
+from swarmnode.errors import HostDown, NetworkError, PeerUnreachable, Rejected
 from swarmnode.network.streams import ByteStream, StreamHost
 from swarmnode.pipeline.rollouts.decode_messages import (
     MAX_FRAME_BYTES,
@@ -27,9 +31,11 @@ from swarmnode.pipeline.rollouts.decode_messages import (
     decode_frame,
     encode_frame,
 )
+from swarmnode.pipeline.rollouts.stage_cache import Segments, tails_of
 from swarmnode.pipeline.wire.budget import ByteBudget
+from swarmnode.pipeline.wire.codec import encode
 from swarmnode.pipeline.wire.inbound import LENGTH_BYTES, receive_length
-from swarmnode.pipeline.wire.messages import MAX_TENSOR_BYTES, Refusal
+from swarmnode.pipeline.wire.messages import MAX_TENSOR_BYTES, CodecName, Refusal
 from swarmnode.pipeline.wire.roster import Roster
 from swarmnode.pipeline.wire.transport import Pace
 from swarmnode.pipeline.wire.wire import Payload
@@ -37,6 +43,10 @@ from swarmnode.pipeline.wire.wire import Payload
 logger = logging.getLogger(__name__)
 
 PROTOCOL = "/swarmnode/pipeline-decode/1"
+
+
+class BrokenOff(PeerUnreachable):
+    """The peer is there, and has ended the stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +81,18 @@ Handle = Callable[[Roster, Frame, bytearray], Awaitable[None]]
 """A checked frame and the bytes behind it."""
 
 
+@dataclass(slots=True, eq=False)
+class Outgoing:
+    """One stream of ours."""
+
+    stream: ByteStream
+    over: bool = False
+
+
+Ended = Callable[[Outgoing], Awaitable[None]]
+"""A stream of ours that has ended, and all that was sent on it perhaps with it."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Taken:
     roster: Roster
@@ -82,7 +104,7 @@ class _Taken:
 @dataclass(slots=True)
 class _Link:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    stream: ByteStream | None = None
+    outgoing: Outgoing | None = None
 
 
 class FrameStreams:
@@ -93,6 +115,7 @@ class FrameStreams:
         host: StreamHost,
         rosters: Mapping[str, Roster],
         handle: Handle,
+        ended: Ended,
         *,
         limits: DecodeLimits,
         counters: DecodeCounters,
@@ -102,29 +125,37 @@ class FrameStreams:
         self._host = host
         self._rosters = rosters
         self._handle = handle
+        self._ended = ended
         self._limits = limits
         self._counters = counters
         self._pace = pace
         self._links: dict[str, _Link] = {}
         self._streams: Counter[str] = Counter()
         self._serving: set[asyncio.Task[object]] = set()
+        self._is_over = False
+        self._tasks = asyncio.TaskGroup()
+        self._watching: set[asyncio.Task[None]] = set()
         self._budget = ByteBudget(limits.max_inbound_bytes, limits.max_inbound_bytes_per_peer)
 
     async def start(self) -> None:
         """Raises HostDown."""
         await self._host.serve_streams(PROTOCOL, self._serve)
+        await self._tasks.__aenter__()
 
     async def end(self) -> None:
+        self._is_over = True
         for link in self._links.values():
-            if link.stream is not None:
-                link.stream.close()
-        serving = tuple(self._serving)
-        for task in serving:
+            if link.outgoing is not None:
+                link.outgoing.stream.close()
+        tasks = *self._serving, *self._watching
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*serving, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.__aexit__(None, None, None)
 
-    async def send(self, peer_id: str, frame: Frame, payload: Payload) -> None:
-        """Raises PeerUnreachable, RequestTimeout, HostDown. The deadline is the caller's."""
+    async def send(self, peer_id: str, frame: Frame, payload: Payload) -> Outgoing:
+        """On which stream it went; the deadline is the caller's. Raises PeerUnreachable (BrokenOff among it),
+        RequestTimeout, HostDown."""
         head = encode_frame(frame)
         size_bytes = len(head) + len(payload.data)
         if self._pace is not None:
@@ -134,26 +165,82 @@ class FrameStreams:
         data = b"".join((len(head).to_bytes(LENGTH_BYTES, "big"), head, payload.data))
         link = self._links.setdefault(peer_id, _Link())
         async with link.turn:
-            was_open = link.stream is not None
+            was_open = link.outgoing is not None
             try:
-                await self._write(peer_id, link, data)
+                outgoing = await self._write(peer_id, link, data)
             except PeerUnreachable:
                 if not was_open:
                     raise
                 # It was closed while nobody looked. A new stream tells whether the peer is there.
-                await self._write(peer_id, link, data)
+                outgoing = await self._write(peer_id, link, data)
         self._counters.sent_bytes += size_bytes
+        return outgoing
 
-    async def _write(self, peer_id: str, link: _Link, data: bytes) -> None:
-        stream = link.stream or await self._host.open_stream(peer_id, PROTOCOL)
-        # A stream on which a frame was broken off, by an error or a deadline, carries no other.
-        link.stream = None
+    async def send_step(
+        self, roster: Roster, segments: Segments, hidden_ND: Tensor, codec: CodecName, **fields: Any
+    ) -> Outgoing:
+        """Hidden states to the node at `position`, as `send`; behind the end of the path the tails only."""
+        is_last = fields["position"] == len(fields["path"])
+        encoded = encode(tails_of(hidden_ND, segments) if is_last else hidden_ND, codec)
+        step = Step(
+            cells=segments.cells, starts=segments.starts, counts=segments.counts, tails=segments.tails,
+            forks=segments.forks, tensor=encoded.header, **fields,
+        )  # fmt: skip
+        return await self.send(roster.peers[step.target], step, encoded.payload)
+
+    async def reaches(self, peer_id: str) -> bool:
+        """Whether the peer can be had a stream to, whatever it then makes of it. The deadline is the
+        caller's."""
+        link = self._links.setdefault(peer_id, _Link())
         try:
-            await stream.send(data)
-            link.stream = stream
+            async with link.turn:
+                link.outgoing = link.outgoing or await self._open(peer_id, link)
+        except PeerUnreachable as error:
+            logger.debug("%s cannot be reached: %s", peer_id, error)
+            return False
+        except NetworkError as error:
+            # That is slow, or it is us.
+            logger.debug("no stream to %s: %s", peer_id, error)
+        return True
+
+    async def _open(self, peer_id: str, link: _Link) -> Outgoing:
+        outgoing = Outgoing(await self._host.open_stream(peer_id, PROTOCOL))
+        if self._is_over:
+            outgoing.stream.close()
+            raise HostDown("the streams of generation have been closed here")
+        task = self._tasks.create_task(self._watch(link, outgoing))
+        self._watching.add(task)
+        task.add_done_callback(self._watching.discard)
+        return outgoing
+
+    async def _watch(self, link: _Link, outgoing: Outgoing) -> None:
+        """Until the stream ends: nothing is answered on it, so whatever is read means that it is over."""
+        stream = outgoing.stream
+        try:
+            await stream.receive(1)
+        except PeerUnreachable as error:
+            logger.debug("a stream to %s has ended: %s", stream.peer_id, error)
+        stream.close()
+        outgoing.over = True
+        if link.outgoing is outgoing:
+            link.outgoing = None
+        await self._ended(outgoing)
+
+    async def _write(self, peer_id: str, link: _Link, data: bytes) -> Outgoing:
+        outgoing = link.outgoing or await self._open(peer_id, link)
+        # A stream on which a frame was broken off, by an error or a deadline, carries no other.
+        link.outgoing = None
+        try:
+            await outgoing.stream.send(data)
+            if outgoing.over:
+                raise BrokenOff(f"{peer_id} ended the stream")
+            link.outgoing = outgoing
+        except PeerUnreachable as error:
+            raise BrokenOff(error.message) from error
         finally:
-            if link.stream is None:
-                stream.close()
+            if link.outgoing is None:
+                outgoing.stream.close()
+        return outgoing
 
     async def _serve(self, stream: ByteStream) -> None:
         """Take the frames of one stream until it ends."""

@@ -111,7 +111,7 @@ class PipelineEngine(TorchEngine):
         return self._clock
 
     def _step(self) -> Sequence[Output]:
-        version = self._newest.version if self._newest_version is None else self._newest_version()
+        version = self._version_now()
         if version != self._newest.version:
             self.set_policy(PolicyUpdate(version, {}, 1.0), "keep")
         self._admit()
@@ -126,6 +126,9 @@ class PipelineEngine(TorchEngine):
         outputs = self._finish(self._ended(tokens))
         self._close_up()
         return outputs
+
+    def _version_now(self) -> int:
+        return self._newest.version if self._newest_version is None else self._newest_version()
 
     def _admit(self) -> None:
         """Give free rows to waiting requests."""
@@ -161,6 +164,9 @@ class PipelineEngine(TorchEngine):
             version = self._newest.version
             self._drop_everything()
             raise not_finite(version)
+        if stopped.why is Stop.OTHER_POLICY and self._version_now() != self._newest.version:
+            # The pipeline has moved on while the step was under way, so the next step goes on with it.
+            return
         if stopped.why is Stop.NO_MEMORY and len(self._running) > 1:
             # The last to start wait for room.
             rows = sorted(self._running, key=lambda row: self._running[row].first_tick)

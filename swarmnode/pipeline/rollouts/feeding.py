@@ -23,7 +23,7 @@ from swarmnode.pipeline.rollouts.ways import ChoosePath, StagePath, Way
 log = logging.getLogger(__name__)
 
 MAX_FAILURES = 16
-"""Feeds of one step that may fail before the step is given up: several nodes can be lost at once."""
+"""Times that feeds of one step may fail before it is given up: nodes can be lost one after the other."""
 
 
 @dataclass(slots=True)
@@ -61,6 +61,17 @@ class _Session:
         cell = next(number for number in range(len(self.cells) + 1) if number not in self.cells)
         self.cells.add(cell)
         return cell
+
+
+@dataclass(slots=True)
+class _Trouble:
+    """What kept one step from coming to its end at the first attempt."""
+
+    rounds: int = 0
+    rows: set[int] = field(default_factory=set[int])
+    tokens: int = 0
+    causes: dict[str, None] = field(default_factory=dict[str, None])
+    """Each once, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,22 +145,37 @@ class Feeder:
         fed stays fed, and calling again goes on from there. Raises EngineError where going around does not
         help either.
         """
+        trouble, rerouted = _Trouble(), self.counts.rerouted
+        try:
+            return self._bring(version, trouble)
+        finally:
+            if trouble.causes:
+                log.info(
+                    "%d of %d sequences were resumed (%d tokens), %d go along fewer stages: %s",
+                    len(trouble.rows), len(self._sequences), trouble.tokens,
+                    self.counts.rerouted - rerouted, "; ".join(trouble.causes),
+                )  # fmt: skip
+
+    def _bring(self, version: int, trouble: _Trouble) -> dict[int, Tensor] | Stopped:
         found: dict[int, Tensor] = {}
-        failures = 0
         while waiting := self._sequences.keys() - found.keys():
             loads = self._loads(waiting, version)
             self.counts.feeds += len(loads)
+            results = self._chain.run([load.feed for load in loads])
+            failed: list[tuple[_Load, Stopped]] = []
             unhelpful: Stopped | None = None
-            for load, result in zip(loads, self._chain.run([load.feed for load in loads]), strict=True):
+            for load, result in zip(loads, results, strict=True):
                 if not isinstance(result, Stopped):
                     found |= self._fed(load, result)
                 elif result.why in (Stop.LOST, Stop.FORGOTTEN):
-                    failures += 1
-                    self._go_around(load, result, failures)
+                    failed.append((load, result))
                 else:
                     unhelpful = result
+            self._go_around(failed, trouble)
             if unhelpful is not None:
                 return unhelpful
+            # What was forgotten is brought again, also where its newest token had come through.
+            found = {row: hidden for row, hidden in found.items() if self._sequences[row].fed}
         return found
 
     # Planning
@@ -190,7 +216,8 @@ class Feeder:
         forks: list[tuple[int, int, int]] = []
         for row in sorted(rows, key=lambda row: (self._sequences[row].fed == 0, self._cell(row))):
             sequence = self._sequences[row]
-            start, lender = sequence.fed, None
+            # The newest token comes again where its hidden state was not used after all.
+            start, lender = min(sequence.fed, len(sequence.ids) - 1), None
             if start == 0 and len(sequence.prompt) > 1:
                 if sequence.prompt in begun:
                     continue  # its prompt is on its way with another: the next load copies it
@@ -198,7 +225,7 @@ class Feeder:
                     start = min(len(sequence.prompt), len(sequence.ids) - 1)
             brought = sequence.ids[start : start + left]
             if not brought:
-                break
+                break  # no room is left in this feed
             if lender is not None:
                 forks.append((lender, self._cell(row), start))
             elif start == 0:
@@ -244,26 +271,31 @@ class Feeder:
                 found[row] = hidden_ND[place]
         return found
 
-    def _go_around(self, load: _Load, stopped: Stopped, failures: int) -> None:
-        """Forget the session, so that everything is brought again, along another way if need be."""
-        if failures > MAX_FAILURES:
-            raise EngineError(
-                f"{failures} messages through the pipeline failed, last: {stopped.why}, {stopped.detail}",
-                hint="what was sampled is kept; look at the members of the pipeline",
-            )
-        if stopped.why is Stop.LOST and stopped.node is not None:
-            self._chain.give_up(stopped.node, stopped.detail)
-            self.counts.lost_nodes += 1
-        lost = [sequence for sequence in self._sequences.values() if sequence.path == load.path]
-        tokens = sum(sequence.fed for sequence in lost)
-        log.info(
-            "%d sequences on path %s are read again, %d tokens: node %s, %s (%s)",
-            len(lost), load.path, tokens, stopped.node, stopped.why, stopped.detail,
-        )  # fmt: skip
-        self.counts.refed_tokens += tokens
-        for sequence in lost:
-            sequence.fed, sequence.cell, sequence.lends = 0, None, True
-        self._close(load.path)
+    def _go_around(self, failed: Sequence[tuple[_Load, Stopped]], trouble: _Trouble) -> None:
+        """Forget the sessions, so that everything is brought again, along other ways if need be."""
+        trouble.rounds += bool(failed)
+        for load, stopped in failed:
+            if trouble.rounds > MAX_FAILURES:
+                raise EngineError(
+                    f"messages through the pipeline failed {trouble.rounds} times, last: {stopped.why}, "
+                    f"{stopped.detail}",
+                    hint="what was sampled is kept; look at the members of the pipeline",
+                )
+            if stopped.why is Stop.LOST and stopped.node is not None:
+                self._chain.give_up(stopped.node, stopped.detail)
+                self.counts.lost_nodes += 1
+            where = "" if stopped.node is None else f"node {stopped.node} "
+            trouble.causes[f"{where}{stopped.why} ({stopped.detail})"] = None
+            self._forget(load.path, trouble)
+
+    def _forget(self, path: StagePath, trouble: _Trouble) -> None:
+        for row, sequence in self._sequences.items():
+            if sequence.path == path:
+                trouble.rows |= {row} if sequence.fed else set()
+                trouble.tokens += sequence.fed
+                self.counts.refed_tokens += sequence.fed
+                sequence.fed, sequence.cell, sequence.lends = 0, None, True
+        self._close(path)
 
     def _close(self, path: StagePath) -> None:
         session = self._sessions.pop(path)

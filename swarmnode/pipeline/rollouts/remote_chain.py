@@ -5,7 +5,8 @@ engine.py (a worker thread) -> [RemoteChain] -> decode.py (the event loop) -> th
                      own stage and head, in the thread of the stage
 
 The engine's thread waits with a deadline for what the event loop does; all paths of a step are on their way
-at once. The weights are the pipeline's: a policy is its version here, and nothing is brought to the stages.
+at once. While our own place changes, nothing is: what was under way ends, and is brought again under the next
+plan. The weights are the pipeline's: a policy is its version here, and nothing is brought to the stages.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from swarmnode.pipeline.rollouts.decode import DecodeNode
 from swarmnode.pipeline.rollouts.decode_streams import DecodeLimits
 from swarmnode.pipeline.rollouts.stage_cache import StageCaches, tails_of
 from swarmnode.pipeline.rollouts.ways import Members, StagePath, Way, way_along
+from swarmnode.pipeline.stages.stage_model import StageModel
 from swarmnode.pipeline.wire.messages import MAX_TENSOR_BYTES
 from swarmnode.rollout.decode.adapter import LoraPair
 from swarmnode.rollout.engine import PolicyUpdate
@@ -40,6 +42,8 @@ class ChainSettings:
     """A step that has not come around by then is looked for."""
     max_feed_tokens: int = 4096
     """Of one message: a prompt of more comes in pieces."""
+    settle_timeout_s: float = 300.0
+    """Our own stage under the next plan is there by then, with its weights."""
 
 
 class RemoteChain:
@@ -69,6 +73,7 @@ class RemoteChain:
         self._on_lost = on_lost
         self._settings = settings or ChainSettings()
         model = self._caches.model
+        self._ends: StageModel | None = None
         self.device: torch.device = model.device
         self.vocabulary: int = model.vocabulary
         token_bytes = model.hidden_size * model.settings.dtype.itemsize
@@ -82,13 +87,17 @@ class RemoteChain:
         return way_along(self._members, path, self._lost)
 
     def run(self, feeds: Sequence[Feed]) -> list[Tensor | Stopped]:
+        self._wait(self._settle(), self._settings.settle_timeout_s)
         # Asking who stopped a step comes on top of the step.
         most_s = self._settings.step_timeout_s + DecodeLimits().ask_timeout_s
         return self._wait(self._run_all(feeds), most_s)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
+        # The place may have changed meanwhile: the ends that these hidden states began at go with them.
+        ends, self._ends = self._ends or self._caches.model, None
+
         async def compute() -> Tensor:
-            return await self._node.run_in_stage_thread(lambda: _logits(self._caches, hidden_ND))
+            return await self._node.run_in_stage_thread(lambda: _logits(ends, hidden_ND))
 
         return self._wait(compute(), self._settings.step_timeout_s)
 
@@ -138,11 +147,26 @@ class RemoteChain:
             ) from error
 
     async def _run_all(self, feeds: Sequence[Feed]) -> list[Tensor | Stopped]:
+        if self._node.plan == self._members.plan:
+            self._ends = self._caches.model
         if len(feeds) == 1:
             return [await self._run(feeds[0])]
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(self._run(feed)) for feed in feeds]
         return [task.result() for task in running]
+
+    async def _settle(self) -> None:
+        """Wait while another place is taken. Raises EngineError where we do not sample from it."""
+        try:
+            async with asyncio.timeout(self._settings.settle_timeout_s):
+                await self._node.settled()
+        except TimeoutError as error:
+            raise EngineError(
+                f"our own stage was not there within {self._settings.settle_timeout_s:g} s",
+                hint="what was sampled is kept; look at what the log says of the change of plan",
+            ) from error
+        if self._node.plan != self._members.plan:
+            raise EngineError("under the new plan this node does not sample")
 
     async def _run(self, feed: Feed) -> Tensor | Stopped:
         """Own stage, then around."""
@@ -154,11 +178,13 @@ class RemoteChain:
         try:
             async with asyncio.timeout(self._settings.step_timeout_s):
                 hidden_ND = await self._node.compute(
-                    key, segments, lambda model: _embedded(model, feed.ids), feed.version
+                    members.plan, key, segments, lambda model: _embedded(model, feed.ids), feed.version
                 )
         except TimeoutError:
             return Stopped(Stop.OTHER_POLICY, nodes[0], f"is not at version {feed.version} yet")
         if isinstance(hidden_ND, Stopped):
+            if hidden_ND.why is Stop.OTHER_PLAN:
+                return _replanned(hidden_ND)
             return Stopped(hidden_ND.why, nodes[0], hidden_ND.detail)
         if len(nodes) == 1:
             return tails_of(hidden_ND, segments)
@@ -167,10 +193,10 @@ class RemoteChain:
             members.plan, nodes, feed.session, segments, hidden_ND,
             version=feed.version, timeout_s=max(left_s, 0.1),
         )  # fmt: skip
-        if isinstance(found, Stopped) and self._members.plan != members.plan:
-            # Its nodes have other numbers now.
-            return Stopped(Stop.FORGOTTEN, None, "the plan has changed on the way")
-        return found
+        if not isinstance(found, Stopped):
+            return found
+        is_over = found.why is Stop.OTHER_PLAN or self._members.plan != members.plan
+        return _replanned(found) if is_over else found
 
     async def _close_session(self, way: Way, session: int) -> None:
         key = self._key(self._members, session)
@@ -182,11 +208,16 @@ class RemoteChain:
         return members.peers[members.own], session
 
 
+def _replanned(stopped: Stopped) -> Stopped:
+    """Nodes have other numbers now."""
+    return Stopped(Stop.FORGOTTEN, None, f"the plan has changed on the way: {stopped.detail}")
+
+
 @torch.inference_mode()
 def _embedded(model: Any, ids: Sequence[int]) -> Tensor:
     return embedded(model, ids)
 
 
 @torch.inference_mode()
-def _logits(caches: StageCaches, hidden_ND: Tensor) -> Tensor:
-    return logits_of(caches.model, hidden_ND.to(caches.model.device, caches.model.settings.dtype))
+def _logits(ends: StageModel, hidden_ND: Tensor) -> Tensor:
+    return logits_of(ends, hidden_ND.to(ends.device, ends.settings.dtype))

@@ -1,5 +1,6 @@
 """Whole members in one process: they find each other, train, come, go, fall and come back."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from swarmnode.config_layers import load_config
 from swarmnode.errors import ConfigError
 from swarmnode.node.pipeline_node import PipelineNode
 from swarmnode.node.pipeline_parts import DataRole
+from swarmnode.pipeline.rollouts.chain import Stop, Stopped
+from swarmnode.pipeline.rollouts.stage_cache import Segments
 from swarmnode.pipeline.stages.local import LocalPipeline
 from swarmnode.pipeline.stages.sources import TextFeed
 from swarmnode.pipeline.stages.stage_model import StageSettings
@@ -134,6 +137,23 @@ async def test_what_a_member_that_fell_had_learnt_comes_from_the_copy_at_its_nei
     equal(all_weights(rest), learnt)
     gate.iterations = 3
     await until(lambda: [member.iteration for member in rest] == [3, 3])
+
+
+async def test_generation_does_not_wait_for_a_member_that_the_others_have_given_up(three: Home) -> None:
+    gate = Gate(1)
+    members = start(three, role=gate.role)
+    await until(lambda: [member.iteration for member in members] == [1, 1, 1])
+    data, away = members[0], next(member for member in members if member.stage == 2)
+    agreed = data.node.place.agreed
+    assert agreed is not None
+    three.network.partition([[away.host]])
+    path = tuple(agreed.plan.instance.stages[stage][0] for stage in (0, 2))
+    one = Segments((0,), (0,), (1,), (1,))
+    async with asyncio.timeout(60.0):
+        found = await data.node.decode.travel(
+            agreed.digest, path, 1, one, torch.ones(1, 32), version=1, timeout_s=600.0
+        )
+    assert isinstance(found, Stopped) and found.why in (Stop.LOST, Stop.OTHER_PLAN)
 
 
 def copies_of(member: Member, members: Sequence[Member]) -> bool:

@@ -12,6 +12,8 @@ import torch
 from swarmnode.errors import PipelineError
 from swarmnode.node import pipeline_learnt, pipeline_place
 from swarmnode.pipeline.keeping import checkpoints as checkpoints_module
+from swarmnode.pipeline.rollouts.chain import Stop, Stopped
+from swarmnode.pipeline.rollouts.stage_cache import Segments
 from swarmnode.pipeline.stages.whole_model import WholeModel, open_model
 from tests.unit.node.places import SETTINGS, One, equal, home, together
 from tests.unit.pipeline.members import ListFeed
@@ -158,6 +160,33 @@ async def test_who_is_left_out_of_a_plan_lets_go_and_gives_what_it_had(
         await found.seat([[first], [third]], [2, LAYERS], iteration=1)
         assert second.place.part is None and await second.place.stepped() == ""
         equal(third.learnt(), learnt)
+
+
+async def test_a_change_of_place_ends_the_steps_of_generation_that_are_under_way(
+    whole: WholeModel, tmp_path: Path
+) -> None:
+    async with asyncio.timeout(30), home(whole, tmp_path, 3) as (found, (first, second, third)):
+        await found.seat([[first], [second]], [2, LAYERS])
+        asked = asyncio.Event()
+
+        async def never(fn: Any) -> Any:
+            asked.set()
+            await asyncio.Event().wait()
+
+        second.decode.run_in_stage_thread = never
+        plan = first.decode.plan
+        assert plan is not None and first.place.agreed is not None and plan == first.place.agreed.digest
+        hidden_1D = torch.ones(1, 32)
+        one = Segments((0,), (0,), (1,), (1,))
+        going = asyncio.create_task(
+            first.decode.travel(plan, (0, 1), 1, one, hidden_1D, version=0, timeout_s=60.0)
+        )
+        await asked.wait()
+        await found.seat([[first], [third]], [2, LAYERS])
+        stopped = await going
+        assert isinstance(stopped, Stopped) and stopped.why is Stop.OTHER_PLAN
+        assert second.decode.plan is None
+        await second.decode.settled()
 
 
 def sends_astray(one: One) -> None:

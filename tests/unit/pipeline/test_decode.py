@@ -16,6 +16,7 @@ from swarmnode.pipeline.rollouts.decode import DecodeNode
 from swarmnode.pipeline.rollouts.decode_messages import (
     MAX_FRAME_BYTES,
     MAX_SEQUENCES,
+    Asked,
     Closed,
     Halted,
     Progress,
@@ -27,6 +28,7 @@ from swarmnode.pipeline.rollouts.decode_messages import (
 )
 from swarmnode.pipeline.rollouts.decode_streams import PROTOCOL, DecodeLimits
 from swarmnode.pipeline.rollouts.stage_cache import Segments, StageCaches
+from swarmnode.pipeline.rollouts.tracing import ASK_PROTOCOL
 from swarmnode.pipeline.wire.codec import encode
 from swarmnode.pipeline.wire.messages import TensorHeader
 from swarmnode.pipeline.wire.roster import Roster
@@ -71,6 +73,12 @@ async def members(count: int = 3) -> AsyncGenerator[tuple[list[MemoryHost], list
             node.adopt(Roster(PLAN, peers, own=number))
             nodes.append(node)
         yield hosts, nodes
+
+
+def hold(node: DecodeNode, caches: StageCaches) -> None:
+    """Another stage under the same plan."""
+    node.hold(caches)
+    node.adopt(node._rosters[PLAN])
 
 
 async def inline(fn: Callable[[], Any]) -> Any:
@@ -231,7 +239,7 @@ async def test_a_stage_without_the_session_says_so() -> None:
 
 async def test_a_stage_without_room_says_so() -> None:
     async with members() as (_, nodes):
-        nodes[2].hold(StageCaches(STAGES[2], max_bytes=1))
+        hold(nodes[2], StageCaches(STAGES[2], max_bytes=1))
         found = await travel(nodes[0])
         assert (found.why, found.node) == (Stop.NO_MEMORY, 2)
 
@@ -241,7 +249,7 @@ async def test_numbers_that_are_none_count_against_the_stage_that_makes_them() -
     with torch.no_grad():
         next(iter(broken.trainable().values())).fill_(float("nan"))
     async with members() as (_, nodes):
-        nodes[1].hold(StageCaches(broken, max_bytes=1 << 20))
+        hold(nodes[1], StageCaches(broken, max_bytes=1 << 20))
         found = await travel(nodes[0])
         assert (found.why, found.node) == (Stop.LOST, 1)
 
@@ -279,8 +287,8 @@ async def test_a_broken_stream_is_opened_again() -> None:
     async with members() as (_, nodes):
         await travel(nodes[0])
         link = nodes[0]._streams._links[nodes[1]._host.peer_id]
-        assert link.stream is not None
-        link.stream.close()
+        assert link.outgoing is not None
+        link.outgoing.stream.close()
         assert isinstance(await travel(nodes[0]), torch.Tensor)
 
 
@@ -289,13 +297,12 @@ async def test_strangers_are_told_nothing() -> None:
         stream = await hosts[3].open_stream(hosts[1].peer_id, PROTOCOL)
         await eventually(lambda: nodes[1].counters.refused["not_a_member"] == 1)
         stream.close()
+        await travel(nodes[0])
+        asked = msgspec.msgpack.encode(Asked(PLAN, next(iter(nodes[1]._tracing._progress))[1]))
+        told = await hosts[3].request(hosts[1].peer_id, ASK_PROTOCOL, asked, max_response_bytes=16)
+        assert msgspec.msgpack.decode(told, type=Progress) == Progress(False, False, seated=False)
         with pytest.raises(Exception, match="closed the stream"):
-            await hosts[3].request(
-                hosts[1].peer_id,
-                f"{PROTOCOL}/asked",
-                msgspec.msgpack.encode([PLAN, 1]),
-                max_response_bytes=16,
-            )
+            await hosts[3].request(hosts[1].peer_id, ASK_PROTOCOL, b"x", max_response_bytes=16)
 
 
 async def test_a_member_that_sends_nonsense_loses_its_stream_and_nothing_else_happens() -> None:

@@ -1,0 +1,140 @@
+"""How far a feed came, and whether a member's stage is held under our plan: the questions of a data node.
+
+decode.py (nothing came around) -> [Tracing.find] -> Asked -> [Tracing] of every node of the path -> Progress
+decode.py (a node is at another plan) -> [Tracing.until_seated] -> that node, now and then
+
+Members take their places under a plan a moment after each other, and a newcomer knows nobody before it has
+one: who is not ready is asked again until it is, until our own plan changes, or until it is gone.
+"""
+
+import asyncio
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+
+import msgspec
+from torch import Tensor
+
+from swarmnode.errors import NetworkError, Rejected
+from swarmnode.network.streams import StreamHost
+from swarmnode.pipeline.rollouts.chain import Stop, Stopped
+from swarmnode.pipeline.rollouts.decode_messages import (
+    MAX_ASKED_BYTES,
+    MAX_PROGRESS_BYTES,
+    Asked,
+    Progress,
+    who_stopped,
+)
+from swarmnode.pipeline.rollouts.decode_streams import PROTOCOL, FrameStreams
+from swarmnode.pipeline.wire.messages import Refusal
+from swarmnode.pipeline.wire.roster import Roster
+
+logger = logging.getLogger(__name__)
+
+ASK_PROTOCOL = f"{PROTOCOL}/asked"
+
+FIRST_PAUSE_S = 0.05
+MAX_PAUSE_S = 1.0
+"""A node that is not ready is asked again, ever less often."""
+
+MAX_REMEMBERED = 1024
+"""Feeds whose progress is known: what a data node asks about is recent."""
+
+MAX_BROKEN_OFF = 12
+"""Feeds in a row that a member may break off while it says that it is ready: then it is lost."""
+
+
+NOT_READY = Progress(came=False, went=False, seated=False)
+
+
+class Tracing:
+    """Answers for the steps that pass us, and asks about ours."""
+
+    def __init__(
+        self,
+        host: StreamHost,
+        rosters: Mapping[str, Roster],
+        streams: FrameStreams,
+        *,
+        ask_timeout_s: float,
+        is_seated: Callable[[str], bool],
+    ) -> None:
+        """`is_seated`: whether our own stage is held under a plan."""
+        self._host = host
+        self._rosters = rosters
+        self._streams = streams
+        self._ask_timeout_s = ask_timeout_s
+        self._is_seated = is_seated
+        self._progress: OrderedDict[tuple[str, int], Progress] = OrderedDict()
+        self._broken_off: Counter[str] = Counter()
+
+    async def start(self) -> None:
+        """Raises HostDown."""
+        await self._host.serve(ASK_PROTOCOL, self._tell, max_request_bytes=MAX_ASKED_BYTES)
+
+    def note(self, owner: str, number: int, progress: Progress) -> None:
+        """How far a feed of another member came here."""
+        self._progress[owner, number] = progress
+        if len(self._progress) > MAX_REMEMBERED:
+            self._progress.popitem(last=False)
+
+    def came_around(self, peer_ids: tuple[str, ...]) -> None:
+        """A feed has passed these members."""
+        for peer_id in peer_ids:
+            del self._broken_off[peer_id]
+
+    async def find(self, roster: Roster, path: tuple[int, ...], number: int, detail: str) -> Stopped:
+        """Where a feed stands that did not come around: every node of its path is asked."""
+        asked = Asked(roster.plan, number)
+        async with asyncio.TaskGroup() as tasks:
+            asking = {node: tasks.create_task(self._ask(roster.peers[node], asked)) for node in path[1:]}
+        node = who_stopped(path, {node: task.result() for node, task in asking.items()})
+        return Stopped(Stop.FORGOTTEN if node is None else Stop.LOST, node, detail)
+
+    async def until_seated(
+        self, roster: Roster, stopped: Stopped, suspect: Callable[[str, str], None]
+    ) -> Tensor | Stopped:
+        """Ask the node that stopped a feed until it is ready: then it is to be told everything again. Lost,
+        where nobody is there any more. The deadline is the caller's; `suspect` is told first."""
+        node, detail = stopped.node, stopped.detail
+        assert node is not None
+        peer_id, pause_s = roster.peers[node], FIRST_PAUSE_S
+        asked = Asked(roster.plan, 0)
+        while (progress := await self._ask(peer_id, asked)) is None or not progress.seated:
+            if progress is None and not await self._streams.reaches(peer_id):
+                return Stopped(Stop.LOST, node, f"{detail}, and cannot be reached")
+            if pause_s == FIRST_PAUSE_S:
+                logger.info("generation waits for %s to take its place: %s", peer_id, detail)
+                suspect(peer_id, detail)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+        if pause_s == FIRST_PAUSE_S:
+            self._broken_off[peer_id] += 1
+        if self._broken_off[peer_id] > MAX_BROKEN_OFF:
+            return Stopped(Stop.LOST, node, f"{detail} {MAX_BROKEN_OFF} times")
+        return Stopped(Stop.FORGOTTEN, node, detail)
+
+    async def _ask(self, peer_id: str, asked: Asked) -> Progress | None:
+        try:
+            answer = await self._host.request(
+                peer_id, ASK_PROTOCOL, msgspec.msgpack.encode(asked),
+                timeout_s=self._ask_timeout_s, max_response_bytes=MAX_PROGRESS_BYTES,
+            )  # fmt: skip
+            return msgspec.msgpack.decode(answer, type=Progress)
+        except (NetworkError, msgspec.MsgspecError) as error:
+            logger.debug("%s does not say how far it came: %s", peer_id, error)
+            return None
+
+    async def _tell(self, peer_id: str, request: bytes) -> bytes:
+        """Who asks about a plan that is none of ours, or not theirs, learns that we are not ready. Raises
+        Rejected for nonsense."""
+        try:
+            asked = msgspec.msgpack.decode(request, type=Asked)
+        except msgspec.MsgspecError as error:
+            raise Rejected(Refusal.MALFORMED, str(error)) from error
+        roster = self._rosters.get(asked.plan)
+        progress = NOT_READY
+        if roster is not None and peer_id in roster.peers:
+            known = self._progress.get((peer_id, asked.number), Progress(False, False))
+            progress = msgspec.structs.replace(known, seated=self._is_seated(asked.plan))
+        return msgspec.msgpack.encode(progress)
