@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swarmnode.rollout.decode.bands import Band, cache_size
+from swarmnode.rollout.decode.bands import Band, cache_size, rounded_up
 from swarmnode.rollout.decode.matrix import native_on_cpu
 from swarmnode.rollout.decode.weights import Shape
 
@@ -33,7 +33,7 @@ class PromptAttention:
         cached_keys.copy_(keys.view(batch).transpose(1, 2))
         cached_values.copy_(values.view(batch).transpose(1, 2))
         attended = F.scaled_dot_product_attention(
-            queries.reshape(batch).transpose(1, 2),
+            queries.reshape(batch).transpose(1, 2).to(values.dtype),
             cached_keys,
             cached_values,
             is_causal=True,
@@ -91,6 +91,14 @@ class BandAttention:
         # sum is rounded anyway, and fused kernels round the shares of it as well.
         self._fused = positions.device.type != "cpu" and dtype != torch.float32
         self._native = native_on_cpu(dtype)
+        # A product in bfloat16 is compiled for its sizes the first time, which costs as much as ten of them.
+        # Few sizes occur when they are rounded up: what is beyond the sequences has no share.
+        self._shares: Tensor | None = None
+        if self._native and not self._fused and dtype != torch.float32:
+            self._padded = band.tables(rounded_up(columns, 8), rounded_up(rows))
+            padded = self._padded[0].shape
+            self._shares = self._padded[0].new_zeros(padded[0], shape.group, padded[1])
+            self._own_shares = self._shares[: rows * shape.kv_heads, :, :columns]
         bias = _bias(positions, columns, dtype if self._fused else torch.float32)
         # One row of bias per key head, broadcast over the queries that share it.
         self._bias = bias[:, None, None].expand(-1, shape.kv_heads, -1, -1).flatten(0, 1)
@@ -108,18 +116,21 @@ class BandAttention:
                 queries[None], keys[None], values[None], attn_mask=self._bias[None]
             )
         else:
-            attended = self._two_products(queries, keys, values)
+            attended = self._two_products(layer, queries, keys, values)
         return attended.view(self._attended)
 
-    def _two_products(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def _two_products(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         keys = self._scratch.floats(keys).transpose(1, 2)
         shares = torch.baddbmm(self._bias, queries.float(), keys, alpha=self._scale).softmax(-1)
-        # Values follow keys in the scratch memory: the scores are done.
-        values = values if self._native else self._scratch.floats(values)
-        return torch.bmm(shares.to(values.dtype), values).to(queries.dtype)
+        if self._shares is None:
+            # Values follow keys in the scratch memory: the scores are done.
+            return torch.bmm(shares, self._scratch.floats(values)).to(values.dtype)
+        self._own_shares.copy_(shares)
+        return torch.bmm(self._shares, self._padded[2 * layer + 1])[: len(queries)]
 
     def _write(self, table: int, new: Tensor) -> None:
-        self._lines[table].index_copy_(0, self._newest, new.reshape(-1, new.shape[-1]))
+        lines = self._lines[table]
+        lines.index_copy_(0, self._newest, new.to(lines.dtype).reshape(-1, new.shape[-1]))
 
 
 def _bias(positions: Tensor, columns: int, dtype: torch.dtype) -> Tensor:

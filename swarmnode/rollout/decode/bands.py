@@ -55,9 +55,13 @@ class Band:
         """Which lines hold these positions, one of each sequence: [rows * kv_heads]."""
         return (self._lines[: len(self.rows)] + positions[:, None]).flatten()
 
-    def tables(self, columns: int) -> Sequence[Tensor]:
-        """The first columns of all sequences, [rows * kv_heads, columns, d] for each table of the cache."""
-        return self._cache.narrow(1, 0, len(self.rows)).flatten(1, 2).narrow(2, 0, columns).unbind(0)
+    def tables(self, columns: int, rows: int | None = None) -> Sequence[Tensor]:
+        """The first columns of all sequences, [rows * kv_heads, columns, d] for each table of the cache. With
+        more `rows` than there are, or columns than the longest has, old numbers lie there. The band may be
+        narrower, and may have fewer rows."""
+        rows = len(self.rows) if rows is None else min(rows, self._cache.shape[1])
+        columns = min(columns, self.width)
+        return self._cache.narrow(1, 0, rows).flatten(1, 2).narrow(2, 0, columns).unbind(0)
 
     def add(self, rows: Sequence[int], starts: Sequence[int], cache: Tensor) -> None:
         """Let sequences in. `cache` is theirs, from column 0; what lies beyond their ends does not matter."""
@@ -135,6 +139,16 @@ def band_widths(narrowest: int, max_length: int) -> list[int]:
         widths.append(narrowest)
         narrowest *= GROWTH
     return [*widths, max_length]
+
+
+def rounded_up(count: int, step: int = 1) -> int:
+    """To a multiple of `step`, or of a sixteenth of a power of two: hardly more, and few different numbers.
+
+    >>> [rounded_up(count) for count in (7, 33, 40, 41, 65)]
+    [7, 34, 40, 42, 68]
+    """
+    step = max(step, 1 << max(0, (count - 1).bit_length() - 5))
+    return -(-count // step) * step
 
 
 def cache_size(shape: Shape, rows: int, columns: int) -> tuple[int, int, int, int, int]:

@@ -20,7 +20,8 @@ class Attention(Protocol):
     """Attends within the sequences of one batch."""
 
     def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """queries [N, kv_heads, group, d], keys and values [N, kv_heads, d] -> attended [N, heads * d]."""
+        """queries [N, kv_heads, group, d], keys and values [N, kv_heads, d] -> attended [N, heads * d], of
+        the type of the values. On a CPU queries and keys are in float32, whatever that is."""
         ...
 
 
@@ -31,8 +32,9 @@ class Decoder:
         self.weights = weights
         self._rotary = Rotary(weights.inv_freq, weights.rotary_scaling)
         shape = weights.shape
-        self._width = (shape.hidden,)
+        self._norm = weights.norm
         self._eps = shape.norm_eps
+        self._on_cpu = weights.embedding.device.type == "cpu"
         self._fused = (-1, shape.kv_heads, shape.group + 2, shape.head_dim)
         self._pairs = (-1, shape.kv_heads, shape.group + 1, shape.head_dim // 2, 2)
 
@@ -58,28 +60,40 @@ class Decoder:
                 # Nobody attends to the last layer, so the rest of it is computed only where it is read.
                 hidden, attended = hidden[wanted], attended[wanted]
             layer.out.add_(hidden, attended)
-            normal = F.rms_norm(hidden, self._width, layer.mlp_norm, self._eps)
+            normal = self._norm(hidden, layer.mlp_norm)
             gate, up = layer.gate_up(normal).chunk(2, dim=-1)
             layer.down.add_(hidden, F.silu(gate).mul_(up))
         return hidden
 
     def logits(self, hidden_N: Tensor) -> Tensor:
         """Next-token logits [N, vocab] in float32."""
-        normal = F.rms_norm(hidden_N, self._width, self.weights.final_norm, self._eps)
+        normal = self._norm(hidden_N, self.weights.final_norm)
         return self.weights.head(normal).float()
 
     def _project(self, layer: Layer, hidden: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        normal = F.rms_norm(hidden, self._width, layer.attention_norm, self._eps)
+        normal = self._norm(hidden, layer.attention_norm)
         fused = layer.qkv(normal).view(self._fused)
         group = self.weights.shape.group
         queries_key = fused.narrow(2, 0, group + 1)
-        if layer.qk_norm is not None:
-            queries_key = F.rms_norm(queries_key, (self._fused[3],), None, self._eps) * layer.qk_norm
-        rotated = self._rotate(queries_key, rotation)
+        if self._on_cpu:
+            rotated = self._rotated_on_cpu(queries_key, layer.qk_norm, rotation)
+        else:
+            rotated = self._rotated_on_gpu(queries_key, layer.qk_norm, rotation)
         return rotated.narrow(2, 0, group), rotated.select(2, group), fused.select(2, group + 1)
 
-    def _rotate(self, heads: Tensor, rotation: Tensor) -> Tensor:
-        """Rotate every pair of neighbours; the product is formed in float32."""
+    def _rotated_on_cpu(self, heads: Tensor, scale: Tensor | None, rotation: Tensor) -> Tensor:
+        """Normed and rotated, in float32."""
+        heads = heads.float()
+        per_rms = None if scale is None else self._norm.per_rms(heads)
+        if scale is not None:
+            heads = heads * scale
+        torch.view_as_complex(heads.view(self._pairs)).mul_(rotation)
+        return heads if per_rms is None else heads.mul_(per_rms)
+
+    def _rotated_on_gpu(self, heads: Tensor, scale: Tensor | None, rotation: Tensor) -> Tensor:
+        """Normed and rotated; the rotation is formed in float32."""
+        if scale is not None:
+            heads = F.rms_norm(heads, (self._fused[3],), None, self._eps) * scale
         pairs = torch.view_as_complex(heads.float().view(self._pairs))
         return torch.view_as_real(pairs * rotation).view(heads.shape).to(heads.dtype)
 

@@ -28,6 +28,16 @@ TABLE_SEED = 0x5EED
 UNIT = (1 - 2**-24) / 2**31
 """31 random bits to (0, 1), and not to 1.0 in float32: its noise would be infinite."""
 
+NUMBERS_AT_ONCE = 1 << 17
+"""On a CPU, rows are sampled for in portions of so many logits, which its cache holds: at 32000 tokens and 64
+rows that takes a third of the time."""
+
+RUN = 64
+"""The smallest number is looked for in runs of this length: a minimum is many times as fast as its place."""
+
+WORTH_RUNS = 1 << 16
+"""Numbers of a table from which on this is worth the additional operations."""
+
 NEVER_CUT = 2.0
 """A top_p that keeps every token: a rounded cumulative sum may exceed 1 before the last of them."""
 
@@ -59,9 +69,9 @@ class Noise:
         """Row i becomes what row `rows[i]` was."""
         self._offsets[:, : len(rows)] = self._offsets[:, rows]
 
-    def advance(self, rows: int) -> Tensor:
-        """Minus the noise of the next position for the first `rows` rows."""
-        offsets = self._offsets[:, :rows].add_(self._strides).bitwise_and_(WORDS - 1)
+    def advance(self, rows: int, first: int = 0) -> Tensor:
+        """Minus the noise of the next position for `rows` rows from `first` on."""
+        offsets = self._offsets.narrow(1, first, rows).add_(self._strides).bitwise_and_(WORDS - 1)
         words = self._windows[0].index_select(0, offsets[0])
         words.add_(self._windows[1].index_select(0, offsets[1]))
         # log1p(-u) and not log(u): float32 is fine near 0, where the winners are, and coarse near 1.
@@ -76,6 +86,10 @@ def _offsets(seed: int | None, position: int) -> tuple[int, int]:
         (start + position * stride) % WORDS for start, stride in zip(starts, STRIDES, strict=True)
     )
     return first, second
+
+
+TEMPERATURE, TOP_P, TOP_K, GREEDY = range(4)
+"""Where the settings of a row are."""
 
 
 class Sampler:
@@ -111,19 +125,30 @@ class Sampler:
     def sample(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens [rows] and their log-probabilities [rows] for float32 logits [rows, vocab]."""
         count = len(logits)
-        temperature, top_p, top_k, greedy = self._settings[:, :count, None]
+        portion = count
+        if logits.device.type == "cpu":
+            portion = max(1, NUMBERS_AT_ONCE // len(self._ranks))
+        if portion >= count:
+            return self._sample(logits, 0)
+        sampled = [self._sample(logits[first : first + portion], first) for first in range(0, count, portion)]
+        return torch.cat([tokens for tokens, _ in sampled]), torch.cat([logprobs for _, logprobs in sampled])
+
+    def _sample(self, logits: Tensor, first: int) -> tuple[Tensor, Tensor]:
+        """For the rows from `first` on."""
+        rows = slice(first, first + len(logits))
         if self._any_tempered:
-            logits = logits / temperature
+            logits = logits / self._settings[TEMPERATURE, rows, None]
         if self._any_filtered:
+            top_p, top_k = self._settings[TOP_P, rows, None], self._settings[TOP_K, rows, None]
             logits = keep_likely(logits, top_p, top_k, self._ranks)
         probs = logits.softmax(-1)
         if not self._any_sampled:
             tokens = probs.argmax(-1)
         else:
-            noise = self._noise.advance(count)
+            noise = self._noise.advance(len(logits), first)
             if self._any_greedy:
-                noise.masked_fill_(greedy.bool(), -1.0)
-            tokens = torch.div(probs, noise, out=noise).argmin(-1)
+                noise.masked_fill_(self._settings[GREEDY, rows, None].bool(), -1.0)
+            tokens = smallest(torch.div(probs, noise, out=noise))
         return tokens, probs.gather(1, tokens[:, None])[:, 0].log_()
 
 
@@ -137,6 +162,21 @@ def _settings(params: SamplingParams, vocab: int) -> tuple[float, float, float, 
         return 1.0, NEVER_CUT, float(vocab), 1.0
     top_p = params.top_p if params.top_p < 1 else NEVER_CUT
     return params.temperature, top_p, float(params.top_k or vocab), 0.0
+
+
+def smallest(table: Tensor) -> Tensor:
+    """Where in each row of [rows, n] the smallest number is, the first of equal ones: `argmin(-1)`.
+
+    >>> smallest(torch.tensor([[3.0, 1.0, 1.0]])).tolist()
+    [1]
+    """
+    rows, length = table.shape
+    if table.numel() < WORTH_RUNS or length % RUN or table.device.type != "cpu":
+        return table.argmin(-1)
+    runs = table.view(rows, -1, RUN)
+    run = runs.amin(-1).argmin(-1)
+    within = runs[torch.arange(rows), run].argmin(-1)
+    return run * RUN + within
 
 
 def keep_likely(logits: Tensor, top_p: Tensor, top_k: Tensor, ranks: Tensor) -> Tensor:

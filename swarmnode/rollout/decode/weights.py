@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from swarmnode.errors import ModelError
 from swarmnode.rollout.decode.adapter import PEFT_PREFIX, LoraPair, lora_pairs
 from swarmnode.rollout.decode.matrix import Matrix, matrix
+from swarmnode.rollout.decode.norm import RmsNorm
 from swarmnode.rollout.engine import PolicyUpdate
 
 SUPPORTED_FAMILIES = ("llama", "qwen2", "qwen3")
@@ -53,7 +54,8 @@ class Layer:
     qkv: Matrix
     """Per key head: its queries, its key, its value."""
     qk_norm: Tensor | None
-    """[queries of a key head + 1, head_dim]: the scale of Qwen3's norm over each query and over the key."""
+    """[queries of a key head + 1, head_dim]: the scale of Qwen3's norm over each query and over the key. On a
+    CPU in float32."""
     out: Matrix
     mlp_norm: Tensor
     gate_up: Matrix
@@ -104,7 +106,8 @@ class FusedWeights:
         self._base = _base_parameters(model)
         self._device = device
         self.embedding = self._base["model.embed_tokens.weight"].to(device)
-        self.final_norm = self._base["model.norm.weight"].to(device)
+        self.norm = RmsNorm(self.shape.norm_eps, device)
+        self.final_norm = self._scale("model.norm.weight")
         self.head = matrix(self._base["lm_head.weight"].to(device), None)
         rotary = model.model.rotary_emb
         self.inv_freq = rotary.inv_freq.detach().to(device=device, dtype=torch.float32)
@@ -137,11 +140,11 @@ class FusedWeights:
         gate_up = [f"{prefix}mlp.{name}" for name in ("gate_proj", "up_proj")]
         out, down = f"{prefix}self_attn.o_proj", f"{prefix}mlp.down_proj"
         return Layer(
-            attention_norm=self._placed(self._base[f"{prefix}input_layernorm.weight"]),
+            attention_norm=self._scale(f"{prefix}input_layernorm.weight"),
             qkv=self._matrix(qkv, pairs, order=qkv_order(self.shape)),
             qk_norm=self._qk_norm(prefix),
             out=self._matrix([out], pairs),
-            mlp_norm=self._placed(self._base[f"{prefix}post_attention_layernorm.weight"]),
+            mlp_norm=self._scale(f"{prefix}post_attention_layernorm.weight"),
             gate_up=self._matrix(gate_up, pairs),
             down=self._matrix([down], pairs),
         )
@@ -172,7 +175,10 @@ class FusedWeights:
         order = _rotary_neighbours(self.shape.head_dim)
         queries = self._base[f"{prefix}self_attn.q_norm.weight"][order].expand(self.shape.group, -1)
         key = self._base[f"{prefix}self_attn.k_norm.weight"][order]
-        return self._placed(torch.cat([queries, key[None]]))
+        return self.norm.placed(self._placed(torch.cat([queries, key[None]])))
+
+    def _scale(self, name: str) -> Tensor:
+        return self.norm.placed(self._placed(self._base[name]))
 
     def _placed(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._device).contiguous()

@@ -13,7 +13,7 @@ from swarmnode.errors import ModelError
 from swarmnode.rollout.decode.batches import BATCH_TOKENS, alike
 from swarmnode.rollout.decode.decoder import Decoder
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
-from swarmnode.rollout.decode.matrix import PackedMatrix, PlainMatrix, matrix
+from swarmnode.rollout.decode.matrix import PackedMatrix, PlainMatrix, matrix, native_on_cpu
 from swarmnode.rollout.decode.mixing import Mix
 from swarmnode.rollout.decode.prefill import Prompt, PromptStore
 from swarmnode.rollout.decode.weights import Layers
@@ -229,16 +229,16 @@ def test_a_number_given_twice_names_the_policy_that_is_still_sampled_from(
     assert outputs["0"].token_ids == outputs["late"].token_ids == expected.token_ids
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_packed_matrix_is_the_plain_one(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("dtype", "out", "width"), [(torch.float32, 300, 256), (torch.bfloat16, 24, 16)])
+def test_a_packed_matrix_is_the_plain_one(dtype: torch.dtype, out: int, width: int) -> None:
     generator = torch.Generator().manual_seed(0)
     weight, bias, x = (
-        torch.randn(size, generator=generator).to(dtype) for size in ((24, 16), (24,), (5, 16))
+        torch.randn(size, generator=generator).to(dtype) for size in ((out, width), (out,), (5, width))
     )
-    plain, packed = PlainMatrix(weight, bias), matrix(weight, bias)
+    plain, packed = PlainMatrix(weight / 4, bias), matrix(weight / 4, bias)
     assert isinstance(packed, PackedMatrix)
     torch.testing.assert_close(packed(x), plain(x))
-    sums = [torch.ones(5, 24, dtype=dtype) for _ in range(2)]
+    sums = [torch.ones(5, out, dtype=dtype) for _ in range(2)]
     plain.add_(sums[0], x)
     packed.add_(sums[1], x)
     # In bfloat16 the product is rounded before it is added, as `transformers` does it.
@@ -258,6 +258,26 @@ def test_bfloat16_agrees_with_transformers_in_bfloat16(tiny: PreTrainedModel, as
         expected = logits.log_softmax(-1).gather(1, torch.tensor(output.token_ids)[:, None])[:, 0]
         # Both round at every layer, at different places: about three significant digits.
         torch.testing.assert_close(torch.tensor(output.logprobs), expected, atol=0.15, rtol=0.02)
+
+
+@pytest.mark.skipif(not native_on_cpu(torch.bfloat16), reason="this CPU does not multiply in bfloat16")
+def test_products_in_bfloat16_come_in_few_sizes(
+    tiny: PreTrainedModel, ask: Ask, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each size is compiled when it first occurs. Here every step has more columns, and some fewer rows."""
+    sizes: list[torch.Size] = []
+    product = torch.bmm
+
+    def counting(shares: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        sizes.append(shares.shape)
+        return product(shares, values)
+
+    monkeypatch.setattr(torch, "bmm", counting)
+    engine = EmbeddedEngine(copy.deepcopy(tiny).bfloat16(), (), max_slots=32)
+    run(engine, [ask(i, 5, 50 + i % 8) for i in range(32)])
+    steps = len(sizes) // tiny.config.num_hidden_layers
+    assert steps == 56
+    assert len(set(sizes)) < steps / 3
 
 
 def test_yarn_rotations_are_scaled(ask: Ask, run: Run) -> None:

@@ -4,7 +4,17 @@ import pytest
 import torch
 from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 
-from swarmnode.rollout.decode.sampler import STRIDES, WORDS, Noise, Sampler, keep_likely
+from swarmnode.rollout.decode.sampler import (
+    NUMBERS_AT_ONCE,
+    RUN,
+    STRIDES,
+    WORDS,
+    WORTH_RUNS,
+    Noise,
+    Sampler,
+    keep_likely,
+    smallest,
+)
 from swarmnode.rollout.engine import SamplingParams
 
 CPU = torch.device("cpu")
@@ -93,6 +103,27 @@ def test_noise_depends_on_seed_and_position_alone() -> None:
     steps = [walking.advance(3)[2] for _ in range(4)]
     assert torch.equal(steps[3], jumping.advance(1)[0])
     assert not torch.equal(steps[2], steps[3])
+
+
+def test_rows_that_are_sampled_for_in_portions_get_what_they_get_alone() -> None:
+    vocab, rows = NUMBERS_AT_ONCE // 3, 8
+    logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(0))
+    params = [SamplingParams(1, i % 3, top_k=(0, 5)[i % 2], seed=i) for i in range(rows)]
+    together = Sampler(vocab, rows, CPU)
+    together.write(torch.arange(rows), params, [i for i in range(rows)])
+    tokens = torch.stack([together.sample(logits)[0] for _ in range(2)])
+    for row in range(rows):
+        alone = Sampler(vocab, 1, CPU)
+        alone.write(torch.tensor([0]), params[row : row + 1], [row])
+        assert [int(alone.sample(logits[row : row + 1])[0]) for _ in range(2)] == tokens[:, row].tolist()
+
+
+@pytest.mark.parametrize("length", [RUN - 1, RUN, WORTH_RUNS, WORTH_RUNS + 1, 3 * WORTH_RUNS])
+def test_the_smallest_number_is_found_and_the_first_of_equal_ones(length: int) -> None:
+    table = torch.randint(-99, 99, (5, length), generator=torch.Generator().manual_seed(0)).float()
+    table[0, -1], table[1, 0], table[2] = -100, -100, 3
+    table[3, length // 2] = float("nan")
+    assert torch.equal(smallest(table), table.argmin(-1))
 
 
 def test_rows_keep_their_streams_and_settings_when_they_move() -> None:
