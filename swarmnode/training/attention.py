@@ -1,11 +1,14 @@
 """Block-diagonal attention: many sequences in one row of tokens, and none of them sees another.
 
 packing -> layout.py -> [attention] -> logprob
+                            |
+                     box_attention.py
 
 Every layer but attention treats tokens one by one, so a packed row needs no padding there, and a prompt that
 several completions share needs to be there only once. For attention the sequences are taken apart: on a GPU
-by the variable-length flash kernel, elsewhere by a few SDPA calls, each over sequences of similar length,
-padded on the right. Under causal attention no real token sees such a pad, and no [T, T] mask is ever built.
+by the variable-length flash kernel, elsewhere in a few boxes, each of sequences of similar length, padded on
+the right: a call of SDPA, or products of ours where sequences are short (`box_attention.py`). Under causal
+attention no real token sees such a pad, and no [T, T] mask is ever built.
 
 Of a shared prompt only keys and values are repeated, once per completion. Its queries are asked once: what
 they see does not depend on the completion. Packing bounds the repeats (`packing.MOST_KEYS_PER_TOKEN`), so
@@ -27,6 +30,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.attention.varlen import varlen_attn
 
 from swarmnode.errors import ModelError
+from swarmnode.training.box_attention import by_products, suits
 from swarmnode.training.layout import PackedLayout, Slots
 from swarmnode.training.layout import packed_layout as packed_layout
 
@@ -129,7 +133,10 @@ def by_flash(
 def by_boxes(
     query_THD: Tensor, key_TGD: Tensor, value_TGD: Tensor, layout: PackedLayout, settings: AttentionSettings
 ) -> Tensor:
-    """The same with torch's SDPA, one call per box, on any device and for any dtype."""
+    """The same box by box, on any device and for any dtype: by products of ours where all are short, else by
+    torch's SDPA."""
+    if suits(query_THD, layout, settings.dropout):
+        return by_products(query_THD, key_TGD, value_TGD, layout, settings.window, settings.scaling)
     boxes = layout.boxes
     queries = _TokensToSlots.apply(query_THD, layout.box_queries).split([b.rows * b.queries for b in boxes])
     keys, values = (

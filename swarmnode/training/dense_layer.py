@@ -103,7 +103,8 @@ class _IntoAttention(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.layer = layer
         xhat_MD, rstd_M1 = _normalised(hidden_MD, layer.before.eps)
-        found, low_MR = _project(xhat_MD, layer.qkv, layer.before.scale_D)
+        ctx.qkv = _Products.of(layer.qkv, layer.before.scale_D, hidden_MD.dtype)
+        found, low_MR = ctx.qkv.outputs(xhat_MD)
         queries_keys_values = [y_MN.unflatten(1, (-1, layer.head_dim)) for y_MN in found]
         of_heads: list[Tensor] = []
         for number, norm in enumerate(layer.head_norms):
@@ -129,9 +130,7 @@ class _IntoAttention(torch.autograd.Function):
                 turned[number] = _norm_gradient(turned[number].mul_(norm.scale_D), *of_head)
         outputs = [gradient.flatten(1).contiguous() for gradient in turned]
         needs_hidden, *_ = ctx.needs_input_grad
-        dxhat_MD, of_adapters = _project_gradients(
-            outputs, xhat_MD, low_MR, layer.qkv, layer.before.scale_D, needs_hidden
-        )
+        dxhat_MD, of_adapters = ctx.qkv.gradients(outputs, xhat_MD, low_MR, needs_hidden)
         dhidden = None if dxhat_MD is None else _norm_gradient(dxhat_MD, xhat_MD, rstd_M1)
         return dhidden, None, None, None, *of_adapters
 
@@ -141,11 +140,13 @@ class _OutOfAttention(torch.autograd.Function):
     def forward(
         ctx: Any, attended_MX: Tensor, hidden_MD: Tensor, layer: DenseLayer, *parameters: Tensor
     ) -> Tensor:
-        ctx.layer = layer
-        (middle_MD,), low_out = _project(attended_MX, layer.out, None, onto=hidden_MD)
+        ctx.out = _Products.of(layer.out, None, hidden_MD.dtype)
+        ctx.gate_up = _Products.of(layer.gate_up, layer.after.scale_D, hidden_MD.dtype)
+        ctx.down = _Products.of(layer.down, None, hidden_MD.dtype)
+        (middle_MD,), low_out = ctx.out.outputs(attended_MX, onto=hidden_MD)
         xhat_MD, rstd_M1 = _normalised(middle_MD, layer.after.eps)
-        (gate_MI, up_MI), low_gate_up = _project(xhat_MD, layer.gate_up, layer.after.scale_D)
-        (y_MD,), low_down = _project(F.silu(gate_MI).mul_(up_MI), layer.down, None, onto=middle_MD)
+        (gate_MI, up_MI), low_gate_up = ctx.gate_up.outputs(xhat_MD)
+        (y_MD,), low_down = ctx.down.outputs(F.silu(gate_MI).mul_(up_MI), onto=middle_MD)
         lows = (low_out, low_gate_up, low_down)
         ctx.save_for_backward(attended_MX, xhat_MD, rstd_M1, gate_MI, up_MI, *lows, *parameters)
         return y_MD
@@ -153,24 +154,19 @@ class _OutOfAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy_MD: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        layer: DenseLayer = ctx.layer
         attended_MX, xhat_MD, rstd_M1, gate_MI, up_MI, *lows = ctx.saved_tensors
         low_out, low_gate_up, low_down, *_ = lows
         dy_MD = dy_MD.contiguous()
         silu_MI = F.silu(gate_MI)
-        dactive_MI, of_down = _project_gradients([dy_MD], silu_MI * up_MI, low_down, layer.down, None)
-        assert dactive_MI is not None
+        active_MI = silu_MI * up_MI
+        dactive_MI, of_down = ctx.down.gradients([dy_MD], active_MI, low_down)
         dup_MI = silu_MI.mul_(dactive_MI)
-        dgate_MI = torch.ops.aten.silu_backward(dactive_MI.mul_(up_MI), gate_MI)
-        dxhat_MD, of_gate_up = _project_gradients(
-            [dgate_MI, dup_MI], xhat_MD, low_gate_up, layer.gate_up, layer.after.scale_D
-        )
-        assert dxhat_MD is not None
+        dsilu_MI, dgate_MI = dactive_MI.mul_(up_MI), active_MI
+        torch.ops.aten.silu_backward.grad_input(dsilu_MI, gate_MI, grad_input=dgate_MI)
+        dxhat_MD, of_gate_up = ctx.gate_up.gradients([dgate_MI, dup_MI], xhat_MD, low_gate_up)
         dmiddle_MD = _norm_gradient(dxhat_MD, xhat_MD, rstd_M1).add_(dy_MD)
         needs_attended, *_ = ctx.needs_input_grad
-        dattended_MX, of_out = _project_gradients(
-            [dmiddle_MD], attended_MX, low_out, layer.out, None, needs_attended
-        )
+        dattended_MX, of_out = ctx.out.gradients([dmiddle_MD], attended_MX, low_out, needs_attended)
         return dattended_MX, dmiddle_MD, None, *of_out, *of_gate_up, *of_down
 
 
@@ -182,111 +178,99 @@ def _parameters(adapted: Sequence[Adapted]) -> list[Tensor]:
 # Layers that read one input
 
 
-def _project(
-    x_MK: Tensor, adapted: Sequence[Adapted], scale_K: Tensor | None, onto: Tensor | None = None
-) -> tuple[list[Tensor], Tensor]:
-    """The output [M, N] of every layer, and S of all for the backward pass. With a scale x is to be
-    multiplied by it first. `onto` is what the output of a single layer is added to."""
-    merges = _merges(x_MK.dtype)
-    downs_RK = _downs(adapted, x_MK.dtype)
-    if scale_K is not None and merges:
-        downs_RK = downs_RK * scale_K
-    elif scale_K is not None:
-        x_MK = x_MK * scale_K
-    s_MR = product(x_MK, downs_RK)
-    found = [product(x_MK, _weight(one, scale_K), one.bias_N, onto) for one in adapted]
-    if not merges:
-        for y_MN, s, one in zip(found, _ranks(s_MR, adapted), adapted, strict=True):
-            y_MN.addmm_(s, one.adapter.b_NR.to(s.dtype).t(), alpha=one.adapter.scaling)
-    return found, s_MR
+@dataclass(frozen=True, slots=True)
+class _Products:
+    """The products of layers that read one input, as one call of the layer needs them twice."""
 
+    adapted: Sequence[Adapted]
+    scale_K: Tensor | None
+    """What x is to be multiplied by first."""
+    a_RK: Tensor
+    """All A on top of each other, in the type of x."""
+    scaled_b_NR: tuple[Tensor, ...]
+    """scaling B of each, in the type of x."""
 
-def _project_gradients(
-    outputs: Sequence[Tensor],
-    x_MK: Tensor,
-    s_MR: Tensor,
-    adapted: Sequence[Adapted],
-    scale_K: Tensor | None,
-    needs_input: bool = True,
-) -> tuple[Tensor | None, list[Tensor]]:
-    """From the gradients of the outputs [M, N], all contiguous: of x, before its scale, and of every A and B.
-    `s_MR` is what `_project` kept."""
-    ds_MR = torch.empty_like(s_MR)
-    of_b: list[Tensor] = []
-    for dy_MN, s, ds, one in zip(
-        outputs, _ranks(s_MR, adapted), _ranks(ds_MR, adapted), adapted, strict=True
-    ):
-        b_NR, scaling = one.adapter.b_NR, one.adapter.scaling
-        torch.mul(product(dy_MN, b_NR.to(dy_MN.dtype).t()), scaling, out=ds)
-        of_b.append((s.t() @ dy_MN).t().to(b_NR.dtype).mul_(scaling))
-    da_RK = ds_MR.t() @ x_MK
-    if scale_K is not None:
-        da_RK.mul_(scale_K)
-    of_a = da_RK.split([len(one.adapter.a_RK) for one in adapted])
-    gradients = [
-        gradient
-        for a_RK, b_NR, one in zip(of_a, of_b, adapted, strict=True)
-        for gradient in (a_RK.to(one.adapter.a_RK.dtype), b_NR)
-    ]
-    if not needs_input:
-        return None, gradients
-    dx_MK = None
-    for dy_MN, one in zip(outputs, adapted, strict=True):
-        dx_MK = product(dy_MN, _weight(one, scale_K).t(), None, dx_MK)
-    assert dx_MK is not None
-    if not _merges(x_MK.dtype):
-        dx_MK.addmm_(ds_MR, _downs(adapted, ds_MR.dtype))
-        if scale_K is not None:
-            dx_MK.mul_(scale_K)
-    return dx_MK, gradients
+    @classmethod
+    def of(cls, adapted: Sequence[Adapted], scale_K: Tensor | None, dtype: torch.dtype) -> "_Products":
+        downs = [one.adapter.a_RK for one in adapted]
+        a_RK = downs[0] if len(downs) == 1 else torch.cat(downs)
+        scaled = (one.adapter.b_NR * one.adapter.scaling for one in adapted)
+        return cls(adapted, scale_K, a_RK.to(dtype), tuple(b_NR.to(dtype) for b_NR in scaled))
 
+    def outputs(self, x_MK: Tensor, onto: Tensor | None = None) -> tuple[list[Tensor], Tensor]:
+        """[M, N] of every layer, and S of all for the backward pass. `onto` is what the output of a single
+        layer is added to."""
+        a_RK = self.a_RK
+        if self.scale_K is not None and self._merges:
+            a_RK = a_RK * self.scale_K
+        elif self.scale_K is not None:
+            x_MK = x_MK * self.scale_K
+        s_MR = product(x_MK, a_RK)
+        found = [product(x_MK, self._weight(n), one.bias_N, onto) for n, one in enumerate(self.adapted)]
+        if not self._merges:
+            for y_MN, s, b_NR in zip(found, self._ranks(s_MR), self.scaled_b_NR, strict=True):
+                y_MN.addmm_(s, b_NR.t())
+        return found, s_MR
 
-def _merges(dtype: torch.dtype) -> bool:
-    """Whether W + scaling B A keeps what the adapter adds."""
-    return dtype in (torch.float32, torch.float64)
+    def gradients(
+        self, outputs: Sequence[Tensor], x_MK: Tensor, s_MR: Tensor, needs_input: bool = True
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        """From the gradients of the outputs [M, N], all contiguous: of x, before its scale, and of every A
+        and B in order."""
+        parts = [product(dy, b_NR.t()) for dy, b_NR in zip(outputs, self.scaled_b_NR, strict=True)]
+        ds_MR = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        da_RK = (ds_MR.t() @ x_MK).to(self.adapted[0].adapter.a_RK.dtype)
+        if self.scale_K is not None:
+            da_RK.mul_(self.scale_K)
+        gradients: list[Tensor] = []
+        of_a = da_RK.split([len(one.adapter.a_RK) for one in self.adapted])
+        for dy_MN, s, da, one in zip(outputs, self._ranks(s_MR), of_a, self.adapted, strict=True):
+            db_NR = (s.t() @ dy_MN).t().to(one.adapter.b_NR.dtype)
+            gradients += da, db_NR.mul_(one.adapter.scaling)
+        return self._input_gradient(outputs, ds_MR) if needs_input else None, gradients
 
+    def _input_gradient(self, outputs: Sequence[Tensor], ds_MR: Tensor) -> Tensor:
+        first, *others = outputs
+        dx_MK = product(first, self._weight(0).t())
+        for number, dy_MN in enumerate(others, 1):
+            dx_MK = product(dy_MN, self._weight(number).t(), None, dx_MK)
+        if not self._merges:
+            dx_MK.addmm_(ds_MR, self.a_RK)
+            if self.scale_K is not None:
+                dx_MK.mul_(self.scale_K)
+        return dx_MK
 
-def _weight(one: Adapted, scale_K: Tensor | None) -> Tensor:
-    """What x is multiplied with: a new weight with adapter and scale inside, where those can be merged."""
-    dtype = one.weight_NK.dtype
-    if not _merges(dtype):
-        return one.weight_NK
-    a_RK, b_NR = one.adapter.a_RK.to(dtype), one.adapter.b_NR.to(dtype)
-    weight_NK = torch.addmm(one.weight_NK, b_NR, a_RK, alpha=one.adapter.scaling)
-    return weight_NK if scale_K is None else weight_NK.mul_(scale_K)
+    @property
+    def _merges(self) -> bool:
+        """Whether W + scaling B A keeps what the adapter adds."""
+        return self.a_RK.dtype in (torch.float32, torch.float64)
 
+    def _weight(self, number: int) -> Tensor:
+        """What x is multiplied with: a new weight with adapter and scale inside, where they can be merged."""
+        one = self.adapted[number]
+        if not self._merges:
+            return one.weight_NK
+        a_RK = one.adapter.a_RK.to(one.weight_NK.dtype)
+        weight_NK = torch.addmm(one.weight_NK, self.scaled_b_NR[number], a_RK)
+        return weight_NK if self.scale_K is None else weight_NK.mul_(self.scale_K)
 
-def _downs(adapted: Sequence[Adapted], dtype: torch.dtype) -> Tensor:
-    """All A on top of each other."""
-    parts = [one.adapter.a_RK.to(dtype) for one in adapted]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _ranks(of_all_MR: Tensor, adapted: Sequence[Adapted]) -> tuple[Tensor, ...]:
-    return of_all_MR.split([len(one.adapter.a_RK) for one in adapted], dim=1)
+    def _ranks(self, of_all_MR: Tensor) -> tuple[Tensor, ...]:
+        return of_all_MR.split([len(one.adapter.a_RK) for one in self.adapted], dim=1)
 
 
 # Norms and rotation
 
 
-def _exact(x: Tensor) -> Tensor:
-    """In the type that means are taken in."""
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
-
-
 def _normalised(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x / rms(x) over the last dimension, and 1 / rms(x)."""
-    exact = _exact(x)
-    square = torch.linalg.vector_norm(exact, dim=-1, keepdim=True).square_()
-    rstd = square.div_(x.shape[-1]).add_(eps).rsqrt_()
-    return (exact * rstd).to(x.dtype), rstd
+    """x / rms(x) over the last dimension, and 1 / rms(x), in float32 at least."""
+    return torch.ops.aten._fused_rms_norm(x, x.shape[-1:], None, eps)
 
 
 def _norm_gradient(dxhat: Tensor, xhat: Tensor, rstd: Tensor) -> Tensor:
     """Of x where xhat = x / rms(x). May overwrite `dxhat`."""
-    gradient, exact = _exact(dxhat), _exact(xhat)
-    mean = (gradient * exact).mean(-1, keepdim=True)
-    return gradient.addcmul_(exact, mean, value=-1).mul_(rstd).to(dxhat.dtype)
+    mean = (dxhat * xhat).sum(-1, keepdim=True, dtype=rstd.dtype).div_(dxhat.shape[-1])
+    # Of one type: with two, torch takes several times as long.
+    return dxhat.addcmul_(xhat, mean.to(xhat.dtype), value=-1).mul_(rstd.to(xhat.dtype))
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> Tensor:

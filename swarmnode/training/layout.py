@@ -87,6 +87,8 @@ class PackedLayout:
         default_factory=dict, init=False, repr=False
     )
     """Made when a first layer asks, kept for the others: autograd would keep one for each of them."""
+    _grouped: dict[int, tuple[Slots, Slots]] = field(default_factory=dict, init=False, repr=False)
+    """The same of `grouped`."""
 
     def arguments(self, input_ids_1T: Tensor) -> dict[str, Any]:
         """What a prepared decoder, or a whole prepared causal LM, is called with."""
@@ -109,6 +111,16 @@ class PackedLayout:
         if key not in self._masks:
             self._masks[key] = self._made_mask(number, window, dtype)
         return self._masks[key]
+
+    def grouped(self, groups: int) -> tuple[Slots, Slots]:
+        """Query and key slots of all boxes where each token is `groups` tokens, token t being t * groups and
+        following, and each row of a box is `groups` rows, one after the other."""
+        if groups not in self._grouped:
+            self._grouped[groups] = (
+                _grouped(self.box_queries, [(box.rows, box.queries) for box in self.boxes], groups),
+                _grouped(self.box_keys, [(box.rows, box.keys) for box in self.boxes], groups),
+            )
+        return self._grouped[groups]
 
     def _made_mask(self, number: int, window: int | None, dtype: torch.dtype) -> Tensor:
         box = self.boxes[number]
@@ -275,6 +287,26 @@ def _slots(parts: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> Slot
     first[1:] = tokens[1:] != tokens[:-1]
     again = None if bool(first.all()) else (slots[~first].to(device), tokens[~first].to(device))
     return Slots(token_of_slot_P.to(device), slots[first].to(device), again)
+
+
+def _grouped(slots: Slots, boxes: Sequence[tuple[int, int]], groups: int) -> Slots:
+    """Slots of boxes of (rows, width), spread over `groups` as `PackedLayout.grouped` says."""
+    device, start = slots.token_of_slot_P.device, 0
+    places: list[Tensor] = []
+    for rows, width in boxes:
+        place = torch.arange(start, start + rows * groups * width, device=device)
+        places.append(place.view(rows, groups, width).transpose(1, 2).reshape(-1, groups))
+        start += len(place)
+    place_PG, number_G = torch.cat(places), torch.arange(groups, device=device)
+    tokens_PG = slots.token_of_slot_P[:, None] * groups + number_G
+    token_of_slot = torch.empty_like(place_PG.flatten()).index_copy_(
+        0, place_PG.flatten(), tokens_PG.flatten()
+    )
+    again = None
+    if slots.again is not None:
+        others, tokens = slots.again
+        again = place_PG[others].flatten(), (tokens[:, None] * groups + number_G).flatten()
+    return Slots(token_of_slot, place_PG[slots.slot_of_token_T].flatten(), again)
 
 
 def _ends(lengths: Tensor) -> Tensor:
