@@ -55,8 +55,8 @@ class PolicyConfig(Section):
     model: str = "auto"
     """auto, tiny, a folder, or a hub name of a causal LM. auto: tiny without a GPU, else by free memory."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of the base weights. auto: bfloat16 on a GPU that has it and, for models of width 256 and more,
-    on a CPU with AVX512-BF16 or AMX; else float32. A pipeline on CPUs is float32: its members must agree."""
+    """Precision of the base weights. auto: bfloat16 on a GPU that has it, and on a CPU with AVX512-BF16 or
+    AMX for models of width 256 and more; else float32. A pipeline on CPUs is float32: members must agree."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps."""
     threads: int = Field(default=1, ge=1)

@@ -161,7 +161,10 @@ class Forward:
             log.warning("this model has no layers that could be computed again in the backward pass")
 
     def _batches(self, samples: Sequence[TrainingSample]) -> Iterator[MicroBatch]:
-        return micro_batches(samples, self._budget.tokens, self._device, packed=self._packed)
+        by_onednn = self._device.type == "cpu" and self._model.dtype is torch.bfloat16
+        return micro_batches(
+            samples, self._budget.tokens, self._device, packed=self._packed, round_up=by_onednn
+        )
 
     def _can_pack(self) -> bool:
         if (reason := prepare_for_packing(self._model)) is None:

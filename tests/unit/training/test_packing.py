@@ -21,6 +21,7 @@ from swarmnode.training.packing import (
     TrainingSample,
     first_fit_decreasing,
     micro_batches,
+    spare_tokens,
     to_samples,
 )
 from swarmnode.training.policy import Policy
@@ -118,6 +119,33 @@ def test_every_sample_travels_once_beside_those_of_its_policy(
         assert sum(count for _, count in batch.tokens_of_policies) == tokens
         if packed:
             assert tokens == unique_tokens(batch.samples), "no padding, and every prompt once"
+
+
+@seeded
+@given(lengths=pairs, budget=st.integers(64, 200), policies=st.integers(1, 3))
+def test_a_rounded_row_has_few_lengths_and_never_more_than_its_budget(
+    lengths: list[tuple[int, int]], budget: int, policies: int
+) -> None:
+    samples = [sample(*pair, number % policies) for number, pair in enumerate(lengths)]
+    exact = micro_batches(samples, budget, CPU, packed=True)
+    for batch, rounded in zip(
+        exact, micro_batches(samples, budget, CPU, packed=True, round_up=True), strict=True
+    ):
+        tokens = batch.input_ids_BT.numel()
+        fits = tokens + spare_tokens(tokens) <= budget
+        assert rounded.input_ids_BT.numel() == tokens + (spare_tokens(tokens) if fits else 0)
+        assert torch.equal(rounded.input_ids_BT[:, :tokens], batch.input_ids_BT)
+        assert torch.equal(rounded.predictors_N, batch.predictors_N), "nobody learns from a pad"
+        assert sum(count for _, count in rounded.tokens_of_policies) == rounded.input_ids_BT.numel()
+        assert rounded.layout is not None
+        assert sum(rounded.layout.lengths) == rounded.input_ids_BT.numel()
+
+
+def test_rows_of_any_length_become_32_lengths_in_an_octave() -> None:
+    for begin in (64, 1024, 4096):
+        rounded = {tokens + spare_tokens(tokens) for tokens in range(begin, 2 * begin)}
+        assert len(rounded) <= 33
+        assert max(spare_tokens(tokens) / tokens for tokens in range(begin, 2 * begin)) <= 1 / 32
 
 
 @both_layouts
@@ -297,15 +325,18 @@ def alone() -> Alone:
 
 @seeded
 @given(
-    budget=st.integers(1, 400), packed=st.booleans(), parts=st.lists(st.booleans(), min_size=12, max_size=12)
+    budget=st.integers(1, 400),
+    packed=st.booleans(),
+    rounded=st.booleans(),
+    parts=st.lists(st.booleans(), min_size=12, max_size=12),
 )
 def test_any_split_of_a_step_gives_the_gradient_of_its_samples_one_by_one(
-    alone: Alone, budget: int, packed: bool, parts: list[bool]
+    alone: Alone, budget: int, packed: bool, rounded: bool, parts: list[bool]
 ) -> None:
     batches: list[MicroBatch] = []
     for part in (True, False):
         chosen = [s for s, mine in zip(SAMPLES, parts, strict=True) if mine is part]
-        batches += micro_batches(chosen, budget, CPU, packed=packed)
+        batches += micro_batches(chosen, budget, CPU, packed=packed, round_up=rounded)
     for split, expected in zip(gradients(alone.model, batches), alone.gradients, strict=True):
         assert (split - expected).abs().max() <= 1e-6 * expected.abs().max()
 
