@@ -16,6 +16,7 @@ from swarmnode.paths import Paths
 from swarmnode.pipeline.keeping.checkpoints import check_has_adapter
 from swarmnode.rollout.engine import SamplingParams
 from swarmnode.tasks.loader import load_tasks
+from swarmnode.training.base_model import find_device
 from swarmnode.training.checkpoint import Checkpoint
 from swarmnode.training.evaluation import evaluate
 
@@ -81,7 +82,7 @@ def export_offline(
     if folder.exists():
         raise StorageError(f"{folder} exists already", hint="name a folder that does not")
     with Screen() as screen:
-        local = load_policy(config, model, paths, screen.progress)
+        local = load_policy(for_merging(config) if merged else config, model, paths, screen.progress)
     checkpoint = _best(local) if best else _newest(local)
     check_has_adapter(checkpoint)
     aside = folder.with_name(f".{folder.name}.partial")
@@ -99,6 +100,14 @@ def export_offline(
         shutil.rmtree(aside, ignore_errors=True)
     what = "the merged model" if merged else "the adapter (PEFT)"
     return f"{what} of round {checkpoint.state.counters.round}"
+
+
+def for_merging(config: Config) -> Config:
+    """On a CPU the sum is formed in float32 unless the precision is set: in bfloat16 it would round away much
+    of the adapter, and a node chooses that type for speed alone."""
+    if config.policy.dtype != "auto" or find_device(config.policy.device).type != "cpu":
+        return config
+    return config.model_copy(update={"policy": config.policy.model_copy(update={"dtype": "float32"})})
 
 
 def _newest(local: LocalPolicy) -> Checkpoint:

@@ -218,9 +218,10 @@ def _fingerprint(model: Any) -> str:
 
 
 def fingerprint(parameters: Iterable[tuple[str, Sequence[int], Tensor]]) -> str:
-    """Of (name, shape, at least FINGERPRINT_VALUES leading values) by name, in the type they are used in."""
+    """Of (name, shape, at least FINGERPRINT_VALUES leading values) by name. Rounded to bfloat16, so that a
+    node whose home moves to a machine that loads the model in another type finds its checkpoints."""
     digest = hashlib.sha256()
     for name, shape, values in parameters:
-        head = values[:FINGERPRINT_VALUES].float().cpu()
+        head = values[:FINGERPRINT_VALUES].to(torch.bfloat16).float().cpu()
         digest.update(f"{name} {tuple(shape)} ".encode() + head.numpy().tobytes())
     return digest.hexdigest()[:16]

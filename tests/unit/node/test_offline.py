@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from swarmnode.config import Config
 from swarmnode.config_layers import load_config
 from swarmnode.errors import CheckpointError, ConfigError
 from swarmnode.node.assemble import load_policy
-from swarmnode.node.offline import evaluate_offline, export_offline
+from swarmnode.node.offline import evaluate_offline, export_offline, for_merging
 from swarmnode.paths import resolve_paths
 from swarmnode.pipeline.keeping.checkpoints import whole_snapshot
 from swarmnode.training.checkpoint import Measure, Waiting, state_of, take_snapshot
@@ -66,3 +67,15 @@ def test_what_a_pipeline_that_trains_all_weights_left_is_neither_measured_nor_ex
     with pytest.raises(CheckpointError, match="trains all weights"):
         export_offline(config, model, paths, tmp_path / "out", merged=False)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_merged_model_is_written_in_float32_also_where_the_node_trained_in_bfloat16(
+    config: Config, quick_model: Path, tmp_path: Path
+) -> None:
+    model, paths = str(quick_model), resolve_paths(tmp_path / "home")
+    in_half = config.model_copy(update={"policy": config.policy.model_copy(update={"dtype": "bfloat16"})})
+    save(in_half, model, tmp_path / "home", [0.5])
+    assert for_merging(in_half) is in_half, "as set"
+    assert export_offline(config, model, paths, tmp_path / "merged", merged=True).startswith("the merged")
+    merged = load_file(tmp_path / "merged" / "model.safetensors")
+    assert {tensor.dtype for tensor in merged.values()} == {torch.float32}

@@ -143,3 +143,11 @@ def test_checkpointing_can_be_turned_on_twice_and_off_once(nudged: Policy) -> No
     assert [layer.forward for layer in layers] == once
     disable_checkpointing(nudged.model)
     assert gradients_and_saved(nudged)[1] == kept
+
+
+def test_a_model_has_one_fingerprint_in_whatever_type_it_is_loaded(quick_model: Path) -> None:
+    found = [
+        load_base_model(str(quick_model), PolicyConfig(device="cpu", dtype=dtype)).fingerprint
+        for dtype in ("float32", "bfloat16")
+    ]
+    assert found[0] == found[1], "else a home that moves to another machine loses its checkpoints"
