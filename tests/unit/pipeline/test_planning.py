@@ -61,17 +61,22 @@ def test_any_order_of_announcements_gives_one_digest_and_no_rule_is_broken(seed:
     assert planned(Inputs(tuple(said), chosen, None, 1)).digest == first.digest
 
 
-@settings(max_examples=15, deadline=None)
-@given(st.integers(0, 10**6))
-@example(4323)
-def test_one_death_moves_at_most_one_member(seed: int):
-    rng = random.Random(seed)
+def unequal(rng: random.Random) -> tuple[list[MemberCosts], PlanSettings, Agreed]:
+    """Some members on three stages, and their first plan."""
     of = [
         pretend.costs(f"p{n:02}", free=rng.randint(450, 900) * MB, speed=rng.uniform(0.5, 3))
         for n in range(rng.randint(4, 8))
     ]
     chosen = pretend.settings(stages=3)
-    first = planned(inputs(of, settings=chosen))
+    return of, chosen, planned(inputs(of, settings=chosen))
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10**6))
+@example(4323)
+def test_one_death_moves_at_most_one_member(seed: int):
+    rng = random.Random(seed)
+    of, chosen, first = unequal(rng)
     victim = rng.choice(of)
     left = [each for each in of if each is not victim]
     second = planned(inputs(left, first.former, 2, chosen))
@@ -89,13 +94,7 @@ def test_one_death_moves_at_most_one_member(seed: int):
 @given(st.integers(0, 10**6))
 @example(4323)
 def test_the_same_members_again_move_nobody_not_even_after_a_first_plan(seed: int):
-    rng = random.Random(seed)
-    of = [
-        pretend.costs(f"p{n:02}", free=rng.randint(450, 900) * MB, speed=rng.uniform(0.5, 3))
-        for n in range(rng.randint(4, 8))
-    ]
-    chosen = pretend.settings(stages=3)
-    first = planned(inputs(of, settings=chosen))
+    of, chosen, first = unequal(random.Random(seed))
     second = planned(inputs(of, first.former, 2, chosen))
     assert must_load(second, first.former) == ()
     third = planned(inputs(of[1:], second.former, 3, chosen))

@@ -97,6 +97,22 @@ def going_on(pipeline: Swarm) -> "asyncio.Task[dict[str, Output]]":
     return asyncio.create_task(asyncio.to_thread(run, pipeline.engine))
 
 
+async def going_on_without(pipeline: Swarm, dying: Member) -> dict[str, Output]:
+    """The round to its end; the member dies with a step in hand."""
+    has_it = do_nothing(dying)
+    round_ = going_on(pipeline)
+    await eventually(has_it)
+    go_down(dying)
+    return await round_
+
+
+def on_the_way(pipeline: Swarm, hop: int = 1) -> Member:
+    """The member that the full path comes to at this hop."""
+    way = pipeline.chain.way(FULL)
+    assert way is not None
+    return pipeline.members[way.nodes[hop]]
+
+
 def assert_as_undisturbed(found: dict[str, Output], asked: Sequence[Request]) -> None:
     expected = run(local(), asked)
     for request in asked:
@@ -118,14 +134,8 @@ async def test_a_member_that_dies_with_a_step_in_hand_is_replaced_by_its_replica
     asked = requests(prompts(5))
     async with patient((0, 1, 1, 2, 2)) as pipeline:
         await begin(pipeline, asked)
-        way = pipeline.chain.way(FULL)
-        assert way is not None
-        dying = pipeline.members[way.nodes[stage]]
-        has_it = do_nothing(dying)
-        round_ = going_on(pipeline)
-        await eventually(has_it)
-        go_down(dying)
-        found = await round_
+        dying = on_the_way(pipeline, stage)
+        found = await going_on_without(pipeline, dying)
         counts = pipeline.engine.recovery
     assert {peer for peer, _ in pipeline.lost} == {dying.host.peer_id}
     assert (counts.lost_nodes, counts.rerouted) == (1, 0)
@@ -137,11 +147,7 @@ async def test_a_stage_that_dies_with_its_only_member_is_left_out_and_the_path_s
     asked = requests(prompts(4))
     async with patient((0, 1, 2)) as pipeline:
         await begin(pipeline, asked, steps=4)
-        has_it = do_nothing(pipeline.members[1])
-        round_ = going_on(pipeline)
-        await eventually(has_it)
-        go_down(pipeline.members[1])
-        found = await round_
+        found = await going_on_without(pipeline, pipeline.members[1])
         assert pipeline.engine.recovery.rerouted == len(asked)
     for request in asked:
         output = found[request.request_id]
@@ -157,13 +163,7 @@ async def test_what_is_on_other_paths_keeps_its_keys_and_values() -> None:
     asked = requests(questions)
     async with patient((0, 1, 1, 2), paths=lambda prompt: paths[tuple(prompt)]) as pipeline:
         await begin(pipeline, asked)
-        way = pipeline.chain.way(FULL)
-        assert way is not None
-        has_it = do_nothing(pipeline.members[way.nodes[1]])
-        round_ = going_on(pipeline)
-        await eventually(has_it)
-        go_down(pipeline.members[way.nodes[1]])
-        found = await round_
+        found = await going_on_without(pipeline, on_the_way(pipeline))
         along = [request for request in asked if paths[request.prompt_ids] == FULL]
         refed = sum(len(request.prompt_ids) + 2 for request in along)
         assert pipeline.engine.recovery.refed_tokens == refed
@@ -385,11 +385,7 @@ async def test_the_log_says_once_what_happened(caplog: pytest.LogCaptureFixture)
         await begin(pipeline, asked)
         way = pipeline.chain.way(FULL)
         assert way is not None
-        has_it = do_nothing(pipeline.members[way.nodes[1]])
-        round_ = going_on(pipeline)
-        await eventually(has_it)
-        go_down(pipeline.members[way.nodes[1]])
-        await round_
+        await going_on_without(pipeline, pipeline.members[way.nodes[1]])
     (line,) = [record.getMessage() for record in caplog.records if "resumed" in record.getMessage()]
     tokens = sum(len(request.prompt_ids) + 2 for request in asked)
     assert line.startswith(f"5 of 5 sequences were resumed ({tokens} tokens), 0 go along fewer stages")
