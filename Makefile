@@ -37,7 +37,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) swarmnode/native/built
 
 $(BIN)/python:
 	@echo "making $(VENV) with $$($(PYTHON) --version)"

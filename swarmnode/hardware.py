@@ -160,7 +160,12 @@ def container_memory(cgroup: Path = CGROUP) -> tuple[int, int] | None:
 
 def cpu_has_bf16(cpuinfo: Path = CPUINFO) -> bool:
     """Whether this CPU has units for products in bfloat16. False where the system does not tell."""
-    return not BF16_UNITS.isdisjoint(_cpuinfo("flags", cpuinfo).split())
+    return not BF16_UNITS.isdisjoint(cpu_flags(cpuinfo))
+
+
+def cpu_flags(cpuinfo: Path = CPUINFO) -> frozenset[str]:
+    """What this CPU can do, as Linux calls it (on ARM under another key); empty where it does not tell."""
+    return frozenset((_cpuinfo("flags", cpuinfo) or _cpuinfo("Features", cpuinfo)).split())
 
 
 def _cpu_name() -> str:

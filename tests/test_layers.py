@@ -12,6 +12,7 @@ LAYERS = (
     "identity",
     "network",
     "tasks",
+    "native",
     "rollout",
     "exchange",
     "training",

@@ -17,6 +17,7 @@ from swarmnode import __version__
 from swarmnode.config import Config
 from swarmnode.errors import ConfigError, PortInUse, SwarmnodeError
 from swarmnode.hardware import GIB, Machine, free_disk_bytes, inspect_machine
+from swarmnode.native.compiler import find_compiler
 from swarmnode.network.p2pd_bundle import find_daemon
 from swarmnode.node.memory import PlannedMemory, plan_for
 from swarmnode.node.policies import check_policies, config_of
@@ -52,6 +53,7 @@ def examine(config: Config, model: str, model_reason: str, paths: Paths) -> list
         _memory(machine),
         _gpus(machine),
         _engine(machine),
+        *compiler_findings(config, machine),
         Finding("model", "ok", f"{model} ({model_reason})"),
         *memory_findings(plan_for(config, model)),
         *_folders(paths),
@@ -129,6 +131,21 @@ def _engine(machine: Machine) -> Finding:
         return Finding("vllm", "ok", ", ".join(f"{name} {number}" for name, number in found.items()))
     advice = "on this GPU vLLM generates faster: make join ENGINE=vllm" if machine.gpus else ""
     return Finding("vllm", "note", "not installed: rollouts come from the embedded engine", advice)
+
+
+def compiler_findings(config: Config, machine: Machine) -> Iterator[Finding]:
+    """A CPU node compiles its kernels; a card does not need them."""
+    if config.policy.device not in ("auto", "cpu") or (config.policy.device == "auto" and machine.gpus):
+        return
+    if config.policy.cpu_kernels == "off":
+        yield Finding("C compiler", "note", "not asked: policy.cpu_kernels is off")
+    elif (found := find_compiler()) is not None:
+        yield Finding("C compiler", "ok", f"{found} compiles the CPU kernels, once")
+    else:
+        text = "none found: torch's operations take the place of our CPU kernels"
+        yield Finding(
+            "C compiler", "note", text, "install gcc or clang: training on this CPU is slower without"
+        )
 
 
 def _torch_sees_a_gpu() -> bool:

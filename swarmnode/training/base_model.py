@@ -21,6 +21,7 @@ from swarmnode.config import PolicyConfig
 from swarmnode.errors import ModelError
 from swarmnode.memory_plan import ModelCard
 from swarmnode.models import bf16_pays_on_cpu, card_of, find_model
+from swarmnode.native.compiler import library, turn_off
 from swarmnode.training.budget import is_out_of_memory
 from swarmnode.training.nf4 import keep_differentiable, nf4_arguments
 
@@ -87,6 +88,10 @@ def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
     transformers_logging.disable_progress_bar()
     source = find_model(spec)
     device = find_device(config.device)
+    if config.cpu_kernels == "off":
+        turn_off()
+    elif device.type == "cpu":
+        library()  # Now, and not in the first round, if it has to be compiled.
     dtype = find_dtype(config.dtype, device, _hidden_size(source) if config.quantization == "none" else 0)
     quantized = nf4_arguments(dtype, device) if config.quantization == "nf4" else {}
     try:

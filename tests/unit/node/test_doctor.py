@@ -9,8 +9,9 @@ from swarmnode import hardware
 from swarmnode.config import Config
 from swarmnode.config_layers import load_config
 from swarmnode.hardware import GIB, Gpu, Machine
+from swarmnode.node import doctor as doctor_module
 from swarmnode.node import memory as memory_module
-from swarmnode.node.doctor import Finding, memory_findings, policy_findings
+from swarmnode.node.doctor import Finding, compiler_findings, memory_findings, policy_findings
 from swarmnode.node.memory import VLLM_SHARE, plan_for
 from swarmnode.paths import resolve_paths
 from swarmnode.rollout.vllm.engine import GPU_MEMORY_SHARE
@@ -72,6 +73,23 @@ def test_a_card_without_bfloat16_is_planned_in_float32(monkeypatch: pytest.Monke
         assert plan is not None
         weights.append(plan.weights)
     assert weights[0] == 2 * weights[1]
+
+
+def test_a_cpu_node_is_told_of_its_compiler_and_a_card_does_not_need_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cpu = Machine("a CPU", 2, 64 * GIB, 20 * GIB, ())
+    with_a_card = Machine("a CPU", 2, 64 * GIB, 20 * GIB, (Gpu("RTX 3060", 12 * GIB, 11 * GIB, 8.6),))
+    off = settings("policy.cpu_kernels=off")
+    monkeypatch.setattr(doctor_module, "find_compiler", lambda: Path("/usr/bin/gcc"))
+    (found,) = compiler_findings(settings(), cpu)
+    assert (found.verdict, found.advice) == ("ok", "") and "/usr/bin/gcc" in found.text
+    assert [each.verdict for each in compiler_findings(off, cpu)] == ["note"]
+    monkeypatch.setattr(doctor_module, "find_compiler", lambda: None)
+    (missing,) = compiler_findings(settings(), cpu)
+    assert missing.verdict == "note" and "gcc" in missing.advice
+    assert list(compiler_findings(settings(), with_a_card)) == []
+    assert len(list(compiler_findings(settings("policy.device=cpu"), with_a_card))) == 1
 
 
 def test_a_model_that_is_not_here_is_unknown_and_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:

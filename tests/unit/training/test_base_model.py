@@ -9,6 +9,7 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 from swarmnode.config import PolicyConfig
 from swarmnode.errors import ModelError
 from swarmnode.hardware import cpu_has_bf16
+from swarmnode.native.compiler import library, turned_off
 from swarmnode.training import nf4
 from swarmnode.training.base_model import (
     LoadedModel,
@@ -67,6 +68,12 @@ def test_a_cpu_computes_narrow_models_in_float32_unless_asked(
 ) -> None:
     config = PolicyConfig(dtype=name, device="cpu")  # pyright: ignore[reportArgumentType]
     assert load_base_model(str(quick_model), config).model.dtype == dtype
+
+
+def test_a_node_does_without_our_kernels_when_told_so(quick_model: Path) -> None:
+    with turned_off():
+        load_base_model(str(quick_model), PolicyConfig(device="cpu", cpu_kernels="off"))
+        assert library() is None
 
 
 def test_a_wide_model_is_loaded_as_the_units_of_this_cpu_suggest(quick_model: Path, tmp_path: Path) -> None:
