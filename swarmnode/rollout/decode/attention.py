@@ -1,6 +1,8 @@
 """Attention of new tokens: over their own prompt (prefill), or over the cache (decode).
 
-decoder.py -> [attention] -> bands.py (keys and values of everything in flight)
+decoder.py -> [attention] -> heads.py, bands.py (keys and values of everything in flight)
+                   |
+                   v  one call for a band and layer of a decode step on a CPU: native/decode.py
 """
 
 from collections.abc import Sequence
@@ -9,7 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from swarmnode.native.decode import CachedRows, split_heads
+from swarmnode.native.tensors import fits
 from swarmnode.rollout.decode.bands import Band, cache_size, rounded_up
+from swarmnode.rollout.decode.decoder import Attention
+from swarmnode.rollout.decode.heads import Heads
 from swarmnode.rollout.decode.matrix import native_on_cpu
 from swarmnode.rollout.decode.weights import Shape
 
@@ -20,26 +26,25 @@ class PromptAttention:
     No mask is needed: padding comes after every token that could look at it.
     """
 
-    def __init__(
-        self, shape: Shape, prompts: int, width: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self._prompts, self._width, self._shape = prompts, width, shape
-        self.cache = torch.empty(cache_size(shape, prompts, width), dtype=dtype, device=device)
+    def __init__(self, heads: Heads, rotation_WE: Tensor, prompts: int, dtype: torch.dtype) -> None:
+        self._heads, self._rotation = heads, rotation_WE
+        size = cache_size(heads.shape, prompts, len(rotation_WE))
+        self.cache = torch.empty(size, dtype=dtype, device=rotation_WE.device)
         """Keys and values, laid out as in the bands."""
 
-    def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        batch = (self._prompts, self._width, -1, self._shape.head_dim)
-        cached_keys, cached_values = self.cache[2 * layer], self.cache[2 * layer + 1]
-        cached_keys.copy_(keys.view(batch).transpose(1, 2))
-        cached_values.copy_(values.view(batch).transpose(1, 2))
+    def __call__(self, layer: int, fused: Tensor, qk_norm: Tensor | None) -> Tensor:
+        keys, values = self.cache[2 * layer], self.cache[2 * layer + 1]
+        if fits(fused):
+            queries = split_heads(self._heads.layout, fused, qk_norm, self._rotation, keys, values)
+        else:
+            new_queries, new_keys, new_values = self._heads.split(fused, qk_norm, self._rotation)
+            keys.copy_(new_keys.transpose(1, 2))
+            values.copy_(new_values.transpose(1, 2))
+            queries = new_queries.flatten(2, 3).transpose(1, 2).to(values.dtype)
         attended = F.scaled_dot_product_attention(
-            queries.reshape(batch).transpose(1, 2).to(values.dtype),
-            cached_keys,
-            cached_values,
-            is_causal=True,
-            enable_gqa=self._shape.group > 1,
+            queries, keys, values, is_causal=True, enable_gqa=self._heads.shape.group > 1
         )
-        return attended.transpose(1, 2).reshape(self._prompts * self._width, -1)
+        return attended.transpose(1, 2).reshape(len(fused), -1)
 
 
 class Scratch:
@@ -57,19 +62,65 @@ class Scratch:
         return self._memory[: table.numel()].view(table.shape).copy_(table)
 
 
-class CacheAttention:
+def cache_attention(
+    heads: Heads,
+    bands: Sequence[Band],
+    tick: int,
+    positions: Tensor,
+    rotation: Tensor,
+    scratch: Scratch,
+) -> Attention:
     """One new token for each sequence of some bands, which lie in the batch one band after another."""
+    if all(fits(band.cache) for band in bands):
+        return KernelAttention(heads, bands, positions, rotation)
+    return CacheAttention(heads, bands, tick, positions, rotation, scratch)
 
-    def __init__(
-        self, shape: Shape, bands: Sequence[Band], tick: int, positions: Tensor, scratch: Scratch
-    ) -> None:
+
+class KernelAttention:
+    """`cache_attention` by the kernel for it."""
+
+    def __init__(self, heads: Heads, bands: Sequence[Band], positions: Tensor, rotation: Tensor) -> None:
         self._sizes = [len(band.rows) for band in bands]
         self._parts = [
-            BandAttention(shape, band, band.longest(tick), own, scratch)
+            CachedRows(heads.layout, band.cache, *own)
+            for band, *own in zip(
+                bands, positions.split(self._sizes), rotation.split(self._sizes), strict=True
+            )
+        ]
+        self._width = heads.shape.heads * heads.shape.head_dim
+
+    def __call__(self, layer: int, fused: Tensor, qk_norm: Tensor | None) -> Tensor:
+        attended = fused.new_empty(len(fused), self._width)
+        if len(self._parts) == 1:
+            self._parts[0].attend(layer, fused, qk_norm, attended)
+            return attended
+        pieces = zip(self._parts, fused.split(self._sizes), attended.split(self._sizes), strict=True)
+        for part, own_fused, own_attended in pieces:
+            part.attend(layer, own_fused, qk_norm, own_attended)
+        return attended
+
+
+class CacheAttention:
+    """`cache_attention` by torch's operations."""
+
+    def __init__(
+        self,
+        heads: Heads,
+        bands: Sequence[Band],
+        tick: int,
+        positions: Tensor,
+        rotation: Tensor,
+        scratch: Scratch,
+    ) -> None:
+        self._heads, self._rotation = heads, rotation
+        self._sizes = [len(band.rows) for band in bands]
+        self._parts = [
+            BandAttention(heads.shape, band, band.longest(tick), own, scratch)
             for band, own in zip(bands, positions.split(self._sizes), strict=True)
         ]
 
-    def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def __call__(self, layer: int, fused: Tensor, qk_norm: Tensor | None) -> Tensor:
+        queries, keys, values = (new[0] for new in self._heads.split(fused, qk_norm, self._rotation))
         if len(self._parts) == 1:
             return self._parts[0](layer, queries, keys, values)
         pieces = zip(*(new.split(self._sizes) for new in (queries, keys, values)), strict=True)

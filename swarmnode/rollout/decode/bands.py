@@ -47,6 +47,11 @@ class Band:
         return tick + 1 - min(self.starts)
 
     @property
+    def cache(self) -> Tensor:
+        """Keys and values as `cache_size` says, with some free places behind those of `rows`."""
+        return self._cache
+
+    @property
     def lines(self) -> Sequence[Tensor]:
         """Each table of the cache as lines [places * kv_heads * width, d]."""
         return self._cache.flatten(1, 3).unbind(0)

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from swarmnode.errors import EngineError
-from swarmnode.rollout.decode.attention import CacheAttention, Scratch
+from swarmnode.rollout.decode.attention import Scratch, cache_attention
 from swarmnode.rollout.decode.decoder import Decoder
 from swarmnode.rollout.decode.mixing import Mix
 from swarmnode.rollout.decode.prefill import Prompt, PromptBatch, PromptStore, compute_batch
@@ -93,12 +93,16 @@ class EmbeddedEngine(TorchEngine):
         slots = self._slots
         slots.make_room()
         tokens, positions = slots.newest_tokens(), slots.positions()
-        attention = CacheAttention(self._weights.shape, slots.bands, slots.tick, positions, self._scratch)
+        decoder = self._decoder
+        rotation = decoder.rotary.at(positions)
+        attention = cache_attention(
+            decoder.heads, slots.bands, slots.tick, positions, rotation, self._scratch
+        )
         layers, *others = {id(r.policy.layers): r.policy.layers for r in self._running.values()}.values()
         if not others:
-            return self._decoder.forward(layers, tokens, positions, attention)
+            return decoder.forward(layers, tokens, attention)
         mixed = [self._running[row].policy.layers for row in slots.rows_in_order]
-        return Mix.of(mixed, self._device).forward(self._decoder, tokens, positions, attention)
+        return Mix.of(mixed, self._device).forward(decoder, tokens, attention)
 
     def _admit(self, decoded: Tensor | None) -> Tensor:
         """Give free rows to waiting requests. Returns the hidden states of all rows, theirs included."""

@@ -37,15 +37,13 @@ class Mix:
         policies = [layers_of_rows[rows[0]] for rows in members.values()]
         return cls(_mixed(policies, [len(rows) for rows in members.values()]), order, order.argsort())
 
-    def forward(
-        self, decoder: Decoder, tokens_N: Tensor, positions_N: Tensor, attention: Attention
-    ) -> Tensor:
+    def forward(self, decoder: Decoder, tokens_N: Tensor, attention: Attention) -> Tensor:
         """`Decoder.forward` for rows in their own order."""
 
-        def reordered(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            return attention(layer, queries[self.place], keys[self.place], values[self.place])[self.order]
+        def reordered(layer: int, fused: Tensor, qk_norm: Tensor | None) -> Tensor:
+            return attention(layer, fused[self.place], qk_norm)[self.order]
 
-        hidden = decoder.forward(self.layers, tokens_N[self.order], positions_N[self.order], reordered)
+        hidden = decoder.forward(self.layers, tokens_N[self.order], reordered)
         return hidden[self.place]
 
 

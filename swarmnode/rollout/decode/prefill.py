@@ -131,17 +131,14 @@ def compute_batch(
     device = embedding.device
     width = max(map(len, sequences))
     tokens = torch.tensor([(*ids, *[0] * (width - len(ids))) for ids in sequences], device=device)
-    positions = torch.arange(width, device=device).repeat(len(sequences))
-    attention = PromptAttention(decoder.weights.shape, len(sequences), width, embedding.dtype, device)
+    attention = PromptAttention(decoder.heads, decoder.rotary.until(width), len(sequences), embedding.dtype)
     ends = [start + len(ids) for start, ids in zip(count(0, width), sequences, strict=False)]
     wanted = [
         place
         for end, tail in zip(ends, tails or [1] * len(sequences), strict=True)
         for place in range(end - tail, end)
     ]
-    hidden = decoder.forward(
-        layers, tokens.flatten(), positions, attention, torch.tensor(wanted, device=device)
-    )
+    hidden = decoder.forward(layers, tokens.flatten(), attention, torch.tensor(wanted, device=device))
     return PromptBatch(attention.cache, hidden)
 
 

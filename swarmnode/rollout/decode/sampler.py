@@ -1,6 +1,8 @@
 """Next tokens from logits, one random stream per request, whatever else is in the batch.
 
 decoder.py | fallback.py -> logits -> [sampler] -> tokens and their log-probabilities
+                                          |
+                                          v  on a CPU, where nobody filters: native/decode.py
 
 A token is the winner of an exponential race: argmax of p_i / e_i with independent e_i ~ Exp(1) picks i with
 probability p_i (the Gumbel-max trick without logarithms of p). The e_i depend on nothing but (seed, position,
@@ -16,6 +18,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from swarmnode.native import decode
+from swarmnode.native.tensors import fits
 from swarmnode.rollout.engine import SamplingParams
 
 WORDS = 1 << 18
@@ -55,8 +59,8 @@ class Noise:
         size = (2, WORDS + vocab)
         words = torch.randint(-(2**31), 2**31, size, dtype=torch.int32, generator=generator)
         # Even words and odd words: their sum is never 0, and neither is the noise.
-        words = words.bitwise_and_(-2).add_(torch.tensor([[0], [1]], dtype=torch.int32)).to(device)
-        self._windows = [table.as_strided((WORDS, vocab), (1, 1)) for table in words]
+        self._words = words.bitwise_and_(-2).add_(torch.tensor([[0], [1]], dtype=torch.int32)).to(device)
+        self._windows = [table.as_strided((WORDS, vocab), (1, 1)) for table in self._words]
         self._offsets = torch.zeros(2, rows, dtype=torch.int64, device=device)
         self._strides = torch.tensor(STRIDES, device=device)[:, None]
 
@@ -76,6 +80,10 @@ class Noise:
         words.add_(self._windows[1].index_select(0, offsets[1]))
         # log1p(-u) and not log(u): float32 is fine near 0, where the winners are, and coarse near 1.
         return words.abs_().float().mul_(-UNIT).log1p_()
+
+    def streams(self, rows: int) -> decode.Streams:
+        """Those of the first `rows` rows, for a kernel that moves them on and forms the same noise."""
+        return decode.Streams(self._words, WORDS, STRIDES, UNIT, self._offsets.narrow(1, 0, rows))
 
 
 def _offsets(seed: int | None, position: int) -> tuple[int, int]:
@@ -125,6 +133,9 @@ class Sampler:
     def sample(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens [rows] and their log-probabilities [rows] for float32 logits [rows, vocab]."""
         count = len(logits)
+        if fits(logits) and not self._any_filtered:
+            temperature, greedy = self._settings[TEMPERATURE, :count], self._settings[GREEDY, :count]
+            return decode.sample(logits, temperature, greedy, self._noise.streams(count))
         portion = count
         if logits.device.type == "cpu":
             portion = max(1, NUMBERS_AT_ONCE // len(self._ranks))
