@@ -2,13 +2,14 @@
 
 packing -> layout.py -> [attention] -> logprob
                             |
-                     box_attention.py
+         kernel_attention.py, box_attention.py
 
 Every layer but attention treats tokens one by one, so a packed row needs no padding there, and a prompt that
 several completions share needs to be there only once. For attention the sequences are taken apart: on a GPU
 by the variable-length flash kernel, elsewhere in a few boxes, each of sequences of similar length, padded on
 the right: a call of SDPA, or products of ours where sequences are short (`box_attention.py`). Under causal
-attention no real token sees such a pad, and no [T, T] mask is ever built.
+attention no real token sees such a pad, and no [T, T] mask is ever built. Where there is a C compiler, short
+sequences need neither boxes nor pads (`kernel_attention.py`).
 
 Of a shared prompt only keys and values are repeated, once per completion. Its queries are asked once: what
 they see does not depend on the completion. Packing bounds the repeats (`packing.MOST_KEYS_PER_TOKEN`), so
@@ -30,7 +31,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.attention.varlen import varlen_attn
 
 from swarmnode.errors import ModelError
-from swarmnode.training.box_attention import by_products, suits
+from swarmnode.training import box_attention, kernel_attention
 from swarmnode.training.layout import PackedLayout, Slots
 from swarmnode.training.layout import packed_layout as packed_layout
 
@@ -133,10 +134,16 @@ def by_flash(
 def by_boxes(
     query_THD: Tensor, key_TGD: Tensor, value_TGD: Tensor, layout: PackedLayout, settings: AttentionSettings
 ) -> Tensor:
-    """The same box by box, on any device and for any dtype: by products of ours where all are short, else by
-    torch's SDPA."""
-    if suits(query_THD, layout, settings.dropout):
-        return by_products(query_THD, key_TGD, value_TGD, layout, settings.window, settings.scaling)
+    """The same on any device and for any dtype: by the C kernel or products of ours where all sequences are
+    short, else box by box by torch's SDPA."""
+    tensors = query_THD, key_TGD, value_TGD
+    short = box_attention.suits(query_THD, layout, settings.dropout)
+    # The kernel multiplies in float32; a CPU on which bfloat16 pays has units for its products.
+    half = short and query_THD.dtype is torch.bfloat16
+    if not half and kernel_attention.suits(query_THD, value_TGD, layout, settings.dropout):
+        return kernel_attention.by_kernel(*tensors, layout, settings.window, settings.scaling)
+    if short:
+        return box_attention.by_products(*tensors, layout, settings.window, settings.scaling)
     boxes = layout.boxes
     queries = _TokensToSlots.apply(query_THD, layout.box_queries).split([b.rows * b.queries for b in boxes])
     keys, values = (

@@ -9,8 +9,10 @@ sequences are short their probabilities can be kept, and all of it is six produc
     ds = p (dp - sum(p dp))        dp = do v^T       dq = scale ds k       dk = scale ds^T q
 
 Scores and softmax are in float32 at least, p and ds in the type of the tokens. The query heads that share a
-key head are further queries of one product. Shapes: T tokens, H query heads, G key heads, P slots of a token
-and key head (`PackedLayout.grouped`), X = H / G * E, B rows of a box times G, Q queries times H / G, K keys.
+key head are further queries of one product. In bfloat16 the units of a CPU multiply; in float32 the C kernel
+takes less time and keeps nothing, so there this is for machines that cannot compile it. Shapes: T tokens, H
+query heads, G key heads, P slots of a token and key head (`PackedLayout.grouped`), X = H / G * E, B rows of a
+box times G, Q queries times H / G, K keys.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """A decoder layer of Llama, Qwen2 or Qwen3 with one LoRA on it: two autograd functions around its attention.
 
-dense_patch.py (where, and with which weights) -> [dense_layer] -> products of oneDNN or torch
+dense_patch.py (where, and with which weights) -> [dense_layer] -> token_passes.py and products
                                                         |
    hidden -> into_attention -> queries, keys, values -> attention.py -> out_of_attention -> hidden
 
@@ -29,6 +29,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from swarmnode.training.lora import LoraWeights
+from swarmnode.training.token_passes import (
+    Norm,
+    Rotation,
+    gated,
+    gated_gradient,
+    norm_gradient,
+    normed,
+    turned_heads,
+    turned_heads_gradient,
+)
 
 ONEDNN_FROM = 2**24
 """Multiplications from which oneDNN is asked: it prepares itself for half a millisecond per new number of
@@ -42,14 +52,6 @@ class Adapted:
     weight_NK: Tensor
     bias_N: Tensor | None
     adapter: LoraWeights
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """RMSNorm: x / sqrt(mean(x^2) + eps) * scale."""
-
-    scale_D: Tensor
-    eps: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,8 @@ def product(
         if onto_MN is not None:
             return multiply.binary(x_MK.contiguous(), onto_MN.contiguous(), weight_NK, bias_N, "add")
         return multiply(x_MK.contiguous(), weight_NK, bias_N, "none", [], "")
+    if onto_MN is not None and bias_N is None:
+        return torch.addmm(onto_MN, x_MK, weight_NK.t())
     y_MN = F.linear(x_MK, weight_NK, bias_N)
     return y_MN if onto_MN is None else y_MN.add_(onto_MN)
 
@@ -102,37 +106,39 @@ class _IntoAttention(torch.autograd.Function):
         ctx: Any, hidden_MD: Tensor, cos_ME: Tensor, sin_ME: Tensor, layer: DenseLayer, *parameters: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.layer = layer
-        xhat_MD, rstd_M1 = _normalised(hidden_MD, layer.before.eps)
         ctx.qkv = _Products.of(layer.qkv, layer.before.scale_D, hidden_MD.dtype)
-        found, low_MR = ctx.qkv.outputs(xhat_MD)
+        before = normed(hidden_MD, layer.before, scaled=not ctx.qkv.merges)
+        found, low_MR = ctx.qkv.outputs(before.y_MD)
         queries_keys_values = [y_MN.unflatten(1, (-1, layer.head_dim)) for y_MN in found]
         of_heads: list[Tensor] = []
         for number, norm in enumerate(layer.head_norms):
-            heads_MHE = queries_keys_values[number]
-            if norm is not None:
-                head_xhat, head_rstd = _normalised(heads_MHE, norm.eps)
-                of_heads += head_xhat, head_rstd
-                heads_MHE = head_xhat * norm.scale_D
-            queries_keys_values[number] = _rotated(heads_MHE, cos_ME[:, None], sin_ME[:, None])
-        ctx.save_for_backward(xhat_MD, rstd_M1, cos_ME, sin_ME, low_MR, *of_heads, *parameters)
+            turned, kept = turned_heads(queries_keys_values[number], norm, Rotation(cos_ME, sin_ME))
+            queries_keys_values[number] = turned
+            of_heads += kept
+        ctx.kept_of_a_head = len(of_heads) // 2
+        ctx.save_for_backward(before.xhat_MD, before.rstd_M1, cos_ME, sin_ME, low_MR, *of_heads, *parameters)
         return tuple(queries_keys_values)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         layer: DenseLayer = ctx.layer
+        products: _Products = ctx.qkv
         xhat_MD, rstd_M1, cos_ME, sin_ME, low_MR, *of_heads = ctx.saved_tensors
         turned = list(gradients)
         for number, norm in enumerate(layer.head_norms):
-            turned[number] = _rotated(gradients[number], cos_ME[:, None], sin_ME[:, None], back=True)
-            if norm is not None:
-                of_head = of_heads[2 * number], of_heads[2 * number + 1]
-                turned[number] = _norm_gradient(turned[number].mul_(norm.scale_D), *of_head)
+            kept = of_heads[number * ctx.kept_of_a_head : (number + 1) * ctx.kept_of_a_head]
+            rotation = Rotation(cos_ME, sin_ME)
+            turned[number] = turned_heads_gradient(gradients[number], tuple(kept), norm, rotation)
         outputs = [gradient.flatten(1).contiguous() for gradient in turned]
+        low_gradient_MR = products.low_gradient(outputs)
+        of_adapters = products.adapter_gradients(outputs, low_gradient_MR, xhat_MD, low_MR)
         needs_hidden, *_ = ctx.needs_input_grad
-        dxhat_MD, of_adapters = ctx.qkv.gradients(outputs, xhat_MD, low_MR, needs_hidden)
-        dhidden = None if dxhat_MD is None else _norm_gradient(dxhat_MD, xhat_MD, rstd_M1)
-        return dhidden, None, None, None, *of_adapters
+        if not needs_hidden:
+            return None, None, None, None, *of_adapters
+        dy_MD = products.input_gradient(outputs, low_gradient_MR)
+        dhidden_MD = norm_gradient(dy_MD, xhat_MD, rstd_M1, products.scale_before)
+        return dhidden_MD, None, None, None, *of_adapters
 
 
 class _OutOfAttention(torch.autograd.Function):
@@ -144,11 +150,11 @@ class _OutOfAttention(torch.autograd.Function):
         ctx.gate_up = _Products.of(layer.gate_up, layer.after.scale_D, hidden_MD.dtype)
         ctx.down = _Products.of(layer.down, None, hidden_MD.dtype)
         (middle_MD,), low_out = ctx.out.outputs(attended_MX, onto=hidden_MD)
-        xhat_MD, rstd_M1 = _normalised(middle_MD, layer.after.eps)
-        (gate_MI, up_MI), low_gate_up = ctx.gate_up.outputs(xhat_MD)
-        (y_MD,), low_down = ctx.down.outputs(F.silu(gate_MI).mul_(up_MI), onto=middle_MD)
+        after = normed(middle_MD, layer.after, scaled=not ctx.gate_up.merges)
+        (gate_MI, up_MI), low_gate_up = ctx.gate_up.outputs(after.y_MD)
+        (y_MD,), low_down = ctx.down.outputs(gated(gate_MI, up_MI), onto=middle_MD)
         lows = (low_out, low_gate_up, low_down)
-        ctx.save_for_backward(attended_MX, xhat_MD, rstd_M1, gate_MI, up_MI, *lows, *parameters)
+        ctx.save_for_backward(attended_MX, after.xhat_MD, after.rstd_M1, gate_MI, up_MI, *lows, *parameters)
         return y_MD
 
     @staticmethod
@@ -156,17 +162,24 @@ class _OutOfAttention(torch.autograd.Function):
     def backward(ctx: Any, dy_MD: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         attended_MX, xhat_MD, rstd_M1, gate_MI, up_MI, *lows = ctx.saved_tensors
         low_out, low_gate_up, low_down, *_ = lows
-        dy_MD = dy_MD.contiguous()
-        silu_MI = F.silu(gate_MI)
-        active_MI = silu_MI * up_MI
-        dactive_MI, of_down = ctx.down.gradients([dy_MD], active_MI, low_down)
-        dup_MI = silu_MI.mul_(dactive_MI)
-        dsilu_MI, dgate_MI = dactive_MI.mul_(up_MI), active_MI
-        torch.ops.aten.silu_backward.grad_input(dsilu_MI, gate_MI, grad_input=dgate_MI)
-        dxhat_MD, of_gate_up = ctx.gate_up.gradients([dgate_MI, dup_MI], xhat_MD, low_gate_up)
-        dmiddle_MD = _norm_gradient(dxhat_MD, xhat_MD, rstd_M1).add_(dy_MD)
+        out: _Products = ctx.out
+        gate_up: _Products = ctx.gate_up
+        down: _Products = ctx.down
+        down_gradient = [dy_MD.contiguous()]
+        dlow_MR = down.low_gradient(down_gradient)
+        active_MI, dgate_MI, dup_MI = gated_gradient(
+            gate_MI, up_MI, down.input_gradient(down_gradient, dlow_MR)
+        )
+        of_down = down.adapter_gradients(down_gradient, dlow_MR, active_MI, low_down)
+        both = [dgate_MI, dup_MI]
+        dlow_MR = gate_up.low_gradient(both)
+        of_gate_up = gate_up.adapter_gradients(both, dlow_MR, xhat_MD, low_gate_up)
+        dnormed_MD = gate_up.input_gradient(both, dlow_MR)
+        dmiddle_MD = norm_gradient(dnormed_MD, xhat_MD, rstd_M1, gate_up.scale_before, down_gradient[0])
+        dlow_MR = out.low_gradient([dmiddle_MD])
+        of_out = out.adapter_gradients([dmiddle_MD], dlow_MR, attended_MX, low_out)
         needs_attended, *_ = ctx.needs_input_grad
-        dattended_MX, of_out = ctx.out.gradients([dmiddle_MD], attended_MX, low_out, needs_attended)
+        dattended_MX = out.input_gradient([dmiddle_MD], dlow_MR) if needs_attended else None
         return dattended_MX, dmiddle_MD, None, *of_out, *of_gate_up, *of_down
 
 
@@ -184,7 +197,7 @@ class _Products:
 
     adapted: Sequence[Adapted]
     scale_K: Tensor | None
-    """What x is to be multiplied by first."""
+    """What x is multiplied by first."""
     a_RK: Tensor
     """All A on top of each other, in the type of x."""
     scaled_b_NR: tuple[Tensor, ...]
@@ -197,28 +210,36 @@ class _Products:
         scaled = (one.adapter.b_NR * one.adapter.scaling for one in adapted)
         return cls(adapted, scale_K, a_RK.to(dtype), tuple(b_NR.to(dtype) for b_NR in scaled))
 
+    @property
+    def merges(self) -> bool:
+        """Whether W + scaling B A keeps what the adapter adds. Then the weights have the scale inside too."""
+        return self.a_RK.dtype in (torch.float32, torch.float64)
+
+    @property
+    def scale_before(self) -> Tensor | None:
+        """What x has to be multiplied by before it comes here; None: nothing, or the weights do it."""
+        return None if self.merges else self.scale_K
+
     def outputs(self, x_MK: Tensor, onto: Tensor | None = None) -> tuple[list[Tensor], Tensor]:
         """[M, N] of every layer, and S of all for the backward pass. `onto` is what the output of a single
         layer is added to."""
-        a_RK = self.a_RK
-        if self.scale_K is not None and self._merges:
-            a_RK = a_RK * self.scale_K
-        elif self.scale_K is not None:
-            x_MK = x_MK * self.scale_K
+        a_RK = self.a_RK if self.scale_K is None or not self.merges else self.a_RK * self.scale_K
         s_MR = product(x_MK, a_RK)
         found = [product(x_MK, self._weight(n), one.bias_N, onto) for n, one in enumerate(self.adapted)]
-        if not self._merges:
+        if not self.merges:
             for y_MN, s, b_NR in zip(found, self._ranks(s_MR), self.scaled_b_NR, strict=True):
                 y_MN.addmm_(s, b_NR.t())
         return found, s_MR
 
-    def gradients(
-        self, outputs: Sequence[Tensor], x_MK: Tensor, s_MR: Tensor, needs_input: bool = True
-    ) -> tuple[Tensor | None, list[Tensor]]:
-        """From the gradients of the outputs [M, N], all contiguous: of x, before its scale, and of every A
-        and B in order."""
+    def low_gradient(self, outputs: Sequence[Tensor]) -> Tensor:
+        """scaling dy B of all, [M, R]. The gradients of the outputs [M, N] are contiguous, here and below."""
         parts = [product(dy, b_NR.t()) for dy, b_NR in zip(outputs, self.scaled_b_NR, strict=True)]
-        ds_MR = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def adapter_gradients(
+        self, outputs: Sequence[Tensor], ds_MR: Tensor, x_MK: Tensor, s_MR: Tensor
+    ) -> list[Tensor]:
+        """Of every A and B in order; x before its scale."""
         da_RK = (ds_MR.t() @ x_MK).to(self.adapted[0].adapter.a_RK.dtype)
         if self.scale_K is not None:
             da_RK.mul_(self.scale_K)
@@ -227,28 +248,23 @@ class _Products:
         for dy_MN, s, da, one in zip(outputs, self._ranks(s_MR), of_a, self.adapted, strict=True):
             db_NR = (s.t() @ dy_MN).t().to(one.adapter.b_NR.dtype)
             gradients += da, db_NR.mul_(one.adapter.scaling)
-        return self._input_gradient(outputs, ds_MR) if needs_input else None, gradients
+        return gradients
 
-    def _input_gradient(self, outputs: Sequence[Tensor], ds_MR: Tensor) -> Tensor:
+    def input_gradient(self, outputs: Sequence[Tensor], ds_MR: Tensor) -> Tensor:
+        """Of x as `outputs` got it, or before the scale that is in the weights."""
         first, *others = outputs
         dx_MK = product(first, self._weight(0).t())
         for number, dy_MN in enumerate(others, 1):
-            dx_MK = product(dy_MN, self._weight(number).t(), None, dx_MK)
-        if not self._merges:
-            dx_MK.addmm_(ds_MR, self.a_RK)
-            if self.scale_K is not None:
-                dx_MK.mul_(self.scale_K)
-        return dx_MK
-
-    @property
-    def _merges(self) -> bool:
-        """Whether W + scaling B A keeps what the adapter adds."""
-        return self.a_RK.dtype in (torch.float32, torch.float64)
+            if self.merges:
+                dx_MK = product(dy_MN, self._weight(number).t(), None, dx_MK)
+            else:
+                dx_MK.addmm_(dy_MN, self._weight(number))
+        return dx_MK if self.merges else dx_MK.addmm_(ds_MR, self.a_RK)
 
     def _weight(self, number: int) -> Tensor:
         """What x is multiplied with: a new weight with adapter and scale inside, where they can be merged."""
         one = self.adapted[number]
-        if not self._merges:
+        if not self.merges:
             return one.weight_NK
         a_RK = one.adapter.a_RK.to(one.weight_NK.dtype)
         weight_NK = torch.addmm(one.weight_NK, self.scaled_b_NR[number], a_RK)
@@ -256,31 +272,3 @@ class _Products:
 
     def _ranks(self, of_all_MR: Tensor) -> tuple[Tensor, ...]:
         return of_all_MR.split([len(one.adapter.a_RK) for one in self.adapted], dim=1)
-
-
-# Norms and rotation
-
-
-def _normalised(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x / rms(x) over the last dimension, and 1 / rms(x), in float32 at least."""
-    return torch.ops.aten._fused_rms_norm(x, x.shape[-1:], None, eps)
-
-
-def _norm_gradient(dxhat: Tensor, xhat: Tensor, rstd: Tensor) -> Tensor:
-    """Of x where xhat = x / rms(x). May overwrite `dxhat`."""
-    mean = (dxhat * xhat).sum(-1, keepdim=True, dtype=rstd.dtype).div_(dxhat.shape[-1])
-    # Of one type: with two, torch takes several times as long.
-    return dxhat.addcmul_(xhat, mean.to(xhat.dtype), value=-1).mul_(rstd.to(xhat.dtype))
-
-
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> Tensor:
-    """x cos + rotate_half(x) sin, in transformers' order of a head: its halves are the pairs. `back` is the
-    transpose of that."""
-    half = x.shape[-1] // 2
-    first, second = sin[..., :half], sin[..., half:]
-    if back:
-        first, second = -second, -first
-    turned = x * cos
-    turned[..., :half].addcmul_(x[..., half:], first, value=-1)
-    turned[..., half:].addcmul_(x[..., :half], second)
-    return turned

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from swarmnode.training.dense_layer import Adapted, DenseLayer, Norm, into_attention, out_of_attention
+from swarmnode.training.dense_layer import Adapted, DenseLayer, into_attention, out_of_attention
 from swarmnode.training.lora_patch import sole_adapter
+from swarmnode.training.token_passes import Norm
 
 log = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ and the run's own.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import ModelError
+from swarmnode.native.packed_attention import Sequences
 
 CALL_COST = 20_000
 SLOT_COST = 50
@@ -60,7 +62,7 @@ class Slots:
     """The other slots that are no pads, and the tokens in them. None: nothing is shared."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PackedLayout:
     """Where the R runs of a packed row of T tokens lie, computed once for all layers."""
 
@@ -89,6 +91,18 @@ class PackedLayout:
     """Made when a first layer asks, kept for the others: autograd would keep one for each of them."""
     _grouped: dict[int, tuple[Slots, Slots]] = field(default_factory=dict, init=False, repr=False)
     """The same of `grouped`."""
+
+    @cached_property
+    def sequences(self) -> Sequences:
+        """Where the kernel for CPUs finds them."""
+        tokens = self.position_ids_1T.shape[1]
+        return Sequences(
+            query_ends=self.query_ends.long(),
+            key_ends=self.key_ends.long(),
+            key_tokens=torch.arange(tokens) if self.keys is None else self.keys.token_of_slot_P,
+            longest=self.longest_sequence,
+            tokens=tokens,
+        )
 
     def arguments(self, input_ids_1T: Tensor) -> dict[str, Any]:
         """What a prepared decoder, or a whole prepared causal LM, is called with."""

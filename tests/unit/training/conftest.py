@@ -1,6 +1,6 @@
 """A random two-layer Qwen2 as base model, and rollout groups for it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from swarmnode.config import PolicyConfig
+from swarmnode.native import compiler
 from swarmnode.training.base_model import LoadedModel
 from swarmnode.training.policy import Policy
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, Span, one_span
@@ -53,6 +54,18 @@ def exact_norms(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("llama.modeling_llama.Llama", "qwen2.modeling_qwen2.Qwen2", "qwen3.modeling_qwen3.Qwen3"):
         monkeypatch.setattr(f"transformers.models.{name}RMSNorm.forward", norm)
+
+
+@pytest.fixture(params=["kernels", "torch"])
+def with_and_without_kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The test runs twice: with the C kernels, and with the operations of torch in their place."""
+    if request.param == "torch":
+        with compiler.turned_off():
+            yield
+    elif compiler.library() is None:
+        pytest.skip("no C compiler on this machine")
+    else:
+        yield
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import json
 import random
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +41,9 @@ from swarmnode.training.attention import (
 from swarmnode.training.layout import PackedLayout, packed_layout
 from swarmnode.training.packable import prepare_for_packing
 from swarmnode.training.policy import Policy
+from tests.unit.training.flash_by_hand import flash_by_hand
+
+pytestmark = pytest.mark.usefixtures("with_and_without_kernels")
 
 CPU = torch.device("cpu")
 seeded = settings(deadline=None, derandomize=True, max_examples=40)
@@ -368,35 +370,6 @@ def test_a_row_that_is_not_the_layouts_is_refused() -> None:
         })  # fmt: skip
 
 
-def flash_by_hand(
-    query: Tensor, key: Tensor, value: Tensor, starts: Tensor, starts_k: Tensor, longest: int, longest_k: int,
-    *, scale: float, window_size: tuple[int, int], enable_gqa: bool,
-) -> Tensor:  # fmt: skip
-    """What torch's documentation says that its kernel computes, sequence by sequence; with fewer queries than
-    keys, what FlashAttention's says: the last query stands at the last key."""
-    assert starts.dtype == starts_k.dtype == torch.int32 and window_size[1] == 0
-    assert longest == starts.diff().max() and longest_k == starts_k.diff().max()
-    assert starts[-1] == len(query) and starts_k[-1] == len(key) == len(value)
-    group = query.shape[1] // key.shape[1]
-    assert enable_gqa == (group > 1)
-    out: list[Tensor] = []
-    for (start, end), (start_k, end_k) in zip(
-        pairwise(starts.tolist()), pairwise(starts_k.tolist()), strict=True
-    ):
-        at = torch.arange(end_k - start_k)
-        distance = at[len(at) - (end - start) :, None] - at
-        left = len(at) if window_size[0] == -1 else window_size[0]
-        hidden = (distance < 0) | (distance > left)
-        heads: list[Tensor] = []
-        for head in range(query.shape[1]):
-            scores = query[start:end, head] @ key[start_k:end_k, head // group].T * scale
-            heads.append(
-                scores.masked_fill(hidden, -torch.inf).softmax(-1) @ value[start_k:end_k, head // group]
-            )
-        out.append(torch.stack(heads, dim=1))
-    return torch.cat(out)
-
-
 @pytest.mark.parametrize("window", [None, 1, 4, 20, 100])
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
 @pytest.mark.parametrize(("kept_bytes", "cached_scores"), [(0, 0), (1000, 2**19), (1000, 500)])
@@ -409,7 +382,8 @@ def test_all_ways_to_attend_agree(
     prompts: list[int | None] | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """SDPA, our products for whole boxes and for a few rows at a time, and the flash kernel."""
+    """SDPA, our products for whole boxes and for a few rows at a time, and the flash kernel. There is no C
+    kernel for float64: with kernels and without, these ways are the ones named."""
     monkeypatch.setattr(box_attention, "KEPT_BYTES", kept_bytes)
     monkeypatch.setattr(box_attention, "CACHED_SCORES", cached_scores)
     torch.manual_seed(0)

@@ -27,7 +27,7 @@ from swarmnode.training.lora_patch import RoutedTokens
 from swarmnode.training.packable import prepare_for_packing
 from swarmnode.training.policy import Policy
 
-pytestmark = pytest.mark.usefixtures("exact_norms")
+pytestmark = pytest.mark.usefixtures("exact_norms", "with_and_without_kernels")
 
 VOCABULARY, HIDDEN, LAYERS, TOKENS = 40, 16, 2, 48
 RUNS, PROMPTS = [8, 15, 10, 15], [None, 0, 0, None]
