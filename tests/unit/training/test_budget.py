@@ -9,6 +9,8 @@ from swarmnode.hardware import GIB
 from swarmnode.memory_plan import ModelCard, Workload, plan_memory, with_tokens
 from swarmnode.training import budget as budget_module
 from swarmnode.training.budget import (
+    CPU_BYTES,
+    CPU_TOKENS,
     HEADROOM,
     MOST_TOKENS,
     TokenBudget,
@@ -40,6 +42,15 @@ def test_a_micro_batch_leaves_some_memory_alone(free: int) -> None:
 def test_with_memory_to_burn_a_micro_batch_is_as_large_as_pays(device: str) -> None:
     assert token_budget(1e15, COST, 512, device=device).tokens == MOST_TOKENS[device]
     assert token_budget(1e15, COST, 50_000, device=device).tokens == 50_000
+
+
+def test_a_large_model_on_a_cpu_takes_no_more_memory_than_helps_it() -> None:
+    def tokens(bytes_per_token: float) -> int:
+        cost = TokenCost(bytes_per_token, bytes_per_token, 0)
+        return token_budget(1e15, cost, 512, device="cpu").tokens
+
+    assert tokens(CPU_BYTES / 5000) == 5000
+    assert tokens(CPU_BYTES / 100) == CPU_TOKENS
 
 
 def test_layers_are_recomputed_only_where_the_longest_sequence_would_not_fit_otherwise() -> None:

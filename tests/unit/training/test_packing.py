@@ -141,11 +141,11 @@ def test_a_rounded_row_has_few_lengths_and_never_more_than_its_budget(
         assert sum(rounded.layout.lengths) == rounded.input_ids_BT.numel()
 
 
-def test_rows_of_any_length_become_32_lengths_in_an_octave() -> None:
+def test_rows_of_any_length_become_16_lengths_in_an_octave() -> None:
     for begin in (64, 1024, 4096):
         rounded = {tokens + spare_tokens(tokens) for tokens in range(begin, 2 * begin)}
-        assert len(rounded) <= 33
-        assert max(spare_tokens(tokens) / tokens for tokens in range(begin, 2 * begin)) <= 1 / 32
+        assert len(rounded) <= 17
+        assert max(spare_tokens(tokens) / tokens for tokens in range(begin, 2 * begin)) <= 1 / 16
 
 
 @both_layouts
