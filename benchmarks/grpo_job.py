@@ -37,6 +37,8 @@ class Job:
     tuned: bool = True
     """False: precision and gradient checkpointing as either side chooses them where nothing is set."""
     prompt_letters: int = 4
+    kernels: bool = True
+    """False: our side without its C kernels."""
 
     @property
     def samples(self) -> int:

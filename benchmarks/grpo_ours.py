@@ -9,6 +9,7 @@ import torch
 from grpo_job import Job, Turns, job_from_command_line, prompts, reward
 
 from swarmnode.config import PolicyConfig, TrainingConfig
+from swarmnode.native.compiler import turn_off
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import SamplingParams
 from swarmnode.rollout.renderer import Renderer
@@ -23,6 +24,8 @@ def serve() -> None:
     """Steps for as long as they are asked for."""
     torch.set_num_threads(1)
     job = job_from_command_line()
+    if not job.kernels:
+        turn_off()
     learner = Learner(job)
     turns = Turns(job.samples)
     for number in range(job.steps):
