@@ -8,13 +8,15 @@ from itertools import count
 import torch
 from grpo_job import Job, Turns, job_from_command_line, prompts, reward
 
-from swarmnode.config import PolicyConfig, TrainingConfig
+from swarmnode.config import Config, PolicyConfig, RolloutConfig, TrainingConfig
 from swarmnode.native.compiler import turn_off
+from swarmnode.node.memory import plan_for
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import SamplingParams
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.rollout.schedule.collector import collect
 from swarmnode.training.base_model import load_base_model
+from swarmnode.training.forward import Forward
 from swarmnode.training.policy import Policy
 from swarmnode.training.trainer import Trainer
 from swarmnode.types import Example, ExampleKey, RolloutGroup
@@ -52,6 +54,11 @@ class Learner:
         self._engine = EmbeddedEngine(base.model, base.eos_token_ids, max_slots=job.samples)
         self._sampling = SamplingParams(job.max_tokens)
         training = TrainingConfig(learning_rate=job.learning_rate, sequences_per_step=job.samples)
+        rollout = RolloutConfig(max_tokens=job.max_tokens, slots=job.samples)
+        settings = Config(policy=config, training=training, rollout=rollout)
+        forward = Forward(
+            self._policy, training, temperature=1.0, budget=plan_for(settings, job.model).budget
+        )
         self._trainer = Trainer(
             self._policy,
             training,
@@ -59,6 +66,7 @@ class Learner:
             max_tokens=job.max_tokens,
             seed=0,
             render=self._renderer.prompt_ids,
+            forward=forward,
         )
         keys = (ExampleKey("grpo", "1", 0, index) for index in count())
         asked = prompts(job)

@@ -65,6 +65,7 @@ _lock = threading.Lock()
 _loaded: ctypes.CDLL | None = None
 _asked = False
 _off = False
+_cache: Path | None = None
 
 
 def library() -> ctypes.CDLL | None:
@@ -79,6 +80,18 @@ def library() -> ctypes.CDLL | None:
                 _loaded = _load()
                 _asked = True
     return _loaded
+
+
+def loaded() -> ctypes.CDLL | None:
+    """What `library` gave, also where kernels have been turned off since: a backward pass is of the kind that
+    its forward pass was."""
+    return _loaded
+
+
+def keep_in(cache: Path) -> None:
+    """The folder for what is compiled by an installation that cannot be written to."""
+    global _cache
+    _cache = cache
 
 
 def turn_off() -> None:
@@ -107,33 +120,32 @@ def find_compiler() -> Path | None:
 def _load() -> ctypes.CDLL | None:
     compiler = find_compiler()
     if compiler is None:
-        log.info(
-            "no C compiler (%s): torch's own operations are used, at half the speed", ", ".join(COMPILERS)
-        )
+        log.info("no C compiler (%s): torch's own operations are used, which is slower", ", ".join(COMPILERS))
         return None
     try:
-        return _opened(compiler, _folder())
+        return _opened(compiler, _folder(_file_name(compiler)))
     except subprocess.CalledProcessError as error:
         reason = (error.stderr or "").strip()[-500:]
-    except (OSError, AttributeError, subprocess.TimeoutExpired) as error:
+    except (OSError, AttributeError, RuntimeError, subprocess.TimeoutExpired) as error:
         reason = str(error)
     log.warning("%s cannot compile the CPU kernels, torch's own operations are used: %s", compiler, reason)
     return None
 
 
 def _opened(compiler: Path, folder: Path) -> ctypes.CDLL:
-    """The library, compiled again where the file is damaged."""
-    path = compiled(compiler, folder)
-    try:
-        return open_library(path)
-    except (OSError, AttributeError):
-        path.unlink(missing_ok=True)
-        return open_library(compiled(compiler, folder))
+    """The library, compiled again where the file that was there is damaged."""
+    path = folder / _file_name(compiler)
+    if path.exists():
+        try:
+            return open_library(path)
+        except (OSError, AttributeError):
+            path.unlink(missing_ok=True)
+    return open_library(compiled(compiler, folder))
 
 
 def compiled(compiler: Path, folder: Path) -> Path:
     """The library in `folder`, compiled if it is not there. Raises OSError, CalledProcessError."""
-    target = folder / f"{_digest(compiler)}.so"
+    target = folder / _file_name(compiler)
     if target.exists():
         return target
     folder.mkdir(parents=True, exist_ok=True)
@@ -145,7 +157,7 @@ def compiled(compiler: Path, folder: Path) -> Path:
             check=True, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
-        with made.open("rb") as whole:
+        with made.open("r+b") as whole:
             # A file that a power cut has shortened would end every process that loads it.
             os.fsync(whole.fileno())
         # Processes that compile at the same time make the same file.
@@ -164,15 +176,21 @@ def open_library(path: Path) -> ctypes.CDLL:
     return loaded
 
 
-def _digest(compiler: Path) -> str:
-    """Of all that the compiled library depends on."""
+def _file_name(compiler: Path) -> str:
+    """Made of all that the compiled library depends on."""
     stat = compiler.stat()
     parts = [str(compiler), str(stat.st_size), str(stat.st_mtime_ns), *FLAGS, WIDE_VECTORS]
-    parts += [platform.machine(), *sorted(cpu_flags())]
-    parts += [path.name + path.read_text() for path in sorted(SOURCES.glob("*.[ch]"))]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
+    # Where a system does not tell what its CPU can do, another machine's library is not for this one.
+    parts += [platform.machine(), *(sorted(cpu_flags()) or [platform.node()])]
+    parts += [path.name + path.read_text("utf-8") for path in sorted(SOURCES.glob("*.[ch]"))]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24] + ".so"
 
 
-def _folder() -> Path:
-    beside = SOURCES.parent
-    return beside / "built" if os.access(beside, os.W_OK) else resolve_paths().cache / "native"
+def _folder(name: str) -> Path:
+    """Where the file is, or can be written: beside the sources, else in the cache. Raises RuntimeError where
+    a user has no home."""
+    beside = SOURCES.parent / "built"
+    writable = os.access(beside if beside.exists() else beside.parent, os.W_OK)
+    if writable or (beside / name).exists():
+        return beside
+    return resolve_paths().cache / "native" if _cache is None else _cache

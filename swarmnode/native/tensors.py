@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from swarmnode.native.compiler import library
+from swarmnode.native.compiler import library, loaded
 
 KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 """What the names of kernels end with, as in kernels/kernels.c."""
@@ -22,9 +22,9 @@ def fits(tensor: Tensor) -> bool:
 
 def kernel(name: str, dtype: torch.dtype) -> Callable[..., None]:
     """One of them, for tensors that fit. It takes addresses and numbers as compiler.SIGNATURES says."""
-    loaded = library()
-    assert loaded is not None, "ask `fits` first"
-    return getattr(loaded, f"{name}_{KINDS[dtype]}")
+    kernels = loaded()
+    assert kernels is not None, "ask `fits` first"
+    return getattr(kernels, f"{name}_{KINDS[dtype]}")
 
 
 def expect(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:

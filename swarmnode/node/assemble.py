@@ -65,12 +65,14 @@ def load_policy(
         raise ModelError("torch and peft are not installed", hint="pip install 'swarmnode[train]'")
     import torch
 
+    from swarmnode.native.compiler import keep_in
     from swarmnode.rollout.renderer import Renderer
     from swarmnode.rollout.select import make_engine
     from swarmnode.training.base_model import load_base_model
     from swarmnode.training.policy import Policy
 
     torch.set_num_threads(config.policy.threads)
+    keep_in(paths.cache / "native")
     source = str(_tiny(paths, progress)) if model == "tiny" else model
     base = load_base_model(source, config.policy)
     engine, reason = make_engine(

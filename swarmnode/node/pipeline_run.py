@@ -110,7 +110,12 @@ def _announce(node: PipelineNode, http_port: int, seat: Seat) -> None:
 def _open(config: Config, model: str, paths: Paths, screen: Screen) -> WholeModel:
     import torch
 
+    from swarmnode.native.compiler import keep_in, turn_off
+
     torch.set_num_threads(config.policy.threads)
+    keep_in(paths.cache / "native")
+    if config.policy.cpu_kernels == "off":
+        turn_off()
     source = _source(model, paths, screen)
     return open_model(source, find_dtype(config.policy.dtype, find_device(config.policy.device)))
 

@@ -98,9 +98,9 @@ def token_budget(
     >>> tight.tokens, tight.checkpointing
     (832, True)
     """
-    most = MOST_TOKENS.get(device, MOST_TOKENS["cpu"])
-    if device == "cpu" and cost is not None:
-        most = min(most, max(CPU_TOKENS, int(CPU_BYTES / cost.per_token)))
+    most = MOST_TOKENS.get(device, CPU_TOKENS)
+    if device == "cpu":
+        most = CPU_TOKENS if cost is None else min(most, max(CPU_TOKENS, int(CPU_BYTES / cost.per_token)))
     most = max(most, longest_sequence)
     if free_bytes is None or cost is None:
         tokens = wanted or max(min(most, UNKNOWN_TOKENS), longest_sequence)

@@ -14,9 +14,9 @@ round the adapter away, so there they are added to the product.
     its gradient        dh = (dxhat - xhat mean(dxhat xhat)) / rms(h)
     LoRA, S = x A^T     dA = scaling (dy B)^T x    dB = scaling dy^T S
 
-Kept for the backward pass are xhat, gate and up, and S. The rest is computed again, W' too: it would be a
-copy of the layer's weights, and costs what R more tokens would. Shapes: M tokens, D hidden size, K features
-in, N out, H query heads, G key heads, E head size, R rank.
+Kept for the backward pass are xhat, gate and up, S, and queries and keys where they are normed. The rest is
+computed again, W' too: it would be a copy of the layer's weights, and costs what R more tokens would. Shapes:
+M tokens, D hidden size, K features in, N out, H query heads, G key heads, E head size, R rank.
 """
 
 from collections.abc import Sequence
@@ -129,7 +129,7 @@ class _IntoAttention(torch.autograd.Function):
         for number, norm in enumerate(layer.head_norms):
             kept = of_heads[number * ctx.kept_of_a_head : (number + 1) * ctx.kept_of_a_head]
             rotation = Rotation(cos_ME, sin_ME)
-            turned[number] = turned_heads_gradient(gradients[number], tuple(kept), norm, rotation)
+            turned[number] = turned_heads_gradient(gradients[number], kept, norm, rotation)
         outputs = [gradient.flatten(1).contiguous() for gradient in turned]
         low_gradient_MR = products.low_gradient(outputs)
         of_adapters = products.adapter_gradients(outputs, low_gradient_MR, xhat_MD, low_MR)

@@ -5,6 +5,7 @@ dense_layer.py -> [token_passes] -> native/passes.py (float32 and bfloat16 on a 
 Shapes: M tokens, D hidden size, H heads, E head size, I width of the MLP.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -97,10 +98,11 @@ def turned_heads(x_MHE: Tensor, norm: Norm | None, rotation: Rotation) -> tuple[
 
 
 def turned_heads_gradient(
-    dy_MHE: Tensor, kept: tuple[Tensor, ...], norm: Norm | None, rotation: Rotation
+    dy_MHE: Tensor, kept: Sequence[Tensor], norm: Norm | None, rotation: Rotation
 ) -> Tensor:
-    """Of x, contiguous; `kept` as `turned_heads` gave it."""
-    if fits(dy_MHE):
+    """Of x, contiguous; `kept` as `turned_heads` gave it, which says how."""
+    by_kernel = len(kept) == 1 if norm is not None else fits(dy_MHE)
+    if by_kernel:
         x_MHE = kept[0] if kept else None
         return passes.rotate_heads_gradient(dy_MHE, x_MHE, *_scale_of(norm), rotation.cos_ME, rotation.sin_ME)
     cos, sin = rotation.cos_ME[:, None], rotation.sin_ME[:, None]

@@ -2,7 +2,7 @@
  *
  * [kernels.c] <- norm.h, gate.h, rotary.h, packed_attention.h (training), attention.h, sampling.h (decode)
  *
- * Shapes are row-major and contiguous unless a stride says otherwise. Callers check them (passes.py). Inputs and
+ * Shapes are row-major and contiguous unless a stride says otherwise. The wrappers in Python check them. Inputs and
  * outputs must not overlap where a pointer is `restrict`.
  */
 

@@ -27,6 +27,16 @@ static inline uint16_t to_bf16(float x)
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
 }
 
+/* a b + c in one rounding, where that is an instruction. Elsewhere the products here are exact enough. */
+static inline float fused(float a, float b, float c)
+{
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+    return fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
 /* e^x to 2 units in the last place: 2^n e^r with |r| <= ln(2) / 2, and a polynomial for e^r (Cephes, expf).
  * Below -87 it is 2e-38 and not less, above 87 it is 6e37 and not more. */
 static inline float exp_of(float x)
@@ -34,7 +44,7 @@ static inline float exp_of(float x)
     x = x < -87.0f ? -87.0f : x;
     x = x > 87.0f ? 87.0f : x;
     const float n = rintf(x * 1.44269504088896341f);
-    const float r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    const float r = fused(n, 2.12194440e-4f, fused(n, -0.693359375f, x));
     float sum = 1.9875691500e-4f;
     sum = sum * r + 1.3981999507e-3f;
     sum = sum * r + 8.3334519073e-3f;

@@ -23,7 +23,7 @@ import logging, sys
 from pathlib import Path
 from swarmnode.native import compiler
 logging.basicConfig(level=logging.INFO)
-compiler._folder = lambda: Path(sys.argv[1])
+compiler._folder = lambda name: Path(sys.argv[1])
 compiler.find_compiler = lambda: Path(sys.argv[2])
 print(compiler.library() is not None)
 """
@@ -37,7 +37,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCap
     monkeypatch.setattr(compiler, "_asked", False)
     monkeypatch.setattr(compiler, "_loaded", None)
     monkeypatch.setattr(compiler, "_off", False)
-    monkeypatch.setattr(compiler, "_folder", lambda: tmp_path / "built")
+    monkeypatch.setattr(compiler, "_folder", lambda name: tmp_path / "built")
     return tmp_path / "built"
 
 

@@ -189,7 +189,8 @@ async def test_a_new_plan_is_taken_at_the_boundary(folder: Path) -> None:
         assert digest(first) != digest(second)
         found.seat(iteration=1)
         await trained(found, lambda: ListFeed(batches(True), 1), steps=1)
-        await found.nodes[2].member.wait_step(2)
+        for node in found.nodes:
+            await node.member.wait_step(2)
         assert [node.member.iteration for node in found.nodes] == [2, 2, 2]
 
 
