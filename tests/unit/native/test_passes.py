@@ -294,3 +294,10 @@ def test_what_would_be_read_from_elsewhere_is_refused() -> None:
     for defect in defects:
         with pytest.raises(ValueError, match=r"not|apart|no pairs"):
             defect()
+
+
+def test_what_is_left_of_a_very_negative_gate_is_right_to_the_last_bits() -> None:
+    gate = torch.linspace(-85, -10, 301)[None]
+    exact = gate.double() * torch.sigmoid(gate.double())
+    found = passes.silu_mul(gate, torch.ones_like(gate)).double()
+    torch.testing.assert_close(found, exact, rtol=5e-7, atol=0)
