@@ -279,3 +279,38 @@ def test_the_command_line_knows_nothing_of_the_kernels() -> None:
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_an_installation_that_cannot_be_written_to_keeps_the_library_in_the_nodes_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    beside = tmp_path / "package" / "built"
+    beside.parent.mkdir()
+    monkeypatch.setattr(compiler, "SOURCES", beside.parent / "kernels")
+    monkeypatch.setattr(compiler, "_cache", None)
+    assert compiler._folder("digest.so") == beside
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    compiler.keep_in(tmp_path / "cache")
+    assert compiler._folder("digest.so") == tmp_path / "cache"
+    beside.mkdir()
+    (beside / "digest.so").touch()
+    assert compiler._folder("digest.so") == beside, "somebody else has made it"
+
+
+def test_a_user_without_a_home_does_without_kernels(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def homeless(name: str) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(compiler, "_folder", homeless)
+    monkeypatch.setattr(compiler, "find_compiler", lambda: Path(sys.executable))
+    assert compiler.library() is None
+    assert "home directory" in caplog.text
+
+
+@needs_compiler
+def test_a_backward_pass_uses_the_kernels_that_its_forward_pass_did() -> None:
+    with compiler.turned_off():
+        assert not tensors.fits(ONES)
+        assert tensors.kernel("rms_norm", ONES.dtype) is not None
