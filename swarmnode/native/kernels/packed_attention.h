@@ -65,6 +65,18 @@ static void NAME(load_block)(
     }
 }
 
+/* The rows of a block that are the run's, back to where `load_block` reads such rows. */
+static void NAME(store_block)(
+    const float *restrict from, int64_t padded, const struct rows *block, int64_t heads, int64_t size, REAL *base,
+    int64_t stride)
+{
+    for (int64_t row = block->first; row < block->last; ++row) {
+        REAL *const to = base + row / heads * stride + row % heads * size;
+        for (int64_t i = 0; i < size; ++i)
+            to[i] = PUT(from[(row - block->first) * padded + i]);
+    }
+}
+
 /* The keys (or values) of a sequence: as rows [keys, padded size], as columns [padded size, padded keys], or both;
  * either may be null. */
 static void NAME(load_table)(
@@ -101,6 +113,7 @@ void NAME(packed_attention)(
             const int64_t first = query_ends[run], tokens = query_ends[run + 1] - first;
             const int64_t keys = key_ends[run + 1] - key_ends[run], padded = round_up(keys, WIDTH);
             const int64_t *const own = key_tokens + key_ends[run];
+            const int64_t of_heads = first * out_stride + group * heads * size;
             const REAL *const q = query + first * query_stride + group * heads * size;
             NAME(load_table)(key + group * size, key_stride, own, keys, size, NULL, key_columns, wide, padded);
             NAME(load_table)(value + group * size, value_stride, own, keys, size, values, NULL, wide, padded);
@@ -133,11 +146,7 @@ void NAME(packed_attention)(
                             most * scale + logf(sum);
                 }
                 rows_times(scores, padded, from, to, values, wide, block_out, wide, 0, wide);
-                for (int64_t r = row; r < block.last; ++r) {
-                    REAL *const y = out + (first + r / heads) * out_stride + (group * heads + r % heads) * size;
-                    for (int64_t i = 0; i < size; ++i)
-                        y[i] = PUT(block_out[(r - row) * wide + i]);
-                }
+                NAME(store_block)(block_out, wide, &block, heads, size, out + of_heads, out_stride);
             }
         }
 }
@@ -204,12 +213,7 @@ void NAME(packed_attention_gradient)(
                 rows_times(dshares, padded, from, to, keys_, wide, block_dq, wide, 0, wide);
                 add_outer(shares, padded, block_d, wide, dvalues, wide, from, to, wide);
                 add_outer(dshares, padded, block_q, wide, dkeys, wide, from, to, wide);
-                for (int64_t r = row; r < block.last; ++r) {
-                    REAL *const y =
-                        dquery + (first + r / heads) * out_stride + (group * heads + r % heads) * size;
-                    for (int64_t i = 0; i < size; ++i)
-                        y[i] = PUT(block_dq[(r - row) * wide + i]);
-                }
+                NAME(store_block)(block_dq, wide, &block, heads, size, dquery + of_heads, out_stride);
             }
             for (int64_t k = 0; k < keys; ++k) {
                 const int64_t at = own[k] * groups * size + group * size;
