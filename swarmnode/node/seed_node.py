@@ -1,0 +1,177 @@
+"""A bootstrap node: the steady address through which others find their swarm. No model, no tasks, no torch.
+
+cli seed -> [run_seed] -> SeedNode -> host, discovery, and the swarm's rollout topics
+
+It is on every rollout topic because GossipSub forwards only what a node is subscribed to: members that so far
+know nobody but the seed hear each other through it. Headers are counted and forgotten.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack, ExitStack
+from types import TracebackType
+from typing import Self
+
+from swarmnode.config import Config, NetworkConfig
+from swarmnode.errors import NetworkError
+from swarmnode.exchange.bodies import BODY_PROTOCOL, HASH_BYTES
+from swarmnode.exchange.gossip import HeaderPlane, topic_of
+from swarmnode.exchange.settings import ExchangeSettings
+from swarmnode.identity.keys import load_or_create
+from swarmnode.identity.lock import IdentityLock
+from swarmnode.network.discovery import Discovery
+from swarmnode.network.host import Host, Message
+from swarmnode.node.assemble import build_discovery, build_host, check_addresses
+from swarmnode.node.board import StatusBoard
+from swarmnode.node.http import StatusServer
+from swarmnode.node.policies import Seat, plain_error
+from swarmnode.node.ports import check_status_port, choose_port
+from swarmnode.node.run import forget_earlier_runs, leave_note
+from swarmnode.node.running import remove_running
+from swarmnode.node.screen import Screen
+from swarmnode.node.signals import stop_on_signals
+from swarmnode.node.status import NodeStatus, Sharing, invitation
+from swarmnode.node.supervisor import supervise
+from swarmnode.paths import Paths
+
+log = logging.getLogger(__name__)
+
+SEED_PORT = 4001
+"""Where a seed listens unless told otherwise: an address that others write down must not change."""
+
+LOOK_EVERY_S = 0.5
+RETRY_S = 1.0
+"""Pause before we subscribe again on a host that was down when we started."""
+
+
+class SeedNode:
+    """A member that only connects others. `async with SeedNode(...) as seed: await seed.run()`."""
+
+    def __init__(self, config: Config, host: Host, discovery: Discovery, *, peer_id: str, name: str) -> None:
+        shards = range(config.exchange.shards)
+        settings = ExchangeSettings(swarm=config.swarm.name, shards=len(shards), listen_shards=tuple(shards))
+        topics = tuple(topic_of(config.swarm.name, shard) for shard in shards)
+        self._host = host
+        self._discovery = discovery
+        self._headers = HeaderPlane(host, settings, topics, self._hear)
+        self._heard = Sharing()
+        self._stop = asyncio.Event()
+        self._stack = AsyncExitStack()
+        self._board = StatusBoard(
+            peer_id=peer_id, name=name, swarm=config.swarm.name, model="none", rounds_limit=None
+        )
+
+    @property
+    def status(self) -> NodeStatus:
+        return self._board.status
+
+    def request_stop(self) -> None:
+        self._stop.set()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._host)
+            await self._reach_host()
+            await self._board.look_at(self._host)
+            self._stack = stack.pop_all()
+        self._board.enter("connecting others")
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def run(self) -> None:
+        """Connect others until asked to stop."""
+        services = {
+            "screen and peers": self._keep_looking,
+            "discovery": self._discovery.run,
+            "relay": self._relay,
+        }
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(supervise(name, service)) for name, service in services.items()]
+            await self._stop.wait()
+            for task in tasks:
+                task.cancel()
+        self._board.enter("stopped", "stopped on request")
+
+    async def _relay(self) -> None:
+        while not await self._reach_host():  # noqa: ASYNC110  a Host has no event to wait for
+            await asyncio.sleep(RETRY_S)
+        await self._headers.run()
+
+    async def _reach_host(self) -> bool:
+        """Subscribe and serve; False when the host is down. It keeps both through a restart."""
+        try:
+            await self._host.serve(BODY_PROTOCOL, _have_nothing, max_request_bytes=HASH_BYTES)
+        except NetworkError as error:
+            log.info("not yet relaying: %s", error)
+            return False
+        return await self._headers.subscribe()
+
+    def _hear(self, message: Message) -> None:
+        heard = self._heard
+        self._heard = Sharing(headers=heard.headers + 1, bytes_in=heard.bytes_in + len(message.data))
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await self._board.look_at(self._host)
+            self._board.relayed(self._heard)
+            await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def _have_nothing(peer: str, request: bytes) -> bytes:
+    """The answer to whoever asks a seed for a body. Without one the asker would take us for a peer that does
+    not answer, and pause."""
+    return b""
+
+
+def run_seed(config: Config, paths: Paths, tell: Callable[[str], None]) -> None:
+    """Run until stopped (SIGINT, SIGTERM). `tell` is given the address that others join with, once."""
+    with ExitStack() as stack:
+        stack.enter_context(Screen(paths.logs / "node.log"))
+        stack.enter_context(IdentityLock(paths.identity))
+        forget_earlier_runs(paths)
+        check_addresses(config.network)
+        check_status_port(config.node)
+        key = load_or_create(paths.identity)
+        log.info("this seed is %s, peer id %s", key.name, key.peer_id)
+        asyncio.run(_serve(Seat(0, config, paths, key, 0, {}), tell))
+
+
+def seed_network(network: NetworkConfig) -> NetworkConfig:
+    """The network's settings with a port that does not change from start to start.
+
+    >>> seed_network(NetworkConfig()).port, seed_network(NetworkConfig(port=4100)).port
+    (4001, 4100)
+    """
+    return network if network.port else network.model_copy(update={"port": SEED_PORT})
+
+
+async def _serve(seat: Seat, tell: Callable[[str], None]) -> None:
+    config, paths = seat.config, seat.paths
+    host = build_host(config, paths, choose_port(seed_network(config.network), paths))
+    node = SeedNode(
+        config, host, build_discovery(config, paths, host), peer_id=seat.key.peer_id, name=seat.key.name
+    )
+    try:
+        async with node:
+            with StatusServer(lambda: node.status, config.node.http, config.node.http_port) as page:
+                leave_note(node.status, seat, page.port)
+                # Before anybody is told that we are there: whoever reads the address may stop us at once.
+                stop_on_signals(node.request_stop, "stopping: peers are told goodbye")
+                _announce(node.status, tell)
+                await node.run()
+    except BaseExceptionGroup as group:
+        raise plain_error(group) from group
+    finally:
+        remove_running(paths.running)
+
+
+def _announce(status: NodeStatus, tell: Callable[[str], None]) -> None:
+    log.info("seed of swarm %s; another machine joins with:", status.swarm)
+    log.info("  %s", invitation(status))
+    for address in status.network.addresses[:1]:
+        tell(address)

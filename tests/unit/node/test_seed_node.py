@@ -1,0 +1,78 @@
+"""A seed connects others and keeps nothing of theirs."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from swarmnode.config_layers import load_config
+from swarmnode.exchange.bodies import BODY_PROTOCOL
+from swarmnode.exchange.gossip import topic_of
+from swarmnode.network.discovery import Discovery
+from swarmnode.network.memory import MemoryHost, MemoryNetwork
+from swarmnode.network.peers import PeerBook
+from swarmnode.node.seed_node import SEED_PORT, SeedNode, seed_network
+
+
+def seed_on(host: MemoryHost, *assignments: str) -> SeedNode:
+    config = load_config(environ={}, assignments=assignments).config
+    discovery = Discovery(host, PeerBook(), (), f"/swarmnode/1/{config.swarm.name}")
+    return SeedNode(config, host, discovery, peer_id=host.peer_id, name="otter")
+
+
+@asynccontextmanager
+async def at_work(seed: SeedNode) -> AsyncIterator[None]:
+    async with seed, asyncio.TaskGroup() as tasks:
+        tasks.create_task(seed.run())
+        yield
+        seed.request_stop()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110  a status has no event
+            await asyncio.sleep(0.01)
+
+
+async def test_members_who_know_only_the_seed_hear_each_other_through_it() -> None:
+    network = MemoryNetwork(seed=1)
+    host = network.host()
+    seed = seed_on(host, "exchange.shards=2")
+    async with at_work(seed), network.host() as alice, network.host() as bob:
+        seed_address = (await host.addresses())[0]
+        for shard in range(2):
+            topic = topic_of("commons", shard)
+            hearing = await bob.subscribe(topic)
+            if shard == 0:
+                await alice.connect(seed_address)
+                await bob.connect(seed_address)
+            await alice.publish(topic, b"a header")
+            async with asyncio.timeout(30):
+                message = await anext(hearing)
+            assert (message.sender, message.data) == (alice.peer_id, b"a header")
+        assert await alice.peers() == (host.peer_id,)
+        await until(lambda: seed.status.exchange.headers == 2)
+        assert seed.status.exchange.bytes_in == 2 * len(b"a header")
+        assert seed.status.network.peers == 2
+
+
+async def test_who_asks_a_seed_for_a_body_is_answered_at_once_with_nothing() -> None:
+    network = MemoryNetwork(seed=1)
+    host = network.host()
+    async with at_work(seed_on(host)), network.host() as alice:
+        await alice.connect((await host.addresses())[0])
+        body = await alice.request(host.peer_id, BODY_PROTOCOL, bytes(32), max_response_bytes=1024)
+        assert body == b""
+
+
+async def test_a_seed_says_what_it_is_and_ends_when_asked() -> None:
+    seed = seed_on(MemoryNetwork(seed=1).host(), "swarm.name=attic")
+    async with at_work(seed):
+        assert (seed.status.model, seed.status.swarm) == ("none", "attic")
+        assert seed.status.phase.name == "connecting others"
+    assert seed.status.phase.name == "stopped"
+
+
+def test_a_seed_has_a_steady_port_unless_told_otherwise() -> None:
+    network = load_config(environ={}).config.network
+    assert seed_network(network).port == SEED_PORT
+    assert seed_network(network.model_copy(update={"port": 4100})).port == 4100
