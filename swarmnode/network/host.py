@@ -6,8 +6,8 @@ A host may lose its daemon and get it back. While it is down, calls that need it
 subscriptions and served protocols survive and work again afterwards, so callers never re-register.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
@@ -21,6 +21,9 @@ class Message:
     topic: str
     sender: str
     data: bytes
+    oversized: bool = False
+    """It was longer than MAX_GOSSIP_BYTES, which no honest host lets pass. `data` is empty then; who reads
+    the topic decides what becomes of the sender."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,10 @@ class HostStatus:
     restarts: int
     detail: str
     """One sentence for a person: why the state is what it is. Empty when there is nothing to say."""
+    memory_restarts: int = 0
+    """Times that the daemon was replaced because it had grown too large; `restarts` does not count them."""
+    skipped: Mapping[str, int] = field(default_factory=dict[str, int])
+    """What came in from peers and could not be used, by cause (skipped.py)."""
 
 
 Handler = Callable[[str, bytes], Awaitable[bytes]]
@@ -84,6 +91,15 @@ class Host(Protocol):
 
     async def connect(self, address: str, *, timeout_s: float = 10.0) -> str:
         """Dial a peer and return its id. Raises PeerUnreachable, RequestTimeout."""
+        ...
+
+    async def disconnect(self, peer_id: str, *, barred_s: float = 0.0) -> None:
+        """Close every connection to a peer, whether or not there is one.
+
+        With `barred_s` the peer is kept away for so long: disconnected again when it comes back, its streams
+        refused, neither dialled nor remembered (PeerUnreachable). That holds also while the host is down.
+        What it gossips still comes in through others.
+        """
         ...
 
     async def publish(self, topic: str, data: bytes) -> None:

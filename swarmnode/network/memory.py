@@ -18,14 +18,17 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 from swarmnode.errors import HostDown, MessageTooLarge, PeerUnreachable, RequestTimeout
+from swarmnode.network.barred import BarredPeers
 from swarmnode.network.host import MAX_GOSSIP_BYTES, Handler, HostState, HostStatus, Message
 from swarmnode.network.multiaddr import check_peer_id, peer_id_from_bytes, split_peer
-from swarmnode.network.pubsub import MessageQueue
+from swarmnode.network.pubsub import MessageQueue, as_heard
 from swarmnode.network.rpc import Service, respond
+from swarmnode.network.skipped import Cause, Skipped, oversized_story
 from swarmnode.network.streams import MemoryStream, StreamHandler, handle_stream, memory_streams
 
 logger = logging.getLogger(__name__)
@@ -94,7 +97,7 @@ class MemoryNetwork:
 
     def link(self, one: str, other: str) -> None:
         """Connect two hosts. Raises PeerUnreachable."""
-        if one == other or not self._wired(one, other):
+        if one == other or not self._wired(one, other) or self._barred(one, other):
             raise PeerUnreachable(f"no connection to {other}")
         self._links.add(frozenset((one, other)))
 
@@ -102,6 +105,10 @@ class MemoryNetwork:
         """Cut every connection of a host."""
         self._links = {link for link in self._links if peer_id not in link}
         self._cuts[peer_id] += 1
+
+    def separate(self, one: str, other: str) -> None:
+        """Cut the connection between two hosts."""
+        self._links.discard(frozenset((one, other)))
 
     def neighbours(self, peer_id: str) -> tuple[str, ...]:
         """Peers with a usable connection to `peer_id`, sorted."""
@@ -149,6 +156,9 @@ class MemoryNetwork:
     def providers(self, namespace: str) -> set[str]:
         return self._providers.get(namespace, set())
 
+    def _barred(self, one: str, other: str) -> bool:
+        return self._hosts[one].bars(other) or self._hosts[other].bars(one)
+
     def _wired(self, one: str, other: str) -> bool:
         ends = (self._hosts.get(one), self._hosts.get(other))
         if any(end is None or end.status().state != "up" for end in ends):
@@ -169,6 +179,8 @@ class MemoryHost:
         self._stream_handlers: dict[str, StreamHandler] = {}
         self._serving: set[asyncio.Task[None]] = set()
         self._redial: tuple[str, ...] = ()
+        self._barred = BarredPeers()
+        self._skipped = Skipped()
 
     @property
     def peer_id(self) -> str:
@@ -206,7 +218,7 @@ class MemoryHost:
                 logger.debug("%s is gone, not redialled", peer_id)
 
     def status(self) -> HostStatus:
-        return self._status
+        return replace(self._status, skipped=self._skipped.counts())
 
     async def addresses(self) -> tuple[str, ...]:
         self._check_up()
@@ -219,6 +231,11 @@ class MemoryHost:
     async def connect(self, address: str, *, timeout_s: float = 10.0) -> str:
         self._check_up()
         return self._network.dial(self._peer_id, address)
+
+    async def disconnect(self, peer_id: str, *, barred_s: float = 0.0) -> None:
+        self._barred.bar(check_peer_id(peer_id), barred_s)
+        self._check_up()
+        self._network.separate(self._peer_id, peer_id)
 
     async def publish(self, topic: str, data: bytes) -> None:
         self._check_up()
@@ -277,6 +294,9 @@ class MemoryHost:
         found = (host for host in self._everyone_in_reach() if host.peer_id in providers)
         return tuple(host.address for host in found)[:limit]
 
+    def bars(self, peer_id: str) -> bool:
+        return peer_id in self._barred
+
     def is_subscribed(self, topic: str) -> bool:
         return any(queue.topic == topic for queue in self._queues)
 
@@ -284,9 +304,12 @@ class MemoryHost:
         """Called by the network with a message for one of our subscriptions."""
         if self._status.state != "up":
             return
+        heard = as_heard(message.topic, message.sender, message.data)
+        if heard.oversized:
+            self._skipped.note(Cause.GOSSIP_SIZE, oversized_story(message.sender, len(message.data)))
         for queue in tuple(self._queues):
             if queue.topic == message.topic:
-                queue.put(message)
+                queue.put(heard)
 
     async def handle(self, peer_id: str, protocol: str, request: bytes) -> bytes | None:
         """Called by a peer with a request. None: refused."""

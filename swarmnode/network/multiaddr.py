@@ -8,7 +8,7 @@ message can be shown as it is.
 
 import ipaddress
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import base58
 
@@ -20,6 +20,9 @@ MAX_ADDRESS_BYTES = 512
 
 MAX_ADDRESSES_PER_PEER = 8
 """Kept of those a peer claims. An honest host has a handful; a hostile one may name any number."""
+
+MAX_ADDRESSES_READ = 256
+"""Looked at of those a peer claims: among them are many that we cannot read."""
 
 MAX_PEER_ID_CHARS = 64
 """Ed25519 ids have 52 characters, RSA ids 46."""
@@ -82,14 +85,19 @@ def format_address(components: Iterable[Component]) -> str:
     return "".join(f"/{name}/{value}" if value else f"/{name}" for name, value in components)
 
 
-def readable_addresses(addresses: list[bytes]) -> tuple[str, ...]:
-    """The texts of those binary multiaddrs that we can read: peers may well listen on transports we lack."""
+def readable_addresses(addresses: Sequence[bytes]) -> tuple[str, ...]:
+    """The texts of those binary multiaddrs that we can read: peers may well listen on transports we lack.
+
+    Every text given back can be parsed again. Whatever else is among the bytes is left out.
+    """
     texts: list[str] = []
-    for data in addresses:
+    for data in addresses[:MAX_ADDRESSES_READ]:
         try:
-            texts.append(address_from_bytes(data))
+            text = address_from_bytes(data)
+            parse_address(text)
         except NetworkError:
             continue
+        texts.append(text)
     return tuple(texts)
 
 

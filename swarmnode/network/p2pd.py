@@ -1,7 +1,8 @@
 """The default host: go-libp2p's daemon (p2pd) under supervision, behind the Host Protocol.
 
 node, exchange -> [P2pdHost] -> p2pd_supervisor.py (keeps the daemon alive)
-                             -> p2pd_control.py (asks it), rpc.py (bytes on a stream)
+                             -> p2pd_control.py (asks it), p2pd_gate.py (who may stay)
+                             -> p2pd_incoming.py (who asks us), rpc.py (bytes on a stream)
 
 The daemon does the networking: GossipSub with strict signatures, Kademlia, Noise and TLS. This file keeps
 what must outlive it: subscriptions, served protocols and the peers to dial again.
@@ -10,31 +11,38 @@ what must outlive it: subscriptions, served protocols and the peers to dial agai
 import asyncio
 import hashlib
 import logging
-from collections import Counter
-from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from swarmnode.errors import HostDown, MessageTooLarge, NetworkError, PeerUnreachable, RequestTimeout
-from swarmnode.network.host import MAX_GOSSIP_BYTES, Handler, HostStatus, Message
+from swarmnode.network.host import MAX_GOSSIP_BYTES, Handler, HostStatus
 from swarmnode.network.multiaddr import MAX_ADDRESSES_PER_PEER, by_reach, check_peer_id, split_peer
-from swarmnode.network.p2pd_control import ControlClient, DaemonRefused, PeerAddresses, Stream
+from swarmnode.network.p2pd_control import (
+    ControlClient,
+    DaemonRefused,
+    GossipFrame,
+    PeerAddresses,
+    Stream,
+    Unusable,
+)
+from swarmnode.network.p2pd_gate import Gate
+from swarmnode.network.p2pd_incoming import Incoming
 from swarmnode.network.p2pd_process import DaemonOptions
 from swarmnode.network.p2pd_supervisor import DaemonSupervisor
-from swarmnode.network.pubsub import MessageQueue
-from swarmnode.network.rpc import READ_TIMEOUT_S, Service, answer, ask
-from swarmnode.network.streams import SocketStream, StreamHandler, handle_stream
+from swarmnode.network.pubsub import MessageQueue, as_heard
+from swarmnode.network.rpc import Service, ask
+from swarmnode.network.skipped import Cause, Skipped, oversized_story
+from swarmnode.network.streams import SocketStream, StreamHandler
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_LISTEN = ("/ip4/127.0.0.1/tcp/0",)
 """Loopback only: being reachable from elsewhere is the user's decision."""
-
-MAX_STREAMS = 256
-MAX_STREAMS_PER_PEER = 32
-"""Requests being served at once; further streams are closed unread, so no peer can exhaust our memory."""
 
 MAX_REMEMBERED_PEERS = 64
 """Dialled again after a restart. GossipSub needs 6 to 12 neighbours, discovery finds the others."""
@@ -67,20 +75,23 @@ class P2pdHost:
     ) -> None:
         """`listen`: where to accept connections; port 0 picks a port once and keeps it.
         `announce`: what to tell others instead, when they reach us under other addresses."""
+        self._skipped = Skipped()
+        self._gate = Gate(lambda: self._supervisor.listen)
+        self._incoming = Incoming(self._gate, self._skipped)
         self._supervisor = DaemonSupervisor(
             DaemonOptions(identity_path, tuple(listen), tuple(announce)),
+            skipped=self._skipped,
             restore=self._restore,
             observe=self._observe,
+            guard=self._gate.guard,
+            relieve=self._gate.relieve,
         )
         self._exit = AsyncExitStack()
         self._peer_id = ""
         self._tasks = asyncio.TaskGroup()
         self._running: set[asyncio.Task[None]] = set()
         self._topics: dict[MessageQueue, asyncio.StreamWriter] = {}
-        self._services: dict[str, Service] = {}
-        self._stream_handlers: dict[str, StreamHandler] = {}
         self._remembered: dict[str, PeerAddresses] = {}
-        self._streams: Counter[str] = Counter()
 
     @property
     def peer_id(self) -> str:
@@ -102,7 +113,7 @@ class P2pdHost:
         await self._exit.aclose()
 
     def status(self) -> HostStatus:
-        return self._supervisor.status
+        return replace(self._supervisor.status, skipped=self._skipped.counts())
 
     async def addresses(self) -> tuple[str, ...]:
         identity = await self._supervisor.control.identify()
@@ -114,6 +125,7 @@ class P2pdHost:
 
     async def connect(self, address: str, *, timeout_s: float = 10.0) -> str:
         transport, peer_id = split_peer(address)
+        self._gate.check(peer_id)
         peer = PeerAddresses(peer_id, (transport,))
         try:
             await self._supervisor.control.connect(peer, timeout_s)
@@ -123,6 +135,11 @@ class P2pdHost:
             raise RequestTimeout(f"no connection to {address} within {timeout_s:g} s") from error
         self._remembered.setdefault(peer_id, peer)
         return peer_id
+
+    async def disconnect(self, peer_id: str, *, barred_s: float = 0.0) -> None:
+        self._gate.bar(check_peer_id(peer_id), barred_s)
+        self._remembered.pop(peer_id, None)
+        await self._gate.disconnect(self._supervisor.control, peer_id)
 
     async def publish(self, topic: str, data: bytes) -> None:
         if len(data) > MAX_GOSSIP_BYTES:
@@ -143,38 +160,40 @@ class P2pdHost:
 
     async def serve(self, protocol: str, handler: Handler, *, max_request_bytes: int) -> None:
         control = self._supervisor.control
-        if protocol not in self._services:
+        if protocol not in self._incoming.services:
             await control.handle_streams(protocol, self._listener)
             self._supervisor.check_current(control)
-        self._services[protocol] = Service(protocol, handler, max_request_bytes)
+        self._incoming.services[protocol] = Service(protocol, handler, max_request_bytes)
 
     async def request(
         self, peer_id: str, protocol: str, data: bytes, *, timeout_s: float = 10.0, max_response_bytes: int
     ) -> bytes:
-        check_peer_id(peer_id)
+        self._gate.check(check_peer_id(peer_id))
         try:
             async with (
                 asyncio.timeout(timeout_s),
                 self._stream(peer_id, protocol, timeout_s) as (reader, writer),
             ):
-                return await ask(reader, writer, data, max_response_bytes=max_response_bytes)
+                response = await ask(reader, writer, data, max_response_bytes=max_response_bytes)
+                self._gate.traffic.handed(peer_id, len(response))
+                return response
         except TimeoutError as error:
             raise RequestTimeout(f"{peer_id} did not answer within {timeout_s:g} s") from error
 
     async def serve_streams(self, protocol: str, handler: StreamHandler) -> None:
         control = self._supervisor.control
-        if protocol not in self._stream_handlers:
+        if protocol not in self._incoming.handlers:
             await control.handle_streams(protocol, self._listener)
             self._supervisor.check_current(control)
-        self._stream_handlers[protocol] = handler
+        self._incoming.handlers[protocol] = handler
 
     async def open_stream(self, peer_id: str, protocol: str, *, timeout_s: float = 10.0) -> SocketStream:
-        check_peer_id(peer_id)
+        self._gate.check(check_peer_id(peer_id))
         try:
             stream = await self._supervisor.control.open_stream(peer_id, protocol, timeout_s)
         except DaemonRefused as error:
             raise PeerUnreachable(f"no {protocol} stream to {peer_id}: {_reason(error)}") from error
-        return SocketStream(peer_id, *stream)
+        return SocketStream(peer_id, *stream, received=partial(self._gate.traffic.handed, peer_id))
 
     async def advertise(self, namespace: str, *, timeout_s: float = 10.0) -> None:
         try:
@@ -224,12 +243,13 @@ class P2pdHost:
 
     async def _restore(self, control: ControlClient) -> None:
         """Give a new daemon what the old one had."""
-        for protocol in (*self._services, *self._stream_handlers):
+        for protocol in (*self._incoming.services, *self._incoming.handlers):
             await control.handle_streams(protocol, self._listener)
         for queue in tuple(self._topics):
             self._attach(queue, control, await control.subscribe(queue.topic))
         for peer in self._remembered.values():
-            self._spawn(self._redial(control, peer))
+            if peer.peer_id not in self._gate.barred:
+                self._spawn(self._redial(control, peer))
 
     async def _redial(self, control: ControlClient, peer: PeerAddresses) -> None:
         try:
@@ -239,15 +259,21 @@ class P2pdHost:
 
     async def _observe(self, control: ControlClient) -> None:
         """Remember whom we are connected to, with every address they told the daemon."""
-        connected = {connection.peer_id for connection in await control.connected_peers()}
+        connected = await self._gate.look(control)
         self._remembered = {
             peer_id: peer for peer_id, peer in self._remembered.items() if peer_id in connected
         }
         room = min(MAX_REMEMBERED_PEERS - len(self._remembered), MAX_LOOKUPS_PER_PROBE)
         for peer_id in sorted(connected - self._remembered.keys())[: max(room, 0)]:
-            peer = await control.find_peer(peer_id, LOOKUP_TIMEOUT_S)
-            if peer.addresses:
-                self._remembered[peer_id] = peer
+            try:
+                peer = await control.find_peer(peer_id, LOOKUP_TIMEOUT_S)
+            except Unusable as error:
+                self._skipped.note(Cause.ADDRESSES, f"the addresses of {peer_id}, {error.message}")
+            except (DaemonRefused, RequestTimeout) as error:
+                logger.debug("where %s listens is not known: %s", peer_id, error)
+            else:
+                if peer.addresses:
+                    self._remembered[peer_id] = peer
 
     def _attach(self, queue: MessageQueue, control: ControlClient, stream: Stream) -> None:
         if not queue.closed:  # by its reader, while we asked the daemon
@@ -264,14 +290,25 @@ class P2pdHost:
         reader, writer = stream
         try:
             while not queue.closed:
-                frame = await control.read_gossip(reader)
-                if frame.sender != self._peer_id and len(frame.data) <= MAX_GOSSIP_BYTES:
-                    queue.put(Message(queue.topic, frame.sender, frame.data))
-        except NetworkError:
+                try:
+                    frame = await control.read_gossip(reader)
+                except Unusable as error:
+                    self._skipped.note(Cause.GOSSIP_AUTHOR, f"gossip of nobody, {error.message}")
+                else:
+                    self._hear(queue, frame)
+        except HostDown:
             if not queue.closed:
                 self._supervisor.suspect(control)
         finally:
             writer.transport.abort()
+
+    def _hear(self, queue: MessageQueue, frame: GossipFrame) -> None:
+        if frame.sender == self._peer_id:
+            return
+        message = as_heard(queue.topic, frame.sender, frame.data)
+        if message.oversized:
+            self._skipped.note(Cause.GOSSIP_SIZE, oversized_story(frame.sender, len(frame.data)))
+        queue.put(message)
 
     @asynccontextmanager
     async def _stream(self, peer_id: str, protocol: str, timeout_s: float) -> AsyncGenerator[Stream, None]:
@@ -292,33 +329,11 @@ class P2pdHost:
 
     async def _serve_stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async with asyncio.timeout(READ_TIMEOUT_S):
-                peer_id, protocol = await self._supervisor.control.read_stream_info(reader)
-            with self._slot(peer_id) as admitted:
-                service = self._services.get(protocol)
-                handler = self._stream_handlers.get(protocol)
-                if admitted and handler is not None:
-                    await handle_stream(SocketStream(peer_id, reader, writer), protocol, handler)
-                elif admitted and service is not None:
-                    await answer(reader, writer, peer_id, service)
-                else:
-                    logger.debug("refused a stream of %s from %s", protocol, peer_id)
-        except (NetworkError, TimeoutError) as error:
+            await self._incoming.serve(self._supervisor.control, reader, writer)
+        except HostDown as error:
             logger.debug("lost an incoming stream: %s", error)
         finally:
             writer.transport.abort()
-
-    @contextmanager
-    def _slot(self, peer_id: str) -> Generator[bool, None, None]:
-        if self._streams[peer_id] >= MAX_STREAMS_PER_PEER or self._streams.total() >= MAX_STREAMS:
-            yield False
-            return
-        self._streams[peer_id] += 1
-        try:
-            yield True
-        finally:
-            self._streams[peer_id] -= 1
-            self._streams += Counter()  # forgets the peers at zero
 
 
 def _full_addresses(peer: PeerAddresses) -> tuple[str, ...]:

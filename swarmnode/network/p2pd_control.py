@@ -3,12 +3,13 @@
 p2pd.py -> [ControlClient] -> Unix socket (varint-framed protobuf) -> p2pd
 
 A daemon that cannot be asked is HostDown; one that answers "no" is DaemonRefused, which callers translate,
-because what went wrong depends on the question.
+because what went wrong depends on the question. Much of what it says it only passes on from peers: of that,
+what makes no sense is skipped and counted, and never says anything about the daemon.
 """
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +26,19 @@ from swarmnode.network.multiaddr import (
     readable_addresses,
 )
 from swarmnode.network.p2pd_bundle import load_messages
+from swarmnode.network.skipped import Cause, Skipped
+from swarmnode.printable import printable
 
 LOCAL_TIMEOUT_S = 5.0
 """For questions that the daemon answers by itself, in under a millisecond on a quiet machine."""
 
 MAX_REPLY_BYTES = 4 * 1024 * 1024
 """The daemon is ours; GossipSub caps its messages at 1 MiB, and a list of 256 peers stays below 100 KiB."""
+
+SPARE_RECORDS = 256
+"""Provider records asked for beyond those wanted: a peer may send many that we cannot use."""
+
+MAX_REFUSAL_CHARS = 400
 
 CODE_UNIX = 400
 """Multiaddr protocol code of a Unix socket path."""
@@ -40,6 +48,10 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 class DaemonRefused(NetworkError):
     """The daemon answered with an error."""
+
+
+class Unusable(NetworkError):
+    """What the daemon passed on from a peer cannot be used. The daemon itself is as well as before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +73,25 @@ class GossipFrame:
 class ControlClient:
     """Asks one daemon. Holds no connection between calls."""
 
-    def __init__(self, socket_path: Path) -> None:
+    def __init__(self, socket_path: Path, skipped: Skipped | None = None) -> None:
+        """`skipped` counts what was left out of the answers."""
         self._socket_path = socket_path
+        self._skipped = skipped or Skipped()
         self._pb = load_messages()
 
     async def identify(self, *, timeout_s: float = LOCAL_TIMEOUT_S) -> PeerAddresses:
         """Who the daemon is and where it can be dialled."""
         reply = await self._ask_local(self._request("IDENTIFY"), timeout_s)
-        return _peer_addresses(reply.identify)
+        try:
+            peer_id = peer_id_from_bytes(reply.identify.id)
+        except NetworkError as error:
+            raise HostDown("the network process does not know who it is") from error
+        return PeerAddresses(peer_id, readable_addresses(reply.identify.addrs))
 
     async def connected_peers(self) -> tuple[PeerAddresses, ...]:
         """One entry per connection, with the address at its far end."""
         reply = await self._ask_local(self._request("LIST_PEERS"))
-        return tuple(_peer_addresses(peer) for peer in reply.peers)
+        return tuple(self._usable(reply.peers, Cause.CONNECTION))
 
     async def connect(self, peer: PeerAddresses, timeout_s: float) -> None:
         """Dial a peer, unless already connected. Raises DaemonRefused, RequestTimeout."""
@@ -97,10 +115,14 @@ class ControlClient:
         return await self._open(self._pubsub("SUBSCRIBE", topic=topic), LOCAL_TIMEOUT_S, HostDown)
 
     async def read_gossip(self, reader: asyncio.StreamReader) -> GossipFrame:
-        """The next message of a subscription. Raises HostDown when the daemon ended it."""
+        """The next message of a subscription.
+
+        Raises HostDown when the daemon ended it, and Unusable for this one message when nobody can have
+        sent it; the next one can be read all the same.
+        """
         message = await self._receive(reader, self._pb.PSMessage())
         # `from` is a keyword of Python, hence no attribute syntax.
-        return GossipFrame(peer_id_from_bytes(getattr(message, "from")), message.data)
+        return GossipFrame(_usable_id(getattr(message, "from")), message.data)
 
     async def handle_streams(self, protocol: str, listener: Path) -> None:
         """Have the daemon connect to our Unix socket for each incoming stream of `protocol`."""
@@ -110,9 +132,12 @@ class ControlClient:
         await self._ask_local(self._request("STREAM_HANDLER", streamHandler=request))
 
     async def read_stream_info(self, reader: asyncio.StreamReader) -> tuple[str, str]:
-        """(peer id, protocol): the first thing on a connection that the daemon made to our socket."""
+        """(peer id, protocol): the first thing on a connection that the daemon made to our socket.
+
+        Raises HostDown when it does not come, Unusable for a peer that nobody can be.
+        """
         info = await self._receive(reader, self._pb.StreamInfo())
-        return peer_id_from_bytes(info.peer), info.proto
+        return _usable_id(info.peer), _text(info.proto)
 
     async def open_stream(self, peer_id: str, protocol: str, timeout_s: float) -> Stream:
         """A stream to a peer, dialled if need be. Raises DaemonRefused, RequestTimeout."""
@@ -122,29 +147,39 @@ class ControlClient:
         return await self._open(self._request("STREAM_OPEN", streamOpen=request), timeout_s, RequestTimeout)
 
     async def find_peer(self, peer_id: str, timeout_s: float) -> PeerAddresses:
-        """Every address of a peer; at once when we are connected to it, else by a Kademlia lookup."""
+        """Every address of a peer; at once when we are connected to it, else by a Kademlia lookup.
+
+        Raises DaemonRefused, RequestTimeout, and Unusable when there are too many to be read.
+        """
         request = self._dht("FIND_PEER", timeout_s, peer=peer_id_to_bytes(peer_id))
-        return _peer_addresses((await self._ask_remote(request, timeout_s)).dht.peer)
+        reply = await self._ask_remote(request, timeout_s, too_large=Unusable)
+        return PeerAddresses(peer_id, readable_addresses(reply.dht.peer.addrs))
 
     async def provide(self, cid: bytes, timeout_s: float) -> None:
         """Put a provider record of ours into the Kademlia table."""
         await self._ask_remote(self._dht("PROVIDE", timeout_s, cid=cid), timeout_s)
 
     async def find_providers(self, cid: bytes, limit: int, timeout_s: float) -> tuple[PeerAddresses, ...]:
-        """Providers found before the deadline, at most `limit`."""
-        request = self._dht("FIND_PROVIDERS", timeout_s, cid=cid, count=limit)
+        """Providers found before the deadline, at most `limit`; records that make no sense are left out."""
+        records = limit + SPARE_RECORDS
+        request = self._dht("FIND_PROVIDERS", timeout_s, cid=cid, count=records)
         found: list[PeerAddresses] = []
         try:
             async with _deadline(timeout_s, RequestTimeout), self._connection() as stream:
                 await self._ask(stream, request)
-                while len(found) < limit:
-                    reply = await self._receive(stream[0], self._pb.DHTResponse())
+                for _ in range(records):
+                    reply = await self._receive(stream[0], self._pb.DHTResponse(), too_large=Unusable)
                     if reply.type == self._pb.DHTResponse.END:
                         break
-                    found.append(_peer_addresses(reply.peer))
+                    found += self._usable([reply.peer], Cause.PROVIDER_RECORD)
+                    if len(found) == limit:
+                        break
         except RequestTimeout:
             # A lookup may wait for peers that are gone; what it found by now is the answer.
             pass
+        except Unusable as error:
+            # The frames behind it are lost with it.
+            self._skipped.note(Cause.PROVIDER_RECORD, error.message)
         return tuple(found)
 
     def _request(self, kind: str, **fields: Any) -> Any:
@@ -163,9 +198,11 @@ class ControlClient:
         async with _deadline(timeout_s, HostDown), self._connection() as stream:
             return await self._ask(stream, request)
 
-    async def _ask_remote(self, request: Any, timeout_s: float) -> Any:
+    async def _ask_remote(
+        self, request: Any, timeout_s: float, *, too_large: type[NetworkError] = HostDown
+    ) -> Any:
         async with _deadline(timeout_s, RequestTimeout), self._connection() as stream:
-            return await self._ask(stream, request)
+            return await self._ask(stream, request, too_large=too_large)
 
     async def _open(self, request: Any, timeout_s: float, late: type[NetworkError]) -> Stream:
         """Ask, and hand the connection over: from now on it carries the stream."""
@@ -178,26 +215,40 @@ class ControlClient:
                 raise
             return stream
 
-    async def _ask(self, stream: Stream, request: Any) -> Any:
+    async def _ask(self, stream: Stream, request: Any, *, too_large: type[NetworkError] = HostDown) -> Any:
         reader, writer = stream
         try:
             writer.write(encode_frame(request.SerializeToString()))
             await writer.drain()
         except OSError as error:
             raise HostDown("the network process hung up") from error
-        reply = await self._receive(reader, self._pb.Response())
+        reply = await self._receive(reader, self._pb.Response(), too_large=too_large)
         if reply.type == self._pb.Response.ERROR:
-            raise DaemonRefused(" ".join(reply.error.msg.split()))
+            said = " ".join(_text(reply.error.msg).split())
+            raise DaemonRefused(printable(said, max_chars=MAX_REFUSAL_CHARS))
         return reply
 
-    async def _receive(self, reader: asyncio.StreamReader, message: Any) -> Any:
+    async def _receive(
+        self, reader: asyncio.StreamReader, message: Any, *, too_large: type[NetworkError] = HostDown
+    ) -> Any:
+        """The next message. `too_large`: Unusable where a peer decides how large it is."""
         try:
             message.ParseFromString(await read_frame(reader, MAX_REPLY_BYTES))
-        except (OSError, asyncio.IncompleteReadError, MessageTooLarge, DecodeError) as error:
+        except MessageTooLarge as error:
+            raise too_large(f"the network process passed on too much: {error.message}") from error
+        except (OSError, asyncio.IncompleteReadError, DecodeError) as error:
             raise HostDown("the network process hung up") from error
         if not message.IsInitialized():
             raise HostDown("the network process sent a message without its required fields")
         return message
+
+    def _usable(self, peers: Iterable[Any], cause: Cause) -> Iterator[PeerAddresses]:
+        """The peers of a list, without those that nobody can be."""
+        for info in peers:
+            try:
+                yield PeerAddresses(_usable_id(info.id), readable_addresses(info.addrs))
+            except Unusable as error:
+                self._skipped.note(cause, error.message)
 
     async def _dial(self) -> Stream:
         try:
@@ -229,5 +280,13 @@ def _daemon_timeout_s(timeout_s: float) -> int:
     return math.ceil(timeout_s) + 1
 
 
-def _peer_addresses(info: Any) -> PeerAddresses:
-    return PeerAddresses(peer_id_from_bytes(info.id), readable_addresses(list(info.addrs)))
+def _usable_id(multihash: bytes) -> str:
+    try:
+        return peer_id_from_bytes(multihash)
+    except NetworkError as error:
+        raise Unusable(error.message) from error
+
+
+def _text(value: str | bytes) -> str:
+    # protobuf hands out the bytes of a text that is not UTF-8.
+    return value if isinstance(value, str) else value.decode(errors="replace")

@@ -1,6 +1,6 @@
 """Run as a script: becomes the daemon, after asking the kernel to end it when the node dies.
 
-p2pd_process.py -> [python p2pd_launch.py PARENT_PID BINARY ARGUMENT...] -> execve p2pd
+p2pd_process.py -> [python p2pd_launch.py PARENT_PID GOMEMLIMIT BINARY ARGUMENT...] -> execve p2pd
 
 A launcher rather than `preexec_fn`: the node's process runs torch threads, and code between fork and exec
 of a threaded process may deadlock. To the kernel, the parent is the thread that started us: the one that
@@ -15,18 +15,19 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
-def main(parent_pid: int, command: list[str]) -> None:
+def main(parent_pid: int, memory_limit: str, command: list[str]) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     # The node may have died before the request above took hold.
     if os.getppid() != parent_pid:
         sys.exit("the node that asked for this daemon is gone")
     # Nothing of the node's environment is the daemon's business.
+    environment = {"GOLOG_LOG_LEVEL": "error", "GOMEMLIMIT": memory_limit}
     try:
-        os.execve(command[0], command, {"GOLOG_LOG_LEVEL": "error"})
+        os.execve(command[0], command, environment)
     except OSError as error:
         sys.exit(f"{command[0]} cannot be run here: {error.strerror}")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3:])

@@ -26,6 +26,7 @@ from swarmnode.errors import NetworkError, PortInUse, StorageError
 from swarmnode.identity import keys
 from swarmnode.network.multiaddr import format_address, parse_address, split_listen
 from swarmnode.network.p2pd_bundle import find_daemon
+from swarmnode.network.p2pd_memory import GO_MEMORY_LIMIT
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +179,7 @@ async def start_daemon(
 
 
 async def _spawn(command: list[str], on_exit: Callable[[], None]) -> DaemonProcess:
-    launcher = [sys.executable, "-I", "-S", str(_LAUNCHER), str(os.getpid())]
+    launcher = [sys.executable, "-I", "-S", str(_LAUNCHER), str(os.getpid()), GO_MEMORY_LIMIT]
     try:
         _, process = await asyncio.get_running_loop().subprocess_exec(
             lambda: DaemonProcess(on_exit),

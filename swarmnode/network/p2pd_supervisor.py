@@ -3,6 +3,7 @@
 P2pdHost -> [DaemonSupervisor] -> p2pd_process.py (one life), p2pd_control.py (asking it)
 
 Lost means: it exited, it missed two health probes in a row, or it ended a stream that it should not end.
+One that has grown too large (p2pd_memory.py) is ended by us; that is counted apart and never waited for long.
 The next life has the same identity and port; `restore` then gives it back its topics and protocols before
 the host counts as up.
 """
@@ -12,12 +13,14 @@ import logging
 import shutil
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swarmnode.errors import HostDown, NetworkError, PortInUse, SwarmnodeError
 from swarmnode.network.host import HostState, HostStatus
 from swarmnode.network.p2pd_control import ControlClient
+from swarmnode.network.p2pd_memory import MEMORY_INTERVAL_S, DaemonMemory, resident_bytes
 from swarmnode.network.p2pd_process import (
     DaemonOptions,
     DaemonProcess,
@@ -25,6 +28,7 @@ from swarmnode.network.p2pd_process import (
     resolve_port,
     start_daemon,
 )
+from swarmnode.network.skipped import Skipped
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +40,12 @@ MAX_MISSED_PROBES = 2
 MAX_RESTART_DELAY_S = 30.0
 STABLE_AFTER_S = 60.0
 """A daemon that lived this long is restarted at once again; one that dies sooner waits longer each time."""
+
+RELIEF_TIMEOUT_S = 0.5
+"""A flooded daemon answers late, and meanwhile it grows."""
+
+MEMORY_RESTART_DELAY_S = 0.5
+"""Between two lives that were both ended for their size within STABLE_AFTER_S, whatever their number."""
 
 PORT_ATTEMPTS = 5
 """Another process may take the port that we picked before the daemon does."""
@@ -52,14 +62,37 @@ def restart_delay_s(short_lives: int) -> float:
     return 0.0 if short_lives == 0 else min(MAX_RESTART_DELAY_S, 0.25 * 2 ** min(short_lives - 1, 16))
 
 
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Why a life is over."""
+
+    reason: str
+    by_memory: bool = False
+
+
 class DaemonSupervisor:
     """`start` the daemon, then keep `run` going; `stop` ends both the daemon and the story."""
 
-    def __init__(self, options: DaemonOptions, *, restore: Hook, observe: Hook) -> None:
-        """`restore` prepares each new life after the first; `observe` is called after each passed probe."""
+    def __init__(
+        self,
+        options: DaemonOptions,
+        *,
+        skipped: Skipped,
+        restore: Hook,
+        observe: Hook,
+        guard: Hook,
+        relieve: Hook,
+    ) -> None:
+        """`restore` prepares each new life after the first; `observe` is called after each passed probe.
+        `guard` is called several times a second, `relieve` when the daemon grows: it should end the cause."""
         self._options = options
+        self._skipped = skipped
         self._restore = restore
         self._observe = observe
+        self._guard = guard
+        self._relieve = relieve
+        self._memory = DaemonMemory()
+        self._swollen: Loss | None = None
         self._status = HostStatus("starting", time.time(), 0, "")
         self._process: DaemonProcess | None = None
         self._control: ControlClient | None = None
@@ -67,6 +100,7 @@ class DaemonSupervisor:
         self._trouble = asyncio.Event()
         self._lives = 0
         self._short_lives = 0
+        self._large_lives = 0
 
     @property
     def control(self) -> ControlClient:
@@ -85,6 +119,11 @@ class DaemonSupervisor:
         """Where the sockets lie, from `start` to `stop`."""
         assert self._folder is not None, "the supervisor was not started"
         return self._folder
+
+    @property
+    def listen(self) -> tuple[str, ...]:
+        """Where every life listens, the port picked."""
+        return self._options.listen
 
     @property
     def pid(self) -> int | None:
@@ -106,17 +145,25 @@ class DaemonSupervisor:
 
     async def run(self) -> None:
         """Watch and restart until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch_memory())
+            tasks.create_task(self._keep_alive())
+
+    async def _keep_alive(self) -> None:
         while True:
             born_s = time.monotonic()
-            reason = await self._until_lost()
+            loss = await self._until_lost()
             lost_s = time.monotonic()
             if lost_s - born_s > STABLE_AFTER_S:
-                self._short_lives = 0
+                self._short_lives = self._large_lives = 0
             self._control = None
-            self._tell("restarting", reason)
-            logger.warning("lost the network process: %s; restarting it", reason)
-            self._control = await self._begin_again(reason)
-            self._tell("up", f"restarted: {reason}", restarts=self._status.restarts + 1)
+            self._tell("restarting", loss.reason)
+            if loss.by_memory:
+                logger.warning("%s; replacing it, training goes on", loss.reason)
+            else:
+                logger.warning("lost the network process: %s; restarting it", loss.reason)
+            self._control = await self._begin_again(loss)
+            self._tell("up", f"restarted: {loss.reason}", loss)
             logger.info("the network process is back after %.1f s", time.monotonic() - lost_s)
 
     def check_current(self, control: ControlClient) -> None:
@@ -159,21 +206,29 @@ class DaemonSupervisor:
         self._trouble.clear()
         # A daemon that was killed leaves its socket file behind, so each life has its own.
         control_socket = self.folder / f"control-{self._lives}.sock"
+        self._memory, self._swollen = DaemonMemory(), None
         self._process = await start_daemon(self._options, control_socket, on_exit=self._trouble.set)
-        return ControlClient(control_socket)
+        return ControlClient(control_socket, self._skipped)
 
-    async def _begin_again(self, reason: str) -> ControlClient:
-        while True:
-            await self._bury()
+    async def _begin_again(self, loss: Loss) -> ControlClient:
+        await self._bury()
+        if loss.by_memory:
+            await asyncio.sleep(MEMORY_RESTART_DELAY_S if self._large_lives else 0)
+            self._large_lives += 1
+        else:
             await asyncio.sleep(restart_delay_s(self._short_lives))
             self._short_lives += 1
+        while True:
             try:
                 control = await self._begin_life()
                 await self._restore(control)
             except SwarmnodeError as error:
-                self._tell("restarting", f"{reason}; then: {error}")
+                self._tell("restarting", f"{loss.reason}; then: {error}")
                 delay_s = restart_delay_s(self._short_lives)
                 logger.warning("the network process cannot be restarted: %s; again in %.1f s", error, delay_s)
+                await self._bury()
+                await asyncio.sleep(delay_s)
+                self._short_lives += 1
             else:
                 return control
 
@@ -182,8 +237,7 @@ class DaemonSupervisor:
             await self._process.kill()
             self._process = None
 
-    async def _until_lost(self) -> str:
-        """Returns why the present life is over."""
+    async def _until_lost(self) -> Loss:
         missed = 0
         while missed < MAX_MISSED_PROBES:
             try:
@@ -192,18 +246,44 @@ class DaemonSupervisor:
             except TimeoutError:
                 missed = 0 if await self._probe() else missed + 1
             else:
-                return await self._cause_of_trouble()
-        return f"it did not answer {MAX_MISSED_PROBES} health probes of {PROBE_TIMEOUT_S:g} s"
+                cause = await self._cause_of_trouble()
+                return self._swollen or Loss(cause)
+        return Loss(f"it did not answer {MAX_MISSED_PROBES} health probes of {PROBE_TIMEOUT_S:g} s")
+
+    async def _watch_memory(self) -> None:
+        """Look at the size of every life, whatever a probe is waiting for; end those that grew too large."""
+        while True:
+            await asyncio.sleep(MEMORY_INTERVAL_S)
+            process = self._process
+            if process is None or self._control is None:
+                continue
+            resident = resident_bytes(process.pid)
+            verdict = "calm" if resident is None else self._memory.look(resident)
+            grown_mib = self._memory.grown_bytes / 2**20
+            # Relief comes before the end too: the next life should not meet those who ended this one.
+            await self._ask_soon(self._guard if verdict == "calm" else self._relieve)
+            if verdict == "over" and process is self._process:
+                story = f"the network process grew by {grown_mib:.0f} MiB, more than honest peers need"
+                self._swollen = Loss(story, by_memory=True)
+                await process.kill()
+
+    async def _ask_soon(self, hook: Hook) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RELIEF_TIMEOUT_S):
+                await self._call(hook)
+
+    async def _call(self, hook: Hook) -> None:
+        try:
+            await hook(self.control)
+        except NetworkError as error:
+            logger.debug("the network process could not be asked: %s", error)
 
     async def _probe(self) -> bool:
         try:
             await self.control.identify(timeout_s=PROBE_TIMEOUT_S)
         except NetworkError:
             return False
-        try:
-            await self._observe(self.control)
-        except NetworkError as error:
-            logger.debug("the network process could not be observed: %s", error)
+        await self._call(self._observe)
         return True
 
     async def _cause_of_trouble(self) -> str:
@@ -216,6 +296,10 @@ class DaemonSupervisor:
             return "it closed a stream that it should have kept"
         return f"it {self._process.exit_story}"
 
-    def _tell(self, state: HostState, detail: str, *, restarts: int | None = None) -> None:
-        restarts = self._status.restarts if restarts is None else restarts
-        self._status = HostStatus(state, time.time(), restarts, detail)
+    def _tell(self, state: HostState, detail: str, survived: Loss | None = None) -> None:
+        """`survived`: what the present life came after."""
+        restarts, memory_restarts = self._status.restarts, self._status.memory_restarts
+        if survived is not None:
+            restarts += not survived.by_memory
+            memory_restarts += survived.by_memory
+        self._status = HostStatus(state, time.time(), restarts, detail, memory_restarts)

@@ -7,7 +7,18 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from swarmnode.network.host import Message
+from swarmnode.network.host import MAX_GOSSIP_BYTES, Message
+
+
+def as_heard(topic: str, sender: str, data: bytes) -> Message:
+    """What the reader of a topic is given of a message that came in.
+
+    >>> as_heard("rollouts", "12D3KooWA", bytes(MAX_GOSSIP_BYTES + 1))
+    Message(topic='rollouts', sender='12D3KooWA', data=b'', oversized=True)
+    """
+    if len(data) > MAX_GOSSIP_BYTES:
+        return Message(topic, sender, b"", oversized=True)
+    return Message(topic, sender, data)
 
 
 class MessageQueue:

@@ -18,16 +18,22 @@ On a stream of the negotiated protocol:
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from swarmnode.errors import MessageTooLarge, PeerUnreachable
 from swarmnode.network.framing import encode_frame, read_frame
 from swarmnode.network.host import Handler
+from swarmnode.network.slots import Stage
 
 logger = logging.getLogger(__name__)
 
 READ_TIMEOUT_S = 10.0
 """A request must have arrived by then: a peer that dribbles bytes cannot hold a stream open."""
+
+SMALL_REQUEST_BYTES = 64 * 1024
+SMALL_READ_TIMEOUT_S = 4.0
+"""A small request comes with its stream; a large one may come over a slow line."""
 
 ANSWER_TIMEOUT_S = 60.0
 """Handler and response together. Longer than any requester of ours waits."""
@@ -61,16 +67,27 @@ async def ask(
 
 
 async def answer(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer_id: str, service: Service
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    peer_id: str,
+    service: Service,
+    *,
+    reach: Callable[[Stage], None] = lambda stage: None,
 ) -> None:
-    """Serve one request. Returns without a response when there is none; the caller closes the stream."""
+    """Serve one request. Returns without a response when there is none; the caller closes the stream.
+
+    `reach` is told how far it is.
+    """
+    small = service.max_request_bytes <= SMALL_REQUEST_BYTES
     try:
-        async with asyncio.timeout(READ_TIMEOUT_S):
+        async with asyncio.timeout(min(READ_TIMEOUT_S, SMALL_READ_TIMEOUT_S if small else READ_TIMEOUT_S)):
             request = await read_frame(reader, service.max_request_bytes)
+        reach(Stage.WORKED_ON)
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             response = await respond(service, peer_id, request)
             if response is None:
                 return
+            reach(Stage.ANSWERED)
             writer.write(encode_frame(response))
             await writer.drain()
         async with asyncio.timeout(LINGER_S):

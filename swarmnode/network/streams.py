@@ -85,7 +85,16 @@ async def handle_stream(stream: ByteStream, protocol: str, handler: StreamHandle
 class SocketStream:
     """A stream that the go-libp2p daemon hands us as a connection on its Unix socket."""
 
-    def __init__(self, peer_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self,
+        peer_id: str,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        received: Callable[[int], None] = lambda size_bytes: None,
+    ) -> None:
+        """`received` is told how many bytes came in."""
+        self._received = received
         self._peer_id = peer_id
         self._reader = reader
         self._writer = writer
@@ -103,14 +112,16 @@ class SocketStream:
 
     async def receive(self, size_bytes: int) -> bytes:
         try:
-            return await self._reader.readexactly(size_bytes)
+            data = await self._reader.readexactly(size_bytes)
         except (OSError, asyncio.IncompleteReadError) as error:
             raise PeerUnreachable("the peer closed the stream") from error
+        self._received(size_bytes)
+        return data
 
     async def discard(self) -> None:
         try:
-            while await self._reader.read(_DISCARD_BYTES):
-                pass
+            while data := await self._reader.read(_DISCARD_BYTES):
+                self._received(len(data))
         except OSError as error:
             logger.debug("a stream of %s ended with a reset: %s", self._peer_id, error)
 

@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from importlib import util
 from pathlib import Path
 
@@ -11,11 +12,13 @@ import pytest
 
 from swarmnode.errors import PeerUnreachable, PortInUse
 from swarmnode.identity import keys
-from swarmnode.network import discovery, p2pd, p2pd_supervisor
+from swarmnode.network import discovery, p2pd, p2pd_incoming, p2pd_supervisor
 from swarmnode.network.discovery import Discovery
 from swarmnode.network.p2pd import P2pdHost
 from swarmnode.network.p2pd_process import resolve_port
 from swarmnode.network.peers import PeerBook
+from swarmnode.network.rpc import SMALL_READ_TIMEOUT_S
+from swarmnode.network.slots import StreamSlots
 
 pytestmark = pytest.mark.skipif(util.find_spec("hivemind") is None, reason="hivemind is not installed")
 
@@ -51,7 +54,7 @@ async def until_connected(one: P2pdHost, other: P2pdHost) -> None:
 
 
 async def test_one_peer_cannot_hold_every_stream(new_host: HostFactory, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(p2pd, "MAX_STREAMS_PER_PEER", 2)
+    monkeypatch.setattr(p2pd_incoming, "StreamSlots", partial(StreamSlots, most_per_peer=2))
     release = asyncio.Event()
     serving = asyncio.Semaphore(0)
 
@@ -83,6 +86,28 @@ async def test_one_peer_cannot_hold_every_stream(new_host: HostFactory, monkeypa
                 with suppress(PeerUnreachable):  # until the server has seen that the streams ended
                     assert await ask(greedy) == b"done"
                     break
+
+
+async def test_streams_that_never_bring_a_request_keep_nobody_out(
+    new_host: HostFactory, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(p2pd_incoming, "StreamSlots", partial(StreamSlots, most=8, most_per_peer=4))
+
+    async def echo(peer_id: str, request: bytes) -> bytes:
+        return request
+
+    async with new_host() as one, new_host() as other, new_host() as honest, new_host() as server:
+        await server.serve("/echo", echo, max_request_bytes=10)
+        held = []
+        for client in (one, other, honest):
+            await client.connect((await server.addresses())[0])
+        for client in (one, other):
+            # More than one peer may hold, so the server has seen all those of the last one but four.
+            held += [await client.open_stream(server.peer_id, "/echo") for _ in range(6)]
+        async with asyncio.timeout(SMALL_READ_TIMEOUT_S / 2):
+            assert await honest.request(server.peer_id, "/echo", b"hi", max_response_bytes=2) == b"hi"
+        for stream in held:
+            stream.close()
 
 
 async def test_quic_is_spoken_when_asked_for(new_host: HostFactory):

@@ -1,0 +1,61 @@
+"""How much memory one life of the daemon may take: strangers can make it grow, and it never gives back.
+
+p2pd_supervisor.py looks -> [DaemonMemory] -> relief (blame.py), then a new life
+
+GossipSub keeps every topic that anybody ever subscribed to, Kademlia every provider record, and megabytes of
+gossip wait in queues; the daemon has no switch for any of it. So it is watched from outside: first whoever
+sends it the most is sent away, then, if it grows all the same, it is replaced.
+"""
+
+from typing import Literal
+
+import psutil
+
+MEMORY_INTERVAL_S = 0.2
+"""Floods were seen to grow the daemon by 45 MiB/s: 10 MiB between two looks."""
+
+MAX_GROWTH_BYTES = 160 * 2**20
+"""Over what a life began with. Two hundred honest peers take less than half of it."""
+
+RELIEF_AT_BYTES = 64 * 2**20
+RELIEF_EVERY_BYTES = 24 * 2**20
+"""Growth at which the largest senders are sent away, at first and then again."""
+
+GO_MEMORY_LIMIT = "128MiB"
+"""For the daemon's garbage collector (GOMEMLIMIT): it works harder beyond, before we have to act."""
+
+Verdict = Literal["calm", "swollen", "over"]
+
+
+def resident_bytes(pid: int) -> int | None:
+    """Memory that a process holds; None when it is gone."""
+    try:
+        return psutil.Process(pid).memory_info().rss
+    except psutil.Error:
+        return None
+
+
+class DaemonMemory:
+    """Judges one life.
+
+    >>> memory = DaemonMemory()
+    >>> [memory.look(mib * 2**20) for mib in (50, 60, 120, 130, 150, 220)]
+    ['calm', 'calm', 'swollen', 'calm', 'swollen', 'over']
+    """
+
+    def __init__(self) -> None:
+        self._least_bytes: int | None = None
+        self._relief_at_bytes = RELIEF_AT_BYTES
+        self.grown_bytes = 0
+        """At the last look."""
+
+    def look(self, resident: int) -> Verdict:
+        """What has to be done: nothing, relief, or a new life."""
+        self._least_bytes = resident if self._least_bytes is None else min(self._least_bytes, resident)
+        self.grown_bytes = resident - self._least_bytes
+        if self.grown_bytes > MAX_GROWTH_BYTES:
+            return "over"
+        if self.grown_bytes > self._relief_at_bytes:
+            self._relief_at_bytes = self.grown_bytes + RELIEF_EVERY_BYTES
+            return "swollen"
+        return "calm"

@@ -1,0 +1,133 @@
+"""What a stranger's daemon may send over GossipSub, against the real host: it costs the host nothing."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from importlib import util
+from pathlib import Path
+
+import pytest
+
+from swarmnode.identity.keys import NodeKey
+from swarmnode.network import blame, p2pd_memory
+from swarmnode.network.host import MAX_GOSSIP_BYTES, Message, Subscription
+from swarmnode.network.memory import MemoryNetwork
+from swarmnode.network.p2pd import P2pdHost
+from swarmnode.network.streams import SocketStream
+from swarmnode.network.tcp_bytes import received_bytes
+from tests.contracts.hosts import p2pd_hosts
+from tests.contracts.raw_gossip import gossip_to, publish_as, publish_by_ecdsa, send, subscribe
+
+TOPIC = "/swarmnode/1/test/rollouts/0"
+KEY = NodeKey(b"\7" * 32)
+
+needs_daemon = pytest.mark.skipif(util.find_spec("hivemind") is None, reason="hivemind is not installed")
+
+
+@asynccontextmanager
+async def attacked(folder: Path) -> AsyncGenerator[tuple[P2pdHost, SocketStream, Subscription], None]:
+    """A host with a subscription, and the attacker's stream into its daemon."""
+    async with p2pd_hosts(folder)() as victim:
+        assert isinstance(victim, P2pdHost)
+        heard = await victim.subscribe(TOPIC)
+        async with gossip_to(victim, folder) as stream:
+            yield victim, stream, heard
+
+
+async def next_of(heard: Subscription) -> Message:
+    async with asyncio.timeout(10):
+        return await anext(heard)
+
+
+async def counted(host: P2pdHost, cause: str, at_least: int) -> None:
+    for _ in range(500):
+        if host.status().skipped.get(cause, 0) >= at_least:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"never {at_least} of {cause}: {host.status().skipped}")
+
+
+@needs_daemon
+async def test_an_author_that_nobody_can_be_is_skipped_and_the_daemon_lives(tmp_path: Path):
+    async with attacked(tmp_path) as (victim, stream, heard):
+        pid = victim.daemon_pid
+        await send(stream, *(publish_by_ecdsa(TOPIC, b"junk") for _ in range(3)))
+        await send(stream, publish_as(KEY, TOPIC, b"honest"))
+        message = await next_of(heard)
+        assert (message.sender, message.data) == (KEY.peer_id, b"honest")
+        await counted(victim, "gossip_author", 3)
+        await asyncio.sleep(1.2)  # a health probe
+        assert (victim.daemon_pid, victim.status().restarts, victim.status().state) == (pid, 0, "up")
+
+
+@needs_daemon
+async def test_the_author_of_oversized_gossip_is_told_to_the_reader_of_the_topic(tmp_path: Path):
+    async with attacked(tmp_path) as (victim, stream, heard):
+        await send(stream, publish_as(KEY, TOPIC, bytes(MAX_GOSSIP_BYTES + 1)))
+        assert await next_of(heard) == Message(TOPIC, KEY.peer_id, b"", oversized=True)
+        await send(stream, publish_as(KEY, TOPIC, bytes(MAX_GOSSIP_BYTES)))
+        assert await next_of(heard) == Message(TOPIC, KEY.peer_id, bytes(MAX_GOSSIP_BYTES))
+        assert victim.status().skipped == {"gossip_size": 1}
+
+
+async def until_back(host: P2pdHost) -> None:
+    for _ in range(1500):
+        if host.status().memory_restarts:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"it did not come back: {host.status()}")
+
+
+async def grow(victim: P2pdHost, stream: SocketStream, done: Callable[[], bool]) -> None:
+    """Subscribe to new topics until it is done, or the victim has hung up, which it has to within a while."""
+    async with asyncio.timeout(60):
+        for first in range(0, 10**9, 1000):
+            if done() or not await send(stream, subscribe(*(f"{n:09x}" for n in range(first, first + 1000)))):
+                return
+            await asyncio.sleep(0)
+
+
+@needs_daemon
+async def test_who_makes_the_daemon_grow_is_sent_away_and_the_daemon_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    if received_bytes(frozenset({1})) is None:
+        pytest.skip("the kernel does not tell who sends what")
+    monkeypatch.setattr(p2pd_memory, "RELIEF_AT_BYTES", 8 * 2**20)
+    async with attacked(tmp_path) as (victim, stream, _):
+        async with p2pd_hosts(tmp_path / "honest")() as honest:
+            await honest.connect((await victim.addresses())[0])
+            await grow(victim, stream, lambda: "disconnected for" in caplog.text)
+            async with asyncio.timeout(10):
+                await stream.discard()  # until the victim hangs up
+            assert await victim.peers() == (honest.peer_id,)
+        assert (victim.status().restarts, victim.status().memory_restarts) == (0, 0)
+
+
+@needs_daemon
+async def test_a_daemon_that_grew_too_large_is_replaced_and_goes_on_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(blame, "LEAST_BLAME_BYTES", 2**40)  # nobody is known to be to blame
+    monkeypatch.setattr(p2pd_memory, "MAX_GROWTH_BYTES", 16 * 2**20)
+    async with attacked(tmp_path) as (victim, stream, heard):
+        pid, addresses = victim.daemon_pid, await victim.addresses()
+        await grow(victim, stream, lambda: victim.daemon_pid != pid)
+        await until_back(victim)
+        async with asyncio.timeout(30), gossip_to(victim, tmp_path) as again:
+            await send(again, publish_as(KEY, TOPIC, b"still there"))
+            assert (await next_of(heard)).data == b"still there"
+        status = victim.status()
+        assert (status.state, status.restarts, status.memory_restarts) == ("up", 0, 1)
+        assert "grew by" in status.detail
+        assert await victim.addresses() == addresses
+
+
+async def test_the_network_within_a_process_tells_of_oversized_gossip_too():
+    network = MemoryNetwork()
+    async with network.host() as alice, network.host() as bob:
+        await alice.connect(bob.address)
+        heard = await bob.subscribe(TOPIC)
+        network.gossip(Message(TOPIC, alice.peer_id, bytes(MAX_GOSSIP_BYTES + 1)))
+        assert await next_of(heard) == Message(TOPIC, alice.peer_id, b"", oversized=True)
+        assert bob.status().skipped == {"gossip_size": 1}
