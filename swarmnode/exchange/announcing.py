@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from swarmnode.errors import Rejected
 from swarmnode.exchange.codec import encode_body, encode_header, fingerprint, hash_body
 from swarmnode.exchange.limits import (
-    MAX_ABS_REWARD,
     MAX_COMPLETION_CHARS,
     MAX_GROUP_SIZE,
     MAX_HEADER_BYTES,
@@ -24,6 +23,7 @@ from swarmnode.exchange.reasons import Reason
 from swarmnode.exchange.validation import HEADER_CONTEXT, require_advantage
 from swarmnode.identity.envelope import seal
 from swarmnode.identity.keys import NodeKey
+from swarmnode.tasks.task import MAX_ABS_REWARD
 from swarmnode.types import Completion, RolloutGroup, one_span
 
 

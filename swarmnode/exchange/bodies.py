@@ -2,8 +2,9 @@
 
 choose -> [fetch] -> stream /swarmnode/rollouts/1 -> [answer] of another node -> check_body
 
-Request: the 32 bytes of a hash. Response: the body, or nothing at all for "not here" and "not now".
-The hash is checked before a body is looked into, so it does not matter who gave it.
+Request: the 32 bytes of a hash. Response: the body, or nothing at all for "not here" and "not now". The hash
+is checked before a body is looked into, so it does not matter who gave it. We ask no peer for more than it
+would ask of us: its own limits need not refuse us. Peers are asked for the bodies of others seldom.
 """
 
 import asyncio
@@ -14,7 +15,13 @@ from collections.abc import Callable
 from swarmnode.errors import HostDown, MessageTooLarge, NetworkError, Rejected, RequestTimeout
 from swarmnode.exchange.codec import hash_body
 from swarmnode.exchange.ledger import Ledger
-from swarmnode.exchange.limits import FALLBACK_PEERS, MAX_OWN_BODIES, PROTOCOL
+from swarmnode.exchange.limits import (
+    FALLBACK_PEERS,
+    FALLBACKS_BURST,
+    FALLBACKS_PER_S,
+    MAX_OWN_BODIES,
+    PROTOCOL,
+)
 from swarmnode.exchange.messages import Announcement, Header
 from swarmnode.exchange.reasons import Reason
 from swarmnode.exchange.reputation import TokenBucket
@@ -46,7 +53,6 @@ class BodyPlane:
         rng: random.Random,
     ) -> None:
         self._host = host
-        self._timeout_s = settings.fetch_timeout_s
         self._ledger = ledger
         self._clock = clock
         self._rng = rng
@@ -55,6 +61,7 @@ class BodyPlane:
         self._upload = TokenBucket(
             rate_per_s=settings.upload_bytes_per_s, burst=settings.upload_bytes_per_s * UPLOAD_BURST_S
         )
+        self._fallbacks = TokenBucket(rate_per_s=FALLBACKS_PER_S, burst=FALLBACKS_BURST)
 
     async def serve(self) -> bool:
         """Start to answer requests; False when the host is down."""
@@ -69,8 +76,11 @@ class BodyPlane:
         """The body that a peer asks for, or nothing."""
         now = self._clock()
         reputation = self._ledger.reputation
-        if reputation.is_banned(peer, now) or not reputation.may_request(peer, now):
-            self._ledger.drop(Reason.UPLOAD_LIMITED, peer)
+        if reputation.is_banned(peer, now):
+            self._ledger.drop(Reason.BANNED, peer)
+            return b""
+        if not reputation.may_request(peer, now):
+            self._ledger.drop(Reason.TOO_MANY_REQUESTS, peer)
             return b""
         if len(request) != HASH_BYTES:
             self._ledger.drop(Reason.BAD_REQUEST, peer)
@@ -85,16 +95,16 @@ class BodyPlane:
         self._ledger.bytes_out += len(body)
         return body
 
-    async def fetch(self, announcement: Announcement) -> bytes:
+    async def fetch(self, announcement: Announcement, *, timeout_s: float) -> bytes:
         """The body of a header, its hash checked. Raises Rejected (unavailable, timeout), HostDown."""
-        header = announcement.header
+        header, author = announcement.header, announcement.author
         held = self._held(header.body_hash)
         if held is not None:
             return held
-        deadline = asyncio.get_running_loop().time() + self._timeout_s
-        body = await self._ask(announcement.author, header, deadline)
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        body = await self._ask(author, header, deadline)
         if body is None:
-            for peer in await self._others(announcement.author):
+            for peer in await self._others(author):
                 body = body or await self._ask(peer, header, deadline)
         if body is None:
             raise Rejected(Reason.UNAVAILABLE)
@@ -106,15 +116,20 @@ class BodyPlane:
         return self.own.get(body_hash) or self.foreign.get(body_hash)
 
     async def _others(self, author: str) -> list[str]:
-        """A few peers that may have fetched a body from an author who cannot give it to us."""
+        """A few peers that may have fetched a body from an author who cannot give it to us. A proven author
+        is asked for rarely enough, since it pauses after each failure; of all others together we ask
+        seldom."""
+        now = self._clock()
+        newcomer = self._ledger.reputation.trust_of(author) == "newcomer"
+        if newcomer and not self._fallbacks.take(now=now):
+            return []
         others = [peer for peer in await self._host.peers() if peer != author]
         return self._rng.sample(others, min(FALLBACK_PEERS, len(others)))
 
     async def _ask(self, peer: str, header: Header, deadline: float) -> bytes | None:
         """The body from one peer, or None. Raises HostDown, and Rejected when it let us wait in vain."""
-        reputation = self._ledger.reputation
         timeout_s = deadline - asyncio.get_running_loop().time()
-        if timeout_s <= 0:
+        if timeout_s <= 0 or not self._ledger.reputation.ask(peer, self._clock()):
             return None
         try:
             body = await self._host.request(
@@ -129,13 +144,10 @@ class BodyPlane:
         except MessageTooLarge:
             body = b"larger than announced"
         except RequestTimeout as error:
-            reputation.did_not_answer(peer, self._clock())
             raise Rejected(Reason.TIMEOUT, f"{peer} did not answer") from error
         except NetworkError as error:
             log.debug("no body from %s: %s", peer, error)
-            reputation.did_not_answer(peer, self._clock())
             return None
-        reputation.did_answer(peer)
         if not body:
             return None
         if hash_body(body) != header.body_hash:

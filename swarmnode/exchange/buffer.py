@@ -7,6 +7,8 @@ say how many left and why, so that nothing leaves silently.
 """
 
 import random
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -16,7 +18,7 @@ from swarmnode.errors import CheckpointError
 from swarmnode.exchange.limits import MAX_AUTHOR_SHARE, MAX_BODY_BYTES, MAX_HEADER_BYTES, MIN_AUTHOR_GROUPS
 from swarmnode.exchange.messages import Announcement, Arrival
 from swarmnode.exchange.reasons import Reason
-from swarmnode.exchange.selection import is_fresh
+from swarmnode.exchange.selection import Trust, draw, is_fresh
 from swarmnode.types import RolloutGroup
 
 SNAPSHOT_FORMAT = 1
@@ -64,38 +66,46 @@ class ReplayBuffer:
         self._max_age_s = max_age_s
         self._max_age_versions = max_age_versions
         self._groups: list[Accepted] = []
+        self._by_author: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._groups)
 
+    @property
+    def by_author(self) -> "Counter[str]":
+        """How many groups of each author wait here."""
+        return self._by_author
+
     def add(self, accepted: Accepted) -> Reason | None:
         """Put a group in; returns why another left for it, if one did: the oldest of its author or of all."""
-        of_author = self._by(accepted.author)
         self._groups.append(accepted)
-        if len(of_author) >= self._max_per_author:
-            self._groups.remove(of_author[0])
+        self._by_author[accepted.author] += 1
+        if self._by_author[accepted.author] > self._max_per_author:
+            self._let_go(next(one for one in self._groups if one.author == accepted.author))
             return Reason.OVER_SHARE
         if len(self._groups) > self.capacity:
-            self._groups.pop(0)
+            self._let_go(self._groups[0])
             return Reason.CROWDED_OUT
         return None
 
     def has_room_for(self, author: str) -> bool:
         """Whether one more group of this author would not displace another of the same author."""
-        return len(self._by(author)) < self._max_per_author
+        return self._by_author[author] < self._max_per_author
 
     def drop_stale(self, now: float, policy_version: int) -> int:
         """Let go of groups that are too old for this policy version; returns how many."""
-        kept = [accepted for accepted in self._groups if self._is_fresh(accepted, now, policy_version)]
-        dropped = len(self._groups) - len(kept)
-        self._groups = kept
-        return dropped
+        before = len(self._groups)
+        self._keep([one for one in self._groups if self._is_fresh(one, now, policy_version)])
+        return before - len(self._groups)
 
-    def draw(self, count: int, rng: random.Random) -> list[RolloutGroup]:
-        """Take out up to `count` groups, uniformly without replacement."""
-        drawn = set(rng.sample(range(len(self._groups)), min(count, len(self._groups))))
+    def draw(
+        self, count: int, rng: random.Random, *, trust_of: Callable[[str], Trust], known: int
+    ) -> list[RolloutGroup]:
+        """Take out up to `count` groups, as `selection.draw` has it."""
+        authors = [accepted.author for accepted in self._groups]
+        drawn = set(draw(authors, trust_of, count, known, rng))
         groups = [accepted.group for place, accepted in enumerate(self._groups) if place in drawn]
-        self._groups = [accepted for place, accepted in enumerate(self._groups) if place not in drawn]
+        self._keep([accepted for place, accepted in enumerate(self._groups) if place not in drawn])
         return groups
 
     def snapshot(self, policy_version: int) -> bytes:
@@ -111,8 +121,14 @@ class ReplayBuffer:
         )
         return msgspec.msgpack.encode(Snapshot(SNAPSHOT_FORMAT, policy_version, tuple(saved)))
 
-    def _by(self, author: str) -> list[Accepted]:
-        return [accepted for accepted in self._groups if accepted.author == author]
+    def _let_go(self, accepted: Accepted) -> None:
+        self._groups.remove(accepted)
+        self._by_author -= Counter((accepted.author,))
+
+    def _keep(self, groups: list[Accepted]) -> None:
+        if len(groups) < len(self._groups):
+            self._groups = groups
+            self._by_author = Counter(accepted.author for accepted in groups)
 
     def _is_fresh(self, accepted: Accepted, now: float, policy_version: int) -> bool:
         return is_fresh(

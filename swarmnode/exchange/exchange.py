@@ -13,6 +13,8 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -21,6 +23,7 @@ from swarmnode.exchange.announcing import Composed, ModelLabel, compose, give
 from swarmnode.exchange.bodies import BodyPlane
 from swarmnode.exchange.buffer import ReplayBuffer, SavedGroup, read_snapshot
 from swarmnode.exchange.codec import hash_body
+from swarmnode.exchange.door import Door
 from swarmnode.exchange.fetcher import Fetcher
 from swarmnode.exchange.gossip import HeaderPlane, topics_to_listen_to
 from swarmnode.exchange.inbox import Inbox
@@ -30,6 +33,7 @@ from swarmnode.exchange.messages import Arrival
 from swarmnode.exchange.neighbourhood import Neighbourhood
 from swarmnode.exchange.pool import HeaderPool
 from swarmnode.exchange.reasons import Reason
+from swarmnode.exchange.record import FORMAT, Record, Recorder, load, restore_standings, saved_standings
 from swarmnode.exchange.reputation import Reputation, TokenBucket
 from swarmnode.exchange.settings import ExchangeSettings
 from swarmnode.exchange.validation import BodyRules, Encode, PromptIds, check_header
@@ -66,10 +70,12 @@ class Exchange:
         clock: Callable[[], float] = time.time,
         rng: random.Random | None = None,
         neighbourhood: Neighbourhood | None = None,
+        record: Path | None = None,
     ) -> None:
         """`encode` and `prompt_ids` give the local policy's tokens of an answer and of a prompt; `model_size`
         is its number of parameters. `neighbourhood`: the exchanges of the other policies of this process, on
-        the same base with the same settings; None: there are none."""
+        the same base with the same settings; None: there are none. `record`: the file that keeps what was
+        seen and who is banned over restarts; None: it is forgotten."""
         _check_names(tasks)
         self._host = host
         self._key = key
@@ -83,7 +89,7 @@ class Exchange:
         self._pace = TokenBucket(rate_per_s=PACE * HEADERS_PER_S, burst=PACE * HEADERS_BURST)
         self._serving = False
         self._host_was_down = False
-        self._ledger = Ledger(Reputation(), clock)
+        self._ledger = Ledger(Reputation(), clock, on_ban=self._shut_out)
         self._pool = HeaderPool()
         self._buffer = ReplayBuffer(
             settings.buffer_groups, max_age_s=settings.max_age_s, max_age_versions=settings.max_age_versions
@@ -105,6 +111,7 @@ class Exchange:
             ),
             arrive=self._arrive,
             rng=self._rng,
+            is_neighbour=self._neighbourhood.__contains__,
         )
         self._inbox = Inbox(
             self._pool,
@@ -116,6 +123,9 @@ class Exchange:
             is_neighbour=self._neighbourhood.__contains__,
         )
         self._headers = HeaderPlane(host, settings, topics_to_listen_to(settings, tasks), self._inbox.hear)
+        self._door = Door(host, self._banned_for_s, self._fetcher.is_connected_to)
+        self._record_path = record
+        self._recorder = None if record is None else Recorder(record, self._record)
         self._group = asyncio.TaskGroup()
 
     async def __aenter__(self) -> Self:
@@ -124,6 +134,7 @@ class Exchange:
                 f"the host runs as {self._host.peer_id} but the key is {self._key.peer_id}",
                 hint="headers are believed only from their author: give both the same key",
             )
+        await self._remember()
         await self._reach_host()
         await self._group.__aenter__()
         self._running = self._group.create_task(self._run(), name="exchange")
@@ -140,6 +151,8 @@ class Exchange:
         else:
             # A TaskGroup wraps the exception of its block in a group; the caller's should reach it as it is.
             await self._group.__aexit__(None, None, None)
+            if self._recorder is not None:
+                await self._recorder.write()
 
     async def publish(self, groups: Sequence[RolloutGroup]) -> None:
         """Announce own groups and keep their bodies for whoever asks. What cannot be announced is counted.
@@ -162,18 +175,18 @@ class Exchange:
                 self._note_host(None)
 
     async def collect(self, j: int, policy_version: int, deadline_s: float) -> list[RolloutGroup]:
-        """Up to `j` accepted groups of others, drawn uniformly.
+        """Up to `j` accepted groups of others, drawn uniformly within the shares of their authors.
 
         Waits at most `deadline_s`, and only for groups that are announced or on their way, not for ones that
         somebody may announce later. No fault of a peer or of the network is raised here.
         """
         self._policy_version = policy_version
         self._fetcher.want(j)
-        if self._fetcher.fresh_groups() < j and await self._is_anybody_there():
+        if self._fetcher.drawable(j) < j and await self._is_anybody_there():
             with suppress(TimeoutError):
                 async with asyncio.timeout(deadline_s):
                     await self._fetcher.wait_for(j)
-        groups = self._buffer.draw(j, self._rng)
+        groups = self._fetcher.draw(j)
         self._ledger.drawn += len(groups)
         self._fetcher.wake()
         return groups
@@ -223,6 +236,9 @@ class Exchange:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._headers.run(), name="listen for rollouts")
             tasks.create_task(self._fetcher.run(), name="fetch rollouts")
+            tasks.create_task(self._door.run(), name="keep banned peers out")
+            if self._recorder is not None:
+                tasks.create_task(self._recorder.run(), name="remember peers")
 
     async def _reach_host(self) -> bool:
         """Serve and subscribe, once each; False when the host is down. It keeps both through a restart."""
@@ -246,10 +262,43 @@ class Exchange:
 
     def _readmit(self, saved: SavedGroup) -> None:
         announcement = check_header(saved.header, saved.arrival, settings=self._settings, tasks=self._tasks)
-        self._inbox.admit(announcement)
+        self._inbox.admit(replace(announcement, restored=True))
         # The fetcher looks here first, so a restored group takes the way of all others without the network.
         if hash_body(saved.body) == announcement.header.body_hash:
             self._bodies.foreign.put(announcement.header.body_hash, saved.body)
+
+    async def _remember(self) -> None:
+        """Take up what an earlier life knew, and take nothing from then on that it may have heard."""
+        if self._record_path is None:
+            return
+        record = await asyncio.to_thread(load, self._record_path)
+        if record is None:
+            return
+        self._inbox.born_at = self._clock()
+        self._inbox.seen[True].restore(record.headers_of_proven)
+        self._inbox.seen[False].restore(record.headers_of_others)
+        self._fetcher.seen.restore(record.groups)
+        restore_standings(self._ledger.reputation, record.standings)
+        for peer in self._ledger.reputation.banned_peers():
+            self._door.bar(peer)
+
+    def _record(self) -> Record:
+        return Record(
+            FORMAT,
+            tuple(self._inbox.seen[True].items()),
+            tuple(self._inbox.seen[False].items()),
+            tuple(self._fetcher.seen.items()),
+            saved_standings(self._ledger.reputation),
+        )
+
+    def _shut_out(self, peer: str) -> None:
+        """A peer was banned: off our connections, and not to be forgotten."""
+        self._door.bar(peer)
+        if self._recorder is not None:
+            self._recorder.hurry()
+
+    def _banned_for_s(self, peer: str) -> float:
+        return self._ledger.reputation.banned_for_s(peer, self._clock())
 
     def _arrive(self) -> Arrival:
         return Arrival(self._clock(), self._policy_version)

@@ -3,13 +3,15 @@
 pool -> choose -> [Fetcher]: BodyPlane.fetch -> Judge -> buffer -> Exchange.collect
 
 It fetches as many groups as somebody waits for and no more, and at most one at a time from each author: a
-silent peer delays itself. What comes from a policy of this process is chosen likewise, and is there already.
+silent peer delays itself, and all who are new or slow delay only one another (selection.py). What comes from
+a policy of this process is chosen likewise, and is there already.
 """
 
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from swarmnode.errors import HostDown, Rejected
@@ -17,12 +19,30 @@ from swarmnode.exchange.bodies import BodyPlane
 from swarmnode.exchange.buffer import Accepted, ReplayBuffer
 from swarmnode.exchange.judge import Judge
 from swarmnode.exchange.ledger import Ledger
-from swarmnode.exchange.limits import MAX_CLOCK_SKEW_S, MAX_SEEN
+from swarmnode.exchange.limits import (
+    MAX_CLOCK_SKEW_S,
+    MAX_SEEN,
+    MAX_STUCK_JUDGEMENTS,
+    NEWCOMER_PATIENCE_S,
+    SLOW_S,
+    VAIN_BYTES_BURST,
+    VAIN_BYTES_PER_S,
+)
 from swarmnode.exchange.messages import Announcement, Arrival, Given
 from swarmnode.exchange.pool import HeaderPool
 from swarmnode.exchange.reasons import Reason
+from swarmnode.exchange.reputation import TokenBucket
 from swarmnode.exchange.seen import RecentlySeen
-from swarmnode.exchange.selection import choose, is_fresh
+from swarmnode.exchange.selection import (
+    Candidate,
+    Trust,
+    author_share,
+    choose,
+    drawable,
+    is_fresh,
+    newcomer_share,
+    slots_of,
+)
 from swarmnode.exchange.settings import ExchangeSettings
 from swarmnode.exchange.validation import (
     BodyRules,
@@ -32,11 +52,15 @@ from swarmnode.exchange.validation import (
     require_advantage,
 )
 from swarmnode.network.host import Host
+from swarmnode.types import RolloutGroup
 
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0
 """How often we look for stale headers and for peers whose pause is over, when nothing else happens."""
+
+RECENT_S = 300.0
+"""An author who gave us a group within this time counts among those we share a draw between."""
 
 
 class Fetcher:
@@ -54,8 +78,9 @@ class Fetcher:
         rules: BodyRules,
         arrive: Callable[[], Arrival],
         rng: random.Random,
+        is_neighbour: Callable[[str], bool] = lambda peer: False,
     ) -> None:
-        """`arrive` tells our clock and policy version."""
+        """`arrive` tells our clock and policy version, `is_neighbour` who is a policy of this process."""
         self._host = host
         self._bodies = bodies
         self._pool = pool
@@ -66,9 +91,16 @@ class Fetcher:
         self._arrive = arrive
         self._rng = rng
         self._judge = Judge(settings.score_timeout_s)
-        self._seen = RecentlySeen(max_keys=MAX_SEEN, ttl_s=settings.max_age_s + MAX_CLOCK_SKEW_S)
+        self._is_neighbour = is_neighbour
+        self._connected: frozenset[str] = frozenset()
+        self.seen = RecentlySeen(max_keys=MAX_SEEN, ttl_s=settings.max_age_s + MAX_CLOCK_SKEW_S)
         self._target = min(settings.prefetch_groups, buffer.capacity)
-        self._fetching: set[str] = set()
+        self._vain = TokenBucket(rate_per_s=VAIN_BYTES_PER_S, burst=VAIN_BYTES_BURST)
+        """Bytes that newcomers may still give us in vain."""
+        self._fetching: dict[str, tuple[Trust, float]] = {}
+        """By author: its trust when the fetch began, and when that was on the loop's clock."""
+        self._gave_at: dict[str, float] = {}
+        """When an author gave us a group, for those who did lately."""
         self._swept_at = 0.0
         self._woken = asyncio.Event()
         self._progress = asyncio.Event()
@@ -81,6 +113,10 @@ class Fetcher:
         """Look at the pool again: it or the demand has changed."""
         self._woken.set()
 
+    def is_connected_to(self, peers: Collection[str]) -> None:
+        """Take note of the peers that we hold a connection to."""
+        self._connected = frozenset(peers)
+
     def want(self, groups: int) -> None:
         """Keep this many groups in the buffer from now on, and a few ahead; none at all for 0."""
         ahead = groups + self._settings.prefetch_groups if groups else 0
@@ -88,11 +124,13 @@ class Fetcher:
         self.wake()
 
     async def wait_for(self, groups: int) -> None:
-        """Return once the buffer holds this many fresh groups, or nothing more is on its way.
+        """Return once so many groups could be drawn, or as many as the shares of those we know allow, or
+        nothing more is on its way.
 
-        Without the second half, nodes that are equally fast would wait for each other's next round.
+        Without the last, nodes that are equally fast would wait for each other's next round.
         """
-        while self.fresh_groups() < groups:
+        self._drop_stale_groups()
+        while self.drawable(groups) < self._within_reach(groups):
             self._progress.clear()
             patience_s = None if self._something_is_coming() else self._settings.patience_s
             try:
@@ -101,15 +139,33 @@ class Fetcher:
             except TimeoutError:
                 return
 
-    def fresh_groups(self) -> int:
-        """Groups that could be drawn now; those too old are let go."""
-        now = self._arrive()
-        self._ledger.let_go(Reason.STALE, self._buffer.drop_stale(now.at, now.policy_version))
-        return len(self._buffer)
+    def drawable(self, groups: int) -> int:
+        """How many of so many groups a draw would give now."""
+        return drawable(self._buffer.by_author, self.trust_of, groups, len(self._known()))
+
+    def draw(self, groups: int) -> list[RolloutGroup]:
+        """Take up to so many groups out of the buffer, each author within its share."""
+        self._drop_stale_groups()
+        return self._buffer.draw(groups, self._rng, trust_of=self.trust_of, known=len(self._known()))
+
+    def trust_of(self, author: str) -> Trust:
+        return "neighbour" if self._is_neighbour(author) else self._ledger.reputation.trust_of(author)
+
+    def _within_reach(self, groups: int) -> int:
+        known = self._known()
+        if not known:
+            return groups
+        return drawable(dict.fromkeys(known, groups), self.trust_of, groups, len(known))
+
+    def _known(self) -> set[str]:
+        """Authors that groups were accepted from and that are heard now, or gave us one lately."""
+        now, accepted = self._arrive().at, self._ledger.reputation.accepted
+        self._gave_at = {author: at for author, at in self._gave_at.items() if now - at <= RECENT_S}
+        heard = (author for author in self._pool.waiting if accepted(author))
+        return {*self._gave_at, *self._buffer.by_author, *heard}
 
     def _something_is_coming(self) -> bool:
-        waiting = self._pool.waiting.items()
-        return bool(self._fetching) or any(headers and self._may_ask(author) for author, headers in waiting)
+        return bool(self._fetching) or bool(self._candidates())
 
     async def run(self) -> None:
         """Fetch until cancelled."""
@@ -119,21 +175,23 @@ class Fetcher:
                     async with asyncio.timeout(TICK_S):
                         await self._woken.wait()
                 self._woken.clear()
-                self._drop_stale_headers()
+                self._drop_stale()
                 if self._host.status().state == "up":
                     self._start_fetches(fetches)
                 self._progress.set()
 
     def _start_fetches(self, fetches: asyncio.TaskGroup) -> None:
+        slots = self._settings.fetch_concurrency
         while self._has_room():
-            announcement = choose(self._pool.waiting, self._may_ask, self._rng)
-            if announcement is None:
+            chosen = choose(self._candidates(), self._running(), slots, self._rng)
+            if chosen is None:
                 return
+            announcement = self._rng.choice(self._pool.waiting[chosen.author])
             self._pool.remove(announcement)
             if announcement.given is not None:
                 self._take_over(announcement, announcement.given)
                 continue
-            self._fetching.add(announcement.author)
+            self._fetching[chosen.author] = (chosen.trust, asyncio.get_running_loop().time())
             fetches.create_task(self._acquire(announcement), name=f"fetch from {announcement.author}")
 
     def _take_over(self, announcement: Announcement, given: Given) -> None:
@@ -142,28 +200,80 @@ class Fetcher:
         except Rejected as rejected:
             self._ledger.let_go(Reason(rejected.reason))
 
-    def _has_room(self) -> bool:
-        running = len(self._fetching)
-        return running < self._settings.fetch_concurrency and running + self.fresh_groups() < self._target
+    def _running(self) -> "Counter[Trust]":
+        """Fetches under way. One of a proven author that takes long counts as that of a slow one: others need
+        not wait until it is given up."""
+        now = asyncio.get_running_loop().time()
+        return Counter(
+            "slow" if trust == "proven" and now - began > SLOW_S else trust
+            for trust, began in self._fetching.values()
+        )
 
-    def _may_ask(self, author: str) -> bool:
+    def _has_room(self) -> bool:
+        """Whether to fetch one more. What newcomers and slow authors are fetched for may never come, so it
+        does not count as being there."""
+        if self._judge.stuck >= MAX_STUCK_JUDGEMENTS:
+            return False
+        running = self._running()
+        if running.total() >= 2 * self._settings.fetch_concurrency:
+            return False
+        return self.drawable(self._target) + running["proven"] < self._target
+
+    def _candidates(self) -> list[Candidate]:
+        """Authors with headers waiting who may be asked now."""
+        slots, running, known = self._settings.fetch_concurrency, self._running(), len(self._known())
+        full = {trust for trust, count in running.items() if count >= slots_of(trust, slots)}
+        if not self._hears_newcomers():
+            full.add("newcomer")
+        share = author_share(self._target, known)
+        reputation = self._ledger.reputation
+        return [
+            Candidate(
+                author,
+                trust,
+                reputation.failures(author),
+                reputation.accepted(author),
+                author in self._connected,
+            )
+            for author in self._pool.waiting
+            if (trust := self.trust_of(author)) not in full and self._may_ask(author, trust, share)
+        ]
+
+    def _hears_newcomers(self) -> bool:
+        """Whether there is room for a group of theirs, and they have not given us too much in vain."""
+        waiting = self._buffer.by_author
+        trusts = {author: self.trust_of(author) for author in waiting}
+        held = sum(waiting[author] for author, trust in trusts.items() if trust == "newcomer")
+        proven = any(trust != "newcomer" for trust in trusts.values())
+        room = newcomer_share(self._target, anybody_proven=proven)
+        return held < room and self._vain.has(now=self._arrive().at)
+
+    def _may_ask(self, author: str, trust: Trust, share: int) -> bool:
+        if author in self._fetching or not self._buffer.has_room_for(author):
+            return False
+        if trust == "neighbour":
+            return True
         now = self._arrive().at
         reputation = self._ledger.reputation
         return (
-            author not in self._fetching
-            and self._buffer.has_room_for(author)
+            self._buffer.by_author[author] < share
             and reputation.may_be_asked(author, now)
             and not reputation.is_banned(author, now)
         )
 
     async def _acquire(self, announcement: Announcement) -> None:
         """The whole way of one group. The peer boundary: nothing that happens here reaches anything else."""
-        author = announcement.author
+        author, reputation = announcement.author, self._ledger.reputation
+        loop = asyncio.get_running_loop()
+        began, body = loop.time(), b""
         try:
-            body = await self._bodies.fetch(announcement)
+            body = await self._bodies.fetch(announcement, timeout_s=self._patience_s(author))
+            took_s = loop.time() - began
             checked = await self._judge.run(lambda: check_body(body, announcement, self._rules))
             self._accept(announcement, body, checked)
+            reputation.did_deliver(author, took_s)
         except Rejected as rejected:
+            self._was_in_vain(author, rejected.reason, len(body))
             self._ledger.drop(rejected.reason, author, str(rejected))
         except HostDown:
             # Nobody's fault and nothing lost: the header waits for the host to come back.
@@ -171,11 +281,27 @@ class Fetcher:
             self._pool.add(announcement)
         except Exception:
             log.exception("a group of %s could not be handled", author)
+            self._was_in_vain(author, Reason.INTERNAL, len(body))
             self._ledger.drop(Reason.INTERNAL, author)
         finally:
-            self._fetching.discard(author)
+            self._fetching.pop(author, None)
             self._progress.set()
             self.wake()
+
+    def _patience_s(self, author: str) -> float:
+        """How long a fetch from this author may take."""
+        if self.trust_of(author) != "newcomer":
+            return self._settings.fetch_timeout_s
+        tried = min(self._ledger.reputation.failures(author), 16)
+        return min(self._settings.fetch_timeout_s, NEWCOMER_PATIENCE_S * 2.0**tried)
+
+    def _was_in_vain(self, author: str, reason: str, size_bytes: int) -> None:
+        """A fetch gave us nothing: pause before the next, and count what it cost."""
+        if reason == Reason.JUDGE_STUCK:
+            return
+        if self.trust_of(author) == "newcomer":
+            self._vain.owe(size_bytes)
+        self._ledger.reputation.did_not_deliver(author, self._arrive().at)
 
     def _accept(self, announcement: Announcement, body: bytes, checked: CheckedBody) -> None:
         author = announcement.author
@@ -185,22 +311,30 @@ class Fetcher:
         self._keep(announcement, body, checked)
 
     def _keep(self, announcement: Announcement, body: bytes, checked: CheckedBody) -> None:
-        if not self._seen.add(checked.fingerprint, self._arrive().at):
+        now = self._arrive().at
+        # A checkpoint holds what was seen and not drawn: it is still to come.
+        if not self.seen.add(checked.fingerprint, now) and not announcement.restored:
             raise Rejected(Reason.COPIED, "the same answers came before")
         self._bodies.foreign.put(announcement.header.body_hash, body)
         displaced = self._buffer.add(Accepted(announcement, body, checked.group))
         if displaced is not None:
             self._ledger.let_go(displaced)
         self._ledger.accept(announcement.author)
+        self._gave_at[announcement.author] = now
 
-    def _drop_stale_headers(self) -> None:
-        """Once a tick, because it looks at every header in the pool."""
+    def _drop_stale(self) -> None:
+        """Once a tick, because it looks at every header in the pool and every group in the buffer."""
         now = self._arrive()
         if now.at < self._swept_at + TICK_S:
             return
         self._swept_at = now.at
         stale = self._pool.keep_only(lambda waiting: self._is_fresh(waiting.arrival, now))
         self._ledger.let_go(Reason.STALE, stale)
+        self._drop_stale_groups()
+
+    def _drop_stale_groups(self) -> None:
+        now = self._arrive()
+        self._ledger.let_go(Reason.STALE, self._buffer.drop_stale(now.at, now.policy_version))
 
     def _is_fresh(self, arrival: Arrival, now: Arrival) -> bool:
         return is_fresh(

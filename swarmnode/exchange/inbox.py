@@ -3,20 +3,30 @@
 HeaderPlane ---> [Inbox.hear] -+-> pool -> Fetcher
 Neighbourhood -> [Inbox.take] -+
 
-The order matters: who may not speak is turned away before a byte is decoded, and nothing is remembered of a
-header until all of it has been checked.
+The order matters. Who may not speak is turned away before a byte is decoded; nothing is remembered of a
+header until its signature has been checked; and an author pays only for what it said itself and lately.
+Anybody can send a signed message of another again once gossip has forgotten it, so what we have heard before
+costs nobody anything, and what is old comes out of a small allowance of all authors together.
 """
 
 from collections.abc import Callable, Mapping
 
 from swarmnode.errors import Rejected
 from swarmnode.exchange.ledger import Ledger
-from swarmnode.exchange.limits import MAX_CLOCK_SKEW_S, MAX_SEEN, TOTAL_HEADERS_BURST, TOTAL_HEADERS_PER_S
+from swarmnode.exchange.limits import (
+    LATE_HEADERS_BURST,
+    LATE_HEADERS_PER_S,
+    LATE_S,
+    MAX_CLOCK_SKEW_S,
+    MAX_SEEN,
+    TOTAL_HEADERS_BURST,
+    TOTAL_HEADERS_PER_S,
+)
 from swarmnode.exchange.messages import Announcement, Arrival, Given, Header
 from swarmnode.exchange.pool import HeaderPool
 from swarmnode.exchange.reasons import Reason
 from swarmnode.exchange.reputation import TokenBucket
-from swarmnode.exchange.seen import RecentlySeen
+from swarmnode.exchange.seen import RecentlySeen, key_of
 from swarmnode.exchange.settings import ExchangeSettings
 from swarmnode.exchange.validation import check_fits, check_gossip
 from swarmnode.network.host import Message
@@ -46,9 +56,20 @@ class Inbox:
         self._arrive = arrive
         self._on_admitted = on_admitted
         self._is_neighbour = is_neighbour
-        self._everybody = TokenBucket(rate_per_s=TOTAL_HEADERS_PER_S, burst=TOTAL_HEADERS_BURST)
+        self._everybody = {
+            proven: TokenBucket(rate_per_s=TOTAL_HEADERS_PER_S, burst=TOTAL_HEADERS_BURST)
+            for proven in (False, True)
+        }
+        self._late = TokenBucket(rate_per_s=LATE_HEADERS_PER_S, burst=LATE_HEADERS_BURST)
         # A header stays valid for max_age_s by its author's clock, which may be ahead of ours.
-        self._seen = RecentlySeen(max_keys=MAX_SEEN, ttl_s=settings.max_age_s + MAX_CLOCK_SKEW_S)
+        ttl_s = settings.max_age_s + MAX_CLOCK_SKEW_S
+        self._heard = RecentlySeen(max_keys=MAX_SEEN, ttl_s=ttl_s)
+        """Messages whose signature was checked, whatever became of them."""
+        self.seen = {proven: RecentlySeen(max_keys=MAX_SEEN, ttl_s=ttl_s) for proven in (False, True)}
+        """Headers that were admitted, by whether their author was proven: a flood of new names must not make
+        us forget what we heard from those we know."""
+        self.born_at = 0.0
+        """Nothing older is taken from the network: our life before a restart may have heard it."""
 
     def hear(self, message: Message) -> None:
         """Take in one gossip message, or count why not."""
@@ -56,13 +77,8 @@ class Inbox:
             return
         self._ledger.headers_seen += 1
         self._ledger.bytes_in += len(message.data)
-        arrival = self._arrive()
         try:
-            self._check_allowance(message.sender, arrival.at)
-            announcement = check_gossip(
-                message.data, message.sender, arrival, settings=self._settings, tasks=self._tasks
-            )
-            self.admit(announcement)
+            self._hear(message, self._arrive())
         except Rejected as rejected:
             self._ledger.drop(rejected.reason, message.sender, str(rejected))
 
@@ -77,18 +93,73 @@ class Inbox:
 
     def admit(self, announcement: Announcement) -> None:
         """Put a checked header into the pool. Raises Rejected: duplicate."""
-        identity = announcement.author.encode() + announcement.header.body_hash
-        if not self._seen.add(identity, self._arrive().at):
-            raise Rejected(Reason.DUPLICATE)
+        self._check_new(announcement)
+        author = announcement.author
+        self.seen[self._is_proven(author)].add(_identity(announcement), self._arrive().at)
         self._ledger.headers_accepted += 1
         self._ledger.let_go(Reason.CROWDED_OUT, self._pool.add(announcement))
         self._on_admitted()
 
-    def _check_allowance(self, sender: str, now: float) -> None:
-        reputation = self._ledger.reputation
-        if reputation.is_banned(sender, now):
+    def _hear(self, message: Message, arrival: Arrival) -> None:
+        sender, reputation = message.sender, self._ledger.reputation
+        if reputation.is_banned(sender, arrival.at):
             raise Rejected(Reason.BANNED)
-        if not reputation.may_announce(sender, now):
+        if message.oversized:
+            raise Rejected(Reason.GOSSIP_TOO_LARGE, "a gossip message over the bound of the network")
+        digest = key_of(message.data)
+        if digest in self._heard:
+            raise Rejected(Reason.DUPLICATE)
+        if not reputation.may_announce(sender, arrival.at):
             raise Rejected(Reason.RATE_LIMITED)
-        if not self._everybody.take(now=now):
+        if not self._everybody[self._is_proven(sender)].take(now=arrival.at):
             raise Rejected(Reason.OVER_CAPACITY)
+        try:
+            announcement = check_gossip(
+                message.data, sender, arrival, settings=self._settings, tasks=self._tasks
+            )
+        except Rejected as rejected:
+            reputation.announced(sender, arrival.at)
+            if rejected.reason in _SIGNED:
+                self._heard.add(digest, arrival.at)
+            raise
+        self._heard.add(digest, arrival.at)
+        self._check_new(announcement)
+        self._charge(announcement)
+        self.admit(announcement)
+
+    def _charge(self, announcement: Announcement) -> None:
+        """Take a new header from the allowance that it belongs to. Raises Rejected."""
+        now, created_s = announcement.arrival.at, announcement.header.created_s
+        if created_s < self.born_at:
+            raise Rejected(Reason.BEFORE_OUR_TIME, f"{self.born_at - created_s:.0f} s before we started")
+        if created_s >= now - LATE_S:
+            self._ledger.reputation.announced(announcement.author, now)
+        elif not self._late.take(now=now):
+            raise Rejected(Reason.OVER_CAPACITY, "too many old headers")
+
+    def _check_new(self, announcement: Announcement) -> None:
+        identity = _identity(announcement)
+        if any(identity in seen for seen in self.seen.values()):
+            raise Rejected(Reason.DUPLICATE)
+
+    def _is_proven(self, author: str) -> bool:
+        return self._ledger.reputation.trust_of(author) != "newcomer"
+
+
+_SIGNED = frozenset(
+    {
+        Reason.NOT_A_PUBLISHER,
+        Reason.OTHER_PROTOCOL,
+        Reason.OTHER_SWARM,
+        Reason.OTHER_TASK,
+        Reason.GROUP_SIZE,
+        Reason.NO_SPREAD,
+        Reason.OVERSIZED,
+        Reason.EXPIRED,
+    }
+)
+"""Reasons that are found after the signature was, and that stay true of the same bytes."""
+
+
+def _identity(announcement: Announcement) -> bytes:
+    return key_of(announcement.author.encode(), announcement.header.body_hash)

@@ -1,34 +1,25 @@
-"""Runs a judgement in a thread with a deadline, so that no answer can stall the event loop.
+"""Judges what strangers sent in a thread with a deadline, so that no answer can stall the event loop.
 
 exchange -> [Judge.run(check_body)] -> exchange
 
-One judgement at a time: scoring must not take the cores from training. The learner may use the same task at
-the same time in its own thread; how tasks bear that is told in tasks/task.py.
-A thread cannot be killed. One that overruns is left behind, as a daemon so that it never holds up the exit of
-the process (asyncio.to_thread would), and counted; with too many stuck, nothing is judged until one returns.
-A judge that holds the GIL, such as a runaway regular expression, stalls Python itself: verifiers that run
-untrusted patterns or code belong in a subprocess of the task's own.
+One judgement at a time: scoring must not take the cores from training. It is the rule by which a node judges
+its own rollouts too (tasks/judged.py), with less patience: the code of task files runs in a process that is
+ended at its deadline, and what else overruns in a thread is left behind and counted; with too many stuck,
+nothing is judged until one returns. The process is not the one that judges our own rollouts.
 """
 
 import asyncio
-import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
-from typing import Generic, TypeVar
+from typing import Any, TypeVar
 
-from swarmnode.errors import Rejected
+from swarmnode.errors import JudgementLost, JudgementOverran, Rejected
 from swarmnode.exchange.limits import MAX_STUCK_JUDGEMENTS
 from swarmnode.exchange.reasons import Reason
+from swarmnode.tasks.judged import in_daemon_thread
 
 T = TypeVar("T")
-
-
-class _Outcome(Generic[T]):
-    """What a thread brings back. Not a Future's exception, because that cannot be a StopIteration."""
-
-    def __init__(self, value: T | None = None, error: BaseException | None = None) -> None:
-        self.value = value
-        self.error = error
 
 
 class Judge:
@@ -51,37 +42,33 @@ class Judge:
             return await self._run_in_thread(work)
 
     async def _run_in_thread(self, work: Callable[[], T]) -> T:
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[_Outcome[T]] = loop.create_future()
-        thread = threading.Thread(target=self._judge, args=(work, loop, done), name="judge", daemon=True)
-        thread.start()
+        judged = in_daemon_thread(work)
         try:
             async with asyncio.timeout(self._timeout_s):
-                outcome = await done
+                await asyncio.wait([asyncio.wrap_future(judged)])
         except TimeoutError as error:
             raise Rejected(Reason.SCORE_TIMEOUT, f"no result after {self._timeout_s:g} s") from error
         finally:
-            self._stuck += done.cancelled()
-        if outcome.error is not None:
-            raise outcome.error
-        return outcome.value  # pyright: ignore[reportReturnType]  (T may itself be None)
-
-    def _judge(
-        self, work: Callable[[], T], loop: asyncio.AbstractEventLoop, done: "asyncio.Future[_Outcome[T]]"
-    ) -> None:
-        outcome: _Outcome[T]
+            if not judged.done():
+                self._count_until_it_returns(judged)
         try:
-            outcome = _Outcome(value=work())
-        except Exception as error:  # noqa: BLE001  carried to the task that awaits it, which logs it
-            outcome = _Outcome(error=error)
-        except BaseException as error:  # noqa: BLE001  a judge that calls sys.exit() must not end the node
-            outcome = _Outcome(error=RuntimeError(f"the judge raised {error!r}"))
-        # The loop is closed when the node has ended meanwhile; then nobody waits any more.
-        with suppress(RuntimeError):
-            loop.call_soon_threadsafe(self._hand_over, done, outcome)
+            return judged.result()
+        except JudgementOverran as error:
+            raise Rejected(Reason.SCORE_TIMEOUT, error.message) from error
+        except JudgementLost as error:
+            # A process that is still being started, or that died, is no peer's fault.
+            raise Rejected(Reason.UNSCORABLE, error.message) from error
 
-    def _hand_over(self, done: "asyncio.Future[_Outcome[T]]", outcome: "_Outcome[T]") -> None:
-        if done.cancelled():
-            self._stuck -= 1
-        else:
-            done.set_result(outcome)
+    def _count_until_it_returns(self, judged: "Future[Any]") -> None:
+        loop = asyncio.get_running_loop()
+
+        def returned(_: "Future[Any]") -> None:
+            # The loop is closed when the node has ended meanwhile; then nobody counts any more.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._returned)
+
+        self._stuck += 1
+        judged.add_done_callback(returned)
+
+    def _returned(self) -> None:
+        self._stuck -= 1

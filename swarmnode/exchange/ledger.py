@@ -53,8 +53,16 @@ class ExchangeStats:
 class Ledger:
     """Counters and reputations, brought together."""
 
-    def __init__(self, reputation: Reputation, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        reputation: Reputation,
+        clock: Callable[[], float],
+        *,
+        on_ban: Callable[[str], None] = lambda peer: None,
+    ) -> None:
+        """`on_ban` is called with each peer that gets banned."""
         self.reputation = reputation
+        self._on_ban = on_ban
         self._clock = clock
         self.dropped: Counter[str] = Counter()
         self.unpublished: Counter[str] = Counter()
@@ -81,12 +89,13 @@ class Ledger:
         log.debug("%s from %s (score %.0f): %s", known, peer, self.reputation.score(peer, now), detail)
         if newly_banned:
             log.warning(
-                "%s (%s) is ignored for now: its score fell below %.0f, at last for %s",
+                "%s (%s) is banned for now: its score fell below %.0f, at last for %s",
                 memorable_name(peer),
                 peer,
                 BAN_BELOW,
                 known,
             )
+            self._on_ban(peer)
 
     def let_go(self, reason: Reason, count: int = 1) -> None:
         """Count what left the pool or the buffer without being used; nobody is to blame."""

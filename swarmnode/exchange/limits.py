@@ -31,9 +31,6 @@ MAX_COMPLETION_CHARS = 128 * 1024
 MAX_NAME_CHARS = 64
 """Swarm, task, version and model names. Four of them must fit into MAX_HEADER_BYTES."""
 
-MAX_ABS_REWARD = 1e6
-"""Bounds claimed rewards; NaN and the infinities fall outside of any bound."""
-
 # ---- how we judge what arrives ----
 
 MAX_CLOCK_SKEW_S = 120.0
@@ -65,6 +62,30 @@ MAX_TRACKED_PEERS = 4096
 MAX_OWN_BODIES = 4096
 """Bodies kept for others to fetch, besides the bound in bytes."""
 
+# ---- whose groups we fetch and draw, and how long we wait for them (selection.py) ----
+
+PROVEN_AFTER = 4
+"""Accepted groups that make an author a proven one: some rounds in which it was of use."""
+
+NEWCOMER_SHARE = 0.25
+"""Share of a draw that all newcomers together may have, and of the choices of whom to fetch from. Large
+enough that a new node is heard within rounds, small enough that those who cost nothing cannot fill a
+batch."""
+
+DELAYED_SHARE = 0.25
+"""Share of the fetches under way that may wait for newcomers; as much again may wait for slow authors."""
+
+SLOW_S = 1.0
+"""A fetch that takes longer does not occupy the place of a proven author any more: a body has about 30
+KiB."""
+
+NEWCOMER_PATIENCE_S = 2.0
+"""What we wait for the body of an author that never gave us one; doubled with each failure, so that a far one
+is not shut out, up to the deadline of all fetches."""
+
+MAX_WAIT_SHARE = 0.1
+"""Share of the time of its own work that a round may wait for others."""
+
 # ---- how much of us a peer may use ----
 
 HEADERS_PER_S = 32.0
@@ -78,9 +99,19 @@ HEADERS_BURST = 64.0
 """A node announces all groups of a round at once."""
 
 TOTAL_HEADERS_PER_S = 500.0
-"""All peers together. A header costs 0.16 ms, so this bounds listening to 8 % of a core."""
+"""All proven authors together, and all others together: these cannot use up what those have. A header costs
+0.16 ms, so this bounds listening to 16 % of a core."""
 
 TOTAL_HEADERS_BURST = 2000.0
+
+LATE_S = 120.0
+"""A header this much older than its arrival may be a replay: gossip forgets what it has passed on by then,
+and signed messages of others can be sent again by anybody. It is not taken from its author's allowance."""
+
+LATE_HEADERS_PER_S = 16.0
+"""Headers of all authors together that come so late, after a partition or from clocks that are behind."""
+
+LATE_HEADERS_BURST = 256.0
 
 REQUESTS_PER_S = 32.0
 """Sustained body requests of one peer: whoever may announce so much may also ask for so much."""
@@ -89,6 +120,26 @@ REQUESTS_BURST = 64.0
 
 FALLBACK_PEERS = 2
 """Connected peers asked for a body whose author cannot be reached."""
+
+FALLBACKS_PER_S = 0.5
+"""How often we ask others for the body of an author that is not proven: the asked pay with their upload, and
+names of authors that nobody can reach cost nothing."""
+
+FALLBACKS_BURST = 4.0
+
+VAIN_BYTES_PER_S = 64.0 * 1024
+"""Bodies that newcomers gave us and that were of no use, all together; when there were more, no newcomer is
+asked until the time has made up for it."""
+
+VAIN_BYTES_BURST = 2.0 * MAX_BODY_BYTES
+
+MAX_BYTES_PER_TOKEN = 16
+"""A compressed body has no more for each token of its answers: text has 2, noise 8. From the header alone we
+see that a larger one could only hold answers too long for us."""
+
+MAX_CHARS_PER_TOKEN = 64
+"""Text with more characters per allowed token is too long without being tokenized, which would take
+seconds."""
 
 MAX_STUCK_JUDGEMENTS = 4
 """Scoring threads that overran and cannot be killed; with more, nothing is judged until one returns."""

@@ -14,7 +14,6 @@ import msgspec
 from msgspec import Meta
 
 from swarmnode.exchange.limits import (
-    MAX_ABS_REWARD,
     MAX_BODY_BYTES,
     MAX_COMPLETION_CHARS,
     MAX_GROUP_SIZE,
@@ -22,7 +21,7 @@ from swarmnode.exchange.limits import (
     MIN_GROUP_SIZE,
 )
 from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS
-from swarmnode.tasks.task import MAX_INDEX, MAX_SEED
+from swarmnode.tasks.task import MAX_ABS_REWARD, MAX_INDEX, MAX_SEED
 from swarmnode.types import ExampleKey, RolloutGroup
 
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
@@ -70,7 +69,8 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     text: Annotated[str, Meta(max_length=MAX_COMPLETION_CHARS)]
     finish: Literal["stop", "length"]
-    """Completions that were cut off ("abort") are no answers and do not travel."""
+    """Completions that were cut off ("abort") are no answers and do not travel. Nobody can verify the rest,
+    so it is not believed (validation.py)."""
 
 
 class Body(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True):
@@ -118,3 +118,5 @@ class Announcement:
     arrival: Arrival
     given: Given | None = None
     """What it announces, from a policy of this process. None: to be fetched and judged."""
+    restored: bool = False
+    """It comes from our own checkpoint, where it waited for a draw."""

@@ -2,8 +2,13 @@
 
 validation, bodies, pool, buffer -> [Reason] -> ledger -> status, metrics
 
-A penalty is taken from a score of 100; below 20 the peer is ignored (reputation.py). Being slow, late, far
+A penalty is taken from a score of 100; below 20 the peer is banned (reputation.py). Being slow, late, far
 away, badly clocked or interested in other tasks costs nothing; saying what cannot be honest costs a lot.
+
+What an honest peer may do now and then, but which costs us a fetch or a judgement, costs little: a rare one
+is forgotten before the next, a stream of them ends in a ban. What is free is either refused before it has
+cost more than hearing it, which the allowances bound, or followed by a pause before its author is asked
+again, which bounds the bytes, or nobody's doing.
 """
 
 from enum import StrEnum
@@ -17,6 +22,7 @@ class Reason(StrEnum):
     RATE_LIMITED = "rate_limited"
     OVER_CAPACITY = "over_capacity"
     TOO_LARGE = "too_large"
+    GOSSIP_TOO_LARGE = "gossip_too_large"
     MALFORMED = "malformed"
     BAD_PEER_ID = "bad_peer_id"
     BAD_SIGNATURE = "bad_signature"
@@ -29,7 +35,9 @@ class Reason(StrEnum):
     FROM_THE_FUTURE = "from_the_future"
     GROUP_SIZE = "group_size"
     NO_SPREAD = "no_spread"
+    OVERSIZED = "oversized"
     DUPLICATE = "duplicate"
+    BEFORE_OUR_TIME = "before_our_time"
 
     # A body could not be had.
     UNAVAILABLE = "unavailable"
@@ -43,6 +51,7 @@ class Reason(StrEnum):
     NOT_DRAWABLE = "not_drawable"
     NO_TOKENS = "no_tokens"
     TOO_LONG = "too_long"
+    LONG_PROMPT = "long_prompt"
     COPIED = "copied"
     UNSCORABLE = "unscorable"
     SCORE_TIMEOUT = "score_timeout"
@@ -60,6 +69,7 @@ class Reason(StrEnum):
 
     # A request to us was not answered.
     BAD_REQUEST = "bad_request"
+    TOO_MANY_REQUESTS = "too_many_requests"
     UPLOAD_LIMITED = "upload_limited"
 
     # A group of our own was not announced.
@@ -71,6 +81,8 @@ class Reason(StrEnum):
 
 PENALTIES: dict[Reason, float] = {
     Reason.TOO_LARGE: 10,
+    # No honest host lets one go, and its author signed it.
+    Reason.GOSSIP_TOO_LARGE: 50,
     Reason.MALFORMED: 10,
     Reason.BAD_PEER_ID: 10,
     Reason.BAD_SIGNATURE: 20,
@@ -87,5 +99,12 @@ PENALTIES: dict[Reason, float] = {
     # Judges that run code may flicker; a node that lies does it in every group.
     Reason.FALSE_CLAIM: 10,
     Reason.BAD_REQUEST: 10,
+    # Honest peers may have other limits or tokenizers, or say the same by chance.
+    Reason.TOO_LONG: 4,
+    Reason.COPIED: 4,
+    Reason.INTERNAL: 4,
+    # Honest peers keep to nine tenths of their allowance; a network that held messages back may bunch them.
+    Reason.RATE_LIMITED: 0.05,
+    Reason.TOO_MANY_REQUESTS: 0.5,
 }
 """What is not listed costs nothing."""

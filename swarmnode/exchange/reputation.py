@@ -3,20 +3,27 @@
 gossip, bodies -> [Reputation] -> listen or ignore, ask or wait
 
 Pure: time is handed in. The score falls with each invalid message (reasons.py) and recovers slowly, so that a
-broken peer is heard again once it is mended. Not answering is no offence; it only makes us wait before we ask
-again. The number of peers is bounded: whoever was not heard of for longest is forgotten.
+broken peer is heard again once it is mended. A fetch that gave us nothing is no offence; it only makes us
+wait before we ask again, and ask others first. The number of peers is bounded: whoever was not heard of for
+longest is forgotten, strangers before those who ever gave us a group, so that names without end displace each
+other.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from swarmnode.exchange.limits import (
     HEADERS_BURST,
     HEADERS_PER_S,
     MAX_TRACKED_PEERS,
+    PACE,
+    PROVEN_AFTER,
     REQUESTS_BURST,
     REQUESTS_PER_S,
+    SLOW_S,
 )
+from swarmnode.exchange.selection import Trust
 
 FULL_SCORE = 100.0
 BAN_BELOW = 20.0
@@ -26,7 +33,7 @@ FORGIVE_AT = 50.0
 RECOVERY_PER_S = 1.0 / 60.0
 
 FIRST_PAUSE_S = 5.0
-"""Before we ask a peer again that did not answer; doubled each time it happens again."""
+"""Before we fetch again from a peer that gave us nothing; doubled each time it happens again."""
 LONGEST_PAUSE_S = 300.0
 
 
@@ -46,13 +53,21 @@ class TokenBucket:
 
     def take(self, amount: float = 1.0, *, now: float) -> bool:
         """Use up `amount`, or nothing and False when there is not enough."""
-        elapsed_s = 0.0 if self._updated_at is None else max(0.0, now - self._updated_at)
-        self._level = min(self._burst, self._level + elapsed_s * self._rate_per_s)
-        self._updated_at = now
-        if amount > self._level:
+        if not self.has(amount, now=now):
             return False
         self._level -= amount
         return True
+
+    def has(self, amount: float = 1.0, *, now: float) -> bool:
+        """Whether `amount` could be used up now."""
+        elapsed_s = 0.0 if self._updated_at is None else max(0.0, now - self._updated_at)
+        self._level = min(self._burst, self._level + elapsed_s * self._rate_per_s)
+        self._updated_at = now
+        return amount <= self._level
+
+    def owe(self, amount: float) -> None:
+        """Use up what there may not be: the time that follows makes up for it."""
+        self._level -= amount
 
 
 def _header_bucket() -> TokenBucket:
@@ -63,6 +78,10 @@ def _request_bucket() -> TokenBucket:
     return TokenBucket(rate_per_s=REQUESTS_PER_S, burst=REQUESTS_BURST)
 
 
+def _ask_bucket() -> TokenBucket:
+    return TokenBucket(rate_per_s=PACE * REQUESTS_PER_S, burst=PACE * REQUESTS_BURST)
+
+
 @dataclass(slots=True)
 class Standing:
     """What is remembered of one peer."""
@@ -70,12 +89,17 @@ class Standing:
     score: float = FULL_SCORE
     scored_at: float = 0.0
     banned: bool = False
-    silences: int = 0
-    """Requests in a row that it did not answer."""
+    failures: int = 0
+    """Fetches in a row that gave us nothing of use."""
     ask_again_at: float = 0.0
+    slow: bool = False
+    """Its last body was long in coming."""
     accepted: int = 0
     headers: TokenBucket = field(default_factory=_header_bucket)
     requests: TokenBucket = field(default_factory=_request_bucket)
+    """What it may still ask of us."""
+    asks: TokenBucket = field(default_factory=_ask_bucket)
+    """What we may still ask of it, by the same rule and a little less: it need not refuse us."""
 
 
 class Reputation:
@@ -83,18 +107,28 @@ class Reputation:
 
     def __init__(self, *, max_peers: int = MAX_TRACKED_PEERS) -> None:
         self._max_peers = max_peers
-        self._standings: OrderedDict[str, Standing] = OrderedDict()
+        self._givers: OrderedDict[str, Standing] = OrderedDict()
+        """Peers that a group was accepted from, and all others:"""
+        self._strangers: OrderedDict[str, Standing] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._standings)
+        return len(self._givers) + len(self._strangers)
+
+    # ---- what a peer may do ----
 
     def may_announce(self, peer: str, now: float) -> bool:
+        """Whether there is anything left of the peer's allowance of headers."""
+        return self._of(peer).headers.has(now=now)
+
+    def announced(self, peer: str, now: float) -> None:
         """Use up one header of the peer's allowance."""
-        return self._of(peer).headers.take(now=now)
+        self._of(peer).headers.take(now=now)
 
     def may_request(self, peer: str, now: float) -> bool:
         """Use up one body request of the peer's allowance."""
         return self._of(peer).requests.take(now=now)
+
+    # ---- how it behaves ----
 
     def is_banned(self, peer: str, now: float) -> bool:
         standing = self._of(peer)
@@ -110,40 +144,96 @@ class Reputation:
         standing.banned = standing.banned or newly_banned
         return newly_banned
 
-    def did_not_answer(self, peer: str, now: float) -> None:
-        standing = self._of(peer)
-        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(standing.silences, 16))
-        standing.silences += 1
-        standing.ask_again_at = now + pause_s
-
-    def did_answer(self, peer: str) -> None:
-        standing = self._of(peer)
-        standing.silences = 0
-        standing.ask_again_at = 0.0
-
-    def may_be_asked(self, peer: str, now: float) -> bool:
-        """Whether the pause after its last silence is over."""
-        return now >= self._of(peer).ask_again_at
-
-    def was_accepted(self, peer: str) -> None:
-        self._of(peer).accepted += 1
-
-    def accepted_by_peer(self) -> dict[str, int]:
-        """Groups accepted from each peer that is still remembered."""
-        return {peer: standing.accepted for peer, standing in self._standings.items() if standing.accepted}
-
     def score(self, peer: str, now: float) -> float:
         """What is left of a peer's score."""
         return self._recover(self._of(peer), now)
 
+    def banned_for_s(self, peer: str, now: float) -> float:
+        """How long a ban will last if nothing more happens; 0 for who is not banned."""
+        standing = self._of(peer)
+        return (FORGIVE_AT - self._recover(standing, now)) / RECOVERY_PER_S if standing.banned else 0.0
+
     def banned_peers(self) -> tuple[str, ...]:
-        return tuple(peer for peer, standing in self._standings.items() if standing.banned)
+        return tuple(peer for peer, standing in self.standings() if standing.banned)
+
+    # ---- what it is worth to us ----
+
+    def trust_of(self, peer: str) -> Trust:
+        """What the peer has shown of itself as an author; asking does not count as hearing of it."""
+        standing = self._known(peer)
+        if standing is None or standing.accepted < PROVEN_AFTER:
+            return "newcomer"
+        return "slow" if standing.slow or standing.failures else "proven"
+
+    def failures(self, peer: str) -> int:
+        """Fetches in a row from this author that gave us nothing."""
+        standing = self._known(peer)
+        return 0 if standing is None else standing.failures
+
+    def accepted(self, peer: str) -> int:
+        """Groups that were accepted from this author."""
+        standing = self._known(peer)
+        return 0 if standing is None else standing.accepted
+
+    def may_be_asked(self, peer: str, now: float) -> bool:
+        """Whether the pause after its last failure is over, and it would not have to refuse us."""
+        standing = self._known(peer)
+        return standing is None or (now >= standing.ask_again_at and standing.asks.has(now=now))
+
+    def ask(self, peer: str, now: float) -> bool:
+        """Use up one of the requests that we may make of this peer; False when there is none left."""
+        return self._of(peer).asks.take(now=now)
+
+    def did_not_deliver(self, author: str, now: float) -> None:
+        """A fetch from this author gave us nothing of use, whosever fault it was."""
+        standing = self._of(author)
+        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(standing.failures, 16))
+        standing.failures += 1
+        standing.ask_again_at = now + pause_s
+
+    def did_deliver(self, author: str, took_s: float) -> None:
+        """A fetch from this author gave us a group, after so long."""
+        standing = self._of(author)
+        standing.failures = 0
+        standing.ask_again_at = 0.0
+        standing.slow = took_s > SLOW_S
+
+    def was_accepted(self, peer: str) -> None:
+        standing = self._of(peer)
+        standing.accepted += 1
+        if peer in self._strangers:
+            self._givers[peer] = self._strangers.pop(peer)
+            if len(self._givers) > self._max_peers // 2:
+                self._givers.popitem(last=False)
+
+    def accepted_by_peer(self) -> dict[str, int]:
+        """Groups accepted from each peer that is still remembered."""
+        return {peer: standing.accepted for peer, standing in self._givers.items()}
+
+    # ---- memory ----
+
+    def standings(self) -> Iterator[tuple[str, Standing]]:
+        """All of them; those heard of last come last."""
+        yield from self._strangers.items()
+        yield from self._givers.items()
+
+    def restore(self, peer: str, standing: Standing) -> None:
+        """Take up what was remembered of a peer before a restart."""
+        kind = self._givers if standing.accepted else self._strangers
+        if len(self) < self._max_peers:
+            kind[peer] = standing
+
+    def _known(self, peer: str) -> Standing | None:
+        return self._givers.get(peer) or self._strangers.get(peer)
 
     def _of(self, peer: str) -> Standing:
-        standing = self._standings.setdefault(peer, Standing())
-        self._standings.move_to_end(peer)
-        if len(self._standings) > self._max_peers:
-            self._standings.popitem(last=False)
+        if peer in self._givers:
+            self._givers.move_to_end(peer)
+            return self._givers[peer]
+        standing = self._strangers.setdefault(peer, Standing())
+        self._strangers.move_to_end(peer)
+        if len(self) > self._max_peers:
+            self._strangers.popitem(last=False)
         return standing
 
     def _recover(self, standing: Standing, now: float) -> float:

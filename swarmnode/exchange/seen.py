@@ -3,7 +3,21 @@
 Inbox, Fetcher -> [RecentlySeen] -> pool, buffer
 """
 
+import hashlib
 from collections import OrderedDict
+from collections.abc import Iterable
+
+KEY_BYTES = 16
+"""Of a digest: nobody finds two with one among the few thousand that are remembered."""
+
+
+def key_of(*parts: bytes) -> bytes:
+    """A short key for what may be long. Parts of fixed length cannot be cut elsewhere into another key.
+
+    >>> len(key_of(b"author", b"hash"))
+    16
+    """
+    return hashlib.blake2b(b"".join(parts), digest_size=KEY_BYTES).digest()
 
 
 class RecentlySeen:
@@ -21,6 +35,21 @@ class RecentlySeen:
 
     def __len__(self) -> int:
         return len(self._seen_at)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._seen_at
+
+    def items(self) -> list[tuple[bytes, float]]:
+        """Keys and when each was seen first, oldest first."""
+        return list(self._seen_at.items())
+
+    def restore(self, items: Iterable[tuple[bytes, float]]) -> None:
+        """Take up what was remembered before a restart, as older than all that was added since."""
+        since = self._seen_at
+        self._seen_at = OrderedDict(sorted(items, key=lambda item: item[1]))
+        self._seen_at.update(since)
+        while len(self._seen_at) > self._max_keys:
+            self._seen_at.popitem(last=False)
 
     def add(self, key: bytes, now: float) -> bool:
         """Remember a key; False when it was known already."""

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 
 from swarmnode.errors import Rejected, TaskError
 from swarmnode.exchange.codec import decode_body, decode_header, fingerprint
-from swarmnode.exchange.limits import CLAIM_TOLERANCE, MAX_CLOCK_SKEW_S, MAX_HEADER_BYTES, PROTOCOL
+from swarmnode.exchange.limits import (
+    CLAIM_TOLERANCE,
+    MAX_BYTES_PER_TOKEN,
+    MAX_CHARS_PER_TOKEN,
+    MAX_CLOCK_SKEW_S,
+    MAX_HEADER_BYTES,
+    PROTOCOL,
+)
 from swarmnode.exchange.messages import Announcement, Answer, Arrival, Body, Header
 from swarmnode.exchange.reasons import Reason
 from swarmnode.exchange.settings import ExchangeSettings
@@ -30,8 +37,12 @@ from swarmnode.types import (
 
 HEADER_CONTEXT = f"swarmnode/{PROTOCOL}/rollout-header"
 
+BODY_OVERHEAD_BYTES = 1024
+"""Of a body besides its answers: names, their framing, the frame of zstd."""
+
 Encode = Callable[[str, FinishReason], tuple[int, ...]]
-"""The local policy's tokens of a completion; with its EOS token when the finish is "stop"."""
+"""The local policy's tokens of a completion; with its EOS token when the finish is "stop", which we claim of
+no stranger's."""
 
 PromptIds = Callable[[str], tuple[int, ...]]
 """The local policy's tokens of a prompt, chat template and all."""
@@ -94,6 +105,17 @@ def check_fits(header: Header, settings: ExchangeSettings, tasks: Mapping[str, T
         )
     if header.reward_std is None or header.reward_std < MIN_REWARD_SPREAD:
         raise Rejected(Reason.NO_SPREAD, "by its author's own account it teaches nothing")
+    if header.body_bytes > largest_body(header.group_size, settings.max_completion_tokens):
+        raise Rejected(Reason.OVERSIZED, f"{header.body_bytes} bytes can only hold answers too long for us")
+
+
+def largest_body(group_size: int, max_completion_tokens: int) -> int:
+    """Bytes of a compressed body whose answers we could train on.
+
+    >>> largest_body(8, 10), largest_body(8, 1024)
+    (2304, 132096)
+    """
+    return BODY_OVERHEAD_BYTES + group_size * max_completion_tokens * MAX_BYTES_PER_TOKEN
 
 
 def _check_time(header: Header, now: float, max_age_s: float) -> None:
@@ -112,10 +134,9 @@ def check_body(data: bytes, announcement: Announcement, rules: BodyRules) -> Che
     task = rules.tasks[header.task]
     example = _redraw(task, header)
     _check_prompt(example.prompt, rules)
-    completions = tuple(_completion(answer, header.policy_version, rules) for answer in body.answers)
     group = RolloutGroup(
         example=example,
-        completions=completions,
+        completions=_completions(body, header.policy_version, rules),
         scores=_score(task, example, body),
         author=announcement.author,
         policy_version=header.policy_version,
@@ -151,17 +172,41 @@ def _check_prompt(prompt: str, rules: BodyRules) -> None:
     # Its author's policy may take longer prompts than ours, or its tokenizer may need fewer tokens for them.
     length = len(rules.prompt_ids(prompt))
     if length > rules.max_prompt_tokens:
-        raise Rejected(Reason.TOO_LONG, f"a prompt of {length} tokens, we take {rules.max_prompt_tokens}")
+        raise Rejected(Reason.LONG_PROMPT, f"a prompt of {length} tokens, we take {rules.max_prompt_tokens}")
+
+
+def _completions(body: Body, policy_version: int, rules: BodyRules) -> tuple[Completion, ...]:
+    completions = tuple(_completion(answer, policy_version, rules) for answer in body.answers)
+    if not any(completion.token_ids for completion in completions):
+        raise Rejected(Reason.NO_TOKENS, "answers without a token")
+    return completions
 
 
 def _completion(answer: Answer, policy_version: int, rules: BodyRules) -> Completion:
-    token_ids = rules.encode(answer.text, answer.finish)
-    if not token_ids:
-        raise Rejected(Reason.NO_TOKENS, "an answer without a token")
+    """A stranger's answer in our tokens, without the end that it claims: nobody's EOS but our own is learnt.
+
+    Text can be judged again here, `finish` cannot. Right answers marked "length" and wrong ones marked "stop"
+    would make EOS the token that tells them apart, and unlearn it: a tiny policy fell from 0.73 to 0.44 in 90
+    s. Other rules that were tried leave a lever. To believe `finish` in groups where all claim "stop", or to
+    end every answer with EOS since our judge saw the text end there, makes the credit on EOS sum to zero over
+    the group; but only for losses that weigh tokens alike (one that divides by length weighs the EOS of short
+    answers more, and authors choose lengths), and where an answer fills our limit there is no room for it. To
+    mark as ended only what is right would teach to stop early. Where our policy stops it learns from its own
+    answers, half of each batch or more, which know. Under the attack (16 own and 16 such groups a round, 24
+    rounds) held-out reward was 0.24 with the claim believed, 0.39 with EOS everywhere, 0.56 with none; among
+    three honest nodes 0.61, 0.67 and 0.67.
+
+    So `finish` is "length" here: it says that no EOS is among the tokens, as everywhere. Shaping for length
+    (training/shaping.py) counts tokens and asks `finish` only about "abort", which does not travel. An answer
+    that is nothing but its end has no tokens: it counts in its group's mean and is not trained on.
+    """
+    if len(answer.text) > rules.max_completion_tokens * MAX_CHARS_PER_TOKEN:
+        raise Rejected(Reason.TOO_LONG, f"{len(answer.text)} characters, which cannot fit")
+    token_ids = rules.encode(answer.text, "length")
     if len(token_ids) > rules.max_completion_tokens:
         raise Rejected(Reason.TOO_LONG, f"{len(token_ids)} tokens, we take {rules.max_completion_tokens}")
     spans = one_span(policy_version, len(token_ids))
-    return Completion(answer.text, token_ids, None, spans, answer.finish)
+    return Completion(answer.text, token_ids, None, spans, "length")
 
 
 def _score(task: Task, example: Example, body: Body) -> tuple[Scores, ...]:

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import pytest
@@ -80,6 +80,18 @@ def make_group(
     )
 
 
+def without_ends(group: RolloutGroup) -> RolloutGroup:
+    """A group as others train on it: where an answer ended is its author's claim."""
+
+    def of(completion: Completion) -> Completion:
+        ids = completion.token_ids[:-1]
+        return replace(
+            completion, token_ids=ids, spans=one_span(group.policy_version, len(ids)), finish="length"
+        )
+
+    return replace(group, completions=tuple(map(of, group.completions)))
+
+
 @pytest.fixture
 def task() -> Addition:
     return Addition()
@@ -150,3 +162,8 @@ def encoder() -> Callable[[str, FinishReason], tuple[int, ...]]:
 @pytest.fixture
 def prompt_encoder() -> Callable[[str], tuple[int, ...]]:
     return prompt_ids
+
+
+@pytest.fixture
+def as_learnt() -> Callable[[RolloutGroup], RolloutGroup]:
+    return without_ends

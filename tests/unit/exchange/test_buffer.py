@@ -6,6 +6,7 @@ import pytest
 from swarmnode.errors import CheckpointError
 from swarmnode.exchange.buffer import Accepted, ReplayBuffer, SavedGroup, read_snapshot
 from swarmnode.identity.keys import NodeKey
+from swarmnode.types import RolloutGroup
 
 NOW = 1_700_000_000.0
 
@@ -23,6 +24,11 @@ def a_buffer(capacity: int = 100) -> ReplayBuffer:
     return ReplayBuffer(capacity, max_age_s=60.0, max_age_versions=2)
 
 
+def draw(buffer: ReplayBuffer, count: int, rng: random.Random, *, among: int = 1) -> list[RolloutGroup]:
+    """A draw from proven authors, of whom `among` are known."""
+    return buffer.draw(count, rng, trust_of=lambda author: "proven", known=among)
+
+
 def keys(count: int) -> list[NodeKey]:
     return [NodeKey(bytes([number]) * 32) for number in range(count)]
 
@@ -31,10 +37,10 @@ def test_a_group_is_drawn_once(accepted, key: NodeKey):
     buffer = a_buffer()
     for number in range(5):
         assert not buffer.add(accepted(key, number))
-    drawn = buffer.draw(3, random.Random(0)) + buffer.draw(10, random.Random(0))
+    drawn = draw(buffer, 6, random.Random(0)) + draw(buffer, 10, random.Random(0))
     assert len({group.example.key for group in drawn}) == 5
-    assert len(buffer) == 0
-    assert buffer.draw(1, random.Random(0)) == []
+    assert len(buffer) == 0 and not buffer.by_author
+    assert draw(buffer, 1, random.Random(0)) == []
 
 
 def test_every_group_is_equally_likely_to_be_drawn(accepted, key: NodeKey):
@@ -45,7 +51,7 @@ def test_every_group_is_equally_likely_to_be_drawn(accepted, key: NodeKey):
         buffer = a_buffer()
         for group in groups:
             buffer.add(group)
-        drawn.update(group.example.key for group in buffer.draw(2, rng))
+        drawn.update(group.example.key for group in draw(buffer, 4, rng))
     assert all(560 < count < 780 for count in drawn.values())
     assert len(drawn) == 6
 
@@ -56,7 +62,7 @@ def test_the_same_seed_draws_the_same_groups(accepted, key: NodeKey):
         buffer = a_buffer()
         for number in range(6):
             buffer.add(accepted(key, number))
-        draws.append(buffer.draw(3, random.Random(7)))
+        draws.append(draw(buffer, 6, random.Random(7)))
     assert draws[0] == draws[1]
 
 
@@ -78,7 +84,7 @@ def test_an_author_may_hold_a_quarter_and_loses_its_own_oldest(accepted, key: No
     assert left == [None] * 20 + ["over_share"] * 2
     assert not buffer.has_room_for(key.peer_id)
     assert buffer.has_room_for(other_key.peer_id)
-    kept = buffer.draw(80, random.Random(0))
+    kept = draw(buffer, 80, random.Random(0))
     assert Counter(group.author for group in kept) == {key.peer_id: 20, other_key.peer_id: 1}
     assert accepted(key, 21).group in kept
     assert accepted(key, 1).group not in kept
@@ -93,7 +99,7 @@ def test_a_full_buffer_loses_its_oldest_group(accepted):
     buffer = a_buffer(capacity=4)
     left = [buffer.add(accepted(author)) for author in keys(5)]
     assert left == [None, None, None, None, "crowded_out"]
-    assert {group.author for group in buffer.draw(8, random.Random(0))} == {
+    assert {group.author for group in draw(buffer, 8, random.Random(0))} == {
         key.peer_id for key in keys(5)[1:]
     }
 

@@ -81,18 +81,21 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def collect(node: Node, j: int, *, version: int = 0, deadline_s: float = 30.0) -> list[RolloutGroup]:
-    return await node.exchange.collect(j, version, deadline_s)
+async def collect(
+    node: Node, groups: int, *, version: int = 0, deadline_s: float = 30.0
+) -> list[RolloutGroup]:
+    """Up to so many groups of one author, or of several who are new: their share is half of a draw."""
+    return await node.exchange.collect(2 * groups, version, deadline_s)
 
 
-async def test_what_one_node_publishes_another_collects(start, own_groups):
+async def test_what_one_node_publishes_another_collects(start, own_groups, as_learnt):
     network = MemoryNetwork()
     async with start(network, 1) as alice, start(network, 2, alice) as bob:
         published = own_groups(alice, 4)
         await alice.exchange.publish(published)
         collected = await collect(bob, 4)
         assert {group.example.key for group in collected} == {group.example.key for group in published}
-        assert all(group in published for group in collected)
+        assert all(as_learnt(group) in collected for group in published)
 
 
 async def test_exchange_goes_both_ways(start, own_groups):
@@ -132,29 +135,36 @@ async def test_bodies_are_fetched_only_as_far_as_the_trainer_has_use_for_them(st
     async with start(network, 1) as alice, start(network, 2, alice, prefetch_groups=2) as bob:
         await alice.exchange.publish(own_groups(alice, 20))
         await collect(bob, 3)
-        await until(lambda: bob.exchange.stats().buffered == 5)
+        await until(lambda: bob.exchange.stats().buffered == 4)
         await asyncio.sleep(0.05)
         stats = bob.exchange.stats()
         assert stats.headers_accepted == 20
-        assert stats.fetched == stats.drawn + stats.buffered == 8
+        assert stats.fetched == stats.drawn + stats.buffered == 7
 
 
 async def test_a_small_buffer_bounds_what_is_fetched(start, own_groups):
     network = MemoryNetwork()
     async with start(network, 1) as alice, start(network, 2, alice, buffer_groups=2) as bob:
         await alice.exchange.publish(own_groups(alice, 20))
-        assert len(await collect(bob, 4, deadline_s=0.2)) == 2
+        assert len(await collect(bob, 4, deadline_s=0.2)) == 1
         await asyncio.sleep(0.05)
-        assert bob.exchange.stats().fetched <= 4
+        assert bob.exchange.stats().fetched <= 2
         assert bob.exchange.stats().dropped == {}
 
 
-async def test_one_author_is_not_fetched_from_beyond_its_share(start, own_groups):
+async def test_one_author_is_not_fetched_from_beyond_what_it_may_hold_of_the_buffer(start, own_groups):
     network = MemoryNetwork()
     async with start(network, 1) as alice, start(network, 2, alice, buffer_groups=40) as bob:
         await alice.exchange.publish(own_groups(alice, 24))
         assert len(await collect(bob, 20, deadline_s=0.5)) == 16
         assert bob.dropped("over_share") == 0
+
+
+async def test_in_a_swarm_of_two_half_of_a_draw_is_the_others(start, own_groups):
+    network = MemoryNetwork()
+    async with start(network, 1) as alice, start(network, 2, alice) as bob:
+        await alice.exchange.publish(own_groups(alice, 20))
+        assert [len(await bob.exchange.collect(4, 0, 30.0)) for _ in range(3)] == [2, 2, 2]
 
 
 async def test_a_node_that_wants_no_groups_fetches_none(start, own_groups):
@@ -171,8 +181,8 @@ async def test_groups_are_fetched_ahead_of_the_round_that_asks_for_them(start, o
     network = MemoryNetwork()
     async with start(network, 1) as alice, start(network, 2, alice) as bob:
         await alice.exchange.publish(own_groups(alice, 4))
-        await until(lambda: bob.exchange.stats().buffered == 4)
-        assert len(await collect(bob, 4, deadline_s=0.0)) == 4
+        await until(lambda: bob.exchange.stats().buffered == 2)
+        assert len(await collect(bob, 2, deadline_s=0.0)) == 2
 
 
 async def test_collect_gives_what_came_by_the_deadline(start, own_groups):
@@ -205,7 +215,7 @@ async def test_loss_of_headers_loses_groups_and_nothing_else(start, own_groups):
     ):
         await alice.exchange.publish(own_groups(alice, 30))
         await bob.exchange.publish(own_groups(bob, 30, first=100))
-        assert len(await collect(carol, 10)) == 10
+        assert len(await collect(carol, 10)) >= 10
         seen = carol.exchange.stats().headers_seen
         assert 15 < seen < 45
         assert carol.exchange.stats().dropped == {}
@@ -268,7 +278,7 @@ async def test_an_exchange_may_start_while_its_host_is_down(start, own_groups, m
             assert await collect(alice, 1)
 
 
-async def test_a_body_comes_from_a_third_node_when_its_author_is_gone(start, own_groups):
+async def test_a_body_comes_from_a_third_node_when_its_author_is_gone(start, own_groups, as_learnt):
     network = MemoryNetwork()
     async with start(network, 2) as bob, start(network, 3, bob, prefetch_groups=0) as carol:
         async with start(network, 1, bob) as alice:
@@ -276,7 +286,7 @@ async def test_a_body_comes_from_a_third_node_when_its_author_is_gone(start, own
             await alice.exchange.publish(published)
             await until(lambda: carol.exchange.stats().headers_waiting == 1)
             await until(lambda: bob.exchange.stats().accepted == 1)
-        assert await collect(carol, 1) == published
+        assert await collect(carol, 1) == [as_learnt(group) for group in published]
         assert bob.exchange.stats().served == 1
 
 
@@ -297,7 +307,7 @@ async def test_a_group_that_waits_too_many_of_our_versions_is_let_go(start, own_
     network = MemoryNetwork()
     async with (
         start(network, 1) as alice,
-        start(network, 2, alice, max_age_versions=2, prefetch_groups=2) as bob,
+        start(network, 2, alice, max_age_versions=2, prefetch_groups=4) as bob,
     ):
         await alice.exchange.publish(own_groups(alice, 2))
         await until(lambda: bob.exchange.stats().buffered == 2)
@@ -318,12 +328,12 @@ async def test_headers_that_wait_too_long_are_let_go(start, own_groups, clock):
 
 async def test_a_snapshot_is_taken_up_by_the_next_start_without_a_network(start, own_groups):
     network = MemoryNetwork()
-    async with start(network, 1) as alice, start(network, 2, alice) as bob:
+    async with start(network, 1) as alice, start(network, 2, alice, prefetch_groups=6) as bob:
         published = own_groups(alice, 3)
         await alice.exchange.publish(published)
         await until(lambda: bob.exchange.stats().buffered == 3)
         snapshot = bob.exchange.snapshot()
-    async with start(MemoryNetwork(), 2, snapshot=snapshot) as bob:
+    async with start(MemoryNetwork(), 2, snapshot=snapshot, prefetch_groups=6) as bob:
         await until(lambda: bob.exchange.stats().buffered == 3)
         collected = await collect(bob, 3)
         assert {group.example.key for group in collected} == {group.example.key for group in published}

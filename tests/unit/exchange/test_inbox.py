@@ -43,3 +43,10 @@ def test_what_was_heard_is_counted_in_bytes(inbox: Inbox, ledger: Ledger, compos
     inbox.hear(Message("topic", key.peer_id, composed.sealed))
     assert ledger.headers_accepted == 1
     assert ledger.bytes_in == len(composed.sealed)
+
+
+def test_two_messages_over_the_bound_of_the_network_end_in_a_ban(inbox: Inbox, ledger: Ledger, clock):
+    for _ in range(3):
+        inbox.hear(Message("topic", "mallory", b"", oversized=True))
+    assert ledger.dropped == {"gossip_too_large": 2, "banned": 1}
+    assert ledger.reputation.is_banned("mallory", clock())

@@ -1,7 +1,16 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.exchange.limits import HEADERS_BURST, MAX_STUCK_JUDGEMENTS, REQUESTS_BURST
+from swarmnode.exchange.limits import (
+    HEADERS_BURST,
+    MAX_STUCK_JUDGEMENTS,
+    PACE,
+    PROVEN_AFTER,
+    REQUESTS_BURST,
+    REQUESTS_PER_S,
+    SLOW_S,
+)
 from swarmnode.exchange.reasons import PENALTIES, Reason
 from swarmnode.exchange.reputation import FORGIVE_AT, FULL_SCORE, LONGEST_PAUSE_S, Reputation, TokenBucket
 
@@ -27,7 +36,10 @@ def test_a_clock_that_is_set_back_gives_and_takes_nothing():
 
 def test_a_peer_may_announce_a_burst_and_then_at_its_rate():
     reputation = Reputation()
-    allowed = sum(reputation.may_announce("a", 0.0) for _ in range(1000))
+    allowed = 0
+    while reputation.may_announce("a", 0.0):
+        reputation.announced("a", 0.0)
+        allowed += 1
     assert allowed == HEADERS_BURST
     assert reputation.may_announce("a", 1.0)
     assert reputation.may_announce("b", 0.0)
@@ -68,26 +80,82 @@ def test_one_peer_is_banned_before_it_can_get_every_judge_stuck():
     assert strikes < MAX_STUCK_JUDGEMENTS
 
 
-def test_silence_is_no_offence_but_makes_us_wait_longer_each_time():
+def test_a_fetch_in_vain_is_no_offence_but_makes_us_wait_longer_each_time():
     reputation = Reputation()
     now, pauses = 0.0, []
     for _ in range(10):
-        reputation.did_not_answer("a", now)
+        reputation.did_not_deliver("a", now)
         pause = next(s for s in range(1, 1000) if reputation.may_be_asked("a", now + s))
         pauses.append(pause)
         now += pause
     assert pauses[:4] == [5, 10, 20, 40]
     assert pauses[-1] == LONGEST_PAUSE_S
     assert reputation.score("a", now) == FULL_SCORE
-    reputation.did_answer("a")
+    reputation.did_deliver("a", 0.1)
     assert reputation.may_be_asked("a", now)
 
 
-def test_silence_for_days_does_not_overflow():
+def test_failures_for_days_do_not_overflow():
     reputation = Reputation()
     for _ in range(5000):
-        reputation.did_not_answer("a", 0.0)
+        reputation.did_not_deliver("a", 0.0)
     assert reputation.may_be_asked("a", LONGEST_PAUSE_S)
+
+
+def test_an_author_is_proven_by_what_was_accepted_from_it_and_slow_while_it_lets_us_wait():
+    reputation = Reputation()
+    trusts = []
+    for _ in range(PROVEN_AFTER):
+        trusts.append(reputation.trust_of("a"))
+        reputation.was_accepted("a")
+    assert trusts == ["newcomer"] * PROVEN_AFTER
+    assert reputation.trust_of("a") == "proven"
+    reputation.did_deliver("a", SLOW_S + 0.1)
+    assert reputation.trust_of("a") == "slow"
+    reputation.did_deliver("a", 0.1)
+    reputation.did_not_deliver("a", 0.0)
+    assert reputation.trust_of("a") == "slow"
+    reputation.did_deliver("a", 0.1)
+    assert reputation.trust_of("a") == "proven"
+
+
+def test_we_ask_of_a_peer_a_little_less_than_it_may_ask_of_us():
+    ours, theirs = Reputation(), Reputation()
+    now, asked, refused = 0.0, 0, 0
+    for _ in range(20_000):
+        now += 0.001
+        if ours.ask("peer", now):
+            asked += 1
+            refused += not theirs.may_request("us", now)
+    assert asked > 20 * PACE * REQUESTS_PER_S
+    assert refused == 0
+
+
+def test_names_without_end_displace_each_other_and_not_those_who_gave_us_a_group():
+    reputation = Reputation(max_peers=100)
+    for number in range(10):
+        reputation.was_accepted(f"friend {number}")
+    for number in range(5000):
+        reputation.may_announce(f"passer-by {number}", 0.0)
+    assert reputation.accepted_by_peer() == {f"friend {number}": 1 for number in range(10)}
+    for number in range(5000):
+        reputation.was_accepted(f"giver {number}")
+        reputation.may_announce(f"passer-by {number}", 0.0)
+    assert len(reputation) <= 100
+
+
+def test_a_rare_answer_too_long_is_forgiven_and_a_stream_of_them_ends_in_a_ban():
+    rare, stream = Reputation(), Reputation()
+    price = PENALTIES[Reason.TOO_LONG]
+    assert not any(rare.punish("a", price, 300.0 * number) for number in range(1000))
+    assert any(stream.punish("a", price, float(number)) for number in range(25))
+
+
+def test_a_ban_says_how_long_it_lasts():
+    reputation = Reputation()
+    reputation.punish("a", 90.0, 0.0)
+    assert reputation.banned_for_s("a", 0.0) == pytest.approx(60.0 * (FORGIVE_AT - 10))
+    assert reputation.banned_for_s("b", 0.0) == 0.0
 
 
 def test_only_so_many_peers_are_remembered_and_the_noisy_ones_longest():

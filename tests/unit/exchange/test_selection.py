@@ -1,60 +1,149 @@
 import random
 from collections import Counter
+from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarmnode.exchange.limits import MAX_WAIT_SHARE, NEWCOMER_SHARE
 from swarmnode.exchange.messages import Arrival
-from swarmnode.exchange.selection import choose, is_fresh
+from swarmnode.exchange.selection import (
+    Candidate,
+    Trust,
+    author_share,
+    choose,
+    draw,
+    drawable,
+    is_fresh,
+    longest_wait_s,
+    newcomer_share,
+    slots_of,
+)
 
-waiting_headers = st.dictionaries(st.text(max_size=3), st.lists(st.integers(), max_size=5), max_size=8)
-
-
-def anyone(author: str) -> bool:
-    return True
-
-
-@given(waiting_headers, st.sets(st.text(max_size=3)), st.integers(0, 100))
-def test_only_a_waiting_header_of_an_author_who_may_be_asked_is_chosen(waiting, refused, seed):
-    candidates = {author: headers for author, headers in waiting.items() if headers and author not in refused}
-    chosen = choose(waiting, lambda author: author not in refused, random.Random(seed))
-    if candidates:
-        assert any(chosen in headers for headers in candidates.values())
-    else:
-        assert chosen is None
-
-
-@given(waiting_headers, st.integers(0, 100))
-def test_the_same_seed_chooses_the_same_header(waiting, seed):
-    assert choose(waiting, anyone, random.Random(seed)) == choose(waiting, anyone, random.Random(seed))
-
-
-@given(waiting_headers, st.integers(0, 100))
-def test_every_waiting_header_is_chosen_once_before_none_is_left(waiting, seed):
-    rng = random.Random(seed)
-    left = {author: list(enumerate(headers)) for author, headers in waiting.items()}
-    named = {author: [(author, place) for place, _ in headers] for author, headers in left.items()}
-    expected = {header for headers in named.values() for header in headers}
-    chosen = set()
-    while (header := choose(named, anyone, rng)) is not None:
-        named[header[0]].remove(header)
-        chosen.add(header)
-    assert chosen == expected
+TRUSTS: tuple[Trust, ...] = ("neighbour", "proven", "slow", "newcomer")
+some_candidates = st.lists(
+    st.builds(
+        Candidate,
+        st.text(max_size=3),
+        st.sampled_from(TRUSTS),
+        st.integers(0, 5),
+        st.integers(0, 3),
+        st.booleans(),
+    ),
+    max_size=8,
+)
+running_fetches = st.dictionaries(st.sampled_from(TRUSTS), st.integers(0, 8))
 
 
-def test_all_headers_are_equally_likely_when_authors_announce_equally_much():
-    waiting = {author: [f"{author}{number}" for number in range(4)] for author in "abc"}
+def of(trust: Trust, *authors: str) -> list[Candidate]:
+    return [Candidate(author, trust) for author in authors]
+
+
+def chosen(candidates: Sequence[Candidate], count: int, **running: int) -> "Counter[str | None]":
     rng = random.Random(0)
-    drawn = Counter(choose(waiting, anyone, rng) for _ in range(12_000))
-    assert len(drawn) == 12
-    assert all(850 < count < 1150 for count in drawn.values())
+    picks = (choose(candidates, running, 8, rng) for _ in range(count))
+    return Counter(None if pick is None else pick.author for pick in picks)
 
 
-def test_a_flood_does_not_make_an_author_likelier():
-    waiting = {"flooder": ["flooder"] * 1000, "quiet": ["quiet"], "normal": ["normal"] * 10}
-    rng = random.Random(0)
-    drawn = Counter(choose(waiting, anyone, rng) for _ in range(3000))
-    assert all(900 < drawn[author] < 1100 for author in waiting)
+@given(some_candidates, running_fetches, st.integers(1, 16), st.integers(0, 100))
+def test_one_is_chosen_whenever_there_is_one_with_a_free_slot(candidates, running, slots, seed):
+    free = [
+        one
+        for one in candidates
+        if one.trust == "neighbour" or running.get(one.trust, 0) < slots_of(one.trust, slots)
+    ]
+    pick = choose(candidates, running, slots, random.Random(seed))
+    assert pick in free if free else pick is None
+    assert pick == choose(candidates, running, slots, random.Random(seed))
+
+
+def test_proven_authors_are_equally_likely_however_much_they_announce():
+    counts = chosen(of("proven", "a", "b", "c"), 3000)
+    assert set(counts) == {"a", "b", "c"} and all(900 < count < 1100 for count in counts.values())
+
+
+def test_any_number_of_newcomers_together_have_a_share_of_the_choices_and_of_the_fetches_under_way():
+    candidates = of("proven", "known") + of("newcomer", *(f"name {number}" for number in range(500)))
+    counts = chosen(candidates, 2000)
+    assert 0.9 * (1 - NEWCOMER_SHARE) < counts["known"] / 2000 < 1.1 * (1 - NEWCOMER_SHARE)
+    assert chosen(candidates, 100, newcomer=slots_of("newcomer", 8)) == {"known": 100}
+
+
+def test_proven_authors_find_a_slot_while_newcomers_and_slow_ones_hold_all_of_theirs():
+    running = {"newcomer": slots_of("newcomer", 8), "slow": slots_of("slow", 8)}
+    candidates = of("slow", "thin line") + of("newcomer", "stranger")
+    assert chosen(candidates, 50, **running) == {None: 50}
+    assert chosen([*candidates, *of("proven", "known")], 50, **running) == {"known": 50}
+
+
+def test_a_slow_author_is_fetched_from_when_no_proven_one_is_waiting():
+    assert chosen(of("slow", "thin line"), 50) == {"thin line": 50}
+
+
+def test_of_newcomers_those_come_first_that_gave_something_failed_least_or_are_connected():
+    names = [Candidate(f"name {number}", "newcomer") for number in range(500)]
+    connected = Candidate("connected", "newcomer", connected=True)
+    assert chosen([*names, connected], 50) == {"connected": 50}
+    failed = Candidate("failed", "newcomer", failures=1, connected=True)
+    assert chosen([*names, connected, failed], 50) == {"connected": 50}
+    gave = Candidate("gave", "newcomer", accepted=1)
+    assert chosen([*names, connected, failed, gave], 50) == {"gave": 50}
+
+
+@pytest.mark.parametrize(
+    ("authors", "share"), [(0, 8), (1, 8), (2, 6), (3, 4), (4, 4), (1000, 4)], ids=lambda value: str(value)
+)
+def test_an_author_has_a_part_of_a_draw_for_each_and_one_more_but_at_most_a_quarter(authors: int, share: int):
+    assert author_share(16, authors) == share
+
+
+waiting_authors = st.lists(st.sampled_from("abcdefgh"), max_size=40)
+
+
+@given(waiting_authors, st.sets(st.sampled_from("abcdefgh")), st.integers(0, 20), st.integers(0, 50))
+def test_a_draw_keeps_to_the_shares_and_finds_as_many_as_they_allow(authors, newcomers, count, seed):
+    def trust_of(author: str) -> Trust:
+        return "newcomer" if author in newcomers else "proven"
+
+    known = len(set(authors))
+    places = draw(authors, trust_of, count, known, random.Random(seed))
+    drawn = Counter(authors[place] for place in places)
+    assert places == sorted(set(places)) and len(places) <= count
+    assert all(number <= author_share(count, known) for number in drawn.values())
+    anybody = any(author not in newcomers for author in authors)
+    assert sum(drawn[one] for one in newcomers) <= newcomer_share(count, anybody_proven=anybody)
+    assert len(places) == drawable(Counter(authors), trust_of, count, known)
+
+
+def test_one_author_that_floods_the_buffer_gives_a_quarter_of_a_draw_once_three_are_known():
+    authors = ["flooder"] * 100 + ["a", "b"] * 8
+    drawn = Counter(
+        authors[place] for place in draw(authors, lambda author: "proven", 16, 3, random.Random(0))
+    )
+    assert drawn["flooder"] == 4
+
+
+def test_a_thousand_new_names_give_a_quarter_of_a_draw_together():
+    authors = [f"name {number}" for number in range(1000)] + ["known", "other", "third"] * 4
+
+    def trust_of(author: str) -> Trust:
+        return "newcomer" if author.startswith("name") else "proven"
+
+    drawn = [authors[place] for place in draw(authors, trust_of, 16, 1003, random.Random(0))]
+    assert sum(author.startswith("name") for author in drawn) == 4
+    assert len(drawn) == 16
+
+
+def test_policies_of_one_process_share_without_a_bound():
+    authors = ["sister"] * 16
+    assert len(draw(authors, lambda author: "neighbour", 16, 1, random.Random(0))) == 16
+
+
+@given(st.floats(-1e3, 1e6), st.floats(0, 60))
+def test_a_round_waits_for_others_a_tenth_of_its_own_time_at_most(worked_s: float, deadline_s: float):
+    assert 0 <= longest_wait_s(worked_s, deadline_s) <= deadline_s
+    assert longest_wait_s(worked_s, deadline_s) <= max(0.0, worked_s) * MAX_WAIT_SHARE
 
 
 def fresh(arrival: Arrival, now: float, version: int) -> bool:

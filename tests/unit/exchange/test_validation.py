@@ -8,6 +8,7 @@ from swarmnode.errors import Rejected, TaskError
 from swarmnode.exchange.announcing import Composed
 from swarmnode.exchange.codec import encode_body, encode_header, hash_body
 from swarmnode.exchange.messages import Announcement, Answer, Arrival, Body
+from swarmnode.exchange.reasons import PENALTIES
 from swarmnode.exchange.settings import ExchangeSettings
 from swarmnode.exchange.validation import (
     HEADER_CONTEXT,
@@ -135,10 +136,10 @@ def body_of(group: RolloutGroup, **changes: object) -> Body:
 
 
 def test_a_sound_body_becomes_a_group_that_was_scored_here(
-    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup
+    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup, as_learnt
 ):
     checked = check_body(composed.body, announce(composed, key), rules)
-    assert checked.group == group
+    assert checked.group == as_learnt(group)
     assert checked.group.completions[0].logprobs is None
 
 
@@ -157,14 +158,26 @@ def test_an_honest_claim_may_be_off_by_rounding(composed: Composed, group: Rollo
     assert is_false_claim(msgspec.structs.replace(header, reward_mean=None), group)
 
 
-def test_the_finish_reason_decides_about_the_end_token(
+@pytest.mark.parametrize(
+    "claims", [("stop", "length"), ("length", "stop"), ("stop", "stop"), ("length", "length")]
+)
+def test_nobody_elses_end_is_learnt_whatever_they_claim(
+    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup, claims
+):
+    answers = tuple(Answer("7", claim) for claim in claims)
+    data = encode_body(body_of(group, answers=answers))
+    for completion in check_body(data, announce(composed, key, group_size=2), rules).group.completions:
+        assert (completion.token_ids, completion.finish) == ((ord("7"),), "length")
+
+
+def test_an_answer_that_is_nothing_but_its_end_counts_without_being_trained_on(
     composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup
 ):
-    answers = (Answer("7", "stop"), Answer("7", "length"))
-    data = encode_body(body_of(group, answers=answers))
-    stopped, cut = check_body(data, announce(composed, key, group_size=2), rules).group.completions
-    assert stopped.token_ids == (ord("7"), 256)
-    assert cut.token_ids == (ord("7"),)
+    right = group.completions[0].text
+    data = encode_body(body_of(group, answers=(Answer("", "stop"), Answer(right, "stop"))))
+    checked = check_body(data, announce(composed, key, group_size=2), rules).group
+    assert [len(completion.token_ids) for completion in checked.completions] == [0, len(right)]
+    assert checked.rewards == (0.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -206,20 +219,41 @@ def test_an_example_beyond_the_end_of_a_task_is_rejected(
     assert reason_of(check_body, composed.body, announce(composed, key), short) == "not_drawable"
 
 
-def test_an_answer_has_at_least_one_token(
+def test_a_group_has_at_least_one_token(
     composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup
 ):
-    data = encode_body(body_of(group, answers=(Answer("", "length"), Answer("7", "stop"))))
+    data = encode_body(body_of(group, answers=(Answer("", "length"), Answer("", "stop"))))
     assert reason_of(check_body, data, announce(composed, key, group_size=2), rules) == "no_tokens"
 
 
+@pytest.mark.parametrize("finish", ["stop", "length"])
 def test_an_answer_has_at_most_as_many_tokens_as_we_train_on(
+    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup, finish
+):
+    data = encode_body(body_of(group, answers=(Answer("x" * 64, finish), Answer("7", "stop"))))
+    check_body(data, announce(composed, key, group_size=2), rules)
+    data = encode_body(body_of(group, answers=(Answer("x" * 65, finish), Answer("7", "stop"))))
+    assert reason_of(check_body, data, announce(composed, key, group_size=2), rules) == "too_long"
+
+
+def test_text_that_cannot_fit_is_refused_before_it_is_tokenized(
     composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup
 ):
-    data = encode_body(body_of(group, answers=(Answer("x" * 64, "length"), Answer("7", "stop"))))
-    check_body(data, announce(composed, key, group_size=2), rules)
-    data = encode_body(body_of(group, answers=(Answer("x" * 64, "stop"), Answer("7", "stop"))))
-    assert reason_of(check_body, data, announce(composed, key, group_size=2), rules) == "too_long"
+    def encode(text: str, finish: str) -> tuple[int, ...]:
+        raise AssertionError("a megabyte takes seconds")
+
+    data = encode_body(body_of(group, answers=(Answer("x" * 100_000, "stop"), Answer("7", "stop"))))
+    careful = replace(rules, encode=encode)
+    assert reason_of(check_body, data, announce(composed, key, group_size=2), careful) == "too_long"
+
+
+def test_a_header_tells_beforehand_that_its_answers_are_too_long_for_us(
+    check, composed: Composed, key: NodeKey
+):
+    megabyte = resealed(composed, key, body_bytes=1024 * 1024)
+    assert reason_of(check, megabyte, key, max_completion_tokens=64) == "oversized"
+    assert "oversized" not in PENALTIES
+    check(resealed(composed, key, body_bytes=64 * 4 * 8), key, max_completion_tokens=64)
 
 
 def test_a_prompt_has_at_most_as_many_tokens_as_our_policy_takes(
@@ -228,7 +262,7 @@ def test_a_prompt_has_at_most_as_many_tokens_as_our_policy_takes(
     length = len(rules.prompt_ids(group.example.prompt))
     check_body(composed.body, announce(composed, key), replace(rules, max_prompt_tokens=length))
     shorter = replace(rules, max_prompt_tokens=length - 1)
-    assert reason_of(check_body, composed.body, announce(composed, key), shorter) == "too_long"
+    assert reason_of(check_body, composed.body, announce(composed, key), shorter) == "long_prompt"
 
 
 def test_what_the_task_cannot_score_is_rejected(composed: Composed, key: NodeKey, rules: BodyRules, task):

@@ -1,0 +1,280 @@
+"""What identities that cost nothing, slow bodies, replays and vain bodies can do to an exchange: little."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from swarmnode.exchange.announcing import Composed, ModelLabel, compose
+from swarmnode.exchange.bodies import BODY_PROTOCOL
+from swarmnode.exchange.exchange import Exchange
+from swarmnode.exchange.limits import FALLBACKS_BURST, LATE_S, PROVEN_AFTER
+from swarmnode.exchange.settings import ExchangeSettings
+from swarmnode.identity.keys import NodeKey
+from swarmnode.network.host import Message
+from swarmnode.network.memory import MemoryHost, MemoryNetwork
+from swarmnode.types import RolloutGroup
+
+TOPIC = "/swarmnode/1/test/rollouts/0"
+
+
+@dataclass(frozen=True)
+class Node:
+    key: NodeKey
+    host: MemoryHost
+    exchange: Exchange
+
+    def dropped(self, reason: str) -> int:
+        return self.exchange.stats().dropped.get(reason, 0)
+
+    def accepted(self, other: "Node | NodeKey") -> int:
+        key = other if isinstance(other, NodeKey) else other.key
+        return self.exchange.stats().accepted_by_peer.get(key.peer_id, 0)
+
+    def hear(self, key: NodeKey, sealed: bytes) -> None:
+        """As gossip brings it: signed by its author, whoever passed it on."""
+        self.host.deliver(Message(TOPIC, key.peer_id, sealed))
+
+
+@pytest.fixture
+def start(task, encoder, prompt_encoder, clock):
+    """Start node `number` on a network, connected to the hosts given."""
+
+    @asynccontextmanager
+    async def run(
+        network: MemoryNetwork, number: int, *others: MemoryHost, record=None, **settings: object
+    ) -> AsyncIterator[Node]:
+        key = NodeKey(bytes([number]) * 32)
+        async with network.host(key.peer_id) as host:
+            for other in others:
+                await host.connect(other.address)
+            exchange = Exchange(
+                host,
+                key,
+                {task.name: task},
+                encode=encoder,
+                prompt_ids=prompt_encoder,
+                settings=ExchangeSettings(swarm="test", **{"patience_s": 0.05, **settings}),
+                model_family="tiny",
+                model_size=1000,
+                clock=clock,
+                rng=random.Random(number),
+                record=record,
+            )
+            async with exchange:
+                yield Node(key, host, exchange)
+
+    return run
+
+
+@pytest.fixture
+def announcement_of(groups_of, clock) -> Callable[..., Composed]:
+    def make(key: NodeKey, number: int = 0) -> Composed:
+        group: RolloutGroup = groups_of(key.peer_id, number=number)
+        return compose(group, key, swarm="test", model=ModelLabel("tiny", 1000), now=clock())
+
+    return make
+
+
+def names(count: int) -> list[NodeKey]:
+    return [NodeKey(number.to_bytes(4, "big") * 8) for number in range(1000, 1000 + count)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110  counters have no event to wait for
+            await asyncio.sleep(0.01)
+
+
+async def make_proven(node: Node, author: Node, groups_of, *, first: int = 0) -> None:
+    for number in range(PROVEN_AFTER):
+        await author.exchange.publish([groups_of(author.key.peer_id, number=first + number)])
+        await until(lambda number=number: node.accepted(author) == number + 1)
+        await node.exchange.collect(2, 0, 1.0)
+
+
+async def silence(peer: str, request: bytes) -> bytes:
+    """A body that never comes."""
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def test_five_hundred_names_without_bodies_do_not_keep_us_from_those_we_know(
+    start, announcement_of, groups_of
+):
+    network = MemoryNetwork()
+    async with start(network, 1) as honest, start(network, 2, honest.host) as victim:
+        await make_proven(victim, honest, groups_of)
+        for name in names(500):
+            victim.hear(name, announcement_of(name).sealed)
+        await honest.exchange.publish([groups_of(honest.key.peer_id, number=20 + n) for n in range(4)])
+        await until(lambda: victim.accepted(honest) >= PROVEN_AFTER + 2)
+        assert len(await victim.exchange.collect(4, 0, 30.0)) == 2
+
+
+async def test_names_whose_bodies_never_come_hold_one_fetch_and_no_honest_author_up(
+    start, announcement_of, groups_of
+):
+    """Each of them is connected to us and answers nothing: the clock stands still, nobody is given up on."""
+    network = MemoryNetwork()
+    async with start(network, 1) as honest, start(network, 2, honest.host) as victim:
+        await make_proven(victim, honest, groups_of)
+        async with asyncio.TaskGroup() as tasks:
+            stop = asyncio.Event()
+
+            async def attend(key: NodeKey) -> None:
+                async with network.host(key.peer_id) as host:
+                    await host.connect(victim.host.address)
+                    await host.serve(BODY_PROTOCOL, silence, max_request_bytes=64)
+                    victim.hear(key, announcement_of(key).sealed)
+                    await stop.wait()
+
+            for name in names(12):
+                tasks.create_task(attend(name))
+            await until(lambda: victim.exchange.stats().headers_waiting >= 11)
+            for number in range(3):
+                await honest.exchange.publish([groups_of(honest.key.peer_id, number=20 + number)])
+                await until(lambda number=number: victim.accepted(honest) == PROVEN_AFTER + number + 1)
+                await victim.exchange.collect(2, 0, 0.5)
+            assert victim.exchange.stats().headers_waiting >= 10
+            stop.set()
+
+
+async def test_a_newcomer_that_is_connected_gets_in_among_five_hundred_names_that_lie(
+    start, announcement_of, groups_of
+):
+    network = MemoryNetwork()
+    async with start(network, 2) as victim, start(network, 1, victim.host) as newcomer:
+        for name in names(500):
+            victim.hear(name, announcement_of(name).sealed)
+        await newcomer.exchange.publish([groups_of(newcomer.key.peer_id, number=n) for n in range(4)])
+        for _ in range(5):
+            await victim.exchange.collect(4, 0, 0.5)
+        assert victim.accepted(newcomer) >= 2
+
+
+async def test_a_newcomer_that_nobody_is_connected_to_is_tried_before_names_that_failed(
+    start, announcement_of, groups_of, clock
+):
+    network = MemoryNetwork()
+    async with start(network, 3) as relay, start(network, 2, relay.host) as victim:
+        for name in names(50):
+            victim.hear(name, announcement_of(name).sealed)
+            victim.hear(name, announcement_of(name, 1).sealed)
+        await until(lambda: victim.dropped("unavailable") >= 50)
+        clock.advance(6.0)
+        async with start(network, 1, relay.host) as newcomer:
+            await newcomer.exchange.publish([groups_of(newcomer.key.peer_id, number=n) for n in range(2)])
+            await until(lambda: victim.accepted(newcomer) == 2)
+
+
+async def test_bodies_of_authors_whom_nobody_reaches_are_asked_of_others_seldom(
+    start, announcement_of, clock
+):
+    network = MemoryNetwork()
+    async with start(network, 1) as honest, start(network, 2, honest.host) as victim:
+        asked = 0
+
+        async def count(peer: str, request: bytes) -> bytes:
+            nonlocal asked
+            asked += 1
+            return b""
+
+        await honest.host.serve(BODY_PROTOCOL, count, max_request_bytes=64)
+        for name in names(200):
+            victim.hear(name, announcement_of(name).sealed)
+        await until(lambda: victim.dropped("unavailable") == 200)
+        assert 0 < asked <= FALLBACKS_BURST
+        assert honest.dropped("too_many_requests") == 0
+
+
+async def test_an_author_that_answers_with_nothing_is_paused(start, announcement_of, clock):
+    network = MemoryNetwork()
+    liar = names(1)[0]
+    async with start(network, 2) as victim, network.host(liar.peer_id) as host:
+        asked = 0
+
+        async def nothing(peer: str, request: bytes) -> bytes:
+            nonlocal asked
+            asked += 1
+            return b""
+
+        await host.connect(victim.host.address)
+        await host.serve(BODY_PROTOCOL, nothing, max_request_bytes=64)
+        for number in range(20):
+            victim.hear(liar, announcement_of(liar, number).sealed)
+        await until(lambda: victim.dropped("unavailable") == 1)
+        await asyncio.sleep(0.05)
+        assert asked == 1
+        clock.advance(5.0)
+        await until(lambda: asked == 2)
+
+
+async def test_bodies_that_newcomers_give_in_vain_are_bounded_for_all_of_them_together(
+    start, announcement_of, monkeypatch
+):
+    monkeypatch.setattr("swarmnode.exchange.fetcher.VAIN_BYTES_BURST", 2000.0)
+    network = MemoryNetwork()
+    async with start(network, 1) as relay, start(network, 2, relay.host, max_completion_tokens=2) as victim:
+        fetched = 0
+        for name in names(40):
+            sent = announcement_of(name)
+            victim.exchange._bodies.foreign.put(sent.header.body_hash, sent.body)
+            victim.hear(name, sent.sealed)
+            fetched += len(sent.body)
+        assert fetched > 4000
+        await until(lambda: victim.dropped("too_long") >= 10)
+        await asyncio.sleep(0.1)
+        assert victim.dropped("too_long") < 40
+        assert victim.exchange.stats().headers_waiting > 0
+
+
+async def test_a_stream_of_replayed_headers_takes_nothing_from_their_author(
+    start, announcement_of, clock, groups_of
+):
+    """v's own signed messages, sent again by somebody else once gossip has forgotten them."""
+    network = MemoryNetwork()
+    v = NodeKey(b"\1" * 32)
+    async with start(network, 2, prefetch_groups=0) as node:
+        old = [announcement_of(v, number).sealed for number in range(60)]
+        for sealed in old[:30]:
+            node.hear(v, sealed)
+        await until(lambda: node.exchange.stats().headers_accepted == 30)
+        clock.advance(LATE_S + 1)
+        for replay in range(20):
+            for sealed in old:
+                node.hear(v, sealed)
+            await until(lambda replay=replay: node.exchange.stats().headers_seen == 30 + 60 * (replay + 1))
+        fresh = [announcement_of(v, 100 + number).sealed for number in range(60)]
+        before = node.exchange.stats().headers_accepted
+        for sealed in fresh:
+            node.hear(v, sealed)
+        await until(lambda: node.exchange.stats().headers_seen == 30 + 1200 + 60)
+        assert node.dropped("rate_limited") == 0
+        assert node.exchange.stats().headers_accepted >= before + 60
+
+
+async def test_who_passes_off_the_header_of_another_pays_for_it_itself(start, announcement_of):
+    v, thief = NodeKey(b"\1" * 32), NodeKey(b"\7" * 32)
+    async with start(MemoryNetwork(), 2) as node:
+        node.hear(thief, announcement_of(v).sealed)
+        await until(lambda: node.dropped("sender_mismatch") == 1)
+        reputation = node.exchange._ledger.reputation
+        assert reputation.score(thief.peer_id, 0.0) < reputation.score(v.peer_id, 0.0) == 100.0
+
+
+async def test_whoever_is_banned_is_disconnected_and_kept_away(start, announcement_of, clock):
+    network = MemoryNetwork()
+    async with start(network, 1) as offender, start(network, 2, offender.host) as node:
+        assert offender.key.peer_id in await node.host.peers()
+        for number in range(5):
+            node.hear(offender.key, announcement_of(names(1)[0], number).sealed)
+        await until(lambda: node.exchange.stats().banned_peers == (offender.key.peer_id,))
+        for _ in range(200):
+            if not await node.host.peers():
+                break
+            await asyncio.sleep(0.01)
+        assert await node.host.peers() == ()
