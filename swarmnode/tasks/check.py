@@ -3,35 +3,30 @@
 swarmnode task check SPEC -> [check_task] -> TaskReport
 
 Peers draw an example again from its key and score its completions by themselves, so the first question is
-always whether the same numbers give the same examples: twice in this process, and in a fresh one, where
-Python hashes strings differently.
+always whether the same numbers give the same examples: twice in one process, and in a fresh one, where
+Python hashes strings differently. Neither is ours: whatever the file does, there is a report.
 """
 
-import hashlib
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
-from swarmnode.errors import TaskError
-from swarmnode.tasks.loader import load_task
+from swarmnode.config import TasksConfig
+from swarmnode.errors import JudgementLost, TaskError
+from swarmnode.tasks.draws import SEEDS, draw
+from swarmnode.tasks.process import IsolatedTask, isolate
 from swarmnode.tasks.task import Task, is_held_out, score_strictly
 from swarmnode.types import Example, Scores, total_reward
-
-SEEDS = (0, 1, 2**40)
-"""Seeds that are drawn: two neighbours, and one that does not fit in 32 bits."""
-
-EXAMPLES_PER_SEED = 200
 
 SCORED_EXAMPLES = 32
 
 WRONG_ANSWERS = ("", "?", "lorem ipsum dolor sit amet")
 """Completions that hardly any task means."""
 
-FRESH_PROCESS_TIMEOUT_S = 120.0
+TIMEOUT_S = TasksConfig().score_timeout_s
+"""For loading the file, for each judgement and each draw: what a node grants unless it is set otherwise."""
 
 SLOW_DRAWS_PER_S = 1000.0
 """Below this a peer's key of the highest index costs seconds to draw again."""
@@ -69,41 +64,39 @@ class TaskReport:
         return not any(finding.level == "error" for finding in self.findings)
 
 
-def check_task(spec: str) -> TaskReport:
-    """Load, draw and score a task. Raises TaskError only when it cannot be loaded at all.
+def check_task(
+    spec: str, *, timeout_s: float = TIMEOUT_S, printed: Callable[[str], None] | None = None
+) -> TaskReport:
+    """Load, draw and score a task. Raises TaskError or JudgementLost only when it cannot be loaded at all.
+    `printed`: what becomes of the lines that it prints.
 
     >>> check_task("rev").ok
     True
     """
-    task = load_task(spec)
-    examples, draw_s, failure = _timed_draw(task)
-    findings = [failure] if failure else list(_judge_draws(spec, task, examples, draw_s))
-    scores_per_s, score_findings = _judge_scores(task, examples[:SCORED_EXAMPLES])
-    prompts = [example.prompt for example in examples]
-    return TaskReport(
-        task=task.name,
-        version=task.version,
-        drawn=len(examples),
-        distinct_share=len(set(prompts)) / len(prompts) if prompts else None,
-        held_out_share=sum(map(is_held_out, prompts)) / len(prompts) if prompts else None,
-        draws_per_s=len(examples) / draw_s if examples else None,
-        scores_per_s=scores_per_s,
-        sample=examples[0] if examples else None,
-        findings=(*findings, *score_findings),
-    )
+    load = partial(_isolated, spec, timeout_s, printed=printed)
+    with load() as task:
+        examples, draw_s, failure = _timed_draw(task)
+        findings = [failure] if failure else list(_judge_draws(task, load, examples, draw_s))
+        scores_per_s, score_findings = _judge_scores(task, examples[:SCORED_EXAMPLES])
+        prompts = [example.prompt for example in examples]
+        return TaskReport(
+            task=task.name,
+            version=task.version,
+            drawn=len(examples),
+            distinct_share=len(set(prompts)) / len(prompts) if prompts else None,
+            held_out_share=sum(map(is_held_out, prompts)) / len(prompts) if prompts else None,
+            draws_per_s=len(examples) / draw_s if examples else None,
+            scores_per_s=scores_per_s,
+            sample=examples[0] if examples else None,
+            findings=(*findings, *score_findings),
+        )
 
 
-def draw_digest(task: Task) -> str:
-    """One digest of everything that is drawn: prompts, columns and their order."""
-    state = hashlib.blake2b(digest_size=16)
-    for example in _draw(task):
-        state.update(repr((example.key, example.prompt, sorted(example.columns.items()))).encode())
-    return state.hexdigest()
-
-
-def _draw(task: Task) -> Iterator[Example]:
-    for seed in SEEDS:
-        yield from islice(task.examples(seed), EXAMPLES_PER_SEED)
+def _isolated(spec: str, timeout_s: float, **options: Any) -> IsolatedTask:
+    """As a node has it, built-in tasks too: what is looked at must not differ from what trains."""
+    task = isolate(spec, timeout_s, load_timeout_s=timeout_s, builtin=True, **options)
+    assert isinstance(task, IsolatedTask)
+    return task
 
 
 def _timed_draw(task: Task) -> tuple[list[Example], float, Finding | None]:
@@ -111,31 +104,25 @@ def _timed_draw(task: Task) -> tuple[list[Example], float, Finding | None]:
     examples: list[Example] = []
     start = time.perf_counter()
     try:
-        examples.extend(_draw(task))
-    except TaskError as error:
+        examples.extend(draw(task))
+    except (TaskError, JudgementLost) as error:
         return examples, time.perf_counter() - start, Finding("error", error.message, error.hint)
     return examples, time.perf_counter() - start, None
 
 
-def _judge_draws(spec: str, task: Task, examples: list[Example], draw_s: float) -> Iterator[Finding]:
+def _judge_draws(
+    task: IsolatedTask, load: Callable[..., IsolatedTask], examples: list[Example], draw_s: float
+) -> Iterator[Finding]:
     if not examples:
         yield Finding(
             "error", f"examples({SEEDS[0]}) yields nothing", "yield at least a few hundred examples"
         )
         return
-    here = draw_digest(task)
-    if here != draw_digest(load_task(spec)):
-        yield Finding(
-            "error",
-            "two draws of the same seed differ",
-            "draw from random.Random(seed) only: no global random, clock or shared state",
-        )
-    elif here != _digest_in_fresh_process(spec):
-        yield Finding(
-            "error",
-            "another process draws other examples",
-            "do not use hash() or the order of a set: Python changes both in each process",
-        )
+    try:
+        yield from _judge_repeatability(task, load)
+    except (TaskError, JudgementLost) as error:
+        yield Finding("error", f"the second draw failed: {error.message}", error.hint)
+        return
     yield from _judge_variety(task, [example.prompt for example in examples])
     if len(examples) / draw_s < SLOW_DRAWS_PER_S:
         yield Finding(
@@ -143,6 +130,24 @@ def _judge_draws(spec: str, task: Task, examples: list[Example], draw_s: float) 
             f"drawing takes {1000 * draw_s / len(examples):.1f} ms per example",
             "prepare slow things once at the top of the file: peers draw your examples again",
         )
+
+
+def _judge_repeatability(task: IsolatedTask, load: Callable[..., IsolatedTask]) -> Iterator[Finding]:
+    here = task.digest()
+    if here != task.digest():
+        yield Finding(
+            "error",
+            "two draws of the same seed differ",
+            "draw from random.Random(seed) only: no global random, clock or shared state",
+        )
+        return
+    with load(random_hashes=True) as fresh:
+        if here != fresh.digest():
+            yield Finding(
+                "error",
+                "another process draws other examples",
+                "do not use hash() or the order of a set: Python changes both in each process",
+            )
 
 
 def _judge_variety(task: Task, prompts: list[str]) -> Iterator[Finding]:
@@ -165,19 +170,6 @@ def _judge_variety(task: Task, prompts: list[str]) -> Iterator[Finding]:
         )
 
 
-def _digest_in_fresh_process(spec: str) -> str:
-    """The digest that a process with another hash seed finds. Empty when it fails, which no digest equals."""
-    # -R: random string hashes even where PYTHONHASHSEED forbids them. -P: nothing from the current folder.
-    command = [sys.executable, "-RP", "-m", "swarmnode.tasks.check", spec]
-    try:
-        fresh = subprocess.run(
-            command, capture_output=True, text=True, timeout=FRESH_PROCESS_TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return ""
-    return fresh.stdout.strip().rpartition("\n")[2]
-
-
 def _judge_scores(task: Task, examples: list[Example]) -> tuple[float | None, list[Finding]]:
     """Scored completions per second, and what is wrong with the scores."""
     start = time.perf_counter()
@@ -185,7 +177,7 @@ def _judge_scores(task: Task, examples: list[Example]) -> tuple[float | None, li
         scored = [_score_probes(task, example) for example in examples]
         seconds = time.perf_counter() - start
         again = [_score_probes(task, example) for example in examples]
-    except TaskError as error:
+    except (TaskError, JudgementLost) as error:
         return None, [Finding("error", error.message, error.hint)]
     if not scored:
         return None, []
@@ -250,7 +242,3 @@ _JUDGES: tuple[Callable[[_Scored, _Scored, float], Finding | None], ...] = (
     _indifferent,
     _slow,
 )
-
-
-if __name__ == "__main__":
-    sys.stdout.write(draw_digest(load_task(sys.argv[1])) + "\n")

@@ -15,6 +15,8 @@ A task file has at most three functions, the last two optional:
         return "questions.jsonl of 2025-01-07"
 
 `examples` yields a (prompt, answer) pair, a dictionary with "prompt" and any other columns, or a bare prompt.
+A prompt is a text or, as [{"role": "user", "content": "..."}], one message of the user. Then rewards get
+messages too.
 Further functions named `reward_...` add to the reward. The task is called after the file.
 
 A file need not care for threads, nor for other files: every draw runs from its beginning to its end before
@@ -74,7 +76,9 @@ class FileTask:
         """
         for index, row in enumerate(self._rows(seed)):
             prompt, columns = _columns(row, self.path)
-            yield Example(ExampleKey(self.name, self.version, seed, index), prompt, columns)
+            text = _user_text(prompt, self.path)
+            key = ExampleKey(self.name, self.version, seed, index)
+            yield Example(key, text, columns, conversational=text is not prompt)
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
         """The file's own rewards."""
@@ -106,15 +110,18 @@ class FileTask:
         return rows, None
 
 
-def load_tasks(specs: Iterable[str]) -> tuple[Task, ...]:
+def load_tasks(
+    specs: Iterable[str], load: Callable[[str], Task] = lambda spec: load_task(spec)
+) -> tuple[Task, ...]:
     """Load several tasks, `builtin` standing for all eight of ours. Raises TaskError when two share a name.
+    `load`: where the code of files is to run; here, unless a node says otherwise (process.py).
 
     >>> [task.name for task in load_tasks(["rev", "sort"])]
     ['rev', 'sort']
     """
     tasks: dict[str, Task] = {}
     for spec in specs:
-        for task in BUILTIN_TASKS if spec == ALL_BUILTIN else (load_task(spec),):
+        for task in BUILTIN_TASKS if spec == ALL_BUILTIN else (load(spec),):
             if task.name in tasks:
                 raise TaskError(f"two tasks are called {task.name}", hint="name each task once")
             tasks[task.name] = task
@@ -123,14 +130,14 @@ def load_tasks(specs: Iterable[str]) -> tuple[Task, ...]:
     return tuple(tasks.values())
 
 
-def load_task(spec: str) -> Task:
-    """Load one task: a built-in one by name, or a Python file.
+def load_task(spec: str, text: str | None = None) -> Task:
+    """Load one task: a built-in one by name, or a Python file (`text`: as it was when it was first read).
 
     >>> load_task("rev").version
     '1'
     """
     if spec.endswith(".py"):
-        return _load_file(Path(spec))
+        return _load_file(Path(spec), text)
     for task in BUILTIN_TASKS:
         if task.name == spec:
             return task
@@ -148,10 +155,10 @@ def _unknown(spec: str) -> TaskError:
     return TaskError(f"there is no task {spec!r}", hint=hint)
 
 
-def _load_file(path: Path) -> Task:
+def _load_file(path: Path, text: str | None) -> Task:
     if not _NAME.fullmatch(path.stem):
         raise TaskError(f"{path.name} is no name for a task", hint="use letters, digits, dots, - and _")
-    source = load_source(path)
+    source = load_source(path, text)
     draw = vars(source.module).get("examples")
     if not inspect.isfunction(draw) or not inspect.signature(draw).parameters:
         raise TaskError(
@@ -188,7 +195,7 @@ def _version(module: ModuleType, digest: str, path: Path) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _columns(row: Any, path: Path) -> tuple[str, dict[str, Any]]:
+def _columns(row: Any, path: Path) -> tuple[Any, dict[str, Any]]:
     """The prompt and the other columns of what `examples` yielded."""
     match row:
         case str():
@@ -202,6 +209,24 @@ def _columns(row: Any, path: Path) -> tuple[str, dict[str, Any]]:
                 f"{path}: examples yielded {row!r:.80}",
                 hint='yield (prompt, answer), {"prompt": ..., "answer": ...} or a prompt, all text',
             )
-    if not (isinstance(prompt, str) and prompt):
-        raise TaskError(f"{path}: a prompt is {prompt!r:.80}", hint="a prompt is a text that is not empty")
     return prompt, columns
+
+
+def _user_text(prompt: Any, path: Path) -> str:
+    """What the user says in a prompt: a text, or messages as TRL's data sets have them."""
+    match prompt:
+        case str() | [{"role": "user", "content": str()}]:
+            text = prompt if isinstance(prompt, str) else cast(str, prompt[0]["content"])
+        case [{"role": _, "content": _}, *_]:
+            raise TaskError(
+                f"{path}: a prompt has other messages than one of the user: {prompt!r:.80}",
+                hint="write what the system says before what the user says, in one message",
+            )
+        case _:
+            text = ""
+    if not text:
+        raise TaskError(
+            f"{path}: a prompt is {prompt!r:.80}",
+            hint="a prompt is a text that is not empty, or one message of the user",
+        )
+    return text

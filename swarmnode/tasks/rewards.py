@@ -4,8 +4,14 @@ example + completions -> [call_reward] -> one finite number or None per completi
 
 TRL passes prompts, completions, completion_ids and every dataset column by keyword, to a sync or an async
 function, and does not check what comes back (trl#6533). We pass a function only what its signature accepts,
-and raise TaskError when a result has the wrong length or type or is not finite. completion_ids are not
-passed: every node scores the same text, each with token ids of its own, and all must find the same reward.
+and raise TaskError when a result has the wrong length or type or is not finite.
+
+Completions are texts where the prompt is a text, and lists of one message where it came as messages, as TRL
+has it. A function that annotates them as lists of messages, as all of trl.rewards do, gets messages in any
+case: which is decided by its signature alone, so it is the same on every node.
+
+Token ids are not passed: every node scores the same text, each with ids of its own, and all must find the
+same reward. A function that cannot do without gets pieces of the text instead (pieces.py).
 """
 
 import asyncio
@@ -14,17 +20,20 @@ import importlib.util
 import inspect
 import logging
 import math
+import re
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from numbers import Real
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
 from swarmnode.errors import TaskError
+from swarmnode.tasks.pieces import pieces_of
 from swarmnode.tasks.source import load_source, where
 from swarmnode.types import Example
 
@@ -41,7 +50,8 @@ _RESERVED = frozenset(
 )
 """Arguments of the contract, which no column may be named after."""
 
-_NO_IDS = "token ids differ from node to node, so they are not passed: measure the text"
+_LISTS_OF_MESSAGES = re.compile(r"(\w+\.)*(list|sequence)\[\s*(\w+\.)*(list|sequence)\[", re.IGNORECASE)
+"""An annotation that says: each completion is a list of messages."""
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +74,7 @@ def load_reward(spec: str) -> Reward:
     [1.0]
     """
     origin, _, name = spec.rpartition(":")
-    reward = vars(_module(origin)).get(name) if origin else _builtin_rewards().get(name)
+    reward = _attribute(_module(origin), name) if origin else _builtin_rewards().get(name)
     if not callable(reward):
         raise TaskError(f"there is no reward {spec!r}", hint=f"ours are {', '.join(builtin_rewards())}")
     return reward
@@ -73,6 +83,14 @@ def load_reward(spec: str) -> Reward:
 def builtin_rewards() -> list[str]:
     """Names of the reward functions that come with swarmnode."""
     return list(_builtin_rewards())
+
+
+def _attribute(module: ModuleType, name: str) -> Any:
+    """What a module has under this name; None: nothing. Lazy ones, such as trl.rewards, import it now."""
+    try:
+        return getattr(module, name, None)
+    except Exception as error:
+        raise TaskError(f"cannot import {name} of {module.__name__}: {error!r}", hint=where(error)) from error
 
 
 @cache
@@ -133,10 +151,13 @@ def call_reward(
     prompts: Sequence[str],
     completions: Sequence[str],
     columns: Mapping[str, Sequence[Any]] | None = None,
+    *,
+    conversational: bool = False,
 ) -> list[float | None]:
     """Call any TRL reward with what it accepts, and check its answer. None stays None.
 
-    Blocks until an async reward is done, so call it off the event loop. Raises TaskError.
+    `conversational`: the task gave its prompts as messages. Blocks until an async reward is done, so call it
+    off the event loop. Raises TaskError.
 
     >>> call_reward(lambda completions, **columns: [len(c) for c in completions], ["?"], ["four"])
     [4.0]
@@ -146,22 +167,26 @@ def call_reward(
         raise TaskError(
             f"column {min(clash)!r} has the name of an argument of rewards", hint="rename the column"
         )
+    as_messages = conversational or _wants_messages(reward)
     arguments: dict[str, Any] = {
-        "prompts": list(prompts),
-        "completions": list(completions),
+        "prompts": [_message("user", text) for text in prompts] if as_messages else list(prompts),
+        "completions": [_message("assistant", c) for c in completions] if as_messages else list(completions),
         "trainer_state": TrainerState(),
         "log_extra": _log_value,
         "log_metric": _log_value,
         **{name: list(values) for name, values in columns.items()},
     }
     accepted = _accepted(reward, arguments)
+    if _insists_on_ids(reward):
+        accepted["completion_ids"] = [pieces_of(text) for text in completions]
     try:
         result = reward(**accepted)
         if inspect.isawaitable(result):
             result = _wait(result)
+        values = _listed(result, len(completions))
     except Exception as error:
         raise TaskError(f"reward {_name(reward)} failed: {error!r}", hint=where(error)) from error
-    return _checked(reward, result, len(completions))
+    return _checked(reward, result, values, len(completions))
 
 
 def score_with(
@@ -171,19 +196,44 @@ def score_with(
     count = len(completions)
     prompts = [example.prompt] * count
     columns = {name: [value] * count for name, value in example.columns.items()}
-    values = [call_reward(reward, prompts, completions, columns=columns) for reward in rewards.values()]
+    values = [
+        call_reward(reward, prompts, completions, columns, conversational=example.conversational)
+        for reward in rewards.values()
+    ]
     return [dict(zip(rewards, row, strict=True)) for row in zip(*values, strict=True)]
+
+
+def _message(role: str, text: str) -> list[dict[str, str]]:
+    return [{"role": role, "content": text}]
+
+
+def _wants_messages(reward: Reward) -> bool:
+    completions = _parameters(reward).get("completions")
+    return completions is not None and bool(_LISTS_OF_MESSAGES.match(_text_of(completions.annotation)))
+
+
+def _text_of(annotation: Any) -> str:
+    return annotation if isinstance(annotation, str) else str(annotation)
+
+
+def _insists_on_ids(reward: Reward) -> bool:
+    ids = _parameters(reward).get("completion_ids")
+    return ids is not None and ids.default is ids.empty
+
+
+def _parameters(reward: Reward) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(reward).parameters
+    except (TypeError, ValueError) as error:
+        raise TaskError(f"reward {reward!r:.80} cannot be called: {error}") from error
 
 
 def _accepted(reward: Reward, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that the function takes. Raises TaskError when it needs one that we do not have."""
-    try:
-        parameters = inspect.signature(reward).parameters.values()
-    except (TypeError, ValueError) as error:
-        raise TaskError(f"reward {reward!r:.80} cannot be called: {error}") from error
+    parameters = _parameters(reward).values()
     keywords = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     for parameter in keywords:
-        if parameter.default is parameter.empty and parameter.name not in arguments:
+        if parameter.default is parameter.empty and parameter.name not in {*arguments, "completion_ids"}:
             raise _missing(reward, parameter.name, arguments)
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return dict(arguments)
@@ -191,8 +241,6 @@ def _accepted(reward: Reward, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _missing(reward: Reward, name: str, arguments: Mapping[str, Any]) -> TaskError:
-    if name == "completion_ids":
-        return TaskError(f"reward {_name(reward)} needs 'completion_ids'", hint=_NO_IDS)
     columns = ", ".join(sorted(arguments.keys() - _RESERVED)) or "none"
     return TaskError(
         f"reward {_name(reward)} needs {name!r}, which the example does not have",
@@ -210,10 +258,19 @@ def _wait(awaitable: Awaitable[Any]) -> Any:
         return thread.submit(lambda: asyncio.run(result())).result()
 
 
-def _checked(reward: Reward, result: Any, count: int) -> list[float | None]:
-    if not isinstance(result, list | tuple):
+def _listed(result: Any, count: int) -> list[Any] | None:
+    """What a reward returned, one more than `count` at most; None for what is no row of numbers.
+
+    TRL only goes through what comes back, so an array or a generator is as good as a list.
+    """
+    if isinstance(result, str | bytes | Mapping) or not isinstance(result, Iterable):
+        return None
+    return list(islice(cast(Iterable[Any], result), count + 1))
+
+
+def _checked(reward: Reward, result: Any, values: list[Any] | None, count: int) -> list[float | None]:
+    if values is None:
         raise TaskError(f"reward {_name(reward)} returned {type(result).__name__}, not a list")
-    values = cast(Sequence[Any], result)
     if len(values) != count:
         raise TaskError(f"reward {_name(reward)} returned {len(values)} values for {count} completions")
     return [None if value is None else _finite(reward, value) for value in values]

@@ -33,15 +33,22 @@ class Source:
     module: ModuleType
 
 
-def load_source(path: Path) -> Source:
-    """Run a Python file and return its module. Raises TaskError naming file and line."""
+def load_source(path: Path, text: str | None = None) -> Source:
+    """Run a Python file and return its module. Raises TaskError naming file and line.
+
+    It may import what lies beside it, wherever the node was started; what is installed comes first, so that
+    no file of the folder takes the place of a library.
+
+    `text`: what stood in the file when it was read for the first time, where that was before.
+    """
     path = path.expanduser().absolute()
-    text = _read(path)
+    text = read_source(path) if text is None else text
     digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     return Source(path, digest, _run(path, text, digest))
 
 
-def _read(path: Path) -> str:
+def read_source(path: Path) -> str:
+    """The text of a file that could be a task. Raises TaskError."""
     try:
         if path.stat().st_size > _MAX_SOURCE_BYTES:
             raise TaskError(f"{path} is larger than {_MAX_SOURCE_BYTES} bytes", hint="is it a Python file?")
@@ -59,6 +66,8 @@ def _run(path: Path, text: str, digest: str) -> ModuleType:
     # dataclasses and typing look a class's module up by name while the class is being made.
     sys.modules[module.__name__] = module
     linecache.checkcache(str(path))
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
     try:
         exec(compile(text, str(path), "exec"), vars(module))
     except SyntaxError as error:

@@ -51,6 +51,11 @@ class Task(Protocol):
         ...
 
 
+MAX_ABS_REWARD = 1e6
+"""Of a reward, ours or claimed. NaN and the infinities fall outside of any bound, and so do numbers whose
+squares would overflow."""
+
+
 def is_held_out(prompt: str) -> bool:
     """Whether a prompt belongs to the evaluation draw. Depends on nothing but its text."""
     return hashlib.blake2b(prompt.encode(), digest_size=8).digest()[0] % HELD_OUT_SHARE == 0
@@ -92,6 +97,9 @@ def score_strictly(task: Task, example: Example, completions: Sequence[str]) -> 
         )
     for named in scores:
         for name, value in named.items():
-            if value is not None and not (float("-inf") < value < float("inf")):
-                raise TaskError(f"{task.name}.score: reward {name!r} is {value}, not a finite number")
+            if value is not None and not abs(value) <= MAX_ABS_REWARD:
+                raise TaskError(
+                    f"{task.name}.score: reward {name!r} is {value}, not a number within {MAX_ABS_REWARD:g}",
+                    hint="scale it: advantages do not depend on its unit",
+                )
     return tuple(scores)

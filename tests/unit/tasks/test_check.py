@@ -2,7 +2,7 @@
 
 import pytest
 
-from swarmnode.errors import TaskError
+from swarmnode.errors import JudgementOverran, TaskError
 from swarmnode.tasks.check import check_task
 
 GOOD = """
@@ -125,3 +125,35 @@ def test_few_questions_over_and_over_are_noticed(check):
 def test_a_task_that_cannot_be_loaded_is_no_report(check):
     with pytest.raises(TaskError, match="syntax error"):
         check("def examples(seed)")
+
+
+HANGS = "    import re\n    return [float(bool(re.match(r'(a+)+$', 'a' * 40 + 'b')))]\n"
+
+
+def test_a_reward_that_hangs_is_a_verdict_which_names_function_and_example(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(f"{GOOD}\ndef reward_form(completions):\n{HANGS}")
+    report = check_task(str(path), timeout_s=2.0)
+    assert not report.ok
+    (finding,) = report.findings
+    assert report.sample is not None
+    assert finding.what == (
+        f"the reward of task mine on the example {report.sample.prompt!r} did not return within 2 s"
+    )
+    assert finding.advice == f"it was at {path} line 12, in reward_form"
+    assert (report.drawn, report.scores_per_s) == (600, None)
+
+
+def test_examples_that_hang_are_a_verdict_too(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(f"{GOOD}        if seed == 1:\n            while True: pass\n")
+    report = check_task(str(path), timeout_s=2.0)
+    assert errors(report) == ["examples(1) of task mine did not return within 2 s"]
+    assert report.drawn == 200
+
+
+def test_a_file_that_hangs_while_it_is_loaded_is_a_clear_error(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("while True: pass\n")
+    with pytest.raises(JudgementOverran, match="was not loaded"):
+        check_task(str(path), timeout_s=0.5)

@@ -1,5 +1,6 @@
 """From what a user types to a task, or to one clear sentence about what is wrong."""
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
@@ -8,7 +9,7 @@ import pytest
 from swarmnode.errors import TaskError
 from swarmnode.tasks.loader import load_task, load_tasks
 from swarmnode.tasks.rounds import draw_round
-from swarmnode.tasks.task import redraw
+from swarmnode.tasks.task import redraw, score_strictly
 
 TEN_LINES = """
 import random
@@ -242,6 +243,23 @@ def examples(seed):
     assert prompts(load_task(write(source)), 0) == ["2 + 2 = ?"]
 
 
+def test_a_task_may_import_what_lies_beside_it(write, monkeypatch):
+    monkeypatch.setattr("sys.path", list(sys.path))
+    write("ANSWER = '4'\n", "beside_the_sums.py")
+    source = "from beside_the_sums import ANSWER\n\ndef examples(seed):\n    yield '2 + 2 =', ANSWER\n"
+    assert first(load_task(write(source))).columns["answer"] == "4"
+
+
+@pytest.mark.parametrize("value", ["2e6", "-1e300", "True * 1e7"])
+def test_a_reward_that_nobody_could_announce_is_an_error(write, value):
+    source = (
+        f"def examples(seed):\n    yield '?'\n\ndef reward(completions, **columns):\n    return [{value}]\n"
+    )
+    task = load_task(write(source))
+    with pytest.raises(TaskError, match=r"not a number within 1e\+06"):
+        score_strictly(task, first(task), ["x"])
+
+
 def test_a_file_name_must_do_as_a_task_name(write):
     with pytest.raises(TaskError, match="no name for a task"):
         load_task(write(TEN_LINES, "my sums.py"))
@@ -271,3 +289,33 @@ def test_a_score_function_is_not_silently_ignored(tmp_path):
     )
     with pytest.raises(TaskError, match="does not use"):
         load_task(str(path))
+
+
+AS_MESSAGES = """
+def examples(seed):
+    yield {"prompt": [{"role": "user", "content": "2 + 2 ="}], "answer": "4"}
+
+def reward(completions, **columns):
+    return [float(completion[0]["content"] == "4") for completion in completions]
+"""
+
+
+def test_a_prompt_may_be_a_message_of_the_user_and_then_rewards_get_messages(write):
+    task = load_task(write(AS_MESSAGES))
+    example = first(task)
+    assert (example.prompt, example.conversational) == ("2 + 2 =", True)
+    assert task.score(example, ["4", "5"]) == [{"reward": 1.0}, {"reward": 0.0}]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        "[{'role': 'system', 'content': 'be brief'}, {'role': 'user', 'content': '?'}]",
+        "[{'role': 'user', 'content': '?'}, {'role': 'assistant', 'content': '!'}]",
+        "[{'role': 'system', 'content': 'be brief'}]",
+    ],
+)
+def test_other_messages_are_refused_with_what_to_do(write, messages):
+    with pytest.raises(TaskError, match="other messages") as caught:
+        first(load_task(write(f"def examples(seed):\n    yield {{'prompt': {messages}}}\n")))
+    assert "in one message" in caught.value.hint

@@ -4,11 +4,14 @@ import asyncio
 import functools
 import math
 import sys
+import typing
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from swarmnode.errors import TaskError
+from swarmnode.tasks.pieces import pieces_of
 from swarmnode.tasks.rewards import builtin_rewards, call_reward, load_reward, score_with
 from swarmnode.types import Example, ExampleKey
 
@@ -49,16 +52,115 @@ def test_a_missing_column_is_named():
     assert caught.value.hint == "its columns are: answer"
 
 
-def test_token_ids_are_missing_only_for_a_reward_that_insists_on_them():
-    def insists(completions, completion_ids): ...
+def test_token_ids_are_missing_and_a_reward_that_insists_on_them_gets_pieces_of_the_text():
+    def insists(completion_ids, **columns):
+        return [len(ids) for ids in completion_ids]
 
     def copes(completions, completion_ids=None):
         return [float(completion_ids is None)] * len(completions)
 
     assert call(copes) == [1.0, 1.0]
-    with pytest.raises(TaskError, match="completion_ids") as caught:
-        call(insists)
-    assert caught.value.hint.startswith("token ids differ from node to node")
+    assert call(insists, completions=("What is 12 + 34?", "")) == [7.0, 0.0]
+
+
+def test_pieces_of_a_text_are_about_as_many_as_tokens_and_repeat_where_it_does():
+    prose = "The quick brown fox, 12345 years old, jumps over the lazy dog again and again.\n" * 3
+    assert 0.15 * len(prose) < len(pieces_of(prose)) < 0.35 * len(prose)
+    assert len(set(pieces_of(prose))) <= len(pieces_of(prose)) / 3 + 1
+    assert len(pieces_of("naive \u4f60\u597d \U0001f600")) == 6
+
+
+def content(completions: list[list[dict[str, str]]], **columns):
+    return [float(len(completion[0]["content"])) for completion in completions]
+
+
+def content_of_sequences(completions: "Sequence[list[dict[str, str]]]"):
+    return content(completions)
+
+
+class Content:
+    def __call__(self, completions: typing.List[typing.List[dict]], **columns):  # noqa: UP006  as old code has it
+        return content(completions)
+
+
+@pytest.mark.parametrize("reward", [content, content_of_sequences, Content()])
+def test_a_reward_that_is_annotated_for_messages_gets_messages(reward):
+    assert call(reward) == [1.0, 2.0]
+
+
+def test_other_annotations_mean_text():
+    def text(completions: list[str]):
+        return [float(isinstance(c, str)) for c in completions]
+
+    def either(completions: list[str | list[dict[str, str]]]):
+        return text(completions)
+
+    assert call(text) == call(either) == [1.0, 1.0]
+
+
+def test_where_the_prompt_came_as_messages_every_reward_gets_messages():
+    def reward(prompts, completions):
+        assert prompts == [[{"role": "user", "content": "?"}]]
+        return [float(completions == [[{"role": "assistant", "content": "a"}]])]
+
+    example = Example(ExampleKey("t", "1", 0, 0), "?", {"answer": "a"}, conversational=True)
+    assert score_with({"r": reward, "ours": load_reward("exact_match")}, example, ["a"]) == [
+        {"r": 1.0, "ours": 1.0}
+    ]
+
+
+LAZY = """
+import importlib, sys, types
+
+class Lazy(types.ModuleType):
+    def __getattr__(self, name):
+        if name == "broken":
+            raise RuntimeError("failed to import it")
+        if name != "brief":
+            raise AttributeError(name)
+        return importlib.import_module(".inner", self.__name__).brief
+
+lazy = Lazy(__name__)
+lazy.__path__, lazy.__spec__ = __path__, __spec__
+sys.modules[__name__] = lazy
+"""
+
+
+def test_a_reward_is_found_in_a_lazy_package(tmp_path, monkeypatch):
+    (tmp_path / "lazily").mkdir()
+    (tmp_path / "lazily" / "__init__.py").write_text(LAZY)
+    (tmp_path / "lazily" / "inner.py").write_text(
+        "def brief(completions: list[list[dict[str, str]]], **columns):\n"
+        "    return [-len(c[0]['content']) for c in completions]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert call(load_reward("lazily:brief")) == [-1.0, -2.0]
+    with pytest.raises(TaskError, match="no reward 'lazily:nothing'"):
+        load_reward("lazily:nothing")
+    with pytest.raises(TaskError, match="cannot import broken of lazily"):
+        load_reward("lazily:broken")
+
+
+@pytest.mark.parametrize(
+    ("name", "made_with", "expected"),
+    [
+        ("accuracy_reward", None, [1.0, 0.0]),
+        ("reasoning_accuracy_reward", None, [1.0, 0.0]),
+        ("think_format_reward", None, [0.0, 0.0]),
+        ("get_cosine_scaled_reward", {"max_len": 1000}, None),
+        ("get_repetition_penalty_reward", {"ngram_size": 2}, None),
+        ("get_soft_overlong_punishment", {"max_completion_len": 1000, "soft_punish_cache": 100}, [0.0, 0.0]),
+    ],
+)
+def test_every_function_of_trl_runs(name, made_with, expected):
+    pytest.importorskip("trl")
+    pytest.importorskip("math_verify")
+    reward = load_reward(f"trl.rewards:{name}")
+    if made_with is not None:
+        reward = reward(**made_with)
+    answers = (r"</think> so \boxed{\frac{1}{2}}", r"</think> so \boxed{3}")
+    values = call(reward, completions=answers, solution=r"$\frac{1}{2}$")
+    assert values == expected or (expected is None and len(values) == 2)
 
 
 async def an_async_reward(completions, **columns):
@@ -91,12 +193,19 @@ def test_any_real_number_is_a_reward_and_none_stays_none(value):
     assert call(lambda completions: [value, None]) == [float(value), None]
 
 
+@pytest.mark.parametrize("row", [np.array, tuple, iter])
+def test_any_row_of_numbers_is_as_good_as_a_list(row):
+    assert call(lambda completions: row([0.5, 1.0])) == [0.5, 1.0]
+
+
 @pytest.mark.parametrize(
     ("result", "complaint"),
     [
         ([1.0], "1 values for 2 completions"),
         ([1.0] * 3, "3 values for 2 completions"),
         (1.0, "float, not a list"),
+        ("10", "str, not a list"),
+        ({"a": 1.0, "b": 0.0}, "dict, not a list"),
         (None, "NoneType, not a list"),
         (["1", "0"], "a str, not a number"),
         ([math.nan, 0.0], "returned nan"),

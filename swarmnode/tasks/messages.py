@@ -1,0 +1,140 @@
+"""What a node and the process that runs a task's code say to each other, and how it is framed.
+
+process.py (the node) <- [messages] -> worker.py (the task's code)
+
+Each message is a length in four bytes and msgpack. Both ends are ours and on one machine; nothing of it ever
+comes from or goes to the network.
+"""
+
+import socket
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from swarmnode.types import Scores
+
+MAX_FRAME_BYTES = 1 << 28
+"""A group of 64 completions of the longest kind, or a few hundred examples, is far below."""
+
+READ_BYTES = 1 << 16
+
+
+class Load(msgspec.Struct, frozen=True, tag=True):
+    """The first request: run this task's code. `text`: of its file; None: the task is a built-in one."""
+
+    spec: str
+    text: str | None
+
+
+class Draw(msgspec.Struct, frozen=True, tag=True):
+    """Examples [start, start + count) of a seed."""
+
+    seed: int
+    start: int
+    count: int
+
+
+class Score(msgspec.Struct, frozen=True, tag=True):
+    """Judge completions of an example. The process draws it itself; `prompt` tells whether it is the one."""
+
+    seed: int
+    index: int
+    prompt: str
+    completions: tuple[str, ...]
+
+
+class Digest(msgspec.Struct, frozen=True, tag=True):
+    """Draw everything anew and give one digest of it."""
+
+
+Request = Load | Draw | Score | Digest
+
+
+class Order(msgspec.Struct, frozen=True):
+    """A request with the seconds after which the process ends itself. None: never."""
+
+    request: Request
+    timeout_s: float | None
+
+
+class Failure(msgspec.Struct, frozen=True, tag=True):
+    """A TaskError."""
+
+    message: str
+    hint: str
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    name: str
+    version: str
+
+
+class Row(msgspec.Struct, frozen=True):
+    """An example. `columns` are those that can be written down; the process that judges has all of them."""
+
+    prompt: str
+    columns: dict[str, Any]
+    conversational: bool
+
+
+class Drawn(msgspec.Struct, frozen=True, tag=True):
+    """As many rows as there are, and why there are no more where drawing them failed."""
+
+    rows: tuple[Row, ...]
+    failure: Failure | None
+
+
+class Scored(msgspec.Struct, frozen=True, tag=True):
+    scores: tuple[Scores, ...]
+
+
+class Digested(msgspec.Struct, frozen=True, tag=True):
+    digest: str
+
+
+Reply = Failure | Loaded | Drawn | Scored | Digested
+
+
+def frame(message: Order | Reply) -> bytes:
+    """A message as bytes to send."""
+    body = msgspec.msgpack.encode(message)
+    return len(body).to_bytes(4, "big") + body
+
+
+@dataclass(slots=True)
+class Reader:
+    """Whole messages out of a socket. What has come of one before a deadline is kept for the next attempt."""
+
+    channel: socket.socket
+    _bytes: bytearray = field(default_factory=bytearray)
+
+    def read(self, deadline: float | None) -> bytes | None:
+        """The next message; None: the other end is gone. Raises TimeoutError when it is `deadline`
+        (time.monotonic)."""
+        while (body := self._whole()) is None:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError
+            self.channel.settimeout(left)
+            try:
+                received = self.channel.recv(READ_BYTES)
+            except ConnectionError:
+                return None
+            if not received:
+                return None
+            self._bytes += received
+        return body
+
+    def _whole(self) -> bytes | None:
+        if len(self._bytes) < 4:
+            return None
+        end = 4 + int.from_bytes(self._bytes[:4], "big")
+        if end > MAX_FRAME_BYTES:
+            raise ConnectionError("a message between a node and its task is too large")
+        if len(self._bytes) < end:
+            return None
+        body = bytes(self._bytes[4:end])
+        del self._bytes[:end]
+        return body

@@ -1,0 +1,404 @@
+"""A task whose code runs in a process of its own, which is ended where it does not answer in time.
+
+loader.py, path -> [isolate] -> IsolatedTask -> socket -> worker.py -> examples(seed), reward(...) of the user
+
+Nothing of a task file runs in the node: it can hang, hold the interpreter, catch every exception, start
+threads or crash, and what is lost is one judgement (JudgementLost). The process is started again by the next
+request. A node has one for its own rollouts, and one for those of strangers, so that an answer on which a
+reward hangs costs the own ones nothing.
+"""
+
+import json
+import logging
+import math
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, Self
+
+import msgspec
+
+from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
+from swarmnode.tasks.builtin import ProceduralTask
+from swarmnode.tasks.loader import load_task
+from swarmnode.tasks.messages import (
+    Digest,
+    Digested,
+    Draw,
+    Drawn,
+    Failure,
+    Load,
+    Loaded,
+    Order,
+    Reader,
+    Reply,
+    Request,
+    Row,
+    Score,
+    Scored,
+    frame,
+)
+from swarmnode.tasks.printed import pass_on
+from swarmnode.tasks.source import read_source
+from swarmnode.tasks.task import Task
+from swarmnode.types import Example, ExampleKey
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 2.0
+"""The process ends itself at a deadline and tells where it was. So much later it is ended from outside."""
+
+SLOW_S = 10.0
+"""A judgement that takes longer is told of, once for each task, while it goes on."""
+
+RELOAD_S = 600.0
+"""Longest start of the process: a file may read a data set, or load a model that judges."""
+
+FIRST_ROWS, MOST_ROWS = 16, 256
+"""Examples asked for at once: first enough for a round's share of a task, then four times as many."""
+
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from swarmnode.tasks.worker import main; main(*map(int, sys.argv[2:]))"
+)
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
+"""As faulthandler writes it."""
+
+
+class TaskProcess:
+    """The process of one task: started when it is first asked, and again when it died.
+
+    `ask` may be called by several threads, which wait for each other; `close` by any.
+    """
+
+    def __init__(
+        self,
+        load: Load,
+        timeout_s: float,
+        *,
+        load_timeout_s: float | None = RELOAD_S,
+        load_wait_s: float | None = None,
+        random_hashes: bool = False,
+        printed: Callable[[str], None] | None = None,
+    ) -> None:
+        """`load_wait_s`: how long one request waits while the file is loaded; None: until it is.
+        `random_hashes`: strings hash otherwise than in any other process. `printed`: what becomes of lines
+        that the task prints; None: they are logged."""
+        self.name = Path(load.spec).stem
+        self._load = load
+        self._timeout_s = timeout_s
+        self._load_timeout_s = load_timeout_s
+        self._load_wait_s = load_wait_s
+        self._random_hashes = random_hashes
+        self._printed = printed or self._log_line
+        self._turn = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._reader: Reader | None = None
+        self._trace: IO[bytes] | None = None
+        self._loaded: Loaded | None = None
+        self._spawned = 0.0
+        self._interrupts = 0
+        self._killed = False
+        self._closed = False
+        self._told_slow = False
+
+    def start(self) -> Loaded:
+        """Run the task's code. Raises TaskError where it cannot be loaded, JudgementLost."""
+        with self._turn:
+            return self._ready()
+
+    def ask(self, request: Request) -> Reply:
+        """Raises TaskError for what the task did wrong, JudgementLost where it did not answer."""
+        interrupts = self._interrupts
+        with self._turn:
+            if self._interrupts != interrupts:
+                raise self._stopped()
+            self._ready()
+            return self._asked(request, self._timeout_s)
+
+    def interrupt(self) -> None:
+        """End the process, whatever it does: who waits for an answer gets JudgementLost, and at once."""
+        self._interrupts += 1
+        self._kill()
+
+    def close(self) -> None:
+        """End the process for good."""
+        self._closed = True
+        self.interrupt()
+        with self._turn:
+            self._end()
+
+    def _ready(self) -> Loaded:
+        if self._closed:
+            raise self._stopped()
+        if self._killed:
+            self._end()
+        if self._loaded is None:
+            if self._child is None:
+                self._spawn()
+                self._send(Order(self._load, None))
+            self._loaded = self._reply_to_load()
+        return self._loaded
+
+    def _reply_to_load(self) -> Loaded:
+        limit, wait_s = self._load_timeout_s, self._load_wait_s
+        last = math.inf if limit is None else self._spawned + limit
+        deadline = last if wait_s is None else min(last, time.monotonic() + wait_s)
+        try:
+            reply = self._received(None if deadline == math.inf else deadline)
+        except TimeoutError:
+            if deadline < last:
+                raise JudgementLost(f"{self._load.spec} is still being loaded") from None
+            self._end()
+            raise JudgementOverran(
+                f"{self._load.spec} was not loaded after {limit:g} s",
+                hint="what stands at the top of the file runs when it is loaded",
+            ) from None
+        except BaseException:  # Ctrl-C while a file loads.
+            self._end()
+            raise
+        if reply is None:
+            ending = self._ending()
+            self._end()
+            raise JudgementLost(f"the process of task {self.name} ended while it was loaded: {ending}")
+        if isinstance(reply, Failure):
+            self._end()
+            raise TaskError(reply.message, hint=reply.hint)
+        assert isinstance(reply, Loaded)
+        return reply
+
+    def _asked(self, request: Request, timeout_s: float) -> Reply:
+        began, interrupts = time.monotonic(), self._interrupts
+        self._send(Order(request, timeout_s))
+        try:
+            reply = self._patiently_received(request, began + timeout_s + GRACE_S)
+        except TimeoutError:
+            reply = None
+        if reply is None:
+            stopped = self._interrupts != interrupts
+            lost = self._stopped() if stopped else self._lost(request, time.monotonic() - began)
+            self._end()
+            raise lost
+        if isinstance(reply, Failure):
+            raise TaskError(reply.message, hint=reply.hint)
+        return reply
+
+    def _patiently_received(self, request: Request, deadline: float) -> Reply | None:
+        slow = time.monotonic() + SLOW_S
+        if self._told_slow or deadline <= slow:
+            return self._received(deadline)
+        try:
+            return self._received(slow)
+        except TimeoutError:
+            self._told_slow = True
+            what, limit = _doing(self.name, request), self._timeout_s
+            log.warning("%s has not returned for %g s; it is given up after %g s", what, SLOW_S, limit)
+        return self._received(deadline)
+
+    def _received(self, deadline: float | None) -> Reply | None:
+        """None: the process is gone."""
+        assert self._reader is not None
+        data = self._reader.read(deadline)
+        return None if data is None else msgspec.msgpack.decode(data, type=Reply)
+
+    def _lost(self, request: Request, seconds: float) -> JudgementLost:
+        what = _doing(self.name, request)
+        if seconds < self._timeout_s:
+            return JudgementLost(f"{what} ended the process it runs in: {self._ending()}")
+        return JudgementOverran(f"{what} did not return within {self._timeout_s:g} s", hint=self._where())
+
+    def _where(self) -> str:
+        """Where the task's code was when it was given up, as a hint."""
+        if self._trace is None:
+            return ""
+        self._trace.seek(0)
+        return _innermost(self._trace.read(1 << 20).decode(errors="replace"), self._load.spec)
+
+    # ---- the process ----
+
+    def _spawn(self) -> None:
+        ours, theirs = socket.socketpair()
+        self._trace = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
+        files = theirs.fileno(), self._trace.fileno()
+        hashes = ("-R",) if self._random_hashes else ()
+        numbers = map(str, (*files, os.getpid()))
+        try:
+            self._child = subprocess.Popen(
+                [sys.executable, *hashes, "-c", _BOOT, json.dumps(sys.path), *numbers],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=files,
+                # Ctrl-C in a terminal is for the node; and what a reward starts can be ended with it.
+                start_new_session=True,
+            )
+        except OSError as error:
+            ours.close()
+            raise TaskError(f"no process can be started for task {self.name}: {error.strerror}") from error
+        finally:
+            theirs.close()
+        self._reader = Reader(ours)
+        output = self._child.stdout
+        assert output is not None
+        threading.Thread(target=pass_on, args=(output, self._printed), daemon=True).start()
+        self._spawned = time.monotonic()
+        self._killed = self._closed
+        if self._closed:
+            self._kill()
+
+    def _send(self, order: Order) -> None:
+        assert self._reader is not None
+        self._reader.channel.settimeout(None)
+        with suppress(ConnectionError):  # Reading tells.
+            self._reader.channel.sendall(frame(order))
+
+    def _kill(self) -> None:
+        child, self._killed = self._child, True
+        if child is not None and child.returncode is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)
+
+    def _end(self) -> None:
+        """End the process and what it has started, and let go of what belonged to it."""
+        self._kill()
+        if self._child is not None:
+            self._child.wait()
+        if self._reader is not None:
+            self._reader.channel.close()
+        if self._trace is not None:
+            self._trace.close()
+        self._child = self._reader = self._trace = self._loaded = None
+
+    def _stopped(self) -> JudgementLost:
+        return JudgementLost(f"task {self.name} was stopped")
+
+    def _ending(self) -> str:
+        assert self._child is not None
+        try:
+            code = self._child.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            return "it hung up"
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+    def _log_line(self, line: str) -> None:
+        log.info("%s prints: %s", self.name, line)
+
+
+def _doing(name: str, request: Request) -> str:
+    match request:
+        case Score(prompt=prompt):
+            return f"the reward of task {name} on the example {prompt!r:.80}"
+        case Draw(seed=seed):
+            return f"examples({seed}) of task {name}"
+        case _:
+            return f"task {name}"
+
+
+def _innermost(trace: str, path: str) -> str:
+    """The line of the task's file that was running, out of faulthandler's account of all threads.
+
+    >>> _innermost('File "/usr/re.py", line 7 in match\\\\nFile "/a/add.py", line 3 in reward', "/a/add.py")
+    'it was at /a/add.py line 3, in reward'
+    """
+    for found in _FRAME.finditer(trace):
+        if found["file"] == path:
+            return f"it was at {path} line {found['line']}, in {found['function']}"
+    return ""
+
+
+class IsolatedTask:
+    """A task file, at arm's length. Raises JudgementLost where its process does not answer."""
+
+    def __init__(self, process: TaskProcess, load: Load, loaded: Loaded) -> None:
+        self._process = process
+        self._load = load
+        self.name = loaded.name
+        self.version = loaded.version
+
+    def examples(self, seed: int) -> Iterator[Example]:
+        """The file's own examples, with those columns that can be written down."""
+        start, count = 0, FIRST_ROWS
+        while True:
+            drawn = self._process.ask(Draw(seed, start, count))
+            assert isinstance(drawn, Drawn)
+            for index, row in enumerate(drawn.rows, start):
+                yield self._example(seed, index, row)
+            if drawn.failure is not None:
+                raise TaskError(drawn.failure.message, hint=drawn.failure.hint)
+            if len(drawn.rows) < count:
+                return
+            start, count = start + count, min(4 * count, MOST_ROWS)
+
+    def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
+        """By the file's own rewards, of the example as its process draws it."""
+        key = example.key
+        scored = self._process.ask(Score(key.seed, key.index, example.prompt, tuple(completions)))
+        assert isinstance(scored, Scored)
+        return list(scored.scores)
+
+    def digest(self) -> str:
+        """Of all that is drawn, drawn anew."""
+        digested = self._process.ask(Digest())
+        assert isinstance(digested, Digested)
+        return digested.digest
+
+    def for_strangers(self, timeout_s: float) -> "IsolatedTask":
+        """The same task in another process, which is started by the first request."""
+        process = TaskProcess(self._load, timeout_s, load_wait_s=timeout_s)
+        return IsolatedTask(process, self._load, Loaded(self.name, self.version))
+
+    @property
+    def spec(self) -> str:
+        """The whole path of its file, or the name of a built-in task."""
+        return self._load.spec
+
+    def interrupt(self) -> None:
+        """End what the process is doing, and at once: who waits for it gets JudgementLost."""
+        self._process.interrupt()
+
+    def close(self) -> None:
+        """End the process for good."""
+        self._process.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _example(self, seed: int, index: int, row: Row) -> Example:
+        key = ExampleKey(self.name, self.version, seed, index)
+        return Example(key, row.prompt, row.columns, row.conversational)
+
+
+def isolate(spec: str, timeout_s: float, *, builtin: bool = False, **options: Any) -> Task:
+    """Load a task as `load_task` does, the code of a file in a process of its own. Who gets it closes it.
+
+    Built-in tasks are ours and end: they stay here, unless `builtin`. `options`: those of TaskProcess.
+    """
+    if spec.endswith(".py"):
+        path = Path(spec).expanduser().absolute()
+        load = Load(str(path), read_source(path))
+    elif builtin:
+        load = Load(load_task(spec).name, None)
+    else:
+        return load_task(spec)
+    process = TaskProcess(load, timeout_s, **options)
+    return IsolatedTask(process, load, process.start())
+
+
+def spec_of(task: Task) -> str | None:
+    """What `load_task` finds this task by again, from anywhere on this machine. None: it was no file's."""
+    if isinstance(task, IsolatedTask):
+        return task.spec
+    return task.name if isinstance(task, ProceduralTask) else None

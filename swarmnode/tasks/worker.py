@@ -1,0 +1,176 @@
+"""The process that a task's code runs in: it draws, it judges, and it can be killed.
+
+process.py (the node) -> socket -> [worker] -> loader.py -> examples(seed), reward(...) of the user
+
+A thread cannot be ended and a regular expression that runs away holds the whole interpreter; a process can be
+ended, whatever it is doing. Requests are answered in the main thread, one after the other: rewards that use
+signal.alarm for a limit of their own (math-verify does) need that.
+
+Past its deadline the process ends itself, by a timer of C that needs no interpreter, and leaves behind where
+each thread was. So it also ends where the node was killed meanwhile.
+"""
+
+import faulthandler
+import os
+import socket
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NoReturn
+
+import msgspec
+
+from swarmnode.errors import SwarmnodeError
+from swarmnode.tasks.draws import draw_digest
+from swarmnode.tasks.loader import load_task
+from swarmnode.tasks.messages import (
+    Digest,
+    Digested,
+    Draw,
+    Drawn,
+    Failure,
+    Load,
+    Loaded,
+    Order,
+    Reader,
+    Reply,
+    Request,
+    Row,
+    Score,
+    Scored,
+    frame,
+)
+from swarmnode.tasks.task import MAX_INDEX, Task, score_strictly
+from swarmnode.types import Example
+
+MAX_SEEDS = 64
+"""Draws that are kept, so that judging an answer does not draw its example again."""
+
+PARENT_LOOK_S = 1.0
+
+
+@dataclass(slots=True)
+class _Drawing:
+    """The examples of one seed, as far as somebody asked for them."""
+
+    source: Iterator[Example]
+    examples: list[Example] = field(default_factory=list[Example])
+    failure: Failure | None = None
+
+    def up_to(self, end: int) -> None:
+        if self.failure is None:
+            try:
+                self.examples.extend(islice(self.source, max(0, end - len(self.examples))))
+            except SwarmnodeError as error:
+                self.failure = Failure(error.message, error.hint)
+
+
+class Worker:
+    """One task, loaded, and what was drawn of it."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._drawings: OrderedDict[int, _Drawing] = OrderedDict()
+
+    def answer(self, request: Request) -> Reply:
+        """Raises SwarmnodeError."""
+        match request:
+            case Load():
+                return Failure("a task is loaded already", "")
+            case Draw(seed, start, count):
+                return self._draw(seed, start, count)
+            case Score():
+                return self._score(request)
+            case Digest():
+                return Digested(draw_digest(self._task))
+
+    def _draw(self, seed: int, start: int, count: int) -> Drawn:
+        drawing = self._drawing(seed, start + count)
+        rows = drawing.examples[start : start + count]
+        failure = drawing.failure if len(rows) < count else None
+        return Drawn(tuple(map(_row, rows)), failure)
+
+    def _score(self, asked: Score) -> Reply:
+        examples = self._drawing(asked.seed, asked.index + 1).examples
+        if len(examples) <= asked.index or examples[asked.index].prompt != asked.prompt:
+            return Failure(
+                f"{self._task.name} draws other examples each time it is started",
+                "draw from random.Random(seed) only; `swarmnode task check` tells more",
+            )
+        return Scored(score_strictly(self._task, examples[asked.index], asked.completions))
+
+    def _drawing(self, seed: int, end: int) -> _Drawing:
+        drawing = self._drawings.get(seed)
+        if drawing is None:
+            drawing = self._drawings[seed] = _Drawing(iter(self._task.examples(seed)))
+            while len(self._drawings) > MAX_SEEDS:
+                self._drawings.popitem(last=False)
+        self._drawings.move_to_end(seed)
+        drawing.up_to(min(end, MAX_INDEX))
+        return drawing
+
+
+def _row(example: Example) -> Row:
+    return Row(
+        example.prompt, {k: v for k, v in example.columns.items() if _can_be_sent(v)}, example.conversational
+    )
+
+
+def _can_be_sent(value: Any) -> bool:
+    try:
+        msgspec.msgpack.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return False
+    return True
+
+
+def serve(channel: socket.socket, trace: int) -> None:
+    """Answer until the node hangs up. `trace`: an open file for where the threads are at a deadline."""
+    reader, worker = Reader(channel), None
+    while (data := reader.read(None)) is not None:
+        order = msgspec.msgpack.decode(data, type=Order)
+        if order.timeout_s is not None:
+            faulthandler.dump_traceback_later(order.timeout_s, exit=True, file=trace)
+        try:
+            if worker is None:
+                worker, reply = _load(order.request)
+            else:
+                reply = worker.answer(order.request)
+        except SwarmnodeError as error:
+            reply = Failure(error.message, error.hint)
+        except BaseException as error:  # noqa: BLE001  a reward that calls sys.exit() fails, and no more
+            reply = Failure(f"the task raised {error!r}", "")
+        faulthandler.cancel_dump_traceback_later()
+        channel.settimeout(None)
+        channel.sendall(frame(reply))
+
+
+def _load(request: Request) -> tuple[Worker, Loaded]:
+    if not isinstance(request, Load):
+        raise SwarmnodeError("the first request must be Load")
+    task = load_task(request.spec, request.text)
+    return Worker(task), Loaded(task.name, task.version)
+
+
+def _end_with(parent: int) -> None:
+    """A node that is killed takes us along, even from the middle of a reward."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_LOOK_S)
+    os._exit(0)
+
+
+def main(channel_fd: int, trace_fd: int, parent: int) -> NoReturn:
+    """Entry point of the process."""
+    # Processes that a reward starts must not hold these open, or nobody would notice that we are gone.
+    os.set_inheritable(channel_fd, False)
+    os.set_inheritable(trace_fd, False)
+    # A model that judges must not take the cores from training: one thread, unless somebody said otherwise.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # noqa: TID251  no setting of ours, and read by libraries
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    serve(socket.socket(fileno=channel_fd), trace_fd)
+    sys.stdout.flush()
+    os._exit(0)  # Threads that a task started do not keep us alive.

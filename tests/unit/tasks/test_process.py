@@ -1,0 +1,257 @@
+"""The code of a task file in a process of its own: what it may do, and that the node goes on."""
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
+from swarmnode.tasks.loader import load_task
+from swarmnode.tasks.process import IsolatedTask, isolate, spec_of
+from swarmnode.types import Example
+
+SUMS = """
+import random
+
+def examples(seed):
+    rng = random.Random(seed)
+    while True:
+        a, b = rng.randrange(100), rng.randrange(100)
+        yield {"prompt": f"{a}+{b}=", "answer": str(a + b), "kept": {a}, "lost": object()}
+"""
+RIGHT = "    return [float(c == a) for c, a in zip(completions, answer, strict=True)]\n"
+
+HANGS = {
+    "sleeps": "    import time; time.sleep(3600)\n",
+    "spins": "    while True: pass\n",
+    "holds the interpreter": "    import re; re.match(r'(a+)+$', 'a' * 40 + 'b')\n",
+    "catches everything": (
+        "    while True:\n        try:\n            while True: pass\n        except BaseException: pass\n"
+    ),
+    "waits for a process": "    import subprocess; subprocess.run(['sleep', '3600'])\n",
+}
+ENDS = {
+    "crashes": ("    import ctypes; ctypes.string_at(0)\n", "signal 11"),
+    "ends its process": ("    import os; os._exit(3)\n", "exit code 3"),
+}
+
+Start = Callable[..., IsolatedTask]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start a task of this source; its process ends with the test."""
+    started: list[IsolatedTask] = []
+
+    def isolated(source: str, timeout_s: float = 60.0, name: str = "sums.py") -> IsolatedTask:
+        path = tmp_path / name
+        path.write_text(source)
+        task = isolate(str(path), timeout_s)
+        assert isinstance(task, IsolatedTask)
+        started.append(task)
+        return task
+
+    yield isolated
+    for task in started:
+        task.close()
+
+
+def with_reward(body: str) -> str:
+    return f"{SUMS}\ndef reward(completions, answer, **columns):\n{body}"
+
+
+def first(task: IsolatedTask, count: int = 1):
+    return list(itertools.islice(task.examples(0), count))
+
+
+def test_it_draws_and_judges_as_the_file_does_in_this_process(start: Start) -> None:
+    task = start(with_reward(RIGHT))
+    here = load_task(task.spec)
+    assert (task.name, task.version, spec_of(task)) == (here.name, here.version, task.spec)
+    mine, theirs = first(task, 300), list(itertools.islice(here.examples(0), 300))
+    assert [e.key for e in mine] == [e.key for e in theirs]
+    assert [(e.prompt, e.columns["answer"]) for e in mine] == [
+        (e.prompt, e.columns["answer"]) for e in theirs
+    ]
+    answer = str(mine[7].columns["answer"])
+    assert task.score(mine[7], [answer, "no"]) == [{"reward": 1.0}, {"reward": 0.0}]
+
+
+def test_a_column_that_cannot_be_written_down_still_reaches_the_reward(start: Start) -> None:
+    body = "    return [float(type(columns['lost'][0]) is object and type(columns['kept'][0]) is set)]\n"
+    task = start(with_reward(body))
+    (example,) = first(task)
+    assert "lost" not in example.columns
+    assert task.score(example, ["a"]) == [{"reward": 1.0}]
+
+
+@pytest.mark.parametrize("body", HANGS.values(), ids=HANGS)
+def test_a_reward_that_hangs_is_given_up_and_says_where_it_was(start: Start, body: str) -> None:
+    task = start(with_reward(body), timeout_s=0.5)
+    (example,) = first(task)
+    with pytest.raises(JudgementOverran) as caught:
+        task.score(example, ["a"])
+    assert repr(example.prompt) in caught.value.message and "0.5 s" in caught.value.message
+    assert caught.value.hint.startswith(f"it was at {task.spec} line ")
+    assert caught.value.hint.endswith("in reward")
+
+
+@pytest.mark.parametrize(("body", "how"), ENDS.values(), ids=ENDS)
+def test_a_reward_that_takes_its_process_along_costs_one_judgement(start: Start, body: str, how: str) -> None:
+    once = "    if completions[0] == 'bad':\n    " + body + RIGHT
+    task = start(with_reward(once))
+    (example,) = first(task)
+    with pytest.raises(JudgementLost, match=how) as caught:
+        task.score(example, ["bad"])
+    assert not isinstance(caught.value, JudgementOverran)
+    assert task.score(example, ["good"]) == [{"reward": 0.0}], "it is started again"
+
+
+def test_what_a_reward_does_wrong_is_the_error_that_it_is_here(start: Start) -> None:
+    task = start(with_reward("    return [1 / 0]\n"))
+    with pytest.raises(TaskError, match="ZeroDivisionError") as caught:
+        task.score(first(task)[0], ["a"])
+    assert "line 11" in caught.value.hint
+    with pytest.raises(TaskError, match="SystemExit"):
+        leaving = start(with_reward("    raise SystemExit\n"), name="leaving.py")
+        leaving.score(first(leaving)[0], ["a"])
+
+
+def test_a_reward_may_start_a_thread_that_never_ends(start: Start) -> None:
+    hangs = "    import threading, time; threading.Thread(target=time.sleep, args=(3600,)).start()\n"
+    task = start(with_reward(hangs + RIGHT))
+    assert task.score(first(task)[0], ["a"]) == [{"reward": 0.0}]
+    task.close()
+
+
+def test_examples_that_hang_are_given_up_too(start: Start) -> None:
+    task = start("def examples(seed):\n    yield '1+1=', '2'\n    while True: pass\n", timeout_s=0.5)
+    with pytest.raises(JudgementOverran, match=r"examples\(0\) of task sums"):
+        first(task)
+
+
+def test_a_file_that_cannot_be_loaded_is_the_error_that_it_is_here(start: Start) -> None:
+    with pytest.raises(TaskError, match="syntax error"):
+        start("def examples(seed)")
+    with pytest.raises(JudgementLost, match="exit code 5"):
+        start("import os; os._exit(5)", name="leaving.py")
+
+
+def test_an_interrupt_ends_what_is_under_way_and_the_next_request_starts_again(start: Start) -> None:
+    import threading
+
+    body = "    if completions[0] == 'bad':\n        while True: pass\n" + RIGHT
+    task = start(with_reward(body), timeout_s=3600.0)
+    (example,) = first(task)
+    threading.Timer(0.3, task.interrupt).start()
+    with pytest.raises(JudgementLost, match="stopped"):
+        task.score(example, ["bad"])
+    assert task.score(example, ["good"]) == [{"reward": 0.0}]
+
+
+def test_an_interrupted_process_that_was_idle_loses_nothing(start: Start) -> None:
+    task = start(with_reward(RIGHT))
+    (example,) = first(task)
+    task.interrupt()
+    assert task.score(example, ["a"]) == [{"reward": 0.0}]
+
+
+def test_after_its_end_nothing_is_started_any_more(start: Start) -> None:
+    task = start(with_reward(RIGHT))
+    (example,) = first(task)
+    task.close()
+    with pytest.raises(JudgementLost, match="stopped"):
+        task.score(example, ["a"])
+
+
+def test_what_it_started_ends_with_it(start: Start, tmp_path: Path) -> None:
+    body = (
+        "    import subprocess, pathlib\n"
+        "    child = subprocess.Popen(['sleep', '3600'])\n"
+        f"    pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(child.pid))\n"
+        "    child.wait()\n"
+    )
+    task = start(with_reward(body), timeout_s=2.0)
+    with pytest.raises(JudgementOverran):
+        task.score(first(task)[0], ["a"])
+    assert ends(int((tmp_path / "pid").read_text()))
+
+
+def ends(pid: int) -> bool:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_strangers_answers_are_judged_in_a_process_of_their_own(start: Start) -> None:
+    body = "    if completions[0] == 'bad':\n        while True: pass\n" + RIGHT
+    own = start(with_reward(body))
+    (example,) = first(own)
+    with own.for_strangers(0.5) as theirs:
+        assert (theirs.name, theirs.version) == (own.name, own.version)
+        assert drawn_once_loaded(theirs) == [example]
+        with pytest.raises(JudgementOverran):
+            theirs.score(example, ["bad"])
+        assert own.score(example, ["good"]) == [{"reward": 0.0}]
+
+
+def drawn_once_loaded(task: IsolatedTask) -> list[Example]:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with suppress(JudgementLost):
+            return first(task)
+    raise AssertionError("it was never loaded")
+
+
+def test_a_stranger_does_not_pay_for_a_file_that_is_long_in_loading(start: Start) -> None:
+    own = start("import time\ntime.sleep(0.5)\n" + with_reward(RIGHT))
+    with own.for_strangers(0.05) as theirs:
+        with pytest.raises(JudgementLost, match="still being loaded") as caught:
+            first(theirs)
+        assert not isinstance(caught.value, JudgementOverran)
+        assert drawn_once_loaded(theirs) == first(own)
+
+
+def test_a_file_that_is_changed_meanwhile_stays_what_it_was(start: Start) -> None:
+    task = start(with_reward(RIGHT))
+    (example,) = first(task)
+    Path(task.spec).write_text("def examples(seed):\n    yield 'other', '1'\n")
+    task.interrupt()
+    answer = str(example.columns["answer"])
+    assert task.score(example, [answer]) == [{"reward": 1.0}]
+
+
+def test_a_task_that_draws_otherwise_each_time_is_not_judged_by_a_wrong_answer(start: Start) -> None:
+    task = start("import random\n\ndef examples(seed):\n    yield f'{random.random()}', '1'\n")
+    (example,) = first(task)
+    assert task.score(example, ["1"]) == [{"correct": 1.0}]
+    task.interrupt()
+    with pytest.raises(TaskError, match="other examples each time"):
+        task.score(example, ["1"])
+
+
+def test_what_it_prints_is_logged_without_control_characters(start: Start, caplog) -> None:
+    caplog.set_level("INFO")
+    task = start(with_reward("    print('judging\\x1b[2J')\n" + RIGHT))
+    task.score(first(task)[0], ["a"])
+    deadline = time.monotonic() + 30
+    while "sums prints: judging[2J" not in caplog.messages:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_built_in_tasks_stay_in_this_process() -> None:
+    assert isolate("rev", 1.0) is load_task("rev")
+    assert spec_of(load_task("rev")) == "rev"
