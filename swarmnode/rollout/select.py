@@ -1,8 +1,11 @@
 """Which engine runs a model, and why.
 
 node, cli -> [make_engine] -> decode/embedded.py | vllm/engine.py | decode/fallback.py, where neither can
+                 ^
+  choose(outline) before the weights are loaded: what cannot be had is refused then
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -10,14 +13,17 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
-from swarmnode.errors import EngineError
+from swarmnode.errors import EngineError, ModelError
 from swarmnode.rollout.decode import weights
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.decode.fallback import GenerateEngine
 from swarmnode.rollout.engine import Engine
+from swarmnode.rollout.families import USE_AUTO
 from swarmnode.rollout.shared import versions_needed
 from swarmnode.rollout.vllm import limits as vllm_limits
 from swarmnode.rollout.vllm.compat import INSTALL_VLLM, missing_reason
+
+log = logging.getLogger(__name__)
 
 EngineKind = Literal["auto", "embedded", "vllm"]
 
@@ -45,7 +51,8 @@ def make_engine(
     LoRA layers that PEFT put into the model are not sampled from: an engine starts from the base, and
     `set_policy` tells it more. `source` is the folder or name by which vLLM can load the same model, and
     `lora_rank` the largest rank it will be given. With several `policies` it keeps enough versions live for
-    a SharedEngine over it. Raises EngineError where `kind` cannot be had, or not for several policies.
+    a SharedEngine over it. Raises EngineError where `kind` cannot be had, or not for several policies; a vLLM
+    that does not start is an error only where vLLM was asked for.
 
     >>> engine, reason = make_engine(model, eos_token_ids=(0,), lora_rank=8)  # doctest: +SKIP
     >>> reason                                                                # doctest: +SKIP
@@ -53,55 +60,101 @@ def make_engine(
     """
     base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
     place = torch.device(device) if device is not None else base.device
-    chosen, reason = choose(kind, base, place, source, missing_reason(place.type))
-    if chosen == "generate" and policies > 1:
-        raise EngineError(
-            f"{policies} policies cannot share an engine that generates {reason}",
-            hint="run a `swarmnode join` for each, without --policies and with a --home of its own",
-        )
+    chosen, reason = choose(kind, base, place, source, missing_reason(place.type), policies=policies)
     versions = ONE_POLICY_VERSIONS if policies == 1 else versions_needed(policies)
     if chosen == "vllm":
-        from swarmnode.rollout.vllm.engine import VllmEngine
-
         assert source is not None
-        dtype = "bfloat16" if base.dtype == torch.bfloat16 else "float32"
-        engine: Engine = VllmEngine(
-            source,
-            base,
-            eos_token_ids,
-            max_slots,
-            max_length,
-            lora_rank=lora_rank,
-            dtype=dtype,
-            # Merged weights are those of one policy.
-            weights="auto" if policies == 1 else "lora",
-            max_versions=versions,
-        )
-    elif chosen == "embedded":
+        try:
+            engine = _start_vllm(
+                source, base, place, eos_token_ids, max_slots, max_length, lora_rank, policies, versions
+            )
+        except (EngineError, ModelError) as error:
+            if kind == "vllm":
+                raise
+            failure = f"vLLM does not start here ({_first_line(error.message)})"
+            log.warning(
+                "%s: another engine takes its place; --engine vllm ends with the whole error", failure
+            )
+            chosen, reason = choose(kind, base, place, source, failure, policies=policies)
+        else:
+            return engine, f"vllm engine: {reason}."
+    if chosen == "embedded":
         engine = EmbeddedEngine(base, eos_token_ids, max_slots, max_length, place, versions)
     else:
         engine = GenerateEngine(base, eos_token_ids, max_slots, max_length, place)
     return engine, f"{chosen} engine: {reason}."
 
 
+def _start_vllm(
+    source: str,
+    base: Any,
+    place: torch.device,
+    eos_token_ids: Sequence[int],
+    max_slots: int,
+    max_length: int | None,
+    lora_rank: int,
+    policies: int,
+    versions: int,
+) -> Engine:
+    from swarmnode.rollout.vllm.engine import VllmEngine
+
+    return VllmEngine(
+        source,
+        base,
+        eos_token_ids,
+        max_slots,
+        max_length,
+        lora_rank=lora_rank,
+        dtype="bfloat16" if base.dtype == torch.bfloat16 else "float32",
+        # Merged weights are those of one policy.
+        weights="auto" if policies == 1 else "lora",
+        max_versions=versions,
+        card=place.index,
+    )
+
+
 def choose(
-    kind: EngineKind, base: PreTrainedModel, place: torch.device, source: str | None, no_vllm: str | None
+    kind: EngineKind,
+    base: PreTrainedModel,
+    place: torch.device,
+    source: str | None,
+    no_vllm: str | None,
+    *,
+    policies: int = 1,
+    quantized: bool = False,
 ) -> Choice:
-    """The engine and the reason. `no_vllm` says why there is no vLLM for this place; None: there is."""
+    """The engine and the reason. `no_vllm` says why there is no vLLM for this place; None: there is.
+
+    `base` may be without weights (device "meta"); `quantized` then says that the real one's are packed.
+    Raises EngineError where `kind` cannot be had, or nothing for several policies.
+    """
     no_embedded, not_for_vllm = weights.unsupported_reason(base), _not_for_vllm(base, place, source)
+    if quantized:
+        no_embedded = no_embedded or "its weights are quantized"
+        not_for_vllm = not_for_vllm or "vLLM cannot take policies over quantized weights"
     if kind == "embedded":
         return _asked_for("embedded", no_embedded)
     if kind == "vllm":
         if no_vllm is not None and not_for_vllm is None:
             raise EngineError(f"the vLLM engine cannot be had: {no_vllm}", hint=INSTALL_VLLM)
         return _asked_for("vllm", not_for_vllm)
-    return _fastest(base.config.model_type, place, not_for_vllm or no_vllm, no_embedded)
+    chosen, reason = _fastest(base.config.model_type, place, not_for_vllm or no_vllm, no_embedded)
+    if chosen == "generate" and policies > 1:
+        raise EngineError(
+            f"{policies} policies cannot share an engine that generates {reason}",
+            hint="run a `swarmnode join` for each, without --policies and with a --home of its own",
+        )
+    return chosen, reason
 
 
 def _asked_for(kind: Literal["embedded", "vllm"], problem: str | None) -> Choice:
     if problem is not None:
-        raise EngineError(f"the {kind} engine cannot run this model: {problem}", hint=vllm_limits.USE_AUTO)
+        raise EngineError(f"the {kind} engine cannot run this model: {problem}", hint=USE_AUTO)
     return kind, "it was asked for"
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0].rstrip(".: ")
 
 
 def _fastest(family: str, place: torch.device, no_vllm: str | None, no_embedded: str | None) -> Choice:

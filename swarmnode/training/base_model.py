@@ -9,6 +9,7 @@ Precision: bfloat16 where the hardware multiplies in it, else float32. Never flo
 """
 
 import hashlib
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +20,12 @@ from torch import Tensor, nn
 
 from swarmnode.config import PolicyConfig
 from swarmnode.errors import ModelError
+from swarmnode.hardware import find_card
 from swarmnode.memory_plan import ModelCard
 from swarmnode.models import bf16_pays_on_cpu, card_of, find_model
 from swarmnode.native.compiler import library, turn_off
 from swarmnode.training.budget import is_out_of_memory
+from swarmnode.training.hub import only_from_disk
 from swarmnode.training.nf4 import keep_differentiable, nf4_arguments
 
 FINGERPRINT_VALUES = 64
@@ -87,17 +90,26 @@ def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
     # Its bars count tensors, not minutes; the hub's own bars for downloads stay.
     transformers_logging.disable_progress_bar()
     source = find_model(spec)
+    local = only_from_disk(source)
     device = find_device(config.device)
     if config.cpu_kernels == "off":
         turn_off()
     elif device.type == "cpu":
         library()  # Now, and not in the first round, if it has to be compiled.
-    dtype = find_dtype(config.dtype, device, _hidden_size(source) if config.quantization == "none" else 0)
+    hidden = 0 if config.quantization == "nf4" else hidden_size(read_config(spec, source))
+    dtype = find_dtype(config.dtype, device, hidden)
     quantized = nf4_arguments(dtype, device) if config.quantization == "nf4" else {}
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        tokenizer: Any = AutoTokenizer.from_pretrained(
+            source, trust_remote_code=False, local_files_only=local
+        )
         model: Any = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, trust_remote_code=False, use_safetensors=True, **quantized
+            source,
+            dtype=dtype,
+            trust_remote_code=False,
+            use_safetensors=True,
+            local_files_only=local,
+            **quantized,
         )
         if not quantized:
             model.to(device)
@@ -107,9 +119,7 @@ def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
                 f"{spec} does not fit into memory: {_first_line(error)}",
                 hint="choose a smaller --model; `swarmnode doctor` prints what one takes",
             ) from error
-        raise ModelError(
-            f"cannot load {spec} as a causal LM: {_first_line(error)}", hint=_advice(spec)
-        ) from error
+        raise cannot_load(spec, error) from error
     if tokenizer.eos_token_id is None:
         raise ModelError(
             f"the tokenizer of {spec} has no end-of-sequence token", hint="choose another --model"
@@ -121,15 +131,26 @@ def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
     return loaded
 
 
-def _hidden_size(source: str) -> int:
-    """The width of a model, or 0 where its config does not tell."""
+def read_config(spec: str, source: str) -> Any:
+    """The configuration of a model as transformers has it. Raises ModelError where there is none."""
     from transformers import AutoConfig
 
     try:
-        config: Any = AutoConfig.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError):
-        return 0  # Loading says what is wrong.
+        return AutoConfig.from_pretrained(
+            source, trust_remote_code=False, local_files_only=only_from_disk(source)
+        )
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        raise cannot_load(spec, error) from error
+
+
+def hidden_size(config: Any) -> int:
+    """The width of a model, or 0 where its configuration does not tell."""
     return int(getattr(config.get_text_config(), "hidden_size", 0))
+
+
+def cannot_load(spec: str, error: Exception) -> ModelError:
+    """In our words, with what to do."""
+    return ModelError(f"cannot load {spec} as a causal LM: {_first_line(error)}", hint=_advice(spec))
 
 
 def _advice(spec: str) -> str:
@@ -148,10 +169,14 @@ def find_device(name: str) -> torch.device:
             return torch.empty(0, device=name).device
         except (RuntimeError, AssertionError) as error:
             raise ModelError(
-                f"policy.device = {name} cannot be used: {_first_line(error)}",
-                hint="see `swarmnode doctor`, or use auto",
+                f"policy.device = {name} cannot be used: {find_card(name).problem or _first_line(error)}",
+                hint=find_card(name).advice or "see `swarmnode doctor`, or use auto",
             ) from error
-    if torch.cuda.is_available():
+    with warnings.catch_warnings():
+        # What torch says of a driver that is too old, hardware.py says with what to do.
+        warnings.simplefilter("ignore")
+        works = torch.cuda.is_available()
+    if works:
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 

@@ -67,6 +67,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     reward: float | None
     """On held-out draws, of exactly this policy. None: it was not evaluated in this round."""
     measure: Measure = Measure()
+    task_specs: tuple[str, ...] = ()
+    """What it was trained on: built-in names, and paths of files on the machine that wrote this."""
     digests: dict[str, str]
 
 
@@ -115,11 +117,13 @@ def take_snapshot(
     seed: int,
     *,
     measure: Measure = Measure(),  # noqa: B008 - frozen
+    task_specs: tuple[str, ...] = (),
 ) -> Snapshot:
     """Copy everything to the CPU; nothing is written. The policy must not be training meanwhile. `measure`:
     what the last reward in `counters` was measured on."""
+    base, version = policy.base, policy.version
     return Snapshot(
-        state=state_of(policy.base.name, policy.base.fingerprint, policy.version, counters, seed, measure),
+        state=state_of(base.name, base.fingerprint, version, counters, seed, measure, task_specs),
         adapter_config=copy.deepcopy(policy.peft_model.peft_config[policy.adapter_name]),
         adapter={name: tensor.cpu().contiguous() for name, tensor in policy.adapter().items()},
         optimizer={RNG: torch.get_rng_state(), **_copied(optimizer_tensors(optimizer, policy.trainable()))},
@@ -134,6 +138,7 @@ def state_of(
     counters: Counters,
     seed: int,
     measure: Measure,
+    task_specs: tuple[str, ...] = (),
 ) -> State:
     """The state of a snapshot, with `counters` copied."""
     return State(
@@ -145,6 +150,7 @@ def state_of(
         counters=copy.deepcopy(counters),
         reward=counters.reward_last if counters.evaluated_round == counters.round else None,
         measure=measure,
+        task_specs=task_specs,
         digests={},
     )
 
@@ -173,7 +179,11 @@ def add_evaluation(checkpoint: Checkpoint, snapshot: Snapshot) -> None:
     leaving it as it was."""
     later = snapshot.state
     state = msgspec.structs.replace(
-        checkpoint.state, counters=later.counters, reward=later.reward, measure=later.measure
+        checkpoint.state,
+        counters=later.counters,
+        reward=later.reward,
+        measure=later.measure,
+        task_specs=later.task_specs,
     )
     replace_file(checkpoint.folder / STATE, _as_json(state))
     sync(checkpoint.folder)

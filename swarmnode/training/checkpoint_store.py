@@ -34,6 +34,11 @@ log = logging.getLogger(__name__)
 PREFIX = "round-"
 
 
+def has_checkpoints(root: Path, base_name: str) -> bool:
+    """Whether there is a checkpoint of any base of this name, as far as can be told before it is loaded."""
+    return any(root.glob(f"{_slug(base_name)}-*/{PREFIX}*"))
+
+
 class CheckpointStore:
     """The checkpoints of one policy: its folder holds nothing else. One process writes, others may read."""
 

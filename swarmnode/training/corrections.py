@@ -6,6 +6,8 @@ Three policies: mu sampled the token and its log-probability was recorded then; 
 the round's first update; theta is being trained. The clip bounds theta / prox. The weight here, a function
 of k = prox / mu, corrects for mu, and carries no gradient. mu may be an older version, several versions in
 one completion, or stale keys and values: its record is that of the process that sampled, so k is exact.
+All three are what tokens are drawn from: tempered, and with top-p each cut to its own nucleus and
+renormalised (nucleus.py). A token that is outside prox's counts as its least likely member.
 Only the token is weighted, not how likely its prefix was: that product would have no bounded variance.
 """
 

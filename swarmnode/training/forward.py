@@ -38,12 +38,14 @@ class Forward:
         config: TrainingConfig,
         *,
         temperature: float,
+        top_p: float = 1.0,
         budget: TokenBudget | None = None,
         kernel: LoraGemm | None = None,
     ) -> None:
-        """`budget`: the micro-batch that fits; None: as set, or a default. `kernel`: what may be faster than
-        two plain products, where it says so."""
+        """`temperature` and `top_p` are those of the sampler. `budget`: the micro-batch that fits; None: as
+        set, or a default. `kernel`: what may be faster than two plain products, where it says so."""
         self.temperature = temperature
+        self.top_p = top_p
         self._peft_model = policy.peft_model
         self._model = policy.model
         self._device = policy.device
@@ -99,6 +101,7 @@ class Forward:
             batch,
             self.temperature,
             head=self._head,
+            top_p=self.top_p,
             entropy_gradient=entropy_gradient,
         )
 

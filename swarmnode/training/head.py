@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from swarmnode.training.nucleus import FAR_BELOW, outside_nucleus
+
 SMALLEST_CHUNK = 256
 """Rows below which reading the head's weights costs more than multiplying with them."""
 RECOMPUTED_BUFFERS = 4
@@ -58,15 +60,17 @@ def head_logprobs(
     targets_N: Tensor,
     temperature: float | Tensor = 1.0,
     *,
+    top_p: float = 1.0,
     entropy_gradient: bool = False,
     chunk_rows: int | None = None,
 ) -> TokenLogprobs:
     """Log-probability of each target and the entropy around it, in float32 (float64 for a float64 head).
 
-    `temperature` is above zero, one for all or one per token, and receives no gradient. The entropy has a
-    gradient only with `entropy_gradient`. `chunk_rows` replaces the rows per chunk, the result is the same.
-    The products run in the dtype of the head's weights, the softmax in float32. Autocast is not supported,
-    and a head that is computed again must give the same logits twice: no active dropout.
+    `temperature` is above zero, one for all or one per token, and receives no gradient. `top_p` is the
+    sampler's: the distribution is that over the head's own nucleus (nucleus.py). The entropy has a
+    gradient only with `entropy_gradient`. `chunk_rows` replaces the rows per chunk, not the result. The
+    products run in the dtype of the head's weights, the softmax in float32. Autocast is not supported, and a
+    head that is computed again must give the same logits twice: no active dropout.
 
     >>> head = nn.Linear(2, 3, bias=False).requires_grad_(False)
     >>> head_logprobs(head, torch.zeros(1, 2), torch.tensor([0])).logprobs_N
@@ -78,21 +82,28 @@ def head_logprobs(
         wanted = hidden_ND.requires_grad and torch.is_grad_enabled()
         vectors = (1 + entropy_gradient) if wanted else 0
         rows = _chunk_rows(hidden_ND, head.out_features * max(vectors, 1), chunk_rows)
-        found = _FrozenHead.apply(hidden_ND, head.weight, head.bias, targets_N, inverse_N1, vectors, rows)
+        found = _FrozenHead.apply(
+            hidden_ND, head.weight, head.bias, targets_N, inverse_N1, top_p, vectors, rows
+        )
     else:
         rows = _chunk_rows(hidden_ND, _vocabulary(head, hidden_ND) * RECOMPUTED_BUFFERS, chunk_rows)
         found = _RecomputedHead.apply(
-            head, hidden_ND, targets_N, inverse_N1, entropy_gradient, rows, *trained
+            head, hidden_ND, targets_N, inverse_N1, top_p, entropy_gradient, rows, *trained
         )
     return TokenLogprobs(*found)
 
 
 def logits_logprobs(
-    logits_NV: Tensor, targets_N: Tensor, temperature: float | Tensor = 1.0, *, entropy_gradient: bool = False
+    logits_NV: Tensor,
+    targets_N: Tensor,
+    temperature: float | Tensor = 1.0,
+    *,
+    top_p: float = 1.0,
+    entropy_gradient: bool = False,
 ) -> TokenLogprobs:
     """The same from logits that exist already; autograd keeps what it needs of them."""
     inverse_N1 = _inverse(temperature, logits_NV)
-    return TokenLogprobs(*_measure(logits_NV, targets_N, inverse_N1, entropy_gradient))
+    return TokenLogprobs(*_measure(logits_NV, targets_N, inverse_N1, top_p, entropy_gradient))
 
 
 class _FrozenHead(torch.autograd.Function):
@@ -106,6 +117,7 @@ class _FrozenHead(torch.autograd.Function):
         bias_V: Tensor | None,
         targets_N: Tensor,
         inverse_N1: Tensor | None,
+        top_p: float,
         vectors: int,
         chunk_rows: int,
     ) -> tuple[Tensor, Tensor]:
@@ -114,7 +126,7 @@ class _FrozenHead(torch.autograd.Function):
         # How the log-probabilities and the entropies change with the hidden states.
         slopes = [torch.empty_like(inputs_ND) for _ in range(vectors)]
         buffers = [weight_VD.new_empty(chunk_rows, len(weight_VD)) for _ in range(max(vectors, 1))]
-        softmax = _BlockSoftmax(weight_VD, chunk_rows)
+        softmax = _BlockSoftmax(weight_VD, chunk_rows, top_p)
         logprobs_N, entropy_N = (inputs_ND.new_empty(count, dtype=exact) for _ in range(2))
         for chunk in _slices(count, chunk_rows):
             inputs_CD = inputs_ND[chunk]
@@ -151,7 +163,7 @@ class _FrozenHead(torch.autograd.Function):
             hidden_gradient_ND = part_ND if hidden_gradient_ND is None else hidden_gradient_ND.add_(part_ND)
         if hidden_gradient_ND is not None:
             hidden_gradient_ND = hidden_gradient_ND.to(ctx.hidden_dtype)
-        return hidden_gradient_ND, None, None, None, None, None, None
+        return hidden_gradient_ND, None, None, None, None, None, None, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,13 +198,14 @@ class _Block:
 class _BlockSoftmax:
     """Softmax of a few rows at a time, in buffers made once: all passes but the first find them cached."""
 
-    def __init__(self, weight_VD: Tensor, chunk_rows: int) -> None:
+    def __init__(self, weight_VD: Tensor, chunk_rows: int, top_p: float) -> None:
         exact = _exact(weight_VD.dtype)
         on_cpu = weight_VD.device.type == "cpu"
         threads = torch.get_num_threads() if on_cpu else 1
         block_rows = _budget(weight_VD).block_bytes * threads // (4 * len(weight_VD))
         self.rows = max(1, min(chunk_rows, block_rows))
         self._in_place = weight_VD.dtype == exact
+        self._top_p = top_p
         shape = self.rows, len(weight_VD)
         self._exp_RV = weight_VD.new_empty(shape, dtype=exact)
         self._shifted_RV = self._exp_RV if self._in_place else torch.empty_like(self._exp_RV)
@@ -202,6 +215,8 @@ class _BlockSoftmax:
         shifted_RV = logits_RV if self._in_place else self._shifted_RV[: len(logits_RV)].copy_(logits_RV)
         if inverse_R1 is not None:
             shifted_RV.mul_(inverse_R1)
+        if self._top_p < 1:
+            shifted_RV.masked_fill_(outside_nucleus(shifted_RV, targets_R, self._top_p), FAR_BELOW)
         shifted_RV.sub_(shifted_RV.amax(-1, keepdim=True))
         chosen_R = shifted_RV.gather(-1, targets_R[:, None])[:, 0]
         exp_RV = torch.exp(shifted_RV, out=self._exp_RV[: len(logits_RV)])
@@ -225,16 +240,22 @@ class _RecomputedHead(torch.autograd.Function):
         hidden_ND: Tensor,
         targets_N: Tensor,
         inverse_N1: Tensor | None,
+        top_p: float,
         entropy_gradient: bool,
         chunk_rows: int,
         *trained: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        ctx.head, ctx.entropy_gradient, ctx.chunk_rows = head, entropy_gradient, chunk_rows
+        ctx.head, ctx.top_p = head, top_p
+        ctx.entropy_gradient, ctx.chunk_rows = entropy_gradient, chunk_rows
         ctx.save_for_backward(hidden_ND, targets_N, inverse_N1, *trained)
         ctx.set_materialize_grads(False)
         found = [
             _measure(
-                head(hidden_ND[at]), targets_N[at], None if inverse_N1 is None else inverse_N1[at], False
+                head(hidden_ND[at]),
+                targets_N[at],
+                None if inverse_N1 is None else inverse_N1[at],
+                top_p,
+                False,
             )
             for at in _slices(len(hidden_ND), chunk_rows)
         ]
@@ -257,7 +278,8 @@ class _RecomputedHead(torch.autograd.Function):
             with torch.enable_grad():
                 hidden_CD = hidden_ND[at].detach().requires_grad_()
                 inverse_C1 = None if inverse_N1 is None else inverse_N1[at]
-                measured = _measure(ctx.head(hidden_CD), targets_N[at], inverse_C1, ctx.entropy_gradient)
+                logits_CV = ctx.head(hidden_CD)
+                measured = _measure(logits_CV, targets_N[at], inverse_C1, ctx.top_p, ctx.entropy_gradient)
             pairs = [
                 (value_C, gradient_N[at])
                 for value_C, gradient_N in zip(
@@ -274,16 +296,18 @@ class _RecomputedHead(torch.autograd.Function):
                 if part is not None:
                     total.add_(part)
         gradients_of_trained = (total.to(p.dtype) for total, p in zip(sums, trained, strict=True))
-        return None, hidden_gradient_ND, None, None, None, None, *gradients_of_trained
+        return None, hidden_gradient_ND, None, None, None, None, None, *gradients_of_trained
 
 
 def _measure(
-    logits_NV: Tensor, targets_N: Tensor, inverse_N1: Tensor | None, entropy_gradient: bool
+    logits_NV: Tensor, targets_N: Tensor, inverse_N1: Tensor | None, top_p: float, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor]:
     """(log-probabilities, entropies) in plain operations that autograd follows."""
     logits_NV = logits_NV.to(_exact(logits_NV.dtype))
     if inverse_N1 is not None:
         logits_NV = logits_NV * inverse_N1
+    if top_p < 1:
+        logits_NV = logits_NV.masked_fill(outside_nucleus(logits_NV, targets_N, top_p), FAR_BELOW)
     all_NV = logits_NV.log_softmax(-1)
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy_N = -(all_NV.exp() * all_NV).sum(-1)

@@ -66,18 +66,22 @@ def completion_logprobs(
     temperature: float | Tensor = 1.0,
     *,
     head: nn.Module | None,
+    top_p: float = 1.0,
     entropy_gradient: bool = False,
 ) -> TokenLogprobs:
     """Log-probabilities of the N completion tokens of a batch and the entropies there, float32, in its order.
 
     `model` is a causal LM of transformers, with or without injected LoRA layers. `temperature` is the one the
-    tokens were sampled with, for all or per token [N]. With a `head` (see `head_of`) only positions that
-    predict completion tokens pass it, in chunks; without, the model's own forward builds the whole
-    [B, T, vocabulary]. The entropy has a gradient only with `entropy_gradient`, which costs a third more.
+    tokens were sampled with, for all or per token [N], and so is `top_p`. With a `head` (see `head_of`) only
+    positions that predict completion tokens pass it, in chunks; without, the model's own forward builds the
+    whole [B, T, vocabulary]. The entropy has a gradient only with `entropy_gradient`, for a third more.
     """
+    sampled_by: dict[str, Any] = {"temperature": temperature, "top_p": top_p}
     if head is not None:
         hidden_BTD = model.base_model(**batch.forward_arguments()).last_hidden_state
         hidden_ND = hidden_BTD.flatten(0, 1)[batch.predictors_N]
-        return head_logprobs(head, hidden_ND, batch.targets_N, temperature, entropy_gradient=entropy_gradient)
+        return head_logprobs(
+            head, hidden_ND, batch.targets_N, entropy_gradient=entropy_gradient, **sampled_by
+        )
     logits_NV = model(**batch.forward_arguments()).logits.flatten(0, 1)[batch.predictors_N]
-    return logits_logprobs(logits_NV, batch.targets_N, temperature, entropy_gradient=entropy_gradient)
+    return logits_logprobs(logits_NV, batch.targets_N, entropy_gradient=entropy_gradient, **sampled_by)

@@ -3,8 +3,8 @@
 corrections -> [off_policy] -> records
 
 Only own tokens are measured: a stranger's come without log-probabilities, and their versions cannot be
-compared with ours. mu, prox and k = prox / mu are those of corrections.py. With top-p below 1, mu is what
-top-p leaves of a policy: k is then below 1, and the divergences above 0, even on policy.
+compared with ours. mu, prox and k = prox / mu are those of corrections.py. With top-p below 1 each is what
+top-p leaves of its policy, renormalised: on policy k is 1.
 """
 
 from collections.abc import Sequence

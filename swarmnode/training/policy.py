@@ -18,6 +18,7 @@ from swarmnode.training.base_model import LoadedModel
 from swarmnode.training.dense_patch import fuse_layers
 from swarmnode.training.lora import LoraGemm
 from swarmnode.training.lora_patch import FusedLora
+from swarmnode.training.lora_targets import LoraTargets, find_targets
 
 FIRST_ADAPTER = "default"
 """PEFT's own name for an adapter that stands alone."""
@@ -39,11 +40,15 @@ class Policy:
         """Tells the policies on one base apart, counted from 0."""
         self.adapter_name = FIRST_ADAPTER if beside is None else f"policy-{self.number}"
         self.scaling = config.lora_alpha / config.lora_rank
+        self.targets = find_targets(base.model, config.lora_targets) if beside is None else beside.targets
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             # peft 0.21 asks transformers 5 under a deprecated name; users can do nothing about it.
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
             torch.manual_seed(seed)
-            self.peft_model: Any = _with_adapter(base, lora_config(config), self.adapter_name, beside)
+            # peft 0.21 finds by itself that Conv1D stores its weight transposed, and says so each time.
+            warnings.filterwarnings("ignore", "fan_in_fan_out is set to False", UserWarning)
+            lora = lora_config(config, self.targets)
+            self.peft_model: Any = _with_adapter(base, lora, self.adapter_name, beside)
         self.peft_model.base_model_name_or_path = base.name
         self._fused: list[FusedLora] = [] if beside is None else beside._fused
         self._trainable = self._find_trainable()
@@ -114,7 +119,7 @@ class Policy:
         return {name.replace(mark, "."): p for name, p in sorted(named) if ".lora_" in name and mark in name}
 
 
-def lora_config(config: PolicyConfig) -> Any:
+def lora_config(config: PolicyConfig, targets: LoraTargets) -> Any:
     """PEFT's description of a policy's adapter."""
     from peft import LoraConfig
 
@@ -122,7 +127,7 @@ def lora_config(config: PolicyConfig) -> Any:
         r=config.lora_rank,
         lora_alpha=config.lora_alpha,
         lora_dropout=0.0,
-        target_modules="all-linear",
+        target_modules=list(targets.names),
         task_type="CAUSAL_LM",
     )
 
@@ -130,7 +135,13 @@ def lora_config(config: PolicyConfig) -> Any:
 def _with_adapter(base: LoadedModel, lora: Any, name: str, beside: Policy | None) -> Any:
     from peft import get_peft_model
 
-    if beside is None:
-        return get_peft_model(base.model, lora, adapter_name=name)
-    beside.peft_model.add_adapter(name, lora)
+    try:
+        if beside is None:
+            return get_peft_model(base.model, lora, adapter_name=name)
+        beside.peft_model.add_adapter(name, lora)
+    except ValueError as error:
+        raise ModelError(
+            f"PEFT puts no adapter on {base.name} ({base.family}): {error}",
+            hint="set policy.lora_targets to other layers, or choose another --model",
+        ) from error
     return beside.peft_model

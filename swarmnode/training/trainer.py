@@ -31,20 +31,21 @@ class Trainer:
         config: TrainingConfig,
         *,
         temperature: float,
+        top_p: float = 1.0,
         max_tokens: int,
         seed: int,
         render: Callable[[str], tuple[int, ...]],
         forward: Forward | None = None,
     ) -> None:
-        """`temperature` and `max_tokens` are those of the sampler. `forward`: that of the base, shared with
-        the trainers of other policies on it; without one this policy is alone."""
+        """`temperature`, `top_p` and `max_tokens` are those of the sampler. `forward`: that of the base,
+        shared with the trainers of other policies on it; without one this policy is alone."""
         self.policy = policy
         self.config = config
         self.seed = seed
         self.render = render
         self.max_tokens = max_tokens
         self.optimizer = adam(policy.parameters, config.learning_rate)
-        self.forward = Forward(policy, config, temperature=temperature) if forward is None else forward
+        self.forward = forward or Forward(policy, config, temperature=temperature, top_p=top_p)
         self.forward.add(policy)
 
     def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport:

@@ -27,7 +27,7 @@ class LoraPair:
     scaling: float
 
     def delta(self) -> Tensor:
-        """`scaling * B @ A`, in float32: the sum with the base is then rounded only once."""
+        """`scaling * B @ A`, a new tensor in float32."""
         return (self.b.float() @ self.a.float()).mul_(self.scaling)
 
 

@@ -21,6 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from swarmnode.errors import EngineError
 from swarmnode.rollout.decode.adapter import LoraPair
+from swarmnode.rollout.decode.merging import merged_weight
 
 
 class ModelLora(Protocol):
@@ -39,7 +40,7 @@ class MergedLora:
     """The weights are the policy's: base plus delta, each time from the base, so that no rounding adds up."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._modules = _linear_modules(model)
+        self._modules = linear_modules(model)
         self._base: dict[str, Tensor] = {}
         """Weights as they were, of modules that a policy has changed."""
 
@@ -50,17 +51,19 @@ class MergedLora:
         for name in {*pairs, *self._base}:
             weight = self._modules[name].weight
             base = self._base.setdefault(name, weight.clone())
-            weight.copy_(base)
-            if name in pairs:
-                delta = pairs[name].delta().to(weight.device)
-                weight.copy_(base.float() + (delta.T if isinstance(self._modules[name], Conv1D) else delta))
+            if name not in pairs:
+                weight.copy_(base)
+            elif isinstance(self._modules[name], Conv1D):
+                weight.copy_(merged_weight(base.T, pairs[name]).T)
+            else:
+                weight.copy_(merged_weight(base, pairs[name]))
 
 
 class AddedLora:
     """The weights stay the base's; each linear layer of `model` is put inside one that adds to its result."""
 
     def __init__(self, model: Any) -> None:
-        linear = _linear_modules(model)
+        linear = linear_modules(model)
         self._shapes = {name: _out_in(module) for name, module in linear.items()}
         self._layers = {name: _WithLora(module) for name, module in linear.items()}
         for name, layer in self._layers.items():
@@ -145,7 +148,7 @@ def _sharing(model: PreTrainedModel) -> PreTrainedModel:
     return copy.deepcopy(model, same).eval()
 
 
-def _linear_modules(model: PreTrainedModel) -> dict[str, nn.Linear | Conv1D]:
+def linear_modules(model: PreTrainedModel) -> dict[str, nn.Linear | Conv1D]:
     """Modules that a policy may change. Not the head: it may be the embedding as well."""
     head = model.get_output_embeddings()
     return {

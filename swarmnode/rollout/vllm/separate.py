@@ -7,6 +7,7 @@ what they bring from one queue.
 """
 
 import asyncio
+import gc
 import queue
 import threading
 from collections.abc import Collection, Coroutine, Iterable, Iterator, Sequence
@@ -19,7 +20,12 @@ from torch import Tensor
 
 from swarmnode.errors import EngineError
 from swarmnode.rollout.requests import AHEAD_OF_ALL
-from swarmnode.rollout.vllm.compat import require_vllm, runs_on_cpu, starting_vllm
+from swarmnode.rollout.vllm.compat import (
+    deaf_to_the_terminal,
+    require_vllm,
+    runs_on_cpu,
+    starting_vllm,
+)
 from swarmnode.rollout.vllm.driver import (
     SCORED_AT_ONCE,
     Delta,
@@ -42,6 +48,9 @@ CALL_TIMEOUT_S = 600.0
 STEP_TIMEOUT_S = 600.0
 """Longest wait for a token of anybody."""
 
+END_TIMEOUT_S = 4.0
+"""For vLLM's process to end by itself, before it is killed: a node that is told to stop has ten seconds."""
+
 SETTLE_TURNS = 64
 """Turns of the event loop in which everything that vLLM's process has sent reaches our queue: it passes four
 tasks, none of which waits for anything but the one before it."""
@@ -63,7 +72,7 @@ class AsyncDriver:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
         self._thread.start()
-        with starting_vllm(in_process=False), starting_model(settings.model):
+        with starting_vllm(in_process=False, card=settings.card), starting_model(settings.model):
             opened: Future[None] = Future()
             self._served = asyncio.run_coroutine_threadsafe(self._serve(settings, opened), self._loop)
             wait([opened, self._served], CALL_TIMEOUT_S, FIRST_COMPLETED)
@@ -141,6 +150,10 @@ class AsyncDriver:
         self._loop.call_soon_threadsafe(self._closing.set)
         wait([self._served], CALL_TIMEOUT_S)
         self._stop_loop()
+        # It is ended once more when it is collected, which must not be at the very end of this process: by
+        # then nothing is left of the modules that it would call.
+        self._engine = None
+        gc.collect()
         if self._fault is None:
             self._listen()
             if (error := self._served.exception(0)) is not None:
@@ -191,7 +204,8 @@ class AsyncDriver:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         arguments = engine_arguments(settings, runs_on_cpu())
-        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments, enable_log_requests=False))
+        with deaf_to_the_terminal():
+            self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments, enable_log_requests=False))
         try:
             async with self._tasks:
                 opened.set_result(None)
@@ -199,7 +213,7 @@ class AsyncDriver:
                 await self._abort(list(self._followers))
         finally:
             sockets = self._engine.engine_core.resources.ctx
-            self._engine.shutdown()
+            self._engine.shutdown(timeout=END_TIMEOUT_S)
             await asyncio.sleep(0)
             # vLLM closes its sockets and leaves their context to the garbage collector, which complains.
             sockets.destroy(linger=0)

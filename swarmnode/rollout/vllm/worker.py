@@ -11,8 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from swarmnode.rollout.vllm.compat import install_workarounds
+from swarmnode.rollout.vllm.compat import end_with_whoever_started_us, install_workarounds
 
+end_with_whoever_started_us()
 install_workarounds()
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from typing import Any, Literal, cast
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from swarmnode.rollout.schedule.concurrency import REFILL_SHARE, gain_ceiling
 from swarmnode.rollout.schedule.group import Answered, completion_seed
 from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.rollout.schedule.records import PartialSettings
+from swarmnode.rollout.schedule.turns import Turns
 from swarmnode.types import Example, ExampleKey
 
 EOS = 0
@@ -257,7 +259,7 @@ def test_a_lag_of_nothing_is_synchronous() -> None:
 
 def test_a_round_waits_for_a_group_that_would_be_too_old_after_it() -> None:
     engine = FakeEngine(as_long_as(lambda index: 50 if index == 0 else 3))
-    one, examples = rollouts(engine, max_lag=2, concurrency=6), stream()
+    one, examples = rollouts(engine, in_turn=False, max_lag=2, concurrency=6), stream()
     found: list[list[int]] = []
     for version in range(1, 5):
         found.append(indices(one.round(examples)))
@@ -276,7 +278,7 @@ def test_a_round_ends_early_when_there_are_no_more_examples() -> None:
 
 def test_a_group_comes_out_as_soon_as_it_is_complete() -> None:
     engine = FakeEngine(as_long_as(lambda index: 40 if index == 0 else 4))
-    found = rollouts(engine, concurrency=6).round(stream())
+    found = rollouts(engine, in_turn=False, concurrency=6).round(stream())
     assert next(found).example.key.index == 1
     assert engine.stats().running > 0
 
@@ -294,7 +296,7 @@ def test_surplus_groups_are_kept_and_go_first() -> None:
 
 def test_requests_in_flight_live_through_a_new_policy_without_being_computed_again() -> None:
     engine = FakeEngine(as_long_as(lambda index: 9 if index == 0 else 3))
-    one, examples = rollouts(engine, concurrency=6), stream()
+    one, examples = rollouts(engine, in_turn=False, concurrency=6), stream()
     assert 0 not in indices(one.round(examples))
     one.set_policy(update(1))
     late = next(group for group in one.round(examples) if group.example.key.index == 0)
@@ -304,7 +306,7 @@ def test_requests_in_flight_live_through_a_new_policy_without_being_computed_aga
 
 def test_what_was_parked_resumes_before_anything_new_starts() -> None:
     engine = WatchedEngine(as_long_as(lambda index: 30 if index < 2 else 3))
-    one, examples = rollouts(engine, concurrency=6), stream()
+    one, examples = rollouts(engine, in_turn=False, concurrency=6), stream()
     list(one.round(examples))
     one.park()
     engine.asked.clear()
@@ -374,7 +376,7 @@ def test_april_starts_only_what_it_may_and_fills_nothing_up() -> None:
 
 def test_groups_that_a_jump_of_the_version_made_too_old_start_over() -> None:
     engine = FakeEngine(as_long_as(lambda index: 30 if index == 0 else 3))
-    one, examples = rollouts(engine, max_lag=3, concurrency=6), stream()
+    one, examples = rollouts(engine, in_turn=False, max_lag=3, concurrency=6), stream()
     list(one.round(examples))
     one.set_policy(update(10))
     found = [group for version in range(10, 16) for group in _round_and_update(one, examples, version)]
@@ -438,7 +440,7 @@ def test_an_update_uses_the_wanted_mode_or_the_nearest_that_the_engine_has(
 def test_an_engine_that_changes_its_policy_only_when_empty_is_emptied_and_filled_again() -> None:
     engine = FakeEngine(as_long_as(lambda index: 9 if index == 0 else 3))
     engine.capabilities = replace(engine.capabilities, inflight=frozenset())
-    one, examples = rollouts(engine, concurrency=6), stream()
+    one, examples = rollouts(engine, in_turn=False, concurrency=6), stream()
     list(one.round(examples))
     one.set_policy(update(1))
     assert engine.snapshot() == ()
@@ -482,11 +484,11 @@ def test_a_group_that_cannot_be_drawn_again_is_dropped_and_counted() -> None:
 
 def test_a_restart_with_a_tighter_bound_on_age_starts_the_too_old_over() -> None:
     engine = FakeEngine(as_long_as(lambda index: 30 if index == 0 else 3))
-    one, examples = rollouts(engine, concurrency=6), stream()
+    one, examples = rollouts(engine, in_turn=False, concurrency=6), stream()
     for version in range(1, 4):
         list(one.round(examples))
         one.set_policy(update(version))
-    strict = rollouts(engine, max_lag=1)
+    strict = rollouts(engine, in_turn=False, max_lag=1)
     state = one.state()
     one.park()
     strict.restore(state, redraw)
@@ -734,3 +736,58 @@ def test_at_a_start_a_complete_round_may_be_as_old_as_the_trainer_allows(older: 
     after.restore(before.state(waiting), redraw, older=older)
     assert after.stats().dropped_stale == dropped
     assert len(list(after.round(stream()))) == 3
+
+
+# The first rounds
+
+
+def mean_tokens(answered: Sequence[Answered]) -> float:
+    lengths = [len(completion.token_ids) for group in answered for completion in group.completions]
+    return sum(lengths) / len(lengths)
+
+
+def first_rounds(seed: int, count: int, **changes: object) -> float:
+    """Mean length trained in the first rounds over that of the examples that were drawn for them."""
+    engine = FakeEngine(long_tailed, 64, step_s=step_s)
+    chosen = replace(PartialSettings("refill", groups=6, group_size=4, max_lag=8, concurrency=24), **changes)
+    one = PartialRollouts(engine, RENDERER, chosen, SAMPLING, seed=seed)
+    sync = PartialRollouts(
+        FakeEngine(long_tailed), RENDERER, replace(chosen, mode="sync"), SAMPLING, seed=seed
+    )
+    trained: list[Answered] = []
+    asked: list[Answered] = []
+    mine, others = stream(), stream()
+    for version in range(1, count + 1):
+        trained += one.round(mine)
+        asked += sync.round(others)
+        one.set_policy(update(version))
+    return mean_tokens(trained) / mean_tokens(asked)
+
+
+def test_the_first_rounds_train_answers_of_all_lengths() -> None:
+    ratios = [first_rounds(seed, 5) for seed in range(6)]
+    assert sum(ratios) / len(ratios) > 0.97
+    free = [first_rounds(seed, 5, in_turn=False) for seed in range(6)]
+    assert sum(free) / len(free) < 0.92
+
+
+def test_what_may_stay_behind_survives_a_restart() -> None:
+    """Or the rounds after it would wait for all that is long, and train on nothing else."""
+    engine = FakeEngine(long_tailed)
+    one, examples = rollouts(engine), stream()
+    one._turns = Turns(allowed=3.25)
+    list(one.round(examples))
+    kept = one._turns.allowed
+    other = rollouts(FakeEngine(long_tailed))
+    other.restore(one.state(), redraw)
+    assert other._turns.allowed == kept > 3
+
+
+def test_a_state_of_before_turns_goes_on_as_it_was() -> None:
+    one, examples = rollouts(FakeEngine(long_tailed)), stream()
+    list(one.round(examples))
+    written = msgspec.msgpack.decode(one.state())
+    del written["may_stay_behind"]
+    other = rollouts(FakeEngine(long_tailed))
+    other.restore(msgspec.msgpack.encode(written), redraw)
+    assert other._turns.allowed == len(written["groups"])

@@ -59,10 +59,12 @@ def test_out_of_the_engine_a_group_is_as_old_as_its_oldest_token() -> None:
 )
 def test_numbers_that_no_engine_gives_are_not_taken_from_a_checkpoint(damage: Member) -> None:
     with pytest.raises(CheckpointError):
-        decode(encode([group(0, member(1), damage)], {}, LengthEstimates()))
+        decode(encode([group(0, member(1), damage)], {}, LengthEstimates(), may_stay_behind=0.0))
 
 
 def test_what_is_being_sampled_is_kept_as_far_as_it_is() -> None:
     running = member(5).sampled
-    kept = decode(encode([group(0, member(2), member(1))], {"0/1": running}, LengthEstimates()))
+    kept = decode(
+        encode([group(0, member(2), member(1))], {"0/1": running}, LengthEstimates(), may_stay_behind=0.0)
+    )
     assert [len(one.sampled) for one in kept.groups[0][1]] == [2, 5]

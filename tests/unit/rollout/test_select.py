@@ -21,11 +21,12 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from swarmnode.errors import EngineError
+from swarmnode.errors import EngineError, ModelError
+from swarmnode.rollout import select
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.decode.fallback import GenerateEngine
-from swarmnode.rollout.engine import Request, SamplingParams
-from swarmnode.rollout.select import choose, make_engine
+from swarmnode.rollout.engine import Engine, Request, SamplingParams
+from swarmnode.rollout.select import EngineKind, choose, make_engine
 from swarmnode.rollout.vllm import compat as vllm_compat
 from swarmnode.rollout.vllm.compat import missing_reason
 
@@ -178,6 +179,48 @@ def test_only_the_build_of_vllm_for_this_device_will_do(
 def test_embedded_for_a_family_it_cannot_run_is_an_error_that_says_why() -> None:
     with pytest.raises(EngineError, match=r"gpt2.*--engine auto"):
         make_engine(gpt2(), (0,), kind="embedded", lora_rank=8)
+
+
+def broken_vllm(*arguments: object) -> Engine:
+    raise ModelError("vLLM cannot start with folder: no kernel image\nand forty lines more", hint="look")
+
+
+def test_a_vllm_that_does_not_start_is_replaced_and_the_story_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(select, "missing_reason", lambda device: None)
+    monkeypatch.setattr(select, "_start_vllm", broken_vllm)
+    engine, reason = make_engine(neox(), (0,), source=SOURCE, lora_rank=8)
+    assert isinstance(engine, GenerateEngine)
+    assert reason.endswith("and vLLM does not start here (vLLM cannot start with folder: no kernel image).")
+    assert "another engine takes its place" in caplog.text and "--engine vllm" in caplog.text
+
+
+def test_a_vllm_that_was_asked_for_and_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(select, "missing_reason", lambda device: None)
+    monkeypatch.setattr(select, "_start_vllm", broken_vllm)
+    with pytest.raises(ModelError, match="no kernel image"):
+        make_engine(neox(), (0,), kind="vllm", source=SOURCE, lora_rank=8)
+
+
+def test_several_policies_do_not_fall_back_to_an_engine_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(select, "missing_reason", lambda device: None)
+    monkeypatch.setattr(select, "_start_vllm", broken_vllm)
+    with pytest.raises(EngineError, match=r"2 policies cannot share.*vLLM does not start here"):
+        make_engine(neox(), (0,), source=SOURCE, lora_rank=8, policies=2)
+
+
+@pytest.mark.parametrize("kind", ["auto", "embedded", "vllm"])
+def test_a_model_without_weights_is_enough_to_choose(kind: EngineKind) -> None:
+    with torch.device("meta"):
+        outline = dense()
+    assert choose(kind, outline, CPU, SOURCE, None)[0] == ("embedded" if kind == "auto" else kind)
+    if kind == "auto":
+        packed = choose(kind, outline, CPU, SOURCE, None, quantized=True)
+        assert packed[0] == "generate" and "its weights are quantized" in packed[1]
+    else:
+        with pytest.raises(EngineError, match=r"quantized.*--engine auto"):
+            choose(kind, outline, CPU, SOURCE, None, quantized=True)
 
 
 def test_vllm_needs_a_folder_or_a_name(tiny: PreTrainedModel) -> None:

@@ -323,6 +323,33 @@ def test_a_layer_that_carries_something_from_token_to_token_is_found_by_trying()
     assert prepare_for_packing(model) is None
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("share", [0.5, 0.05, 0.01])
+def test_a_leak_is_found_in_any_number_type_also_below_its_rounding(dtype: torch.dtype, share: float) -> None:
+    """A hundredth of the token before moves the logits by less than bfloat16 rounds them."""
+
+    def add_some_of_the_token_before(module: Any, args: Any, hidden_BTD: Tensor) -> Tensor:
+        return hidden_BTD + share * torch.nn.functional.pad(hidden_BTD, (0, 0, 1, 0))[:, :-1]
+
+    model = build(llama).to(dtype)
+    for layer in model.model.layers:
+        layer.mlp.register_forward_hook(add_some_of_the_token_before)
+    assert prepare_for_packing(model) is not None
+
+
+@pytest.mark.parametrize("family", [qwen2, llama])
+def test_a_model_in_bfloat16_is_never_refused_for_its_rounding(family: Callable[[], Any]) -> None:
+    """Weights so large that logits of one sequence in two shapes differ by several hundredths."""
+    for seed in range(6):
+        torch.manual_seed(seed)
+        model = family().eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.ndim == 2:
+                    parameter.normal_(std=0.3)
+        assert prepare_for_packing(model.bfloat16()) is None
+
+
 def test_an_attention_that_ours_does_not_replace_is_named() -> None:
     model = LlamaForCausalLM(LlamaConfig(**SHAPE, attn_implementation="eager"))
     reason = prepare_for_packing(model)

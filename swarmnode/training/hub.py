@@ -1,0 +1,47 @@
+"""Whether the model hub answers, asked once and with a deadline, before its client begins to retry.
+
+assemble.py (before torch is loaded), base_model.py -> [only_from_disk] -> transformers
+"""
+
+from concurrent.futures import TimeoutError as NotDone
+from functools import cache
+from pathlib import Path
+
+from swarmnode.errors import ModelError
+from swarmnode.tasks.judged import in_daemon_thread
+
+PATIENCE_S = 4.0
+"""For name, connection, encryption and one answer without content: a fraction of a second on most nets."""
+
+
+@cache
+def only_from_disk(source: str) -> bool:
+    """Whether a model is to be read without asking the hub: a folder, or one in the cache while the hub does
+    not answer. Raises ModelError where it is in neither place."""
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    if Path(source).is_dir():
+        return True
+    if constants.HF_HUB_OFFLINE or (trouble := _trouble(source)) is None:
+        return False
+    if isinstance(try_to_load_from_cache(source, "config.json"), str):
+        return True
+    raise ModelError(
+        f"{source} is not on this disk, and the hub cannot be asked for it: {trouble}",
+        hint="check the name and the connection (over a slow one: `hf download` first), or try --model tiny",
+    )
+
+
+def _trouble(source: str) -> str | None:
+    """Why the hub does not answer; None: it does, whatever it says of this model."""
+    from huggingface_hub import get_session, hf_hub_url
+
+    # In a thread: looking a name up heeds no deadline.
+    asked = in_daemon_thread(
+        lambda: get_session().head(hf_hub_url(source, "config.json"), timeout=PATIENCE_S)
+    )
+    try:
+        error = asked.exception(PATIENCE_S)
+    except NotDone:
+        return f"no answer within {PATIENCE_S:g} s"
+    return None if error is None else str(error) or type(error).__name__

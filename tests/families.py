@@ -1,0 +1,78 @@
+"""Small causal LMs of other families than our own loop's, built from transformers' configurations."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+VOCABULARY = 258
+"""Of the tiny policy, whose tokenizer they borrow."""
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 256,
+    "bos_token_id": None,
+    "eos_token_id": 257,
+}
+ROUTED: dict[str, Any] = {**SIZES, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 32}
+LATENT: dict[str, Any] = {
+    "kv_lora_rank": 16,
+    "q_lora_rank": None,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 32,
+}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    # With experts
+    "qwen3_moe": {**ROUTED, "num_experts": 4},
+    "mixtral": {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "olmoe": {**SIZES, "num_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {**ROUTED, "num_experts": 4, "shared_expert_intermediate_size": 32},
+    "deepseek_v2": {
+        **{key: value for key, value in ROUTED.items() if key != "head_dim"},
+        **LATENT,
+        "n_routed_experts": 4,
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    "gpt_oss": {**SIZES, "head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2},
+    # Without
+    "gpt2": {
+        **{"vocab_size": VOCABULARY, "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 256},
+        **{"bos_token_id": 256, "eos_token_id": 257},
+    },
+    "gemma3_text": {**SIZES, "head_dim": 32, "layer_types": ["sliding_attention", "full_attention"]},
+    "phi3": SIZES,
+    "mistral": SIZES,
+    "smollm3": SIZES,
+    "falcon": {key: SIZES[key] for key in list(SIZES) if key not in ("intermediate_size",)},
+    "gpt_neox": SIZES,
+}
+
+
+def config_of(family: str) -> Any:
+    """The configuration of a small model of this family."""
+    return AutoConfig.for_model(family, **CONFIGS[family])
+
+
+def outline(family: str) -> Any:
+    """The model without weights."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config_of(family))
+
+
+def save_family(family: str, folder: Path, tokenizer: Path) -> Path:
+    """A random model of this family as a folder that transformers loads, with the tokenizer of another."""
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config_of(family)).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
+    return folder
