@@ -64,11 +64,22 @@ class PolicyConfig(Section):
     cpu_kernels: Literal["auto", "off"] = "auto"
     """Our C kernels on a CPU. auto: where this machine has a C compiler, which is asked once."""
     lora_rank: int = Field(default=16, ge=1, le=512)
-    """Rank of the LoRA adapter, on all linear layers."""
+    """Rank of the LoRA adapter."""
+    lora_targets: tuple[str, ...] = ("auto",)
+    """Layers that the adapter changes: auto (linear layers, but no experts and no routers), all-linear, or
+    names as in ["q_proj", "v_proj"]."""
     quantization: Literal["none", "nf4"] = "none"
     """nf4 holds the frozen base in 4 bits (bitsandbytes), on a CUDA card or, slowly, on a CPU."""
     lora_alpha: int = Field(default=32, ge=1)
     """LoRA scaling is alpha / rank."""
+
+    @field_validator("lora_targets")
+    @classmethod
+    def _targets_are_one_word_or_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        words = {"auto", "all-linear"} & set(names)
+        if not names or not all(names) or (words and len(names) > 1):
+            raise ValueError("either auto, or all-linear, or names of layers")
+        return names
 
 
 class TasksConfig(Section):
@@ -79,6 +90,9 @@ class TasksConfig(Section):
     again after the last; more entries than policies are refused. Empty: all policies take `names`."""
     eval_examples: int = Field(default=64, ge=1, le=1024)
     """Held-out examples per task in an evaluation."""
+    score_timeout_s: float = Field(default=120.0, gt=0, le=86_400)
+    """Longest that a task file may take to judge the answers to one example, or to draw examples. Then its
+    process is ended and started again, and the answers have no reward."""
 
 
 class RolloutConfig(Section):

@@ -12,6 +12,8 @@ SwarmnodeError                     what happened; `hint`: what to do next
 │   ├── RequestTimeout             the peer did not answer before the deadline
 │   └── MessageTooLarge            a frame exceeds its bound
 ├── TaskError                      a task cannot be found, loaded, drawn or scored
+├── JudgementLost                  the process of a task's code died, or was ended: what it did is unknown
+│   └── JudgementOverran           it had not answered at its deadline
 ├── ModelError                     a model cannot be found, loaded or does not fit
 ├── EngineError                    a rollout engine cannot be had, refused something or stopped working
 │   └── RequestRefused             a request that no such engine would accept, now or later
@@ -86,6 +88,14 @@ class MessageTooLarge(NetworkError):
 
 class TaskError(SwarmnodeError):
     exit_code = 6
+
+
+class JudgementLost(SwarmnodeError):
+    exit_code = 6
+
+
+class JudgementOverran(JudgementLost):
+    pass
 
 
 class ModelError(SwarmnodeError):

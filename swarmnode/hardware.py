@@ -1,25 +1,32 @@
 """What this machine is: cores, memory, accelerators. Nothing here imports torch before it is asked to.
 
-[hardware] -> config (which preset), training (device), cli doctor
+[hardware] -> models.py (which model), training (device), cli doctor
+
+A card counts where torch can use it, and nowhere else: the driver may show one that torch cannot.
 """
 
 import os
 import shutil
 import subprocess
+import warnings
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 GIB = 2**30
 NVIDIA_SMI_TIMEOUT_S = 5.0
 NVIDIA_SMI_COLUMNS = (
-    "memory.total,memory.free,compute_cap,uuid,name",
-    "memory.total,memory.free,index,uuid,name",
+    "memory.total,memory.free,compute_cap,uuid,driver_version,name",
+    "memory.total,memory.free,index,uuid,driver_version,name",
 )
 """The name comes last, since it may hold a comma. Drivers before 510 refuse to tell a capability: a number of
 the card stands in its place, which is no decimal."""
+LEAST_DRIVERS = {11: "450.80", 12: "525.60", 13: "580.65"}
+"""By CUDA's major version, the oldest Linux driver that runs what was built for it."""
 CGROUP = Path("/sys/fs/cgroup")
 CPUINFO = Path("/proc/cpuinfo")
 BF16_UNITS = frozenset({"avx512_bf16", "amx_bf16"})
@@ -36,6 +43,30 @@ class Gpu:
     capability: float | None = None
     """NVIDIA's compute capability, 8.9 for Ada; what a card can multiply follows from it."""
     uuid: str = ""
+    driver: str = ""
+    """Version of NVIDIA's driver, 580.65.06; empty where it does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchCuda:
+    """What the installed torch says of CUDA on this machine."""
+
+    version: str
+    built_for: str | None
+    """The version of CUDA; None: the build is without."""
+    uuids: tuple[str, ...] | None = None
+    """Of the cards it can use, in CUDA's order, which is not the driver's; None: CUDA does not start."""
+    complaint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """The card that a node will use, or why one that is here stays idle."""
+
+    gpu: Gpu | None
+    problem: str = ""
+    """Empty where a card is used, none is here, or none was asked for."""
+    advice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,26 +107,110 @@ def nvidia_gpus() -> tuple[Gpu, ...]:
 
 
 def parse_nvidia_smi(text: str) -> tuple[Gpu, ...]:
-    """Cards from `MiB, MiB, capability, uuid, name` lines.
+    """Cards from `MiB, MiB, capability, uuid, driver, name` lines.
 
-    >>> parse_nvidia_smi("24564, 24000, 8.9, GPU-5a1e, NVIDIA GeForce RTX 4090")[0].name
+    >>> parse_nvidia_smi("24564, 24000, 8.9, GPU-5a1e, 580.65.06, NVIDIA GeForce RTX 4090")[0].name
     'NVIDIA GeForce RTX 4090'
     """
     gpus: list[Gpu] = []
     for line in text.strip().splitlines():
-        total, free, capability, uuid, name = (part.strip() for part in line.split(",", 4))
-        gpus.append(Gpu(name, _mebibytes(total), _mebibytes(free), _capability(capability), uuid))
+        total, free, capability, uuid, driver, name = (part.strip() for part in line.split(",", 5))
+        gpus.append(Gpu(name, _mebibytes(total), _mebibytes(free), _capability(capability), uuid, driver))
     return tuple(gpus)
 
 
 def usable_gpu(device: str) -> Gpu | None:
-    """The card that torch would use for `policy.device`; None: no card, no CUDA build, not asked for."""
+    """The card that torch will use for `policy.device`; None: no card, not asked for, or torch cannot."""
+    return find_card(device).gpu
+
+
+def find_card(device: str) -> Card:
+    """The card that torch will use for `policy.device`, or why it cannot. Imports torch where the driver
+    shows a card and the installed torch is not the build for CPUs."""
     name, _, index = device.partition(":")
-    if name not in ("auto", "cuda") or not _torch_has_cuda():
+    gpus = nvidia_gpus() if name in ("auto", "cuda") else ()
+    if not gpus:
+        return Card(None)
+    return card_for(int(index or 0), gpus, torch_cuda(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def card_for(number: int, gpus: tuple[Gpu, ...], torch: TorchCuda | None, visible: str | None) -> Card:
+    """The card that CUDA counts as `number`, out of what the driver shows and what torch says of it.
+
+    >>> old = Gpu("RTX 4090", 24 * GIB, 23 * GIB, driver="470.82.01")
+    >>> card_for(0, (old,), TorchCuda("2.13.0", "13.0"), None).problem
+    'RTX 4090 is not used: its driver 470.82.01 is too old for torch 2.13.0, which is built for CUDA 13.0'
+    """
+    allowed = visible_gpus(gpus, visible)
+    if not allowed and torch is not None and not torch.uuids:
+        return Card(None)  # CUDA_VISIBLE_DEVICES hides them all: nobody is surprised.
+    first = (allowed or gpus)[0]
+    if torch is None or torch.uuids is None:
+        return _idle_card(first, torch)
+    if number >= len(torch.uuids):
+        return Card(None, f"there is no card {number}: torch sees {len(torch.uuids)}", "see `nvidia-smi -L`")
+    by_uuid = [gpu for gpu in gpus if gpu.uuid and _same_uuid(gpu.uuid, torch.uuids[number])]
+    # A part of a card (MIG) has a number of its own, which the driver's list does not show.
+    found = by_uuid or list(allowed[number : number + 1])
+    return Card(found[0] if found else None)
+
+
+def _same_uuid(one: str, other: str) -> bool:
+    return one.removeprefix("GPU-").lower() == other.removeprefix("GPU-").lower()
+
+
+def _idle_card(gpu: Gpu, torch: TorchCuda | None) -> Card:
+    """Why torch does not use a card that the driver shows, and what to do."""
+    if torch is None:
+        return Card(None, f"{gpu.name} is not used: torch is not installed", "pip install 'swarmnode[train]'")
+    if torch.built_for is None:
+        return Card(
+            None,
+            f"{gpu.name} is not used: torch {torch.version} is a build without CUDA",
+            "install a torch that is built for CUDA, or say --set policy.device=cpu",
+        )
+    least = LEAST_DRIVERS.get(int(torch.built_for.partition(".")[0]), "")
+    if least and gpu.driver and _major(gpu.driver) < _major(least):
+        return Card(
+            None,
+            f"{gpu.name} is not used: its driver {gpu.driver} is too old for torch {torch.version},"
+            f" which is built for CUDA {torch.built_for}",
+            f"update the NVIDIA driver to {least} or newer, or install a torch built for an older CUDA",
+        )
+    why = f": {torch.complaint}" if torch.complaint else ""
+    return Card(
+        None,
+        f"{gpu.name} is not used: torch {torch.version}, built for CUDA {torch.built_for}, cannot start CUDA"
+        f" with driver {gpu.driver or 'of unknown version'}{why}",
+        "see what `python -c 'import torch; torch.cuda.init()'` says",
+    )
+
+
+def _major(version: str) -> int:
+    digits = version.partition(".")[0]
+    return int(digits) if digits.isdecimal() else 0
+
+
+@cache
+def torch_cuda() -> TorchCuda | None:
+    """What torch says, asked once a process; None: it is not installed."""
+    try:
+        number = version("torch")
+    except PackageNotFoundError:
         return None
-    gpus = visible_gpus(nvidia_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-    number = int(index or 0)
-    return gpus[number] if number < len(gpus) else None
+    if "+cpu" in number:
+        return TorchCuda(number, None)
+    import torch
+
+    cuda: Any = torch.cuda
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        works = cuda.is_available()
+    complaint = (str(said[-1].message).strip().splitlines() or [""])[0] if said else ""
+    if not works:
+        return TorchCuda(number, torch.version.cuda, None, complaint)
+    uuids = tuple(str(cuda.get_device_properties(index).uuid) for index in range(cuda.device_count()))
+    return TorchCuda(number, torch.version.cuda, uuids)
 
 
 def visible_gpus(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[Gpu, ...]:
@@ -118,13 +233,6 @@ def visible_gpus(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[Gpu, ...]:
             break
         chosen += found
     return tuple(chosen)
-
-
-def _torch_has_cuda() -> bool:
-    try:
-        return "+cpu" not in version("torch")
-    except PackageNotFoundError:
-        return False
 
 
 def free_disk_bytes(path: Path) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 from swarmnode.config import Config
 from swarmnode.errors import ModelError
-from swarmnode.hardware import Gpu, cpu_has_bf16, usable_gpu
+from swarmnode.hardware import Gpu, cpu_has_bf16, find_card
 from swarmnode.memory_plan import EngineName, MemoryPlan, ModelCard, Workload, plan_memory, size_text
 
 PLANNED_TOKENS = 4096
@@ -62,7 +62,7 @@ def find_facts(spec: str, cards: tuple[ModelCard, ...]) -> Facts:
     known = next((card for card in (TINY, *cards) if card.name == spec), None)
     if known is not None:
         return Facts(known, "its card")
-    folder = _folder_of(spec)
+    folder = folder_of(spec)
     if folder is None:
         return Facts(None, f"{spec} is not on this disk yet, and its size is in its files")
     return read_facts(folder, spec)
@@ -76,6 +76,16 @@ def read_facts(folder: Path, name: str) -> Facts:
     except (OSError, ValueError, KeyError, TypeError) as error:
         return Facts(None, f"the files of {name} do not tell its size: {error}")
     return card_of(name, config.get("text_config", config), sum(map(math.prod, shapes.values())), shapes)
+
+
+def read_config(spec: str) -> dict[str, Any] | None:
+    """config.json of a model on this disk; None: it is not here, or cannot be read."""
+    folder = folder_of(spec)
+    try:
+        config = None if folder is None else json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return config if isinstance(config, dict) else None  # pyright: ignore[reportUnknownVariableType]
 
 
 def card_of(name: str, config: Mapping[str, Any], parameters: int, tensors: Collection[str]) -> Facts:
@@ -112,7 +122,7 @@ def card_of(name: str, config: Mapping[str, Any], parameters: int, tensors: Coll
     return Facts(card, "its files")
 
 
-def _folder_of(spec: str) -> Path | None:
+def folder_of(spec: str) -> Path | None:
     """The folder of a model that is on this disk: as given, or in the hub's cache."""
     if Path(spec).expanduser().is_dir():
         return Path(spec).expanduser()
@@ -254,13 +264,17 @@ def resolve_model(config: Config, cards_file: Path, remembered: Path) -> tuple[s
             remembered.read_text().strip(),
             f"chosen at the first start ({remembered}); --model takes another",
         )
-    return choose_for_machine(config, load_cards(cards_file), usable_gpu(config.policy.device))
+    card = find_card(config.policy.device)
+    return choose_for_machine(config, load_cards(cards_file), card.gpu, card.problem)
 
 
-def choose_for_machine(config: Config, cards: tuple[ModelCard, ...], gpu: Gpu | None) -> tuple[str, str]:
-    """tiny without a GPU, or when nothing fits the one there is; else the largest model that fits."""
+def choose_for_machine(
+    config: Config, cards: tuple[ModelCard, ...], gpu: Gpu | None, problem: str = ""
+) -> tuple[str, str]:
+    """tiny without a GPU that torch can use, or when nothing fits it; else the largest model that fits.
+    `problem`: why one that is here is not used."""
     if gpu is None or gpu.memory_free_bytes is None:
-        return "tiny", "no GPU was found: the demonstration policy"
+        return "tiny", f"{problem or 'no GPU was found'}: the demonstration policy"
     free_bytes = gpu.memory_free_bytes
     try:
         card, plan = choose_model(

@@ -40,6 +40,11 @@ class Paths:
         return self.state / "peers.json"
 
     @property
+    def exchange_record(self) -> Path:
+        """What we heard of other nodes and what they are worth, over restarts."""
+        return self.state / "exchange.record"
+
+    @property
     def logs(self) -> Path:
         return self.state / "logs"
 

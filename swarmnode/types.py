@@ -38,6 +38,8 @@ class Example:
     prompt: str
     columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Every other dataset column (`answer`, ...), handed to reward functions by name as TRL does."""
+    conversational: bool = False
+    """The task gave its prompt as messages, so its rewards get prompts and completions as messages too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,9 +48,11 @@ ENGINES = ("test_engine.py", "test_vllm.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`make test` runs two processes: a file stays whole, so that its fixtures are made once."""
+    """`make test` runs two processes: a file stays whole, so that its fixtures are made once. Attacks on real
+    nodes come one after the other: each keeps several processes busy."""
     for item in items:
         group = "engines" if item.path.name in ENGINES else str(item.path)
+        group = "hostile" if item.path.parent.name == "hostile" else group
         item.add_marker(pytest.mark.xdist_group(group))
     if settings.get_current_profile_name() == "search":
         _search({item.obj for item in items if isinstance(item, pytest.Function)})

@@ -8,6 +8,7 @@ SURFACE = {
     "join": "addresses --config --engine --fresh --home --model --overlap --pipeline --policies --port"
     " --preset --rounds --seed --set --swarm --task",
     "swarm": "--home --model --nodes --rounds --seed --set --task",
+    "seed": "addresses --config --home --port --set --swarm",
     "status": "--home --json",
     "doctor": "--config --home --json --preset --set",
     "eval": "--base --best --config --greedy --home --json --model --policy --preset --set --task",

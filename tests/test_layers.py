@@ -30,6 +30,7 @@ GROUND = {
     "hardware",
     "memory_plan",
     "models",
+    "printable",
     "storage",
 }
 ABOVE_ALL = {"__main__", "testing"}

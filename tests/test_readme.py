@@ -15,15 +15,21 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
+def task_of_the_readme() -> tuple[str, str]:
+    found = re.search(r"```python\n# (\w+\.py)\n(.*?)```", README, re.DOTALL)
+    assert found is not None
+    return found[1], found[2]
+
+
 def test_the_custom_task_is_ready_to_train_on(tmp_path: Path) -> None:
-    code = re.search(r"```python\n# add\.py\n(.*?)```", README, re.DOTALL)
-    assert code is not None
-    assert len([line for line in code[1].splitlines() if line.strip()]) <= 10
-    path = tmp_path / "add.py"
-    path.write_text(code[1])
+    name, code = task_of_the_readme()
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
+    path = tmp_path / name
+    path.write_text(code)
+    assert f"--task {name}" in README and f"task check {name}" in README
     assert check_task(str(path)).ok
     example = next(iter(load_task(str(path)).examples(0)))
-    right, wrong = load_task(str(path)).score(example, [f"It is {example.columns['answer']}.", "no idea"])
+    right, wrong = load_task(str(path)).score(example, [str(example.columns["answer"]), "?"])
     assert (right, wrong) == ({"reward": 1.0}, {"reward": 0.0})
 
 

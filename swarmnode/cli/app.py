@@ -2,14 +2,28 @@
 
 import errno
 import os
+import signal
 import sys
 from typing import Annotated, NoReturn
 
 import typer
 
 from swarmnode import __version__
-from swarmnode.cli import config, doctor, evaluate, export, identity, join, pipeline, status, swarm, task
+from swarmnode.cli import (
+    config,
+    doctor,
+    evaluate,
+    export,
+    identity,
+    join,
+    pipeline,
+    seed,
+    status,
+    swarm,
+    task,
+)
 from swarmnode.errors import INTERRUPTED, SwarmnodeError
+from swarmnode.printable import printable
 
 DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 app = typer.Typer(
@@ -22,6 +36,7 @@ app = typer.Typer(
 )
 app.command("join")(join.join)
 app.command("swarm")(swarm.swarm)
+app.command("seed")(seed.seed)
 app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)
 app.command("eval")(evaluate.evaluate)
@@ -43,6 +58,9 @@ def options(
 
 def main() -> None:
     """Entry point of the console script."""
+    # Until a node has handlers of its own, a supervisor's SIGTERM is what Ctrl-C is: the first process of a
+    # container would otherwise not hear it at all, and be killed when the supervisor's patience ends.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         app()
     except SwarmnodeError as error:
@@ -65,9 +83,10 @@ def main() -> None:
 
 
 def _complain(what: str, hint: str, exit_code: int) -> NoReturn:
-    print(f"error: {what}", file=sys.stderr)
+    # A message may quote a peer.
+    print(f"error: {printable(what)}", file=sys.stderr)
     if hint:
-        print(f"  next: {hint}", file=sys.stderr)
+        print(f"  next: {printable(hint)}", file=sys.stderr)
     raise SystemExit(exit_code) from None
 
 

@@ -37,7 +37,10 @@ def evaluate(
     set_: Assignments = None,
     json: Json = False,
 ) -> None:
-    """Measure the newest checkpoint (or the best, or the base model) on questions that no node trains on."""
+    """Measure the newest checkpoint (or the best, or the base model) on questions that no node trains on.
+
+    They are of the tasks that the node trained on, unless --task or --set tasks.names says otherwise.
+    """
     # Tasks that are named here count, whatever the policy trains on.
     named = {"tasks.names": tuple(task), "tasks.mixes": ()} if task else {}
     settings = load_settings(
@@ -52,8 +55,15 @@ def evaluate(
 
     from swarmnode.node.offline import evaluate_offline
 
+    here = ("--set", "command line", *([f"--config {config}"] if config else []))
     result = evaluate_offline(
-        settings.config, settings.model, settings.paths, base=base, best=best, greedy=greedy
+        settings.config,
+        settings.model,
+        settings.paths,
+        base=base,
+        best=best,
+        greedy=greedy,
+        tasks_named=settings.origins["tasks.names"] in here,
     )
     if json:
         typer.echo(msgspec.json.encode(result).decode())

@@ -1,10 +1,17 @@
 """`swarmnode join`: start this machine's node and run it until it is done or told to stop."""
 
-from typing import Annotated
+import atexit
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from swarmnode.cli.settings import Assignments, ConfigFile, Home, Model, Preset, TaskSpecs, load_settings
+
+if TYPE_CHECKING:
+    from swarmnode.node.policies import Ending
 
 
 def join(
@@ -73,11 +80,19 @@ def join(
         from swarmnode.node.pipeline_run import run_pipeline
 
         ended = run_pipeline(settings.config, settings.model, settings.paths, fresh=fresh)
-        print(ended.line)
-        return
+        leave(ended)
     from swarmnode.node.run import run_node
 
     ending = run_node(settings.config, settings.model, settings.model_reason, settings.paths, fresh=fresh)
+    leave(ending)
+
+
+def leave(ending: "Ending") -> NoReturn:
+    """Print the last line and end the process. Everything is on the disk by now: taking torch apart module by
+    module takes seconds, and a thread that some library left behind would be waited for without end."""
     print(ending.line)
-    if ending.exit_code:
-        raise typer.Exit(ending.exit_code)
+    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]  as multiprocessing does before it leaves
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(ending.exit_code)

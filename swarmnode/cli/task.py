@@ -58,13 +58,14 @@ def show(
 def check(task: Spec, json: Json = False) -> None:
     """Draw and score a task, and report whether it is deterministic, disjoint and fast enough.
 
-    Exits with 1 when something would keep it from training.
+    What does not answer within two minutes is an error of the report. Exits with 1 when something would keep
+    it from training.
     """
     import msgspec
 
     from swarmnode.tasks.check import check_task
 
-    report = check_task(task)
+    report = check_task(task, printed=lambda line: typer.echo(f"{task} prints: {line}", err=True))
     if json:
         typer.echo(msgspec.json.encode(report).decode())
     else:

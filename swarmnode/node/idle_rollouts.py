@@ -35,6 +35,7 @@ from swarmnode.rollout.renderer import Renderer
 from swarmnode.rollout.schedule.group import Answered
 from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.rollout.schedule.records import PartialSettings
+from swarmnode.tasks.judged import OwnJudge
 from swarmnode.tasks.rounds import ExampleStream
 from swarmnode.tasks.task import Task
 from swarmnode.types import Example, RolloutGroup
@@ -163,7 +164,7 @@ class IdleSharing:
         rollout = config.rollout
         self._model = model
         self._new_exchange = exchange
-        self._tasks = tasks
+        self._judge = OwnJudge(tasks, config.tasks.score_timeout_s)
         self._author = author
         self._clock = clock
         self._times = WorkTimes()
@@ -241,10 +242,15 @@ class IdleSharing:
         await self._stack.aclose()
 
     async def serve(self) -> None:
-        """Score and share whatever is finished, until cancelled."""
-        while True:
-            await asyncio.sleep(TICK_S)
-            await self.share_finished()
+        """Score and share whatever is finished, until cancelled, and for good."""
+        try:
+            while True:
+                await asyncio.sleep(TICK_S)
+                await self.share_finished()
+        except asyncio.CancelledError:
+            # The thread that judges would hold up the end of the process.
+            self._judge.stop()
+            raise
 
     async def share_finished(self) -> None:
         """Score and share what is finished by now. What is finished while we rest waits."""
@@ -262,7 +268,7 @@ class IdleSharing:
             await self._exchange.publish(groups)
 
     def _score(self, answered: Answered) -> RolloutGroup:
-        return scored(answered, self._tasks, self._author, self._model.engine.policy_version)
+        return scored(answered, self._judge.tasks, self._author, self._model.engine.policy_version)
 
     @property
     def size_bytes(self) -> int:

@@ -26,6 +26,7 @@ import msgspec
 from swarmnode.config import Config
 from swarmnode.errors import SwarmnodeError
 from swarmnode.exchange.exchange import Exchange
+from swarmnode.exchange.selection import longest_wait_s
 from swarmnode.network.discovery import Discovery
 from swarmnode.network.host import Host
 from swarmnode.node.board import StatusBoard
@@ -56,7 +57,8 @@ TICK_S = 0.5
 """How often the panel is redrawn and the number of peers looked up."""
 
 COLLECT_DEADLINE_S = 5.0
-"""Longest wait for other nodes' groups in a round; what has not come by then is replaced by own groups."""
+"""Longest wait for other nodes' groups in a round, however long its own work took (longest_wait_s); what has
+not come by then is replaced by own groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ class Node:
         """What generating the next round while the last one was trained on came to."""
         self._counters = Counters()
         self._stopping = False
-        self._started = time.monotonic()
+        self._started = self._collected_at = time.monotonic()
         self._stack = AsyncExitStack()
         self._workers = Workers()
         self._board = StatusBoard(
@@ -282,7 +284,10 @@ class Node:
         if self._network is None or wanted == 0:
             return ()
         version = self._learner.policy_version
-        return await self._network.exchange.collect(wanted, version, COLLECT_DEADLINE_S)
+        deadline_s = longest_wait_s(time.monotonic() - self._collected_at, COLLECT_DEADLINE_S)
+        groups = await self._network.exchange.collect(wanted, version, deadline_s)
+        self._collected_at = time.monotonic()
+        return groups
 
     async def _publish(self, groups: Sequence[RolloutGroup]) -> None:
         if self._network is not None:

@@ -5,19 +5,22 @@ cli eval, export -> [offline] -> assemble.py, training/evaluation.py
 
 import shutil
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarmnode.config import Config
-from swarmnode.errors import CheckpointError, ConfigError, StorageError
+from swarmnode.config import Config, TasksConfig
+from swarmnode.errors import CheckpointError, ConfigError, StorageError, TaskError
 from swarmnode.node.assemble import LocalPolicy, load_policy
 from swarmnode.node.screen import Screen
+from swarmnode.node.task_processes import start_tasks
 from swarmnode.paths import Paths
 from swarmnode.pipeline.keeping.checkpoints import check_has_adapter
 from swarmnode.rollout.engine import SamplingParams
-from swarmnode.tasks.loader import load_tasks
+from swarmnode.tasks.judged import OwnJudge
 from swarmnode.training.base_model import find_device
 from swarmnode.training.checkpoint import Checkpoint
+from swarmnode.training.checkpoint_store import has_checkpoints
 from swarmnode.training.evaluation import evaluate
 
 
@@ -41,13 +44,25 @@ def evaluate_offline(
     base: bool = False,
     best: bool = False,
     greedy: bool = False,
+    tasks_named: bool = False,
 ) -> OfflineEvaluation:
-    """Measure the newest or the best checkpoint, or the base model: without any, or where `base` says so."""
+    """Measure the newest or the best checkpoint, or the base model, where `base` says so.
+
+    On the tasks that the node trained on, unless some were named for this very evaluation (`tasks_named`).
+    Where there is nothing to measure, that is said before a model is loaded.
+    """
     if base and best:
         raise ConfigError("--base and --best are two different policies", hint="leave one out")
+    if not base and not has_checkpoints(paths.checkpoints, Path(model).name):
+        raise CheckpointError(
+            f"there is nothing to evaluate: no checkpoint of {model} in {paths.checkpoints}",
+            hint="train first (`swarmnode join`), use the same --model and --home, or measure the base model"
+            " as it is: `swarmnode eval --base`",
+        )
     with Screen() as screen:
         local = load_policy(config, model, paths, screen.progress)
-    checkpoint = None if base else _best(local) if best else local.store.latest()
+    newest = local.store.latest() if base else _newest(local)
+    checkpoint = None if base else _best(local) if best else newest
     if checkpoint is not None:
         check_has_adapter(checkpoint)
         local.policy.load_adapter(checkpoint.adapter)
@@ -55,8 +70,10 @@ def evaluate_offline(
     temperature = 0.0 if greedy else config.rollout.temperature
     sampling = SamplingParams(config.rollout.max_tokens, temperature, config.rollout.top_p)
     examples = config.tasks.eval_examples
-    tasks = {task.name: task for task in load_tasks(config.tasks.names)}
-    result = evaluate(local.engine, local.renderer, tasks, sampling, examples=examples)
+    tasks = config.tasks if tasks_named else _trained_on(config.tasks, checkpoint or newest)
+    with ExitStack() as stack:
+        judge = OwnJudge(start_tasks(stack, tasks), tasks.score_timeout_s)
+        result = evaluate(local.engine, local.renderer, judge.tasks, sampling, examples=examples)
     assert result is not None, "only an interrupted evaluation has no result"
     return OfflineEvaluation(
         model=model,
@@ -68,6 +85,20 @@ def evaluate_offline(
         per_task=result.per_task,
         mean=result.mean,
     )
+
+
+def _trained_on(tasks: TasksConfig, checkpoint: Checkpoint | None) -> TasksConfig:
+    """The tasks of a checkpoint, where it names them. Raises TaskError where a file of theirs is gone."""
+    specs = () if checkpoint is None else checkpoint.state.task_specs
+    if not specs:
+        return tasks
+    gone = [spec for spec in specs if spec.endswith(".py") and not Path(spec).exists()]
+    if gone:
+        raise TaskError(
+            f"the checkpoint was trained on {gone[0]}, which is gone",
+            hint="name the file where it is now, or other tasks: `swarmnode eval --task FILE`",
+        )
+    return tasks.model_copy(update={"names": specs, "mixes": ()})
 
 
 def export_offline(

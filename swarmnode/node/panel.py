@@ -1,6 +1,9 @@
 """The live panel on a terminal: what the node does, learns, hears, drops and waits for.
 
-status.py -> [panel] -> rich. `render` is a pure function of a status, so a picture of it is a real one.
+status.py -> [panel] -> rich        panel_layout.py (what a small terminal leaves out)
+
+`render` is a pure function of a status, so a picture of it is a real one. The command with which others join
+stands above the panel once, outside any frame and in one piece, so that a terminal copies it as one line.
 """
 
 import logging
@@ -8,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -16,11 +19,25 @@ from rich.table import Table
 from rich.text import Text
 
 from swarmnode.node.monitors import policy_label, shown
-from swarmnode.node.status import NodeStatus, PipelineStatus, invitation
+from swarmnode.node.panel_layout import fit_rows
+from swarmnode.node.status import NodeStatus, PipelineStatus, Rewards, invitation, printable_status
+from swarmnode.printable import printable
 
 LOG_LINES = 6
 HISTORY_ROUNDS = 60
 SPARKS = "▁▂▃▄▅▆▇█"
+FIRST_TO_GO = (
+    "join us", "kept back", "dropped", "saved", "trained on", "exchange", "held out", "rollouts", "pipeline",
+    "policy", "speed", "network",
+)  # fmt: skip
+"""Rows that a small terminal does without, in this order; the others stay as long as anything does."""
+ROOM_AROUND = 4
+"""Columns that the frame and its padding take."""
+LABEL_ROOM = len("trained on") + 2
+"""Columns of the longest label, and of the gap behind it."""
+LONGEST_BAR = 40
+BESIDE_BAR = 30
+"""Columns that the numbers on both sides of the bar take."""
 
 
 class PanelMonitor(logging.Handler):
@@ -30,6 +47,8 @@ class PanelMonitor(logging.Handler):
         super().__init__(logging.INFO)
         self._lines: deque[str] = deque(maxlen=LOG_LINES)
         self._rewards: deque[float] = deque(maxlen=HISTORY_ROUNDS)
+        self._console = console
+        self._command = ""
         self._live = Live(console=console, auto_refresh=False, transient=False)
         self._live.start()
 
@@ -45,35 +64,100 @@ class PanelMonitor(logging.Handler):
         self.tick(status)
 
     def tick(self, status: NodeStatus) -> None:
-        self._live.update(render(status, tuple(self._rewards), tuple(self._lines), time.time()), refresh=True)
+        self._command = print_invitation(self._console, status, self._command)
+        height = room_below(self._console, self._command)
+        panel = render(status, tuple(self._rewards), tuple(self._lines), time.time(), height)
+        self._live.update(panel, refresh=True)
 
     def close(self) -> None:
         self._live.stop()
         super().close()
 
 
-def render(status: NodeStatus, rewards: Sequence[float], lines: Sequence[str], now: float) -> RenderableType:
-    """The whole panel for one moment."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", justify="right")
-    grid.add_column()
-    for label, content in _rows(status, rewards, now):
-        # Names, reasons and details are text: what looks like markup in them is not ours.
-        grid.add_row(label, Text(content) if isinstance(content, str) else content)
-    title = Text.assemble((status.name, "bold"), f"  {status.peer_id[:6]}..{status.peer_id[-6:]}")
-    body = Group(
-        grid, Text(), *(Text(line, style="dim", overflow="ellipsis", no_wrap=True) for line in lines)
-    )
-    return Panel(body, title=title, border_style=_colour(status))
+def print_invitation(console: Console, status: NodeStatus, printed: str) -> str:
+    """The command with which another machine joins, above the panel and in one piece, unless it is the one
+    `printed` last. Returns what stands there now."""
+    command = invitation(status)
+    if command is None or command == printed:
+        return printed
+    console.print(Text("another machine joins with:", style="dim"))
+    # Soft: the terminal folds the line, and so knows that it is one.
+    console.print(Text(command), soft_wrap=True)
+    return command
 
 
-def _rows(status: NodeStatus, rewards: Sequence[float], now: float) -> list[tuple[str, RenderableType]]:
+def room_below(console: Console, command: str) -> int:
+    """Lines of the terminal that are left for a panel below the command, and the cursor below the panel."""
+    above = -(-len(command) // console.width)
+    return console.height - above - 1
+
+
+def render(
+    status: NodeStatus,
+    rewards: Sequence[float],
+    lines: Sequence[str],
+    now: float,
+    height: int | None = None,
+) -> RenderableType:
+    """The whole panel for one moment, or what matters most of it within `height` lines."""
+    return _Fitting(status, rewards, lines, now, height)
+
+
+class _Fitting:
+    """Looks at the width only when it is drawn: a terminal may change its size at any time."""
+
+    def __init__(
+        self,
+        status: NodeStatus,
+        rewards: Sequence[float],
+        lines: Sequence[str],
+        now: float,
+        height: int | None,
+    ) -> None:
+        self._status, self._now, self._height = printable_status(status), now, height
+        self._rewards, self._lines = rewards, [printable(line) for line in lines]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = max(options.max_width - ROOM_AROUND - LABEL_ROOM, 1)
+        rows = dict(_rows(self._status, self._rewards, self._now, width))
+        lines_of = {label: _lines_taken(content, console, width) for label, content in rows.items()}
+        layout = fit_rows(lines_of, FIRST_TO_GO, len(self._lines), self._height)
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="bold", justify="right", no_wrap=True)
+        grid.add_column(overflow="fold")
+        for label in layout.rows:
+            # Names, reasons and details are text: what looks like markup in them is not ours.
+            content = rows[label]
+            piece = Text(content) if isinstance(content, str) else content
+            if isinstance(piece, Text) and label in layout.one_line:
+                piece.no_wrap, piece.overflow = True, "ellipsis"
+            grid.add_row(label, piece)
+        status = self._status
+        title = Text.assemble((status.name, "bold"), f"  {status.peer_id[:6]}..{status.peer_id[-6:]}")
+        told = self._lines[len(self._lines) - layout.story :]
+        story = [Text(line, style="dim", overflow="ellipsis", no_wrap=True) for line in told]
+        yield Panel(
+            Group(grid, *([Text(), *story] if story else [])), title=title, border_style=_colour(status)
+        )
+
+
+def _lines_taken(content: RenderableType, console: Console, width: int) -> int:
+    if isinstance(content, ProgressBar | Table):
+        return 1
+    text = Text(content) if isinstance(content, str) else content
+    return max(len(text.wrap(console, width)), 1) if isinstance(text, Text) else 1
+
+
+def _rows(
+    status: NodeStatus, rewards: Sequence[float], now: float, width: int
+) -> list[tuple[str, RenderableType]]:
+    """All rows in order, for `width` columns behind the labels."""
     reward, training, sharing, speed = status.reward, status.training, status.exchange, status.speed
     return [
         ("doing", f"{status.phase.name} for {age(now - status.phase.since)}  {status.phase.detail}"),
         ("policy", f"{status.model}, version {status.progress.policy_version}, swarm {status.swarm}"),
-        ("round", _progress(status)),
-        ("reward", f"own {shown(reward.own)}  external {shown(reward.external)}  {sparkline(rewards)}"),
+        ("round", _progress(status, width)),
+        ("reward", _reward(reward, rewards, width)),
         (
             "held out",
             f"{shown(reward.eval_first)} at first, {shown(reward.eval_last)}"
@@ -104,12 +188,18 @@ def _rows(status: NodeStatus, rewards: Sequence[float], now: float) -> list[tupl
     ]
 
 
-def _progress(status: NodeStatus) -> RenderableType:
+def _reward(reward: Rewards, rewards: Sequence[float], width: int) -> str:
+    numbers = f"own {shown(reward.own)}  external {shown(reward.external)}  "
+    return numbers + sparkline(rewards[-max(width - len(numbers), 1) :])
+
+
+def _progress(status: NodeStatus, width: int) -> RenderableType:
     progress = status.progress
     if progress.rounds_limit is None:
         return f"{progress.round} (until stopped), {progress.tokens:,} tokens"
     row = Table.grid(padding=(0, 1))
-    bar = ProgressBar(total=max(progress.rounds_limit, 1), completed=progress.round, width=40)
+    bar_width = max(min(LONGEST_BAR, width - BESIDE_BAR), 1)
+    bar = ProgressBar(total=max(progress.rounds_limit, 1), completed=progress.round, width=bar_width)
     row.add_row(f"{progress.round}/{progress.rounds_limit}", bar, f"{progress.tokens:,} tokens")
     return row
 
@@ -145,9 +235,10 @@ def _generation(status: NodeStatus) -> str:
 def _network(status: NodeStatus, now: float) -> str:
     network = status.network
     restarts = f", restarted {network.restarts} times" if network.restarts else ""
+    replaced = f", replaced {network.memory_restarts} times for its size" if network.memory_restarts else ""
     story = f": {network.detail}" if network.detail else ""
     since = f" for {age(now - network.since)}" if network.since else ""
-    return f"{network.peers} peers, {network.state}{since}{restarts}{story}"
+    return f"{network.peers} peers, {network.state}{since}{restarts}{replaced}{story}"
 
 
 def _saved(status: NodeStatus, now: float) -> RenderableType:

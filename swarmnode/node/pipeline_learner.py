@@ -129,7 +129,8 @@ class PipelineLearner(RolloutLearner):
         waiting = self._waiting(counters, exchange)
         try:
             whole = self._link.whole_state()
-            state = state_of(*self._base, whole.iteration, counters, self._seed, self._measure())
+            measured = self._measure(), self._task_specs()
+            state = state_of(*self._base, whole.iteration, counters, self._seed, *measured)
             tensors = {**whole.adapter, **whole.optimizer}
             snapshot = whole_snapshot(tensors, state, self._config.policy, waiting=waiting)
         except (PipelineError, CheckpointError) as error:
@@ -156,6 +157,7 @@ class PipelineLearner(RolloutLearner):
             course.waves,
             self._config.training,
             temperature=self._config.rollout.temperature,
+            top_p=self._config.rollout.top_p,
             max_tokens=self._config.rollout.max_tokens,
             version=course.iteration,
             micro_batch_tokens=self._micro_batch_tokens,

@@ -6,7 +6,7 @@ cli join --pipeline NAME -> [run_pipeline] -> pipeline_node.py
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -36,6 +36,7 @@ from swarmnode.node.screen import Screen
 from swarmnode.node.signals import stop_on_signals
 from swarmnode.node.status import invitation
 from swarmnode.node.summary import Summary
+from swarmnode.node.task_processes import start_tasks, tasks_for_strangers
 from swarmnode.paths import Paths
 from swarmnode.pipeline.keeping.checkpoints import StageCheckpoints, single_machine_tensors
 from swarmnode.pipeline.keeping.holdings import HeldState
@@ -45,7 +46,7 @@ from swarmnode.pipeline.stages.measuring import measure_stage, memory_for_stage
 from swarmnode.pipeline.stages.stage_model import StagePart, StageSettings
 from swarmnode.pipeline.stages.stage_state import pack_state
 from swarmnode.pipeline.stages.whole_model import WholeModel, load_tokenizer, open_model
-from swarmnode.tasks.loader import load_tasks
+from swarmnode.tasks.task import Task
 from swarmnode.training.base_model import find_device, find_dtype
 from swarmnode.training.checkpoint_store import CheckpointStore
 from swarmnode.training.tiny import build_tiny
@@ -63,7 +64,7 @@ def run_pipeline(config: Config, model: str, paths: Paths, *, fresh: bool) -> En
     with ExitStack() as stack:
         screen = stack.enter_context(Screen(paths.logs / "node.log"))
         key = take_identity(stack, paths)
-        tasks = {task.name: task for task in load_tasks(config.tasks.names)}
+        tasks = start_tasks(stack, config.tasks)
         seat = Seat(0, config, paths, key, seed_of(config, key.peer_id), tasks)
         check_addresses(config.network)
         check_status_port(config.node)
@@ -74,7 +75,7 @@ def run_pipeline(config: Config, model: str, paths: Paths, *, fresh: bool) -> En
         monitor = Monitors([JsonlMonitor(paths.logs / "metrics.jsonl"), screen.start_monitor()])
         stack.callback(monitor.close)
         parts = _parts(seat, whole, memory, idle, fresh=fresh)
-        role = _data_role(seat, whole)
+        role = _data_role(seat, whole, tasks_for_strangers(stack, tasks))
         return ending([seat], asyncio.run(_outcomes(parts, seat, monitor, role)))
 
 
@@ -253,13 +254,16 @@ def _store(seat: Seat, whole: WholeModel) -> CheckpointStore:
     )
 
 
-def _data_role(seat: Seat, whole: WholeModel) -> Callable[[PipelineNode], DataRole]:
+def _data_role(
+    seat: Seat, whole: WholeModel, tasks_of_others: Mapping[str, Task]
+) -> Callable[[PipelineNode], DataRole]:
     """Made where it is needed: most members never see a tokenizer."""
 
     def make(node: PipelineNode) -> DataRole:
         tokenizer, ends = load_tokenizer(whole)
         if seat.config.pipeline.text:
             return TextRole(node, tokenizer, seat.seed)
-        return RolloutRole(node, Asking(seat.tasks, tokenizer, ends, _store(seat, whole), seat.seed))
+        store = _store(seat, whole)
+        return RolloutRole(node, Asking(seat.tasks, tasks_of_others, tokenizer, ends, store, seat.seed))
 
     return make

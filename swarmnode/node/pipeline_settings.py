@@ -85,6 +85,7 @@ def plan_settings(config: Config, whole: WholeModel) -> PlanSettings:
             ("codec", pipeline.codec),
             ("trainable", pipeline.trainable),
             ("lora_alpha", str(config.policy.lora_alpha)),
+            ("lora_targets", ",".join(config.policy.lora_targets)),
             ("learning_rate", str(config.training.learning_rate)),
             ("grad_clip", str(config.training.grad_clip)),
             ("loss", config.training.loss),

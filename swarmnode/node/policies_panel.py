@@ -15,8 +15,20 @@ from rich.table import Table
 from rich.text import Text
 
 from swarmnode.node.monitors import policy_label, shown
-from swarmnode.node.panel import LOG_LINES, age
-from swarmnode.node.status import NodeStatus, invitation
+from swarmnode.node.panel import LOG_LINES, age, print_invitation, room_below
+from swarmnode.node.panel_layout import fit_columns, fit_rows
+from swarmnode.node.status import NodeStatus, invitation, printable_status
+from swarmnode.printable import printable
+
+COLUMNS: tuple[str, ...] = ("name", "doing", "round", "reward", "held out", "trained on", "tokens/s", "peers")
+FIRST_TO_GO = ("trained on", "name", "peers", "held out", "tokens/s", "doing")
+"""Columns that a narrow terminal does without, in this order."""
+PADDING = 2
+"""Empty columns beside each cell."""
+FRAME = 4
+"""Columns that the border and its padding take."""
+NUMBER = 4
+"""Columns of the policies' numbers."""
 
 
 class PoliciesPanel(logging.Handler):
@@ -26,6 +38,8 @@ class PoliciesPanel(logging.Handler):
         super().__init__(logging.INFO)
         self._lines: deque[str] = deque(maxlen=LOG_LINES)
         self._statuses: dict[int, NodeStatus] = {}
+        self._console = console
+        self._command = ""
         self._live = Live(console=console, auto_refresh=False, transient=False)
         self._live.start()
 
@@ -37,7 +51,10 @@ class PoliciesPanel(logging.Handler):
 
     def show(self, number: int, status: NodeStatus) -> None:
         self._statuses[number] = status
-        self._live.update(render_policies(self._statuses, tuple(self._lines), time.time()), refresh=True)
+        self._command = print_invitation(self._console, self._statuses[min(self._statuses)], self._command)
+        size = self._console.width, room_below(self._console, self._command)
+        panel = render_policies(self._statuses, tuple(self._lines), time.time(), *size)
+        self._live.update(panel, refresh=True)
 
     def close(self) -> None:
         self._live.stop()
@@ -64,19 +81,38 @@ class PolicyMonitor:
         self._panel.close()
 
 
-def render_policies(statuses: Mapping[int, NodeStatus], lines: Sequence[str], now: float) -> RenderableType:
-    """All policies for one moment, in the order of their numbers."""
+def render_policies(
+    statuses: Mapping[int, NodeStatus],
+    lines: Sequence[str],
+    now: float,
+    width: int | None = None,
+    height: int | None = None,
+) -> RenderableType:
+    """All policies for one moment, in the order of their numbers. On a terminal that is too small the columns
+    and lines that matter least are left out."""
+    statuses = {number: printable_status(status) for number, status in statuses.items()}
+    cells = {number: dict(zip(COLUMNS, _cells(statuses[number], now), strict=True)) for number in statuses}
+    widths = {
+        column: PADDING + max(len(column), *(len(row[column]) for row in cells.values()))
+        for column in COLUMNS
+    }
+    columns = COLUMNS if width is None else fit_columns(widths, FIRST_TO_GO, width - FRAME - NUMBER)
     table = Table(box=None, padding=(0, 1), header_style="bold")
-    for column in ("", "name", "doing", "round", "reward", "held out", "trained on", "tokens/s", "peers"):
+    for column in ("", *columns):
         table.add_column(column, no_wrap=True)
-    for number in sorted(statuses):
+    for number in sorted(cells):
         # Names and phases are text: what looks like markup in them is not ours.
-        table.add_row(*map(Text, (str(number), *_cells(statuses[number], now))))
+        table.add_row(*map(Text, (str(number), *(cells[number][column] for column in columns))))
     first = statuses[min(statuses)]
     title = f"{len(statuses)} policies on {first.model}, swarm {first.swarm}"
-    told = [Text(line, style="dim", overflow="ellipsis", no_wrap=True) for line in lines]
     joining = Text(f"join us  {invitation(first) or '-'}", overflow="fold")
-    return Panel(Group(table, Text(), joining, *told), title=title, border_style=_colour(statuses.values()))
+    joins = 1 if width is None else -(-len(joining) // max(width - FRAME, 1))
+    rows = {"table": len(cells) + 1, "join us": joins}
+    layout = fit_rows(rows, ["join us"], len(lines), height)
+    told = lines[len(lines) - layout.story :]
+    story = [Text(printable(line), style="dim", overflow="ellipsis", no_wrap=True) for line in told]
+    parts = [table, Text(), *([joining] if "join us" in layout.rows else []), *story]
+    return Panel(Group(*parts), title=Text(title), border_style=_colour(statuses.values()))
 
 
 def _cells(status: NodeStatus, now: float) -> tuple[str, ...]:

@@ -59,6 +59,7 @@ class PolicyLearner(RolloutLearner):
             policy,
             config.training,
             temperature=config.rollout.temperature,
+            top_p=config.rollout.top_p,
             max_tokens=config.rollout.max_tokens,
             seed=seed,
             render=renderer.prompt_ids,
@@ -94,6 +95,7 @@ class PolicyLearner(RolloutLearner):
             self._waiting(counters, exchange),
             self._seed,
             measure=self._measure(),
+            task_specs=self._task_specs(),
         )
         return self._writer.submit(snapshot)
 

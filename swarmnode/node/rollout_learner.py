@@ -19,7 +19,7 @@ from contextvars import copy_context
 import msgspec
 
 from swarmnode.config import Config, RolloutConfig
-from swarmnode.errors import CheckpointError, EngineError, TaskError
+from swarmnode.errors import CheckpointError, EngineError, JudgementLost, TaskError
 from swarmnode.node.dynamic_sampling import more_groups
 from swarmnode.node.learner import Generation, Resumed, RoundRollouts
 from swarmnode.rollout.engine import Engine, PolicyUpdate, SamplingParams
@@ -27,6 +27,8 @@ from swarmnode.rollout.renderer import Renderer
 from swarmnode.rollout.schedule.group import Answered
 from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.rollout.schedule.records import PartialSettings
+from swarmnode.tasks.judged import OwnJudge
+from swarmnode.tasks.process import spec_of
 from swarmnode.tasks.rounds import ExampleStream, StreamPlace
 from swarmnode.tasks.task import Task, redraw, score_strictly
 from swarmnode.training.budget import is_out_of_memory
@@ -65,7 +67,9 @@ class RolloutLearner(ABC):
         self._config = config
         self.engine = engine
         self._renderer = renderer
-        self._tasks = tasks
+        self._judge = OwnJudge(tasks, config.tasks.score_timeout_s)
+        self._tasks = self._judge.tasks
+        self._own_tasks = tasks
         self._author = author
         self._seed = seed
         self._interrupted = threading.Event()
@@ -107,7 +111,13 @@ class RolloutLearner(ABC):
 
     def rollouts(self, number: int) -> RoundRollouts:
         with _clear_about_memory():
-            return self._generate(number)
+            try:
+                return self._generate(number)
+            except JudgementLost:
+                # Drawing, in a process that `interrupt` has ended.
+                if not self._interrupted.is_set():
+                    raise
+                return RoundRollouts((), 0, 0.0, False, self._generation())
 
     def _generate(self, number: int) -> RoundRollouts:
         started = time.perf_counter()
@@ -136,27 +146,31 @@ class RolloutLearner(ABC):
             self._untrained[number].append(one)
             work = copy_context().run, self._score, one, self.engine.policy_version
             scoring.append(self._scorer.submit(*work))
-        if not self._interrupted.is_set():
-            return [future.result() for future in scoring]
-        for future in scoring:
-            future.cancel()
-        return []
+        # An interrupted judge returns at once, without rewards.
+        groups = [future.result() for future in scoring]
+        return [] if self._interrupted.is_set() else groups
 
     def evaluate(self) -> Evaluation | None:
         self._rollouts.park()
         self.use_newest_policy()
         with _clear_about_memory():
-            return evaluate(
-                self.engine,
-                self._renderer,
-                self._tasks,
-                self._sampling,
-                examples=self._config.tasks.eval_examples,
-                should_stop=self._interrupted.is_set,
-            )
+            try:
+                return evaluate(
+                    self.engine,
+                    self._renderer,
+                    self._tasks,
+                    self._sampling,
+                    examples=self._config.tasks.eval_examples,
+                    should_stop=self._interrupted.is_set,
+                )
+            except JudgementLost:
+                if not self._interrupted.is_set():
+                    raise
+                return None
 
     def interrupt(self) -> None:
         self._interrupted.set()
+        self._judge.stop()
 
     def close(self) -> None:
         self._scorer.shutdown(cancel_futures=True)
@@ -172,6 +186,11 @@ class RolloutLearner(ABC):
     def _measure(self) -> Measure:
         """What its evaluations are made of."""
         return Measure(tuple(sorted(self._tasks)), self._config.tasks.eval_examples)
+
+    def _task_specs(self) -> tuple[str, ...]:
+        """By which the tasks can be loaded again on this machine."""
+        found = (spec_of(task) for task in self._own_tasks.values())
+        return tuple(spec for spec in found if spec is not None)
 
     def _score(self, answered: Answered, version: int) -> RolloutGroup:
         return scored(answered, self._tasks, self._author, version)
@@ -191,7 +210,7 @@ class RolloutLearner(ABC):
 
     def _redraw(self, key: ExampleKey) -> Example | None:
         """The example of a saved group; None when its task is gone or has changed."""
-        task = self._tasks.get(key.task)
+        task = self._own_tasks.get(key.task)
         try:
             return None if task is None else redraw(task, key)
         except TaskError:
@@ -217,6 +236,7 @@ class RolloutLearner(ABC):
             mean_tokens_trained=rollouts.mean_tokens_trained,
             resumed=rollouts.resumed_requests,
             reprefilled_tokens=engine.reprefilled_tokens,
+            unjudged_groups=self._judge.lost,
             stale_groups_dropped=rollouts.dropped_stale,
             live_versions=len(engine.live_versions),
             swaps=engine.swaps,

@@ -10,7 +10,7 @@ on; an error of the engine or of a common training batch ends all who had someth
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -55,8 +55,9 @@ from swarmnode.node.screen import Screen
 from swarmnode.node.signals import stop_on_signals
 from swarmnode.node.status import NodeStatus, invitation
 from swarmnode.node.summary import Summary
+from swarmnode.node.task_processes import start_tasks, tasks_for_strangers
 from swarmnode.paths import Paths
-from swarmnode.tasks.loader import load_tasks
+from swarmnode.tasks.task import Task
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +128,7 @@ def _take_seats(stack: ExitStack, config: Config, model: str, paths: Paths) -> l
         key = take_identity(stack, place)
         if number == 0:
             forget_earlier_runs(paths)
-        tasks = {task.name: task for task in load_tasks(own.tasks.names)}
+        tasks = start_tasks(stack, own.tasks)
         if model != "tiny":
             find_model(model)
         check_addresses(own.network)
@@ -196,6 +197,7 @@ def _build_members(
             overlap=overlap.on,
             neighbours=[other.key.peer_id for other in seats if other is not seat],
             neighbourhood=neighbourhood,
+            tasks_of_others=tasks_for_strangers(stack, seat.tasks),
         )
         leave = (lambda: None) if cohort is None else cohort.leaving(seat.label)
         members.append(Membership(seat, build, leave))
@@ -212,11 +214,14 @@ def _build_node(
     overlap: bool,
     neighbours: Sequence[str],
     neighbourhood: Neighbourhood,
+    tasks_of_others: Mapping[str, Task],
 ) -> Node:
     network = None
     if seat.config.exchange.enabled:
         port = choose_port(seat.config.network, seat.paths)
-        network = build_network(seat.config, seat.paths, seat.key, port, seat.tasks, local, neighbourhood)
+        network = build_network(
+            seat.config, seat.paths, seat.key, port, tasks_of_others, local, neighbourhood
+        )
     return Node(
         seat.config,
         learner,

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Sequence
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from textwrap import indent
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -17,6 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from swarmnode.node.monitors import MOST_LOG_BYTES, Monitor, PlainMonitor, policy_label
 from swarmnode.node.panel import PanelMonitor
 from swarmnode.node.policies_panel import PoliciesPanel
+from swarmnode.printable import printable, printable_lines
 
 log = logging.getLogger(__name__)
 
@@ -108,11 +110,30 @@ class Screen:
             self._bar = None
 
     def _add(self, handler: logging.Handler, line: str) -> logging.Handler:
-        handler.setFormatter(logging.Formatter(line, datefmt="%H:%M:%S"))
+        handler.setFormatter(PrintableFormatter(line, datefmt="%H:%M:%S"))
         handler.addFilter(_with_policy)
         self._logger.addHandler(handler)
         self._handlers.append(handler)
         return handler
+
+
+class PrintableFormatter(logging.Formatter):
+    """Formats records so that no text in them, whoever wrote it, begins a line or steers a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        # The record may carry a traceback that another formatter has written.
+        theirs, record.exc_text = record.exc_text, None
+        try:
+            return super().format(record)
+        finally:
+            record.exc_text = theirs
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return printable(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        # Every line of a traceback is indented: none can be taken for a line of the log.
+        return indent(printable_lines(super().formatException(ei)), "    ")
 
 
 def _with_policy(record: logging.LogRecord) -> bool:

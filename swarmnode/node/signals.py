@@ -1,6 +1,6 @@
 """What SIGINT, SIGTERM and SIGHUP mean to a running node: once, stop in order; again, stop at once.
 
-run.py -> [stop_on_signals] -> Node.request_stop
+run.py, seed_node.py -> [stop_on_signals] -> Node.request_stop
 """
 
 import asyncio
@@ -19,8 +19,11 @@ SAME_REQUEST_S = 1.0
 """Signals this close together are one request: a terminal and a supervisor often both send one."""
 
 
-def stop_on_signals(request_stop: Callable[[], None]) -> None:
-    """Install the handlers on the running event loop.
+STOPPING = "stopping: the work in hand is ended and a checkpoint is written"
+
+
+def stop_on_signals(request_stop: Callable[[], None], stopping: str = STOPPING) -> None:
+    """Install the handlers on the running event loop. `stopping`: what is said at the first request.
 
     A second request does not wait for the work in hand, which may take minutes: the process ends there and
     then. The last checkpoint is whole, and the network daemon goes down with us.
@@ -33,7 +36,7 @@ def stop_on_signals(request_stop: Callable[[], None]) -> None:
         now = time.monotonic()
         if asked_at is None:
             asked_at = now
-            log.info("stopping: the work in hand is ended and a checkpoint is written; again stops at once")
+            log.info("%s; again stops at once", stopping)
             request_stop()
         elif now - asked_at > SAME_REQUEST_S:
             log.warning("stopped at once: the last checkpoint is where the next start goes on")

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from swarmnode.node.learner import Generation
+from swarmnode.printable import printable
 from swarmnode.training.records import TrainReport
 
 
@@ -59,6 +60,10 @@ class Network(msgspec.Struct, frozen=True):
     detail: str = ""
     peers: int = 0
     addresses: tuple[str, ...] = ()
+    memory_restarts: int = 0
+    """Times that the network process was replaced because strangers had made it grow."""
+    skipped: dict[str, int] = {}
+    """What came in from peers and could not be used, by cause."""
 
 
 class Sharing(msgspec.Struct, frozen=True):
@@ -158,6 +163,11 @@ def invitation(status: NodeStatus) -> str | None:
     return f"swarmnode join {status.network.addresses[0]}{swarm}"
 
 
+def printable_status(status: NodeStatus) -> NodeStatus:
+    """The status with every text in it fit for a terminal: names, details and reasons may quote a peer."""
+    return msgspec.convert(_printable(msgspec.to_builtins(status)), NodeStatus)
+
+
 def measurements(status: NodeStatus) -> dict[str, float]:
     """Every known number by dotted name; the names of JSONL and, with underscores, of Prometheus.
 
@@ -172,3 +182,13 @@ def _numbers(prefix: str, tree: Mapping[str, Any]) -> Iterator[tuple[str, float]
             yield from _numbers(f"{prefix}{key}.", value)  # pyright: ignore[reportUnknownArgumentType]
         elif isinstance(value, int | float) and not isinstance(value, bool):
             yield f"{prefix}{key}", float(value)
+
+
+def _printable(tree: Any) -> Any:
+    if isinstance(tree, str):
+        return printable(tree)
+    if isinstance(tree, dict):
+        return {_printable(key): _printable(value) for key, value in tree.items()}  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(tree, list | tuple):
+        return [_printable(value) for value in tree]  # pyright: ignore[reportUnknownVariableType]
+    return tree

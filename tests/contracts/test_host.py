@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import pytest
 
@@ -239,6 +240,53 @@ async def test_another_peer_at_the_address_is_not_accepted(new_host: HostFactory
         with pytest.raises(PeerUnreachable):
             await alice.connect(address, timeout_s=5)
         assert await alice.peers() == ()
+
+
+async def test_a_peer_that_is_disconnected_may_come_back(new_host: HostFactory):
+    async with connected(new_host) as (alice, bob):
+        await alice.disconnect(bob.peer_id)
+        assert await alice.peers() == ()
+        await bob.connect((await alice.addresses())[0])
+        assert await bob.peers() == (alice.peer_id,)
+
+
+async def test_disconnecting_somebody_who_is_not_there_changes_nothing(new_host: HostFactory):
+    async with connected(new_host) as (alice, bob), new_host() as carol:
+        await alice.disconnect(carol.peer_id)
+        assert await alice.peers() == (bob.peer_id,)
+
+
+async def test_a_barred_peer_is_neither_dialled_nor_asked(new_host: HostFactory):
+    async with connected(new_host) as (alice, bob):
+        await bob.serve(ECHO, echo, max_request_bytes=KIB)
+        await alice.disconnect(bob.peer_id, barred_s=3600)
+        with pytest.raises(PeerUnreachable):
+            await alice.connect((await bob.addresses())[0])
+        with pytest.raises(PeerUnreachable):
+            await alice.request(bob.peer_id, ECHO, b"", max_response_bytes=KIB)
+
+
+async def test_a_barred_peer_that_comes_back_is_not_answered_and_is_sent_away_again(new_host: HostFactory):
+    async with connected(new_host) as (alice, bob):
+        await alice.serve(ECHO, echo, max_request_bytes=KIB)
+        await alice.disconnect(bob.peer_id, barred_s=3600)
+        with suppress(PeerUnreachable):
+            await bob.connect((await alice.addresses())[0])
+        with pytest.raises(PeerUnreachable):
+            await bob.request(alice.peer_id, ECHO, b"", max_response_bytes=KIB)
+
+        async def alone() -> bool:
+            return await alice.peers() == () == await bob.peers()
+
+        await eventually(alone)
+
+
+async def test_a_peer_whose_time_is_over_is_welcome_again(new_host: HostFactory):
+    async with connected(new_host) as (alice, bob):
+        await alice.disconnect(bob.peer_id, barred_s=0.2)
+        await asyncio.sleep(0.3)
+        await alice.connect((await bob.addresses())[0])
+        assert await alice.peers() == (bob.peer_id,)
 
 
 @pytest.mark.parametrize(

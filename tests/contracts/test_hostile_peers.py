@@ -384,19 +384,19 @@ async def test_a_flood_of_headers_costs_the_flooder_only(stage):
         await s.goes_on()
 
 
-async def test_a_forger_is_ignored_and_after_a_while_heard_again(stage):
+async def test_a_forger_is_banned_and_disconnected_and_not_heard(stage):
     async with stage() as s:
         for number in range(5):
             await s.mallory.host.publish(TOPIC, flip_last_byte(s.mallory.compose(number).sealed))
         await s.counted("bad_signature", 5)
         assert s.victim.exchange.stats().banned_peers == (s.mallory.key.peer_id,)
+        async with asyncio.timeout(30):
+            while s.mallory.key.peer_id in await s.victim.host.peers():  # noqa: ASYNC110  a Host has no event to wait for
+                await asyncio.sleep(0.01)
+        heard = s.victim.exchange.stats().headers_accepted
         await s.mallory.announce(s.mallory.compose(10))
-        await s.counted("banned")
         await s.goes_on()
-        s.clock.now += 3600
-        await s.mallory.announce(s.mallory.compose(11))
-        [group] = await s.victim.exchange.collect(1, 0, 30.0)
-        assert group.author == s.mallory.key.peer_id
+        assert s.victim.exchange.stats().headers_accepted == heard + 1, "the honest one's"
 
 
 async def test_what_a_forger_announced_before_is_not_fetched_any_more(stage):
@@ -463,8 +463,8 @@ BODIES = {
     "another example": (lambda m: edited(m, index=4000), "body_mismatch"),
     "another task": (lambda m: edited(m, task="other"), "body_mismatch"),
     "held-out example": (held_out, "not_drawable"),
-    "answer without tokens": (
-        lambda m: edited(m, answers=(Answer("", "length"),) + (Answer("7", "stop"),) * 3),
+    "answers without tokens": (
+        lambda m: edited(m, answers=(Answer("", "stop"),) * 4),
         "no_tokens",
     ),
     "too many tokens": (lambda m: m.compose(texts=["x" * 5000, "7", "8", "9"]), "too_long"),
@@ -492,7 +492,7 @@ async def test_a_prompt_that_our_policy_cannot_take_is_left_alone_and_is_no_offe
     async with stage(max_prompt_tokens=10) as s:
         long = next(n for n in range(100) if len(group_of("", n).example.prompt) > 10)
         await s.mallory.announce(s.mallory.compose(long))
-        await s.counted("too_long")
+        await s.counted("long_prompt")
         assert s.score_of_mallory() == 100.0
         assert s.victim.exchange.stats().accepted == 0
 
@@ -509,16 +509,18 @@ async def test_a_liar_is_trained_on_by_our_judge_and_found_out(stage):
         await s.goes_on()
 
 
-async def test_claiming_reward_for_wrong_answers_trains_nobody_and_ends_in_a_ban(stage):
+async def test_claiming_reward_for_wrong_answers_trains_nobody_costs_score_and_a_pause(stage):
     async with stage() as s:
-        for number in range(9):
+        for number in range(12):
             wrong = s.mallory.compose(number, texts=["a", "b", "c", f"wrong {number}"])
             await s.mallory.announce(
                 s.mallory.with_body(wrong, wrong.body, reward_mean=0.75, reward_std=0.43)
             )
-        await s.counted("false_claim", 9)
-        assert s.victim.dropped("zero_advantage") == 9
-        assert s.victim.exchange.stats().banned_peers == (s.mallory.key.peer_id,)
+        await s.counted("false_claim")
+        await s.counted("zero_advantage")
+        await s.goes_on()
+        assert s.victim.dropped("false_claim") == 1, "it is not asked for the others for a while"
+        assert s.score_of_mallory() == 90.0
         await s.goes_on()
 
 
@@ -658,7 +660,7 @@ async def test_a_flood_of_requests_starves_the_flooder_only(stage):
         wanted = compose_of(s)
         answers = [await ask(s, wanted) for _ in range(100)]
         assert sum(bool(answer) for answer in answers) == 64
-        assert s.victim.dropped("upload_limited") == 36
+        assert s.victim.dropped("too_many_requests") == 36
         assert len(await s.honest.exchange.collect(1, 0, 30.0)) == 1
         await s.goes_on()
 

@@ -8,6 +8,7 @@ import copy
 import json
 import os
 import random
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from swarmnode.rollout.vllm import compat as vllm_compat
@@ -696,6 +698,9 @@ def test_vllm_in_a_process_of_its_own_keeps_versions_apart(make_engine_beside, b
         engine.submit([ask("pinned", ENDLESS, version=1), ask("follows", ENDLESS)])
         engine.submit([ask("base", version=BASE_VERSION)])
         done = until(engine, "base")
+        # As a terminal does at Ctrl-C: all processes of the group hear it, and vLLM's are not to mind.
+        for process in psutil.Process().children(recursive=True):
+            process.send_signal(signal.SIGINT)
         engine.set_policy(second, "keep")
         engine.submit([ask("second", 4)])
         done |= until(engine, "second")
@@ -768,7 +773,7 @@ class FailingAsyncLLM:
     async def reset_prefix_cache(self) -> None:
         pass
 
-    def shutdown(self) -> None:
+    def shutdown(self, timeout: float | None = None) -> None:
         self.is_shut_down = True
 
 

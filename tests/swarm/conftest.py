@@ -1,84 +1,11 @@
 """Real nodes in real processes on loopback, each in a temporary home; ended by pid, never by name."""
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 
-from swarmnode.node.running import Running, read_running
-from swarmnode.paths import resolve_paths
-
-PATIENCE_S = 90.0
-"""For anything a busy machine may take long over. Nothing is measured with it."""
-
-
-class JoinedNode:
-    """One `swarmnode join` process."""
-
-    def __init__(self, home: Path, *arguments: str, prefix: tuple[str, ...] = ()) -> None:
-        self.home = home
-        self.paths = resolve_paths(home)
-        home.mkdir(parents=True, exist_ok=True)
-        self._out, self._err = (home / name for name in ("stdout.txt", "stderr.txt"))
-        command = [*prefix, sys.executable, "-m", "swarmnode", "join", "--home", str(home), *arguments]
-        with self._out.open("w") as out, self._err.open("w") as err:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
-
-    @property
-    def story(self) -> str:
-        return self._err.read_text()
-
-    def wait(self, timeout_s: float = PATIENCE_S) -> int:
-        return self.process.wait(timeout_s)
-
-    def summary(self) -> dict[str, Any]:
-        """The last line of a node that ended well."""
-        assert self.wait() == 0, self.story
-        return json.loads(self._out.read_text().splitlines()[-1])
-
-    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
-        os.kill(self.process.pid, number)
-
-    def running(self) -> Running:
-        found: list[Running] = []
-
-        def is_up() -> bool:
-            note = read_running(self.paths.running)
-            found.extend([note] if note and note.pid == self.process.pid else [])
-            return bool(found)
-
-        self.until(is_up)
-        return found[0]
-
-    def status(self) -> dict[str, Any]:
-        import urllib.request
-
-        note = self.running()
-        with urllib.request.urlopen(f"http://127.0.0.1:{note.http_port}/status", timeout=10) as answer:
-            return msgspec.json.decode(answer.read())
-
-    def until(self, condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert self.process.poll() is None, f"the node ended: {self.story}"
-            assert time.monotonic() < deadline, f"waited {timeout_s:.0f} s in vain: {self.story}"
-            time.sleep(0.05)
-
-    def until_round(self, number: int) -> None:
-        self.until(lambda: self.status()["progress"]["round"] >= number)
-
-    def end(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
+from tests.joined_node import JoinedNode
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -140,6 +141,21 @@ def test_a_custom_task_is_trained_on(join: Join, tmp_path: Path) -> None:
     assert swarmnode("task", "check", str(task)).returncode == 0
     summary = join(*ALONE, "--rounds", "2", "--task", str(task)).summary()
     assert 0 <= summary["reward_first"] <= 1
+
+
+def test_the_task_of_the_readme_is_learnt(join: Join, tiny_model: Path, tmp_path: Path) -> None:
+    found = re.search(r"```python\n# last\.py\n(.*?)```", Path("README.md").read_text(), re.DOTALL)
+    if found is None:
+        pytest.skip("the README shows another task")
+    task = tmp_path / "last.py"
+    task.write_text(found[1])
+    node = join(*ALONE, "--rounds", "120", "--seed", "0", "--task", str(task), model=tiny_model)
+    summary = node.summary()
+    assert summary["reward_first"] < 0.4
+    assert summary["reward_last"] > 0.5
+    same = ("--home", str(node.home), "--model", str(tiny_model), "--preset", "tiny")
+    measured = json.loads(swarmnode("eval", *same, "--json").stdout)
+    assert set(measured["per_task"]) == {"last"} and measured["mean"] > 0.5
 
 
 # ---- what can go wrong: one clear line each, a non-zero exit or a stated fall-back, nothing lost ----

@@ -87,8 +87,9 @@ def test_every_card_has_the_parameters_that_its_shapes_give() -> None:
 
 def test_cards_of_the_driver_are_read_and_unknown_stays_unknown() -> None:
     one, other = parse_nvidia_smi(
-        "24564, 23000, 8.9, GPU-1, NVIDIA RTX 4090\n[N/A], [N/A], 0, GPU-2, Odd, card\n"
+        "24564, 23000, 8.9, GPU-1, 580.65.06, NVIDIA RTX 4090\n[N/A], [N/A], 0, GPU-2, [N/A], Odd, card\n"
     )
+    assert one.driver == "580.65.06"
     assert (one.name, one.memory_free_bytes, one.capability) == ("NVIDIA RTX 4090", 23000 * 2**20, 8.9)
     assert (other.name, other.memory_free_bytes, other.capability) == ("Odd, card", None, None)
 

@@ -216,6 +216,8 @@ class Membership:
         async for message in heard:
             try:
                 self._members.allow(message.sender, self._now_s())
+                if message.oversized:
+                    raise Rejected(Reason.TOO_LARGE, "a gossip message over the bound of the network")
                 self._introduce(message.data, message.sender)
             except Rejected as error:
                 self._refuse(message.sender, error)

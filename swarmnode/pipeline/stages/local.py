@@ -69,6 +69,7 @@ def batch_logprobs(
     batch: MicroBatch,
     temperature: float | Tensor = 1.0,
     *,
+    top_p: float = 1.0,
     entropy_gradient: bool = False,
 ) -> TokenLogprobs:
     """Of the N completion tokens, from hidden states at the end of a path; on the data stage."""
@@ -78,6 +79,7 @@ def batch_logprobs(
         stage.final_norm(predictors_ND),
         batch.targets_N,
         temperature,
+        top_p=top_p,
         entropy_gradient=entropy_gradient,
     )
 
@@ -102,6 +104,7 @@ def policy_gradient(
     config: TrainingConfig,
     *,
     temperature: float,
+    top_p: float = 1.0,
     version: int,
     measure: Measure | None = None,
 ) -> Objective:
@@ -113,7 +116,7 @@ def policy_gradient(
 
     def loss(stage: StageModel, hidden_BTD: Tensor, inputs: LossInputs) -> LossOutput:
         batch, wanted = inputs.batch, config.entropy_coef > 0
-        found = batch_logprobs(stage, hidden_BTD, batch, temperature, entropy_gradient=wanted)
+        found = batch_logprobs(stage, hidden_BTD, batch, temperature, top_p=top_p, entropy_gradient=wanted)
         prox_N = found.logprobs_N.detach() if inputs.prox_N is None else inputs.prox_N
         own = batch.own
         log_ratio_M, age_M = prox_N[own.mask_N] - own.logprobs_M, version - own.versions_M
@@ -188,28 +191,42 @@ class LocalPipeline:
 
     @torch.no_grad()
     def logprobs(
-        self, batch: MicroBatch, path: StagePath, *, temperature: float = 1.0, reference: bool = False
+        self,
+        batch: MicroBatch,
+        path: StagePath,
+        *,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        reference: bool = False,
     ) -> TokenLogprobs:
         """Of the completion tokens along a path, without gradient. `reference`: under the base model."""
         item = _item(Visit(0, self._data.iteration, self._waves), batch, batch.input_ids_BT)
         for worker in self._along(path):
             item = _item(item.visit, batch, worker.evaluate(item, reference=reference))
-        return batch_logprobs(self._data.model, item.values, batch, temperature)
+        return batch_logprobs(self._data.model, item.values, batch, temperature, top_p=top_p)
 
     def inputs(
-        self, batch: MicroBatch, path: StagePath, *, temperature: float, moved: bool, reference: bool
+        self,
+        batch: MicroBatch,
+        path: StagePath,
+        *,
+        temperature: float,
+        moved: bool,
+        reference: bool,
+        top_p: float = 1.0,
     ) -> LossInputs:
         """What the loss needs, measured along its path before the round's first update. `moved`: the policy
         will have moved when the batch is trained on."""
+
+        def measure(*, reference: bool) -> Tensor:
+            found = self.logprobs(batch, path, temperature=temperature, top_p=top_p, reference=reference)
+            return found.logprobs_N
+
         return LossInputs(
             batch,
             path,
-            prox_N=self.logprobs(batch, path, temperature=temperature).logprobs_N if moved else None,
-            reference_N=(
-                self.logprobs(batch, path, temperature=temperature, reference=True).logprobs_N
-                if reference
-                else None
-            ),
+            prox_N=measure(reference=False) if moved else None,
+            reference_N=measure(reference=True) if reference else None,
         )
 
     def accumulate(self, inputs: LossInputs, objective: Objective) -> LossOutput:

@@ -57,6 +57,7 @@ class RolloutFeed:
         config: TrainingConfig,
         *,
         temperature: float,
+        top_p: float = 1.0,
         max_tokens: int,
         version: int,
         micro_batch_tokens: int,
@@ -74,6 +75,7 @@ class RolloutFeed:
             StepSize(sequences=1, tokens=1, max_tokens=max_tokens),
             config,
             temperature=temperature,
+            top_p=top_p,
             version=version,
             measure=self._measure,
         )

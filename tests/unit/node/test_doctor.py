@@ -8,10 +8,17 @@ import pytest
 from swarmnode import hardware
 from swarmnode.config import Config
 from swarmnode.config_layers import load_config
-from swarmnode.hardware import GIB, Gpu, Machine
+from swarmnode.hardware import GIB, Card, Gpu, Machine, TorchCuda
 from swarmnode.node import doctor as doctor_module
 from swarmnode.node import memory as memory_module
-from swarmnode.node.doctor import Finding, compiler_findings, memory_findings, policy_findings
+from swarmnode.node.doctor import (
+    Finding,
+    compiler_findings,
+    gpu_finding,
+    memory_findings,
+    model_findings,
+    policy_findings,
+)
 from swarmnode.node.memory import VLLM_SHARE, plan_for
 from swarmnode.paths import resolve_paths
 from swarmnode.rollout.vllm.engine import GPU_MEMORY_SHARE
@@ -90,6 +97,26 @@ def test_a_cpu_node_is_told_of_its_compiler_and_a_card_does_not_need_one(
     assert missing.verdict == "note" and "gcc" in missing.advice
     assert list(compiler_findings(settings(), with_a_card)) == []
     assert len(list(compiler_findings(settings("policy.device=cpu"), with_a_card))) == 1
+
+
+def test_a_card_that_torch_cannot_use_is_a_problem_with_the_next_step() -> None:
+    card = Gpu("RTX 4090", 24 * GIB, 23 * GIB, 8.9, driver="470.82.01")
+    machine = Machine("a CPU", 2, 64 * GIB, 20 * GIB, (card,))
+    old = hardware.card_for(0, machine.gpus, TorchCuda("2.13.0", "13.0"), None)
+    found = gpu_finding(machine, old)
+    assert found.verdict == "problem" and "driver 470.82.01 is too old for torch 2.13.0" in found.text
+    assert "580.65" in found.advice
+    assert gpu_finding(machine, Card(card)) == Finding("gpu", "ok", "RTX 4090 (23.0 GiB free)")
+    assert gpu_finding(machine, Card(None)).verdict == "note", "told to leave it alone"
+
+
+def test_engine_and_lora_layers_of_a_model_are_said_before_it_is_loaded(quick_model: Path) -> None:
+    engine, lora = model_findings(settings("policy.device=cpu"), str(quick_model))
+    assert engine.text.startswith("embedded: qwen3 runs in our own decode loop")
+    assert lora.text == "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
+    (refused,) = model_findings(settings("policy.lora_targets=nonsense"), str(quick_model))
+    assert refused.verdict == "problem" and "policy.lora_targets" in refused.text
+    assert list(model_findings(settings(), "nobody/has-this")) == []
 
 
 def test_a_model_that_is_not_here_is_unknown_and_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:

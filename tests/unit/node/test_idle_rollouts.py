@@ -128,7 +128,7 @@ async def test_what_a_stage_generates_while_it_waits_others_train_on() -> None:
         await stage.idle.share(stage.host)
         assert stage.wait() > 50
         await stage.idle.share_finished()
-        groups = await listener.collect(2, 0, 5.0)
+        groups = await listener.collect(4, 0, 5.0)
         assert [group.author for group in groups] == [stage.key.peer_id] * 2
         assert all({0.0, 1.0} == set(group.rewards) for group in groups)
         stats = stage.idle.exchange_stats

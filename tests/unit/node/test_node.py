@@ -1,6 +1,7 @@
 import asyncio
 import random
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from swarmnode.config_layers import load_config
 from swarmnode.errors import IdentityError, TaskError
 from swarmnode.exchange.exchange import Exchange
+from swarmnode.exchange.limits import MAX_WAIT_SHARE
 from swarmnode.exchange.settings import ExchangeSettings
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.discovery import Discovery
@@ -55,9 +57,14 @@ def prompt_ids(text: str) -> tuple[int, ...]:
     return tuple(text.encode())
 
 
-def parts(network: MemoryNetwork, key: NodeKey, seeds: tuple[str, ...] = ()) -> NetworkParts:
+def parts(
+    network: MemoryNetwork,
+    key: NodeKey,
+    seeds: tuple[str, ...] = (),
+    exchange: type[Exchange] = Exchange,
+) -> NetworkParts:
     host = network.host(key.peer_id)
-    exchange = Exchange(
+    exchanging = exchange(
         host,
         key,
         {"sum": FakeTask()},
@@ -68,7 +75,19 @@ def parts(network: MemoryNetwork, key: NodeKey, seeds: tuple[str, ...] = ()) -> 
         model_size=1,
         rng=random.Random(0),
     )
-    return NetworkParts(host, exchange, Discovery(host, PeerBook(), seeds, "/swarmnode/1/commons"))
+    return NetworkParts(host, exchanging, Discovery(host, PeerBook(), seeds, "/swarmnode/1/commons"))
+
+
+class Impatient(Exchange):
+    """Remembers how long it was allowed to wait, and never does."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.deadlines_s: list[float] = []
+
+    async def collect(self, j: int, policy_version: int, deadline_s: float) -> list[RolloutGroup]:
+        self.deadlines_s.append(deadline_s)
+        return []
 
 
 def node(
@@ -96,6 +115,16 @@ def node(
 async def run(one: Node) -> Summary:
     async with one:
         return await one.run()
+
+
+async def test_a_round_waits_for_others_a_small_part_of_what_its_own_work_took() -> None:
+    key = NodeKey(b"\1" * 32)
+    learner, one = FakeLearner(key.peer_id), parts(MemoryNetwork(), key, exchange=Impatient)
+    started = time.monotonic()
+    await run(node(learner, "node.rounds=5", network=one))
+    took_s = time.monotonic() - started
+    assert isinstance(one.exchange, Impatient) and len(one.exchange.deadlines_s) == 5
+    assert 0 < sum(one.exchange.deadlines_s) <= MAX_WAIT_SHARE * took_s
 
 
 async def test_a_node_alone_measures_learns_measures_and_saves() -> None:

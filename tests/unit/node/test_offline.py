@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from swarmnode.config import Config
 from swarmnode.config_layers import load_config
-from swarmnode.errors import CheckpointError, ConfigError
+from swarmnode.errors import CheckpointError, ConfigError, TaskError
 from swarmnode.node.assemble import load_policy
 from swarmnode.node.offline import evaluate_offline, export_offline, for_merging
 from swarmnode.paths import resolve_paths
@@ -79,3 +79,50 @@ def test_a_merged_model_is_written_in_float32_also_where_the_node_trained_in_bfl
     assert export_offline(config, model, paths, tmp_path / "merged", merged=True).startswith("the merged")
     merged = load_file(tmp_path / "merged" / "model.safetensors")
     assert {tensor.dtype for tensor in merged.values()} == {torch.float32}
+
+
+ODD = """
+def examples(seed):
+    for number in range(1000):
+        yield f"{seed % 7} {number}=", "1"
+
+def reward(completions, **columns):
+    return [0.25 for _ in completions]
+"""
+
+
+def trained_on(config: Config, model: str, home: Path, *specs: str) -> None:
+    local = load_policy(config, model, resolve_paths(home), lambda *_: None)
+    optimizer = torch.optim.AdamW(local.policy.trainable().values())
+    snapshot = take_snapshot(local.policy, optimizer, Counters(round=1), Waiting(), 0, task_specs=specs)
+    local.store.write(snapshot)
+
+
+def test_what_is_measured_is_what_the_policy_trained_on(
+    config: Config, quick_model: Path, tmp_path: Path
+) -> None:
+    config = config.model_copy(update={"tasks": config.tasks.model_copy(update={"eval_examples": 4})})
+    model, home, file = str(quick_model), tmp_path / "home", tmp_path / "odd.py"
+    file.write_text(ODD)
+    trained_on(config, model, home, "rev", str(file))
+    paths = resolve_paths(home)
+    assert evaluate_offline(config, model, paths).per_task == {"rev": 0.0, "odd": 0.25}
+    assert set(evaluate_offline(config, model, paths, base=True).per_task) == {"rev", "odd"}
+
+    named = config.model_copy(update={"tasks": config.tasks.model_copy(update={"names": ("gcd",)})})
+    assert set(evaluate_offline(named, model, paths, tasks_named=True).per_task) == {"gcd"}
+
+    file.unlink()
+    with pytest.raises(TaskError, match="which is gone") as caught:
+        evaluate_offline(config, model, paths)
+    assert "--task" in caught.value.hint
+
+
+def test_where_nothing_was_trained_it_is_said_before_a_model_is_loaded(
+    config: Config, tmp_path: Path
+) -> None:
+    paths = resolve_paths(tmp_path)
+    with pytest.raises(CheckpointError, match="nothing to evaluate") as caught:
+        evaluate_offline(config, "tiny", paths)
+    assert "swarmnode join" in caught.value.hint and "--base" in caught.value.hint
+    assert not list(tmp_path.iterdir())

@@ -1,4 +1,5 @@
 import json
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -6,15 +7,17 @@ from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from swarmnode.errors import PortInUse
 from swarmnode.node.http import StatusServer
 from swarmnode.node.monitors import JsonlMonitor, PlainMonitor, round_line
 from swarmnode.node.panel import render
+from swarmnode.node.policies_panel import render_policies
 from swarmnode.node.status import (
     Network,
     NodeStatus,
@@ -56,6 +59,57 @@ def server() -> Iterator[str]:
 def get(url: str) -> str:
     with urllib.request.urlopen(url, timeout=5) as answer:
         return answer.read().decode()
+
+
+def answer_to(server: str, path: str, *headers: str, version: str = "1.1") -> int:
+    """The status code of a request written by hand: urllib would not send a wrong Host."""
+    host, _, port = server.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=5) as connection:
+        connection.sendall("\r\n".join((f"GET {path} HTTP/{version}", *headers, "", "")).encode())
+        return int(connection.makefile("rb").readline().split()[1])
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:80", "localhost", "LOCALHOST:8080", "[::1]:8080"])
+def test_the_page_answers_who_asks_for_this_machine(server: str, host: str) -> None:
+    assert answer_to(server, "/status", f"Host: {host}") == 200
+    assert answer_to(server, "/metrics", f"Host: {host}") == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *(
+            "evil.example",
+            "evil.example:8080",
+            "127.0.0.1.evil.example",
+            "localhost.evil.example",
+            "192.0.2.7",
+        ),
+        *("", "localhost@evil.example", "[::1", "127.0.0.1:80:80", "2130706433"),
+    ],
+)
+def test_a_name_that_somebody_points_at_us_is_not_answered(server: str, host: str) -> None:
+    assert answer_to(server, "/status", f"Host: {host}") == 421
+    assert answer_to(server, "/metrics", f"Host: {host}") == 421
+    assert answer_to(server, "/", f"Host: {host}") == 421
+
+
+def test_a_request_without_one_host_is_not_answered(server: str) -> None:
+    assert answer_to(server, "/status", version="1.0") == 421
+    assert answer_to(server, "/status", "Host: 127.0.0.1", "Host: evil.example") == 421
+
+
+def test_the_health_check_answers_whatever_we_are_called(server: str) -> None:
+    for headers in (("Host: node1:8080",), ("Host: evil.example",), ()):
+        assert answer_to(server, "/healthz", *headers, version="1.0") == 200
+
+
+def test_a_page_for_other_machines_is_asked_for_by_address_or_by_this_machines_name() -> None:
+    with StatusServer(lambda: STATUS, "0.0.0.0", 0) as running:
+        server = f"http://127.0.0.1:{running.port}"
+        for host in ("192.0.2.7:8080", "[2001:db8::1]", "127.0.0.1", "localhost", socket.gethostname()):
+            assert answer_to(server, "/status", f"Host: {host}") == 200
+        assert answer_to(server, "/status", "Host: evil.example") == 421
 
 
 def test_what_is_unknown_is_absent_and_zero_is_there() -> None:
@@ -127,6 +181,52 @@ def test_markup_in_a_name_or_a_reason_is_text_and_not_style() -> None:
     console = Console(width=140, record=True, file=StringIO())
     console.print(render(odd, [], [], now=1000.0))
     assert "[red]m[/]" in console.export_text()
+
+
+STRANGERS = (
+    "ready\x1b[2J\x1b]0;owned\x07\r\n12:00:00 all is well\u202e\x9b31m [red]x[/] [link=http://evil]y[/link]"
+)
+
+
+def texts_replaced(tree: object, text: str) -> object:
+    if isinstance(tree, str):
+        return text
+    if isinstance(tree, dict):
+        return {key: texts_replaced(value, text) for key, value in tree.items()}
+    return [texts_replaced(value, text) for value in tree] if isinstance(tree, list) else tree
+
+
+def written(renderable: RenderableType) -> str:
+    """The very characters that a terminal would get, escape codes of ours among them."""
+    stream = StringIO()
+    Console(width=200, file=stream, force_terminal=True, color_system=None).print(renderable)
+    return stream.getvalue()
+
+
+def test_whatever_text_a_status_holds_the_panel_writes_no_control_character_of_it() -> None:
+    everything = texts_replaced(msgspec.to_builtins(STATUS, builtin_types=()), STRANGERS)
+    odd = msgspec.convert(everything, NodeStatus)
+    odd = replace(odd, exchange=Sharing(dropped={STRANGERS: 1}, unpublished={STRANGERS: 1}))
+    for picture in (
+        render(odd, [], [STRANGERS], 1000.0),
+        render_policies({0: odd, 1: odd}, [STRANGERS], 1000.0),
+    ):
+        shown = written(picture)
+        for forbidden in ("\x1b[2J", "\x1b]", "\x07", "\r", "\x9b", "\u202e", "\x1b[3", "\n12:00:00"):
+            assert forbidden not in shown, ascii(forbidden)
+        assert "[red]x[/]" in shown and "[link=http://evil]y[/link]" in shown
+
+
+def test_restarts_for_memory_and_what_was_skipped_are_told_apart(tmp_path: Path) -> None:
+    network = replace(STATUS.network, memory_restarts=3, skipped={"provider_record": 7})
+    with StatusServer(lambda: replace(STATUS, network=network), "127.0.0.1", 0) as running:
+        metrics = get(f"http://127.0.0.1:{running.port}/metrics")
+    assert "swarmnode_network_restarts 1.0" in metrics
+    assert "swarmnode_network_memory_restarts 3.0" in metrics
+    assert 'swarmnode_network_skipped{cause="provider_record"} 7.0' in metrics
+    assert "replaced 3 times for its size" in written(
+        render(replace(STATUS, network=network), [], [], 1000.0)
+    )
 
 
 def test_a_failed_checkpoint_is_shown_in_place_of_its_age() -> None:

@@ -134,9 +134,9 @@ def test_a_step_of_each_policy_loss_is_the_single_machines(model: Any, folder: P
     expected = step_of_single_machine(policy, config)
     found = shared(folder, 1, 3, 6)
     step = StepSize(len(samples()), TOKENS, max_tokens=16)
-    objective = policy_gradient(step, config, temperature=0.9, version=0)
+    objective = policy_gradient(step, config, temperature=0.9, top_p=0.8, version=0)
     for batch in batches(packed=True):
-        inputs = found.inputs(batch, (0, 1, 2), temperature=0.9, moved=False, reference=True)
+        inputs = found.inputs(batch, (0, 1, 2), temperature=0.9, top_p=0.8, moved=False, reference=True)
         found.accumulate(inputs, objective)
     same({n: t for one in found.take_gradients() for n, t in one.of_step(TOKENS).items()}, expected)
 
@@ -145,7 +145,7 @@ def step_of_single_machine(policy: Policy, config: TrainingConfig) -> dict[str, 
     """The gradient that the node's own trainer steps along, read off a step of plain descent."""
     before = {name: p.detach().clone() for name, p in policy.trainable().items()}
     optimizer = torch.optim.SGD(policy.trainable().values(), lr=1.0)
-    forward = Forward(policy, config, temperature=0.9)
+    forward = Forward(policy, config, temperature=0.9, top_p=0.8)
     train_together([RoundOfPolicy(policy, optimizer, config, forward, 16, [samples()], MeasuredRound())])
     return {name: before[name] - p.detach() for name, p in policy.trainable().items()}
 

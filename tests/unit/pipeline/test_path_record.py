@@ -66,7 +66,7 @@ def test_the_path_does_not_travel_to_other_nodes() -> None:
 def test_the_path_is_kept_across_a_checkpoint() -> None:
     begun = group(Member(sampled(), "stop"), Member())
     in_engine = {"0/1": sampled((0, 1))}
-    kept = decode(encode([begun], in_engine, LengthEstimates()))
+    kept = decode(encode([begun], in_engine, LengthEstimates(), may_stay_behind=0.0))
     assert [member.sampled.path for member in kept.groups[0][1]] == [PATH, (0, 1)]
 
 
@@ -79,7 +79,9 @@ def without_paths(state: bytes) -> bytes:
 
 
 def test_states_of_before_paths_were_recorded_are_read() -> None:
-    state = encode([group(Member(sampled(path=()), "stop"), Member())], {}, LengthEstimates())
+    state = encode(
+        [group(Member(sampled(path=()), "stop"), Member())], {}, LengthEstimates(), may_stay_behind=0.0
+    )
     kept = decode(without_paths(state))
     assert kept.groups == decode(state).groups
     assert [member.sampled.path for member in kept.groups[0][1]] == [(), ()]
@@ -87,7 +89,9 @@ def test_states_of_before_paths_were_recorded_are_read() -> None:
 
 @pytest.mark.parametrize("path", [(-1,), (64,), (0,) * 65, ("x",)])
 def test_a_damaged_path_is_refused(path: tuple[int, ...]) -> None:
-    found = msgspec.msgpack.decode(encode([group(Member(sampled()))], {}, LengthEstimates()))
+    found = msgspec.msgpack.decode(
+        encode([group(Member(sampled()))], {}, LengthEstimates(), may_stay_behind=0.0)
+    )
     found["groups"][0][4][0][4] = path
     with pytest.raises(CheckpointError):
         decode(msgspec.msgpack.encode(found))

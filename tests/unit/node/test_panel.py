@@ -1,0 +1,146 @@
+"""The panel on terminals of different sizes, and the command that others join with."""
+
+import re
+from io import StringIO
+
+import pytest
+from msgspec.structs import replace
+from rich.console import Console
+
+from swarmnode.node.learner import Generation
+from swarmnode.node.panel import PanelMonitor, render, room_below
+from swarmnode.node.panel_layout import RowLayout, fit_columns, fit_rows
+from swarmnode.node.policies_panel import PoliciesPanel, render_policies
+from swarmnode.node.status import Network, NodeStatus, Sharing, invitation
+from tests.unit.node.test_status import STATUS
+
+ADDRESS = "/ip4/192.168.178.201/tcp/41234/p2p/12D3KooWpzf3HmX1A7QeTpr8yYtUeK7QXkYqRkQn9uNzFrJx1v2Q"
+BUSY = replace(
+    STATUS,
+    generation=Generation(engine="embedded", mode="refill", groups_in_flight=12),
+    network=Network("up", 1000.0, 0, "", 12, (ADDRESS,)),
+    exchange=Sharing(
+        published=1234,
+        served=33,
+        headers=1234,
+        fetched=444,
+        accepted=222,
+        buffered=16,
+        dropped={"stale": 100},
+    ),
+)
+STORY = [
+    f"12:00:0{second} round {second} and more than fits into a line of eighty columns" for second in range(6)
+]
+ALL_LABELS = (
+    "doing", "policy", "round", "reward", "held out", "trained on", "speed", "rollouts", "network",
+    "exchange", "dropped", "kept back", "saved",
+)  # fmt: skip
+
+
+def drawn(status: NodeStatus, width: int, height: int | None) -> list[str]:
+    """The lines of the panel, and not one is longer than the terminal."""
+    console = Console(width=width, height=height or 60, record=True, file=StringIO())
+    console.print(render(status, [0.1, 0.5] * 30, STORY, 1075.0, height))
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= width
+    return lines
+
+
+def terminal(width: int, height: int) -> Console:
+    return Console(
+        width=width,
+        height=height,
+        file=StringIO(),
+        force_terminal=True,
+        color_system=None,
+        legacy_windows=False,
+    )
+
+
+def test_at_80_by_24_every_row_is_there_below_the_command_and_nothing_is_cut() -> None:
+    room = room_below(terminal(80, 24), str(invitation(BUSY)))
+    lines = drawn(BUSY, 80, room)
+    assert len(lines) <= room == 21
+    text = "\n".join(lines)
+    assert [label for label in ALL_LABELS if f" {label}  " not in text] == []
+    rows = lines[: next(number for number, line in enumerate(lines) if "12:00" in line)]
+    assert not any("…" in line for line in rows)
+    assert "waiting 16" in text and "round 5" in text
+
+
+@pytest.mark.parametrize("height", [20, 16, 12, 9, 7])
+@pytest.mark.parametrize("width", [120, 80, 60, 40])
+def test_a_smaller_terminal_loses_the_least_important_rows_first(width: int, height: int) -> None:
+    lines = drawn(BUSY, width, height)
+    assert len(lines) <= height
+    text = "\n".join(lines)
+    assert all(f" {label}  " in text for label in ("doing", "round", "reward"))
+    assert lines[-1].startswith("╰"), "the frame is closed"
+
+
+def test_without_a_bound_everything_is_drawn_as_in_the_picture_of_the_readme() -> None:
+    text = "\n".join(drawn(BUSY, 140, None))
+    assert all(label in text for label in (*ALL_LABELS, "join us"))
+    assert all(f"round {second}" in text for second in range(6))
+
+
+def test_rows_are_given_up_one_after_the_other() -> None:
+    lines_of = {"a": 1, "b": 3, "c": 1}
+    assert fit_rows(lines_of, ["c", "b"], 5, None) == RowLayout(("a", "b", "c"), frozenset(), 5)
+    assert fit_rows(lines_of, ["c", "b"], 5, 13) == RowLayout(("a", "b", "c"), frozenset(), 5)
+    assert fit_rows(lines_of, ["c", "b"], 5, 12) == RowLayout(("a", "b"), frozenset(), 5)
+    assert fit_rows(lines_of, ["c", "b"], 5, 10) == RowLayout(("a", "b"), frozenset(), 3)
+    assert fit_rows(lines_of, ["c", "b"], 5, 8) == RowLayout(("a", "b"), frozenset({"b"}), 3)
+    assert fit_rows(lines_of, ["c", "b"], 5, 5).rows == ("a",)
+    assert fit_rows(lines_of, ["c", "b"], 5, 1).rows == ("a",), "what always stays is drawn anyway"
+
+
+def test_the_command_to_join_is_printed_once_in_one_piece_outside_the_frame() -> None:
+    console = terminal(80, 24)
+    panel = PanelMonitor(console)
+    for _ in range(3):
+        panel.tick(BUSY)
+    panel.close()
+    assert isinstance(console.file, StringIO)
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in console.file.getvalue().splitlines()]
+    command = f"swarmnode join {ADDRESS}"
+    assert len(command) > 80
+    assert [line.strip("\r") for line in lines].count(command) == 1
+
+
+def test_nobody_is_told_to_join_a_node_that_cannot_be_reached() -> None:
+    console = terminal(80, 24)
+    panel = PanelMonitor(console)
+    panel.tick(replace(BUSY, network=Network("starting", 1000.0)))
+    panel.close()
+    assert isinstance(console.file, StringIO) and "another machine" not in console.file.getvalue()
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 20), (60, 12), (40, 10)])
+def test_several_policies_fit_with_the_columns_that_matter_most(width: int, height: int) -> None:
+    statuses = {number: BUSY for number in range(3)}
+    console = Console(width=width, height=60, record=True, file=StringIO())
+    console.print(render_policies(statuses, STORY, 1075.0, width, height))
+    lines = console.export_text().splitlines()
+    assert len(lines) <= height and max(map(len, lines)) <= width
+    assert "round" in lines[1] and "reward" in lines[1]
+    table = lines[1:5]
+    assert not any("…" in line for line in table)
+
+
+def test_columns_are_given_up_in_order() -> None:
+    widths = {"name": 20, "round": 8, "peers": 8}
+    assert fit_columns(widths, ["name", "peers"], 36) == ("name", "round", "peers")
+    assert fit_columns(widths, ["name", "peers"], 35) == ("round", "peers")
+    assert fit_columns(widths, ["name", "peers"], 9) == ("round",)
+
+
+def test_the_policies_panel_prints_the_command_of_the_first() -> None:
+    console = terminal(80, 24)
+    panel = PoliciesPanel(console)
+    panel.monitor(0).tick(BUSY)
+    panel.monitor(1).tick(replace(BUSY, network=Network("up", 1000.0, 0, "", 1, ("/ip4/1.2.3.4/tcp/1",))))
+    panel.close()
+    assert isinstance(console.file, StringIO)
+    assert console.file.getvalue().count("another machine joins with:") == 1
