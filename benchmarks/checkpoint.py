@@ -112,7 +112,7 @@ def held_up(saver: Saver, repeats: int) -> Mapping[str, list[float]]:
         "training": saver.training,
         "beside": saver.training_beside_a_write,
     }
-    return interleaved(variants, repeats)
+    return interleaved(variants, repeats, share=0.5)  # the kills need the rest of the time
 
 
 def kills_survived(root: Path, kills: int) -> float:

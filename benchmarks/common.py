@@ -12,14 +12,26 @@ import argparse
 import json
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from swarmnode.hardware import cpu_flags
+
+T = TypeVar("T")
+
 torch.set_num_threads(1)
+
+BUDGET_S = 8 * 60.0
+"""Wall time in which rounds are begun, counted from the start of the process. A benchmark ends within ten
+minutes on two busy cores; what no longer fits are repeats: the claim stays and its spread is wider."""
+_STARTED_S = time.monotonic()
+
+VECTOR_UNITS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
+"""Flags of a CPU, the strongest first: what a ratio of matrix products depends on."""
 
 
 def arguments(description: str) -> argparse.Namespace:
@@ -58,11 +70,18 @@ def machine() -> dict[str, Any]:
     """What the numbers were measured on."""
     return {
         "cpu": _cpu_model(),
+        "vector_unit": vector_unit(),
         "cores": os.cpu_count(),
         "load_average": [round(load, 2) for load in os.getloadavg()],
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
     }
+
+
+def vector_unit() -> str | None:
+    """The strongest of VECTOR_UNITS that this CPU has; None for none of them, or where nobody tells."""
+    flags = cpu_flags()
+    return next((unit for unit in VECTOR_UNITS if unit in flags), None)
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:
@@ -72,10 +91,40 @@ def cpu_seconds(work: Callable[[], object]) -> float:
     return time.process_time() - started
 
 
-def interleaved(variants: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
-    """Measure each variant once per round, so that a noisy minute falls on all of them alike."""
+def rounds(most: int, share: float = 1.0) -> Iterator[int]:
+    """Count rounds, at most so many, while one more still fits into this share of BUDGET_S; one always does.
+
+    >>> list(rounds(2))
+    [0, 1]
+    """
+    longest_s = 0.0
+    for number in range(most):
+        started_s = time.monotonic()
+        if number and started_s - _STARTED_S + longest_s > share * BUDGET_S:
+            print(f"{number} of {most} rounds: there is no time for another", flush=True)
+            return
+        yield number
+        longest_s = max(longest_s, time.monotonic() - started_s)
+
+
+def parts(of: Sequence[T]) -> Iterator[tuple[T, float]]:
+    """Each part of a benchmark with the share of BUDGET_S by which its rounds are to end.
+
+    >>> list(parts(["a", "b"]))
+    [('a', 0.5), ('b', 1.0)]
+    """
+    return ((part, number / len(of)) for number, part in enumerate(of, 1))
+
+
+def interleaved(
+    variants: Mapping[str, Callable[[], float]], repeats: int, share: float = 1.0
+) -> dict[str, list[float]]:
+    """Measure each variant once per round, so that a noisy minute falls on all of them alike.
+
+    `repeats` are the rounds, fewer where they do not fit into this share of BUDGET_S.
+    """
     found: dict[str, list[float]] = {name: [] for name in variants}
-    for _ in range(repeats):
+    for _ in rounds(repeats, share):
         for name, measure in variants.items():
             found[name].append(measure())
     return found

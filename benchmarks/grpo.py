@@ -16,6 +16,10 @@ both tuned.
 tiny: the policy of `--model tiny`, 16 prompts x 8 answers of at most 10 tokens.
 3m:   3 million random parameters, 8 prompts x 8 answers of at most 64 tokens; in float32, in bfloat16, and in
       float32 with prompts of 125 tokens instead of 9.
+30m, 120m: 27 and 113 million random parameters, 4 and 2 prompts x 8 answers of at most 32 tokens, in what
+      the CPU multiplies fastest: the larger the model, the more of a step is products, alike for all.
+Where a CPU does not multiply bfloat16, what computes in it is left out: TRL as it comes, and the row of
+bfloat16. It would take minutes a step, and nobody would run it.
 """
 
 import json
@@ -23,7 +27,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -31,10 +35,11 @@ from pathlib import Path
 from typing import Self
 
 import torch
-from common import arguments, interleaved, middle, ratios, report
+from common import arguments, interleaved, middle, parts, ratios, report
 from grpo_job import Job
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
+from swarmnode.hardware import cpu_has_bf16
 from swarmnode.training.tiny import VOCABULARY, build_tiny
 
 ROOT = Path(__file__).parent.parent
@@ -63,7 +68,7 @@ class Side:
             stderr=self._errors,
             text=True,
         )
-        self.tokens = 0
+        self.tokens = self.samples = 0
 
     def __enter__(self) -> Self:
         return self
@@ -82,6 +87,7 @@ class Side:
             if line.startswith("STEP "):
                 step = json.loads(line.removeprefix("STEP "))
                 self.tokens += step["tokens"]
+                self.samples += step["samples"]
                 return step["samples"] / step["cpu_s"]
         raise SystemExit(f"{self.name} ended early:\n{self._log.read_text()[-2000:]}")
 
@@ -94,29 +100,35 @@ def main() -> None:
     spread: dict[str, Sequence[float]] = {}
     rates: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="swarmnode-grpo-") as folder:
-        for name, job in jobs(Path(folder), turns + WARM_UP_TURNS).items():
-            found = measure(job, python, Path(folder), turns)
+        rows = jobs(Path(folder), turns + WARM_UP_TURNS) | larger_jobs(Path(folder), turns + WARM_UP_TURNS)
+        if not cpu_has_bf16():
+            del rows["3m_bf16"]
+        for (name, job), share in parts(list(rows.items())):
+            found = measure(job, python, Path(folder), turns, share)
             for side, values in found.items():
                 rate, (low, high) = middle(values)
                 rates[f"{name}/{side}"] = rate
                 print(f"{name:5s} {side:12s} {rate:8.1f} samples per CPU s ({low:.1f}-{high:.1f})")
-            best = max("trl", "trl default", key=lambda side: rates[f"{name}/{side}"])
-            for claim, ours, theirs in (
-                ("samples_vs_trl", "ours default", best),
-                ("samples_vs_trl_default", "ours default", "trl default"),
-                ("samples_vs_trl_same_precision", "ours", "trl"),
-            ):
-                claims[f"{claim}_{name}"], spread[f"{claim}_{name}"] = middle(
-                    ratios(found[ours], found[theirs])
-                )
+            peers = [side for side in found if side.startswith("trl")]
+            best = max(peers, key=lambda side: rates[f"{name}/{side}"])
+            pairs = {
+                "samples_vs_trl": ("ours default", best),
+                "samples_vs_trl_default": ("ours default", "trl default"),
+                "samples_vs_trl_same_precision": ("ours", "trl"),
+            }
+            for claim, (ours, theirs) in pairs.items():
+                if theirs in found:
+                    key = f"{claim}_{name}"
+                    claims[key], spread[key] = middle(ratios(found[ours], found[theirs]))
     report("grpo", claims, spread, options.json, {"rates": rates})
 
 
-def jobs(folder: Path, turns: int) -> Mapping[str, Job]:
+def jobs(folder: Path, turns: int) -> dict[str, Job]:
     """The two models with the sizes of their steps."""
     tiny = build_tiny(Path.home() / ".cache" / "swarmnode" / "models")
     common = {"rank": 16, "learning_rate": 1e-4, "steps": turns * TINY_STEPS}
-    small = Job(str(small_model(tiny, folder / "3m")), prompts=8, group=8, max_tokens=64, **common)
+    model = random_model(tiny, folder / "3m", hidden=256, intermediate=704, layers=4, heads=4)
+    small = Job(str(model), prompts=8, group=8, max_tokens=64, **common)
     return {
         "tiny": Job(str(tiny), prompts=16, group=8, max_tokens=10, steps_per_turn=TINY_STEPS, **common),
         "3m": small,
@@ -125,16 +137,31 @@ def jobs(folder: Path, turns: int) -> Mapping[str, Job]:
     }
 
 
-def small_model(tokenizer: Path, folder: Path) -> Path:
-    """Three million random parameters with the tiny policy's tokenizer."""
+def larger_jobs(folder: Path, turns: int) -> dict[str, Job]:
+    """The rows that say what is left of the lead when the model grows."""
+    tiny = build_tiny(Path.home() / ".cache" / "swarmnode" / "models")
+    dtype = "bfloat16" if cpu_has_bf16() else "float32"
+    common = {"group": 8, "max_tokens": 32, "rank": 16, "learning_rate": 1e-4, "steps": turns, "dtype": dtype}
+    medium = random_model(tiny, folder / "30m", hidden=512, intermediate=1408, layers=9, heads=8)
+    large = random_model(tiny, folder / "120m", hidden=768, intermediate=2560, layers=15, heads=12)
+    return {
+        "30m": Job(str(medium), prompts=4, **common),
+        "120m": Job(str(large), prompts=2, **common),
+    }
+
+
+def random_model(
+    tokenizer: Path, folder: Path, *, hidden: int, intermediate: int, layers: int, heads: int
+) -> Path:
+    """A Qwen3 of random parameters with the tiny policy's tokenizer, and half the heads for its keys."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=704,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
         head_dim=64,
         max_position_embeddings=512,
         tie_word_embeddings=True,
@@ -146,7 +173,7 @@ def small_model(tokenizer: Path, folder: Path) -> Path:
     return folder
 
 
-def measure(job: Job, trl_python: Path, folder: Path, turns: int) -> dict[str, list[float]]:
+def measure(job: Job, trl_python: Path, folder: Path, turns: int, share: float) -> dict[str, list[float]]:
     """Samples per CPU second, turn by turn, of all sides."""
     own = Path(sys.executable)
     kinds = {
@@ -155,17 +182,18 @@ def measure(job: Job, trl_python: Path, folder: Path, turns: int) -> dict[str, l
         "trl": (trl_python, "grpo_trl", job),
         "trl default": (trl_python, "grpo_trl", replace(job, tuned=False)),
     }
+    if not cpu_has_bf16():
+        del kinds["trl default"]
     with ExitStack() as stack:
         sides = {
             name: stack.enter_context(Side(name, python, module, its_job, folder / f"{name}.log"))
             for name, (python, module, its_job) in kinds.items()
         }
         takes = {name: partial(side.samples_per_cpu_s, job.steps_per_turn) for name, side in sides.items()}
-        interleaved(takes, WARM_UP_TURNS)
-        found = interleaved(takes, turns)
+        interleaved(takes, WARM_UP_TURNS, share)
+        found = interleaved(takes, turns, share)
         for name, side in sides.items():
-            tokens = side.tokens / (job.samples * job.steps_per_turn * (turns + WARM_UP_TURNS))
-            print(f"      {name:12s} {tokens:.1f} tokens a sample")
+            print(f"      {name:12s} {side.tokens / side.samples:.1f} tokens a sample")
     return found
 
 

@@ -11,8 +11,9 @@ Each measurement is a fresh process with one torch thread. Its first step is mea
 the resident set above what it is before, as the kernel counts it, so temporaries inside of operations and
 buffers of the matrix library are in. The steps after it are measured for CPU time. Rounds are interleaved.
 
-`memory_vs_naive` and `time_vs_naive` are ours / naive in float32, `_bf16` with a head in bf16. `leanest` is
-the least that plain operations can do: gather minus logsumexp, no entropy at all.
+`memory_vs_naive` and `time_vs_naive` are ours / naive in float32, `_bf16` with a head in bf16, on CPUs that
+multiply it: others take minutes for a single step of any side. `leanest` is the least that plain operations
+can do: gather minus logsumexp, no entropy at all.
 """
 
 import json
@@ -22,9 +23,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from common import arguments, cpu_seconds, middle, ratios, report
+from common import arguments, cpu_seconds, middle, parts, ratios, report, rounds
 from torch import Tensor, nn
 
+from swarmnode.hardware import cpu_has_bf16
 from swarmnode.training.head import head_logprobs
 
 TOKENS, VOCABULARY, WIDTH = 2048, 32_768, 896
@@ -33,6 +35,7 @@ SIDES = ("naive", "leanest", "recompute", "ours")
 WARM_TOKENS = 64
 """Of a first step that loads libraries, before the memory is looked at."""
 Step = Callable[[int], Tensor]
+Measured = dict[str, tuple[Sequence[float], Sequence[float]]]
 
 
 def step_of(side: str, dtype: torch.dtype) -> Step:
@@ -93,10 +96,10 @@ def measure(side: str, dtype: str, steps: int) -> tuple[float, float, float]:
     return tuple(json.loads(done.stdout.splitlines()[-1]))
 
 
-def compare(dtype: str, rounds: int, steps: int) -> dict[str, tuple[Sequence[float], Sequence[float]]]:
+def compare(dtype: str, most_rounds: int, steps: int, share: float) -> Measured:
     """side -> (seconds, bytes) of each round."""
     found: dict[str, list[tuple[float, float, float]]] = {side: [] for side in SIDES}
-    for _ in range(rounds):
+    for _ in rounds(most_rounds, share):
         for side in SIDES:
             found[side].append(measure(side, dtype, steps))
     reference = found["naive"][0][2]
@@ -110,8 +113,9 @@ def main() -> None:
     options = arguments(__doc__ or "")
     claims: dict[str, float] = {}
     spread: dict[str, tuple[float, float]] = {}
-    for dtype in ["fp32"] if options.quick else DTYPES:
-        sides = compare(dtype, rounds=1 if options.quick else 5, steps=1 if options.quick else 2)
+    dtypes = list(DTYPES) if cpu_has_bf16() and not options.quick else ["fp32"]
+    for dtype, share in parts(dtypes):
+        sides = compare(dtype, 1 if options.quick else 5, steps=1 if options.quick else 2, share=share)
         for side, (seconds, peaks) in sides.items():
             (time_s, (low, high)), (peak, _) = middle(seconds), middle(peaks)
             print(

@@ -3,7 +3,8 @@
 One layer of hidden x hidden features, 4096 tokens, rank 16, CPU seconds of one thread, every side once per
 round. `base` is the layer without an adapter: what is above it is the price of LoRA. A claim is the geometric
 mean over the two widths of the ratios PEFT / ours, round by round. `default` is what PEFT makes by itself of
-a bfloat16 model: float32 adapters on it.
+a bfloat16 model: float32 adapters on it. On a CPU that does not multiply bfloat16 only float32 is measured:
+nobody would train in anything else there, and `policy.dtype = auto` does not.
 
 Printed besides: four adapters with 1024 tokens each in one batch, against one run of PEFT per adapter (PEFT
 refuses mixed batches in training), and the small widths of the tiny policy.
@@ -20,6 +21,7 @@ from peft import LoraConfig
 from peft.tuners.lora import Linear as PeftLinear
 from torch import Tensor, nn
 
+from swarmnode.hardware import cpu_has_bf16
 from swarmnode.training.lora import LoraWeights, Segment, lora_linear, lora_linear_segments
 
 TOKENS, RANK, ADAPTERS = 4096, 16, 4
@@ -64,7 +66,7 @@ def timed(forward: Callable[[], Tensor], gradient: Tensor, leaves: Sequence[Tens
     return measure
 
 
-def measured(tokens: int, hidden: int, kind: str, repeats: int) -> dict[str, list[float]]:
+def measured(tokens: int, hidden: int, kind: str, repeats: int, share: float = 1.0) -> dict[str, list[float]]:
     layer, dtype = peft_layer(hidden, kind), KINDS[kind][0]
     x = torch.randn(1, tokens, hidden).to(dtype).requires_grad_()
     gradient = torch.randn(1, tokens, hidden).to(dtype)
@@ -95,7 +97,7 @@ def measured(tokens: int, hidden: int, kind: str, repeats: int) -> dict[str, lis
     gc.collect()
     gc.disable()
     try:
-        return common.interleaved(variants, repeats)
+        return common.interleaved(variants, repeats, share)
     finally:
         gc.enable()
 
@@ -121,10 +123,11 @@ def main() -> None:
     print("CPU ms, medians; ratios PEFT / ours with quartiles; right: 4 adapters, 1/4 of the tokens each")
     print("kind    tokens  width     base     peft     ours   ratio              peft x4    mixed   ratio")
     claims, spread, table = {}, {}, {}
-    for kind in KINDS:
+    kinds = [kind for kind, (dtype, _) in KINDS.items() if dtype == torch.float32 or cpu_has_bf16()]
+    for kind, share in common.parts(kinds):
         ratios = []
         for hidden in WIDTHS:
-            found = measured(TOKENS, hidden, kind, repeats)
+            found = measured(TOKENS, hidden, kind, repeats, share)
             ratios.append(common.ratios(found["peft"], found["ours"]))
             table[f"{kind}_{hidden}"] = common.middle(ratios[-1])[0]
             table[f"mixed_{kind}_{hidden}"] = common.middle(

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from common import arguments, interleaved, middle, ratios, report
+from common import arguments, interleaved, middle, parts, ratios, report
 from grpo import WARM_UP_TURNS, Side, jobs
 from grpo_job import Job
 
@@ -29,8 +29,8 @@ def main() -> None:
     spread: dict[str, Sequence[float]] = {}
     rates: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="swarmnode-native-") as folder:
-        for name, job in jobs(Path(folder), turns + WARM_UP_TURNS).items():
-            found = measure(job, Path(folder), turns)
+        for (name, job), share in parts(list(jobs(Path(folder), turns + WARM_UP_TURNS).items())):
+            found = measure(job, Path(folder), turns, share)
             for side, values in found.items():
                 rate, (low, high) = middle(values)
                 rates[f"{name}/{side}"] = rate
@@ -40,7 +40,7 @@ def main() -> None:
     report("native", claims, spread, options.json, {"rates": rates, "compiler": str(find_compiler())})
 
 
-def measure(job: Job, folder: Path, turns: int) -> dict[str, list[float]]:
+def measure(job: Job, folder: Path, turns: int, share: float) -> dict[str, list[float]]:
     """Samples per CPU second, turn by turn, of both sides."""
     with ExitStack() as stack:
         sides = {
@@ -53,7 +53,7 @@ def measure(job: Job, folder: Path, turns: int) -> dict[str, list[float]]:
         }
         takes = {name: partial(side.samples_per_cpu_s, job.steps_per_turn) for name, side in sides.items()}
         interleaved(takes, WARM_UP_TURNS)
-        return interleaved(takes, turns)
+        return interleaved(takes, turns, share)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from statistics import fmean
 from typing import Any, cast
 
 import torch
-from common import arguments, interleaved, middle, ratios, report
+from common import arguments, interleaved, middle, parts, ratios, report
 from partial_ceiling import Step, StepRecorder, ceilings
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -83,8 +83,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         built, adapters = build_engine(which, Path(folder))
         engine = StepRecorder(built)
-        for responses in plan.rounds_per_block:
-            figures[str(responses)] = measure(engine, adapters, responses, plan, claims, spread)
+        for responses, share in parts(list(plan.rounds_per_block)):
+            figures[str(responses)] = measure(engine, adapters, responses, plan, claims, spread, share)
         engine.close()
     report("partial", claims, spread, options.json, extra=figures)
 
@@ -104,6 +104,7 @@ def measure(
     plan: Plan,
     claims: dict[str, float],
     spread: dict[str, tuple[float, float]],
+    share: float,
 ) -> dict[str, Any]:
     """All modes at one N. Fills in claims; returns the figures beside them."""
     modes = {name: Mode(name, engine, adapters, responses) for name in plan.modes}
@@ -116,6 +117,7 @@ def measure(
             for name, mode in modes.items()
         },
         plan.blocks,
+        share,
     )
     gains = {name: middle(ratios(found["sync"], found[name])) for name in modes}
     sync = modes["sync"]

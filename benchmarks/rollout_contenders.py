@@ -103,7 +103,17 @@ class ContinuousBatching:
 class StockVllm:
     """vLLM as it is installed: its own step loop, its own LoRA kernels."""
 
-    def __init__(self, folder: Path, dtype: str, slots: int, max_length: int, adapter: Path | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        dtype: str,
+        slots: int,
+        max_length: int,
+        *,
+        adapter: Path | None = None,
+        compiled: bool = False,
+    ) -> None:
+        """`compiled`: as vLLM comes, by torch.compile; else eager."""
         from vllm.engine.arg_utils import EngineArgs
         from vllm.lora.request import LoRARequest
         from vllm.v1.engine.llm_engine import LLMEngine
@@ -118,7 +128,7 @@ class StockVllm:
                 max_model_len=max_length,
                 max_num_seqs=slots,
                 kv_cache_memory_bytes=KV_BYTES,
-                enforce_eager=True,
+                enforce_eager=not compiled,
                 skip_tokenizer_init=True,
                 disable_log_stats=True,
                 use_tqdm_on_load=False,
