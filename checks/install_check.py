@@ -37,7 +37,7 @@ INSTALL_S = 600
 JOIN_S = 180
 SHORT_S = 120
 LARGE_BYTES = 4 << 20
-"""No sdist that is built here is longer, nor what it is built with; torch and vllm are a hundred times that."""
+"""No sdist that is built here is longer, nor what it is built with; torch and vllm are far beyond."""
 
 EXTRAS = ("train", "quant", "plot", "pipeline", "tasks", "dev")
 """What can stand beside either build of vLLM."""
@@ -158,7 +158,7 @@ def resolve_all(report: Report, pip: Path, wheel: Path, place: Path) -> None:
     report.record(
         "nothing large was downloaded",
         f"whole files: {', '.join(large)}" if large else None,
-        f"{index.fetched_bytes >> 20} MiB of pages and metadata, {len(index.handed_on)} whole files ({whole} MiB)",
+        f"{index.fetched_bytes >> 20} MiB of pages and metadata, {whole} MiB of {len(index.handed_on)} files",
     )
 
 
