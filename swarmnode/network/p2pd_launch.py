@@ -11,6 +11,7 @@ import ctypes
 import os
 import signal
 import sys
+from contextlib import suppress
 
 PR_SET_PDEATHSIG = 1
 
@@ -25,7 +26,8 @@ def main(parent_pid: int, memory_limit: str, command: list[str]) -> None:
     # The node may have died before the request above took hold.
     if os.getppid() != parent_pid:
         sys.exit("the node that asked for this daemon is gone")
-    os.nice(NICENESS)
+    with suppress(OSError):  # a sandbox may forbid it: then the two are equals
+        os.nice(NICENESS)
     # Nothing of the node's environment is the daemon's business.
     environment = {"GOLOG_LOG_LEVEL": "error", "GOMEMLIMIT": memory_limit}
     try:
