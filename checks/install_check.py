@@ -6,8 +6,8 @@ pip runs with `--isolated` and without any configuration file, so that this mach
 a folder of wheels) do not answer for the default index. With `--dry-run` it installs nothing, and it is given
 metadata instead of wheels. Two resolutions a Python ask the whole index for all that can be installed
 together: beside torch for CUDA, and beside torch for the CPU. From what they give, each extra alone is
-resolved again. The last part is real: the sdist, a wheel from the sdist, an empty environment, three rounds of
-a node in another folder. It uses the machine's pip settings.
+resolved again. The last part is real: the sdist, a wheel from the sdist, an empty environment, three rounds
+of a node in another folder. It uses the machine's pip settings.
 """
 
 import argparse
