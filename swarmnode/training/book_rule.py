@@ -99,7 +99,7 @@ class BookRule:
 
     def _replay(self, entry: Entry) -> Replay:
         ends = entry.ended or self._settings.teach_ends
-        return Replay(entry.prompt, entry.token_ids, self._settings.book_weight, ends)
+        return Replay(entry.prompt, entry.token_ids, self._settings.book_weight, ends, entry.own)
 
 
 def full_answers(group: RolloutGroup, marks: TaskMarks, *, own: bool) -> list[Answer]:

@@ -36,6 +36,8 @@ class Replay:
     advantage: float
     ends: bool
     """Our end of text follows where there is room for it."""
+    own: bool = False
+    """We found it ourselves."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from swarmnode.config import TrainingConfig
 from swarmnode.training.adam import adam
+from swarmnode.training.agreement import RoundAgreement
 from swarmnode.training.forward import Forward
 from swarmnode.training.packing import TrainingSample
 from swarmnode.training.policy import Policy
@@ -40,15 +41,18 @@ class Trainer:
         render: Callable[[str], tuple[int, ...]],
         forward: Forward | None = None,
         rule: Rule | None = None,
+        compares: bool = True,
     ) -> None:
         """`temperature`, `top_p` and `max_tokens` are those of the sampler. `forward`: that of the base,
         shared with the trainers of other policies on it; without one this policy is alone. `rule`: how it
-        learns from others; None: as SAPO does."""
+        learns from others; None: as SAPO does. `compares`: reports tell whether others' answers pull the
+        policy where its own reward does (agreement.py)."""
         self.policy = policy
         self.config = config
         self.seed = seed
         self.max_tokens = max_tokens
         self.rule = rule or Sapo()
+        self.compares = compares
         self._sample_rules = SampleRules(
             render, config, max_tokens, end=lambda: policy.base.eos_token_ids[0], policy=policy.number
         )
@@ -78,6 +82,7 @@ class Trainer:
                 self._samples(lessons.own, shaped) + self._samples(lessons.external, shaped), replayed
             ),
             _measured(own, external, lessons, len(replayed)),
+            RoundAgreement(self.optimizer) if self.compares else None,
         )
 
     def _samples(self, lessons: Sequence[GroupLesson], shaped: bool) -> list[TrainingSample]:
