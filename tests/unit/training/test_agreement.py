@@ -104,13 +104,13 @@ def test_without_one_of_the_two_nothing_is_known(nudged: Policy, group: GroupMak
 def test_a_strangers_answer_in_the_book_is_compared_and_one_of_our_own_is_not(
     base: LoadedModel, group: GroupMaker
 ) -> None:
-    found: dict[bool, float | None] = {}
-    for own in (True, False):
+    def found(*, own: bool) -> float | None:
         trainer = trainer_for(policy_on(base, 0))
         trainer.rule = Recalls(own=own)
-        found[own] = trainer.train([group(ANSWERS, REWARDS, logprobs=LOGPROBS)], []).agreement
-    assert found[True] is None
-    assert found[False] is not None and found[False] > 0.2, "it is one of the answers that we found right"
+        return trainer.train([group(ANSWERS, REWARDS, logprobs=LOGPROBS)], []).agreement
+
+    assert found(own=True) is None
+    assert (found(own=False) or 0.0) > 0.2, "it is one of the answers that we found right"
 
 
 @pytest.mark.parametrize("settings", [{}, {"sequences_per_step": 3}, {"packing": "off"}])
