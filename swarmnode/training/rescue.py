@@ -89,15 +89,21 @@ class Rescue:
             self.marks.keep_only(tasks)
 
     def _take_offer(self, group: RolloutGroup) -> None:
-        key = group.example.key
-        for completion, scores, reward in zip(group.completions, group.scores, group.rewards, strict=True):
-            if key in self._offers:
-                return
-            whole = completion.token_ids and completion.finish != "abort"
-            if whole and self.marks.has_full(key.task, reward):
-                self._offers[key] = Offer(group.example, completion, scores)
+        key, offer = group.example.key, self._success(group)
+        if offer is None or key in self._offers:
+            return
+        self._offers[key] = offer
         if len(self._offers) > MAX_OFFERS:
             del self._offers[next(iter(self._offers))]
+
+    def _success(self, group: RolloutGroup) -> Offer | None:
+        """The first answer of a group that has full marks."""
+        task = group.example.key.task
+        for completion, scores, reward in zip(group.completions, group.scores, group.rewards, strict=True):
+            whole = completion.token_ids and completion.finish != "abort"
+            if whole and self.marks.has_full(task, reward):
+                return Offer(group.example, completion, scores)
+        return None
 
     def _lesson(self, group: RolloutGroup) -> GroupLesson:
         offer = self._offers.pop(group.example.key, None)
