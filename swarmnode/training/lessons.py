@@ -67,9 +67,15 @@ class Rule(Protocol):
         ...
 
     def lessons(
-        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], *, version: int
+        self,
+        own: Sequence[RolloutGroup],
+        external: Sequence[RolloutGroup],
+        *,
+        version: int,
+        foreign_share: float = 1.0,
     ) -> Lessons:
-        """What to train on. `version`: our policy's; the same calls give the same lessons."""
+        """What to train on. `version`: our policy's; the same calls give the same lessons. `foreign_share`:
+        how much of what is replayed may be from others, of all that could be."""
         ...
 
     def needs(self) -> Mapping[str, float]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from swarmnode.training.sharing_gauge import SharingGauge
+
 
 class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
     """What one round of training did. None means that there was nothing to measure.
@@ -86,6 +88,8 @@ class Counters(msgspec.Struct, kw_only=True):
     reward_last: float | None = None
     evaluated_round: int | None = None
     external_groups_trained: dict[str, int] = {}
+    sharing: SharingGauge = SharingGauge()
+    """Whether what others teach helps us, and how much of it is taken."""
 
 
 MOST_AUTHORS = 256

@@ -59,7 +59,12 @@ class Rescue:
         self._offers: dict[ExampleKey, Offer] = {}
 
     def lessons(
-        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], *, version: int
+        self,
+        own: Sequence[RolloutGroup],
+        external: Sequence[RolloutGroup],
+        *,
+        version: int,
+        foreign_share: float = 1.0,
     ) -> Lessons:
         self.marks.see(own, external)
         for group in external:

@@ -60,16 +60,21 @@ class Trainer:
         self.forward = forward or Forward(policy, config, temperature=temperature, top_p=top_p)
         self.forward.add(policy)
 
-    def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport:
-        """Train on the groups that have a gradient, and raise the policy version by one.
+    def train(
+        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
+    ) -> TrainReport:
+        """Train on the groups that have a gradient, and raise the policy version by one. `foreign_share`: how
+        much of what the rule replays may be from others.
 
         Without a single such group, or when no gradient was finite, no step is taken and the version stays.
         """
-        return train_together([self.prepare(own, external)])[0]
+        return train_together([self.prepare(own, external, foreign_share)])[0]
 
-    def prepare(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> RoundOfPolicy:
+    def prepare(
+        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
+    ) -> RoundOfPolicy:
         """The round that `train` runs, for `train_together` with rounds of policies beside this one."""
-        lessons = self.rule.lessons(own, external, version=self.policy.version)
+        lessons = self.rule.lessons(own, external, version=self.policy.version, foreign_share=foreign_share)
         shaped = lessons.shaped
         replayed = list(replayed_samples(lessons.replayed, self._sample_rules, shaped=shaped))
         return RoundOfPolicy(
