@@ -1,17 +1,19 @@
-"""Whether what strangers teach goes our way: their part of a round's gradient against that of our own reward.
+"""Whether what strangers teach goes our way: their part of each step against the gradient of our own reward.
 
-together.py (own micro-batches, then others') -> [RoundAgreement] -> TrainReport.agreement -> sharing_gauge.py
+together.py (own micro-batches, then others') -> [Agreement] -> TrainReport.agreement -> sharing_gauge.py
 
-The groups that our policy sampled in a round estimate the gradient of our own expected reward. What strangers
-add to a step is a gradient of its own, and to first order it changes our reward by the inner product of the
-two. Their noise is independent, as other people drew other answers, so the product has no bias, and its mean
-over rounds says whether what we learn from others helps us or works against us. Answers of our own that are
-replayed belong to neither part: they are no sample of today's policy.
+The groups that our policy sampled in a round estimate the gradient of our own expected reward. A step of Adam
+follows its momentum, and a part of that is strangers' doing: what their answers asked for in this step and,
+fading, in those before. To first order that part of the step changes our reward by its inner product with the
+gradient. Their noise is independent, as other people drew other answers, so the product has no bias, and its
+mean over rounds says whether what we learn from others helps us or works against us. That the momentum
+remembers matters: a lesson on what we cannot do yet does not show in the rewards of the same round, and one
+that only disturbs is seen by what we have to undo afterwards. Answers of our own that are replayed belong to
+neither part: they are no sample of today's policy.
 
-Both parts are there anyway. Own samples go first and those of strangers after them, in micro-batches of their
-own, and the adapter's gradients are looked at in between: two copies of them, and no pass over the model. The
-product is taken in the metric in which Adam steps, and its cosine can be compared between rounds, policies
-and sizes.
+Nothing is computed for it. Own samples go first and those of strangers after them, in micro-batches of their
+own, and the adapter's gradients are looked at in between. It takes three times the memory of a gradient. The
+product is taken in the metric in which Adam steps; its cosine can be compared between rounds and sizes.
 """
 
 from collections.abc import Sequence
@@ -32,10 +34,11 @@ EPSILON = 1e-8
 """Adam's own: of a parameter that no gradient ever reached."""
 
 
-class RoundAgreement:
-    """Own against foreign gradients of one policy, summed over the optimizer steps of a round.
+class Agreement:
+    """Own gradient against the foreign part of the momentum, of one policy, round by round.
 
-    `part_ends` after the micro-batches of each source, then `taken`, or `forget` where the step is skipped.
+    In each step `part_ends` after the micro-batches of each source, if it has own and foreign ones; then
+    `taken`, or `forget` where the step is skipped.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -45,7 +48,19 @@ class RoundAgreement:
         ]
         self._own_D: Tensor | None = None
         self._foreign_D: Tensor | None = None
-        self._own_foreign = self._own_own = self._foreign_foreign = 0.0
+        self._pull_D: Tensor | None = None
+        """The foreign part of the momentum, up to a factor. None: strangers had none yet."""
+        self._own_pull = self._own_own = self._pull_pull = 0.0
+
+    def begin_round(self) -> None:
+        self.forget()
+        self._own_pull = self._own_own = self._pull_pull = 0.0
+
+    @property
+    def cosine(self) -> float | None:
+        """Of the round, from -1 to 1, over the steps that were taken. None: there was nothing to compare."""
+        lengths = self._own_own * self._pull_pull
+        return self._own_pull / lengths**0.5 if lengths > 0 else None
 
     @torch.no_grad()
     def part_ends(self, source: Source) -> None:
@@ -58,25 +73,23 @@ class RoundAgreement:
     @torch.no_grad()
     def taken(self, scale: float) -> None:
         """The optimizer is about to take the step that was computed, its gradient times `scale`."""
-        if self._own_D is None or self._foreign_D is None:
-            return  # A step with one source alone.
-        own_D, foreign_D = self._own_D * scale, self._foreign_D * scale
-        metric_D = self._metric(own_D, foreign_D)
-        weighted_D = foreign_D * metric_D
-        self._own_foreign += float(own_D @ weighted_D)
-        self._own_own += float(own_D @ (own_D * metric_D))
-        self._foreign_foreign += float(foreign_D @ weighted_D)
+        if self._pull_D is not None:
+            self._pull_D *= ADAM_BETAS[0]
+        if self._own_D is not None and self._foreign_D is not None:
+            self._compare(self._own_D * scale, self._foreign_D * scale)
         self.forget()
 
     def forget(self) -> None:
         """The step that was computed is not taken, or is computed again."""
         self._own_D = self._foreign_D = None
 
-    @property
-    def cosine(self) -> float | None:
-        """From -1 to 1, over the steps that were taken. None: there was nothing to compare."""
-        lengths = self._own_own * self._foreign_foreign
-        return self._own_foreign / lengths**0.5 if lengths > 0 else None
+    def _compare(self, own_D: Tensor, foreign_D: Tensor) -> None:
+        metric_D = self._metric(own_D, foreign_D)
+        self._pull_D = foreign_D if self._pull_D is None else self._pull_D.add_(foreign_D)
+        weighted_D = self._pull_D * metric_D
+        self._own_pull += float(own_D @ weighted_D)
+        self._own_own += float(own_D @ (own_D * metric_D))
+        self._pull_pull += float(self._pull_D @ weighted_D)
 
     def _metric(self, own_D: Tensor, foreign_D: Tensor) -> Tensor:
         """What Adam divides by in this step, inverted, up to a factor that all parameters share.

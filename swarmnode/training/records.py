@@ -66,7 +66,8 @@ class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
     engine_gap: float | None = None
     """Mean |log-probability of the engine - of the trainer before the round| over those tokens, in nats."""
     agreement: float | None = None
-    """Cosine of what strangers' answers asked of the policy with the gradient of our own reward."""
+    """Cosine of strangers' part of the optimizer's steps with the gradient of our own reward (agreement.py).
+    """
     seconds: float = 0.0
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from swarmnode.config import TrainingConfig
-from swarmnode.training.agreement import RoundAgreement
+from swarmnode.training.agreement import Agreement
 from swarmnode.training.forward import Forward
 from swarmnode.training.losses import LossOutput, StepSize
 from swarmnode.training.off_policy import MeasuredTokens, with_off_policy
@@ -103,8 +103,9 @@ class RoundOfPolicy:
     """Longest completion that the sampler allows."""
     steps: Sequence[Sequence[TrainingSample]]
     measured: MeasuredRound
-    agreement: RoundAgreement | None = None
-    """Compares what own samples and those of strangers ask for. None: nobody wants to know."""
+    agreement: Agreement | None = None
+    """Compares what own samples and those of strangers ask for, over all rounds. None: nobody wants to know.
+    """
 
     def compares(self, step: int) -> bool:
         """Whether a step has both kinds, so that there is something to compare."""

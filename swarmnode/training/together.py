@@ -17,7 +17,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from swarmnode.training.agreement import SOURCES, RoundAgreement
+from swarmnode.training.agreement import SOURCES, Agreement
 from swarmnode.training.corrections import TokenWeights, batch_weights, token_weights
 from swarmnode.training.forward import Forward
 from swarmnode.training.losses import StepSize, TokenBatch, policy_loss
@@ -130,7 +130,7 @@ class _Together:
         samples: Sequence[TrainingSample],
         known: Known,
         sizes: Mapping[int, StepSize],
-        compared: Sequence[RoundAgreement],
+        compared: Sequence[Agreement],
     ) -> Mapping[int, StepSums]:
         """Gradients of one optimizer step, summed over its micro-batches. `compared` see them grow, source by
         source; without any, samples of all sources share the micro-batches."""

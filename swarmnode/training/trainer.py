@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from swarmnode.config import TrainingConfig
 from swarmnode.training.adam import adam
-from swarmnode.training.agreement import RoundAgreement
+from swarmnode.training.agreement import Agreement
 from swarmnode.training.forward import Forward
 from swarmnode.training.packing import TrainingSample
 from swarmnode.training.policy import Policy
@@ -52,11 +52,11 @@ class Trainer:
         self.seed = seed
         self.max_tokens = max_tokens
         self.rule = rule or Sapo()
-        self.compares = compares
         self._sample_rules = SampleRules(
             render, config, max_tokens, end=lambda: policy.base.eos_token_ids[0], policy=policy.number
         )
         self.optimizer = adam(policy.parameters, config.learning_rate)
+        self._agreement = Agreement(self.optimizer) if compares else None
         self.forward = forward or Forward(policy, config, temperature=temperature, top_p=top_p)
         self.forward.add(policy)
 
@@ -75,6 +75,8 @@ class Trainer:
     ) -> RoundOfPolicy:
         """The round that `train` runs, for `train_together` with rounds of policies beside this one."""
         lessons = self.rule.lessons(own, external, version=self.policy.version, foreign_share=foreign_share)
+        if self._agreement is not None:
+            self._agreement.begin_round()
         shaped = lessons.shaped
         replayed = list(replayed_samples(lessons.replayed, self._sample_rules, shaped=shaped))
         return RoundOfPolicy(
@@ -87,7 +89,7 @@ class Trainer:
                 self._samples(lessons.own, shaped) + self._samples(lessons.external, shaped), replayed
             ),
             _measured(external, lessons, len(replayed)),
-            RoundAgreement(self.optimizer) if self.compares else None,
+            self._agreement,
         )
 
     def _samples(self, lessons: Sequence[GroupLesson], shaped: bool) -> list[TrainingSample]:

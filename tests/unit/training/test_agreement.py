@@ -69,7 +69,12 @@ class Recalls(Sapo):
         self._own = own
 
     def lessons(
-        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], *, version: int
+        self,
+        own: Sequence[RolloutGroup],
+        external: Sequence[RolloutGroup],
+        *,
+        version: int,
+        foreign_share: float = 1.0,
     ) -> Lessons:
         return Lessons(as_they_are(own), (), replayed=(Replay("prompt", (7,), 4.0, True, self._own),))
 
@@ -78,11 +83,27 @@ def test_a_stranger_who_judges_as_we_do_agrees_and_the_opposite_does_not(
     nudged: Policy, group: GroupMaker
 ) -> None:
     own = group(ANSWERS, REWARDS, logprobs=LOGPROBS)
-    trainer = trainer_for(nudged)
-    friend = trainer.train([own], [group(ANSWERS, REWARDS, author="friend")])
+    friend = trainer_for(nudged).train([own], [group(ANSWERS, REWARDS, author="friend")])
     assert friend.agreement == pytest.approx(1.0, abs=1e-4)
-    other = trainer.train([own], [group(ANSWERS, OPPOSITE, author="other")])
+    other = trainer_for(nudged).train([own], [group(ANSWERS, OPPOSITE, author="other")])
     assert other.agreement == pytest.approx(-1.0, abs=1e-4)
+
+
+def test_what_a_stranger_asked_for_lately_counts_as_long_as_the_momentum_holds_it(
+    nudged: Policy, group: GroupMaker
+) -> None:
+    own = group(ANSWERS, REWARDS, logprobs=LOGPROBS)
+    against, with_us = group(ANSWERS, OPPOSITE, author="other"), group(ANSWERS, REWARDS, author="friend")
+    trainer = trainer_for(nudged, learning_rate=1e-6)
+    for _ in range(3):
+        trainer.train([own], [against])
+    found = [trainer.train([own], [with_us]).agreement or 0.0 for _ in range(5)]
+    assert found[0] < 0 < found[-1], "three against, then one, two, ... five for us"
+
+    trainer.train([own], [against])
+    for _ in range(60):
+        trainer.train([own], [])
+    assert (trainer.train([own], [with_us]).agreement or 0.0) > 0.99, "it faded while nothing came"
 
 
 def test_who_asks_for_something_else_is_in_between(nudged: Policy, group: GroupMaker) -> None:
