@@ -1,6 +1,6 @@
 """What nodes learn from strangers: swarms in one process, rule by rule, against the same nodes alone.
 
-N real learners with real exchanges on a network in memory, in lock-step rounds -> cumulative and held-out reward
+N real learners with real exchanges on a network in memory, in lock-step -> cumulative and held-out reward
 
 Swarms (sapo_swarms.py): `specialists` were taught everything and then made unsure of all but two tasks each;
 `equals` have one start, in the preset as shipped; `strangers` were only ever taught two tasks each; `speeds`
@@ -8,9 +8,9 @@ differ by up to 8, `sizes` have two widths, and in `fresh` one node begins when 
 rounds. Rules (sapo_rules.py): `alone` (8/0), `alone_successes` (own failures left out), `filter` (8/0 with
 over-sampling and zero-advantage filter, at equal answers), `sapo` as published, and the product's others.
 
-Each rule has its best learning rate of GRID at seed 0, in each swarm, but where the preset is the claim. Means
-over seeds with 95 % intervals by t. Runs are kept in the cache folder, by everything that they depend on:
---fresh runs them again, --any-code takes those of other versions of the code, too.
+Each rule has its best learning rate of GRID at seed 0, in each swarm, but where the preset is the claim.
+Means over seeds with 95 % intervals by t. Runs are kept in the cache folder, by everything that they depend
+on: --fresh runs them again, --any-code takes those of other versions of the code, too.
 
     python benchmarks/sapo.py [--quick] [--json FILE] [--markdown FILE] [--picture FILE.svg]
                               [--swarms equals,...] [--rules book,...] [--seeds 5] [--minutes 18]

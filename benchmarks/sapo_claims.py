@@ -58,7 +58,9 @@ def rounds_saved(outcome: Outcome, joins: int) -> float:
     goal = fmean(fmean(rewards[joins - WINDOW : joins]) for rewards in others)
     rewards = outcome.rewards[newcomer]
     reached = (
-        number for number in range(WINDOW, len(rewards) + 1) if fmean(rewards[number - WINDOW : number]) >= goal
+        number
+        for number in range(WINDOW, len(rewards) + 1)
+        if fmean(rewards[number - WINDOW : number]) >= goal
     )
     return joins - next(reached, len(rewards))
 

@@ -1,11 +1,12 @@
 """What sapo.py runs and what comes of it, as records.
 
-sapo_swarms.py, sapo_rules.py -> [Run] -> sapo_store.py (cache, processes) -> sapo_run.py -> [Outcome] -> tables
+sapo_swarms.py, sapo_rules.py -> [Run] -> sapo_store.py (cache, processes) -> sapo_run.py -> [Outcome]
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -89,6 +90,8 @@ class Rule:
     settings: Mapping[str, Any]
     shares: bool = True
     """False: nothing is exchanged, each node is alone."""
+    halves: bool = False
+    """Half of a round's groups are own ones, half those of others. False: as the preset has it."""
     drops_own_failures: bool = False
     """Of its own answers it learns from those only that are better than their group's mean."""
     equal_answers: bool = False

@@ -16,6 +16,7 @@ import torch
 from sapo_models import models_of
 from sapo_node import ROUND_S, Clock, SwarmNode, settled
 from sapo_plan import Outcome, Rule, Run, Swarm
+from sapo_poison import Attacker, injected_share
 from sapo_rules import RULES
 from sapo_swarms import SWARMS
 from sapo_worlds import MAX_TOKENS, tasks_of
@@ -43,9 +44,13 @@ def config_of(run: Run) -> Config:
         **swarm.settings,
         **rule.settings,
     }
+    preset = presets(builtin_folder("configs"))["tiny"]
+    if rule.halves:
+        half = load_config(preset=preset, environ={}, flags=flags).config.rollout.groups // 2
+        flags |= {"exchange.local_groups": half, "exchange.external_groups": half}
     if run.learning_rate is not None:
         flags["training.learning_rate"] = run.learning_rate
-    return load_config(preset=presets(builtin_folder("configs"))["tiny"], environ={}, flags=flags).config
+    return load_config(preset=preset, environ={}, flags=flags).config
 
 
 async def _run(run: Run, swarm: Swarm, rule: Rule) -> Outcome:
@@ -70,6 +75,7 @@ async def _run(run: Run, swarm: Swarm, rule: Rule) -> Outcome:
         for number, node in enumerate(nodes):
             if swarm.joins_at(number) == 0:
                 await _enter(stack, node, nodes[0])
+        attackers = await _attackers(stack, run, swarm, nodes, network, clock) if network else []
         for tick in range(run.rounds):
             clock.now += ROUND_S
             for number, node in enumerate(nodes):
@@ -78,7 +84,9 @@ async def _run(run: Run, swarm: Swarm, rule: Rule) -> Outcome:
             acting = [node for number, node in enumerate(nodes) if _acts(swarm, number, tick)]
             if rule.equal_answers:
                 acting = [node for node in acting if not _has_spent(node, run, swarm)]
-            await _round(acting)
+            for attacker in attackers:
+                await attacker.attack(tick + 1)
+            await _round(acting, swarm)
         for node in nodes:
             node.evaluate()
     return _outcome(nodes, swarm, config, time.process_time() - started)
@@ -91,8 +99,39 @@ async def _enter(stack: AsyncExitStack, node: SwarmNode, first: SwarmNode) -> No
         await settled()
 
 
-async def _round(nodes: Sequence[SwarmNode]) -> None:
+async def _attackers(
+    stack: AsyncExitStack,
+    run: Run,
+    swarm: Swarm,
+    nodes: Sequence[SwarmNode],
+    network: MemoryNetwork,
+    clock: Clock,
+) -> list[Attacker]:
+    rollout = nodes[0].config.rollout
+    attackers = [
+        Attacker(
+            tasks_of(swarm.world),
+            name=f"{run.seed}/{number}",
+            seed=1000 * run.seed + number,
+            groups=rollout.groups,
+            group_size=rollout.group_size,
+            network=network,
+            clock=clock,
+        )
+        for number in range(len(nodes), swarm.nodes)
+    ]
+    for attacker in attackers:
+        await stack.enter_async_context(attacker)
+        await attacker.meet(nodes[0])
+    await settled()
+    return attackers
+
+
+async def _round(nodes: Sequence[SwarmNode], swarm: Swarm) -> None:
     groups = [node.generate() for node in nodes]
+    if swarm.world != "builtin":
+        for node, own in zip(nodes, groups, strict=True):
+            node.record.injected.append(injected_share(own))
     for node, own in zip(nodes, groups, strict=True):
         await node.publish(own)
     await settled()

@@ -29,6 +29,8 @@ FOLDER = resolve_paths().cache / "benchmarks" / "sapo"
 LEARNS = ("exchange", "rollout", "tasks", "training", "config.py", "node/rollout_learner.py")
 """The code that an outcome depends on, besides these files."""
 
+OURS = ("models", "node", "poison", "run", "worlds")
+
 WORKERS = 2
 
 
@@ -115,7 +117,10 @@ def code() -> str:
         package = Path(swarmnode.__file__).parent
         roots = [package / part for part in LEARNS]
         files = [file for root in roots for file in ([root] if root.is_file() else root.rglob("*.py"))]
-        files += [Path(__file__).parent / f"sapo_{name}.py" for name in ("models", "node", "run", "worlds")]
+        files += [
+            Path(__file__).parent / f"sapo_{name}.py"
+            for name in ("models", "node", "poison", "run", "worlds")
+        ]
         digest = hashlib.blake2b(digest_size=8)
         for file in sorted(files):
             digest.update(file.read_bytes())
