@@ -36,7 +36,8 @@ class Outcome:
     """Share of sampled answers with the injected text, round by round. Empty where nobody attacks."""
     generated_tokens: int
     trained_tokens: int
-    received_tokens: int
+    received_tokens: int | None
+    """None: it was not counted."""
     sent_bytes: int
     cpu_s: float
     answers_a_round: int
@@ -75,6 +76,8 @@ class Swarm:
     world: str = "builtin"
     """Which tasks and judges (sapo_worlds.py)."""
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    processes: bool = False
+    """Its nodes are `swarmnode join` over libp2p, each at its own pace (sapo_processes.py)."""
 
     def every_of(self, node: int) -> int:
         return self.every[node] if self.every else 1

@@ -17,6 +17,7 @@ from sapo_models import models_of
 from sapo_node import ROUND_S, Clock, SwarmNode, settled
 from sapo_plan import Outcome, Rule, Run, Swarm
 from sapo_poison import Attacker, injected_share
+from sapo_processes import run_processes
 from sapo_rules import RULES
 from sapo_swarms import SWARMS
 from sapo_worlds import MAX_TOKENS, tasks_of
@@ -28,15 +29,25 @@ from swarmnode.paths import builtin_folder
 
 EVAL_EXAMPLES = 64
 
+PRESET = presets(builtin_folder("configs"))["tiny"]
+
 
 def run_swarm(run: Run) -> Outcome:
     """The whole run, on one core."""
     torch.set_num_threads(1)
-    return asyncio.run(_run(run, SWARMS[run.swarm], RULES[run.rule]))
+    swarm, rule = SWARMS[run.swarm], RULES[run.rule]
+    if swarm.processes:
+        return run_processes(run, swarm, rule, config_of(run), settings_of(run))
+    return asyncio.run(_run(run, swarm, rule))
 
 
 def config_of(run: Run) -> Config:
     """The preset of the tiny policy, with what swarm, rule and run say."""
+    return load_config(preset=PRESET, environ={}, flags=settings_of(run)).config
+
+
+def settings_of(run: Run) -> dict[str, Any]:
+    """Those by name, without the preset's."""
     swarm, rule = SWARMS[run.swarm], RULES[run.rule]
     flags: dict[str, Any] = {
         "rollout.max_tokens": MAX_TOKENS[swarm.world],
@@ -44,13 +55,12 @@ def config_of(run: Run) -> Config:
         **swarm.settings,
         **rule.settings,
     }
-    preset = presets(builtin_folder("configs"))["tiny"]
     if rule.halves:
-        half = load_config(preset=preset, environ={}, flags=flags).config.rollout.groups // 2
+        half = load_config(preset=PRESET, environ={}, flags=flags).config.rollout.groups // 2
         flags |= {"exchange.local_groups": half, "exchange.external_groups": half}
     if run.learning_rate is not None:
         flags["training.learning_rate"] = run.learning_rate
-    return load_config(preset=preset, environ={}, flags=flags).config
+    return flags
 
 
 async def _run(run: Run, swarm: Swarm, rule: Rule) -> Outcome:
