@@ -1,7 +1,7 @@
 """The node: asks its policy questions, tells the swarm, listens, learns, and goes on.
 
     draw -> generate -> score -> publish  }
-                collect others' groups    }  -> mix I own + J external -> train -> new policy version -> again
+                collect others' groups    }  -> own + J external, by the rule -> train -> new policy version
 
 The loop lives on asyncio and never blocks: everything that computes runs in a worker thread (learner.py),
 everything that waits for others has a deadline. What to do next is decided in lifecycle.py.
@@ -49,6 +49,7 @@ from swarmnode.node.supervisor import supervise
 from swarmnode.node.workers import Workers
 from swarmnode.training.mix import choose_own
 from swarmnode.training.records import Counters, TrainReport, tally
+from swarmnode.training.sharing import groups_wanted, keeps_own
 from swarmnode.types import RolloutGroup
 
 log = logging.getLogger(__name__)
@@ -225,7 +226,7 @@ class Node:
             return
         await self._publish(rollouts.groups)
         external = await self._collect()
-        own = choose_own(rollouts.groups, self._room_for_own(len(external)), self._rng(number))
+        own = self._own_to_learn_from(number, rollouts.groups, len(external))
         report = await self._train(number, own, external)
         if report is None:
             return
@@ -268,6 +269,15 @@ class Node:
             raise report
         return report
 
+    def _own_to_learn_from(
+        self, number: int, groups: Sequence[RolloutGroup], external: int
+    ) -> Sequence[RolloutGroup]:
+        """All of the round where the rule keeps them, those without a gradient too: it counts them. Else
+        those that external groups leave room for."""
+        if keeps_own(self._config):
+            return groups
+        return choose_own(groups, self._room_for_own(external), self._rng(number))
+
     def _room_for_own(self, external: int) -> int:
         """I own groups, and as many more as external ones are missing. Without an exchange, all of them."""
         exchange = self._config.exchange
@@ -280,7 +290,7 @@ class Node:
 
     async def _collect(self) -> Sequence[RolloutGroup]:
         """Groups of others. Most were fetched and scored while we generated; this waits for the last."""
-        wanted = self._config.exchange.external_groups
+        wanted = groups_wanted(self._config)
         if self._network is None or wanted == 0:
             return ()
         version = self._learner.policy_version
