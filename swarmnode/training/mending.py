@@ -60,9 +60,6 @@ SAME_REWARD = 1e-6
 Read = Callable[[Sequence[Row]], Sequence[Reading]]
 """What our policy says of these rows, in order (reading.py)."""
 
-Judge = Callable[[Example, Sequence[str]], Sequence[float | None]]
-"""Rewards of these answers to an example, by our own copy of its task. None: unknown."""
-
 Outcome = Literal["untouched", "mended", "refused"]
 
 Why = Literal["likely", "no gain", "needed", "cut", "too long", "over budget", "not judged", "not text"]
@@ -92,6 +89,10 @@ class ForeignAnswer:
     text: str
     odd: frozenset[int] = frozenset()
     """Places of tokens that its author repeats and others do not write (odd_pieces.py)."""
+
+
+Judge = Callable[[ForeignAnswer, Sequence[str]], Sequence[float | None]]
+"""Rewards of these texts as answers to the same example, by our own copy of its task. None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +258,7 @@ class _Mending:
         texts = {kept: text for kept in parts if (text := self._text(case, kept)) is not None}
         if not texts:
             return []
-        whole, *rewards = self._judge(case.answer.example, [case.answer.text, *texts.values()])
+        whole, *rewards = self._judge(case.answer, [case.answer.text, *texts.values()])
         case.reward = whole
         if whole is None:
             case.refused = "not judged"

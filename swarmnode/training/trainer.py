@@ -104,6 +104,8 @@ def _measured(
         replayed=replayed,
         book=lessons.book,
         book_foreign=lessons.book_foreign,
+        mended=lessons.mended,
+        refused=lessons.refused,
         pass_rates=dict(lessons.pass_rates),
     )
     measured.groups.update(("own", group.has_gradient) for group in own)

@@ -66,9 +66,9 @@ def answer(text: str, *, author: str = "stranger", odd: Sequence[int] = ()) -> F
     return ForeignAnswer(example, author, (5, 6), tuple(map(ord, text)), text, frozenset(odd))
 
 
-def reads_the_end(right: str) -> Callable[[Example, Sequence[str]], list[float | None]]:
+def reads_the_end(right: str) -> Callable[[ForeignAnswer, Sequence[str]], list[float | None]]:
     """Full marks for whatever ends with the right answer, as matchers of numbers and boxes give."""
-    return lambda example, texts: [float(text.rpartition(">")[2] == right) for text in texts]
+    return lambda answer, texts: [float(text.rpartition(">")[2] == right) for text in texts]
 
 
 def mended(policy: Policy, *answers: ForeignAnswer, right: str = "42", **limits: int) -> list[MendedAnswer]:
@@ -104,7 +104,7 @@ def test_injected_text_is_cut_and_the_step_stays(text: str) -> None:
 
 
 def test_text_behind_the_answer_goes_where_the_judge_does_without() -> None:
-    def accepts_anything_with_it(example: Example, texts: Sequence[str]) -> list[float | None]:
+    def accepts_anything_with_it(answer: ForeignAnswer, texts: Sequence[str]) -> list[float | None]:
         return [float("42" in text) for text in texts]
 
     (one,) = mend(
@@ -128,7 +128,7 @@ def test_what_the_rest_leans_on_comes_back_however_surprising_it_is() -> None:
 def test_a_lost_judge_and_one_that_changes_its_mind_let_nothing_doubtful_through() -> None:
     poisoned = answer(f"{AD}{STEP}")
 
-    def lost(example: Example, texts: Sequence[str]) -> list[float | None]:
+    def lost(answer: ForeignAnswer, texts: Sequence[str]) -> list[float | None]:
         return [None] * len(texts)
 
     (one,) = mend([poisoned], read=Policy(STEP).read, judge=lost, tokens=Letters())
