@@ -25,7 +25,7 @@ from swarmnode.training.records import Counters, TrainReport
 from swarmnode.training.round import RoundOfPolicy
 from swarmnode.training.rules import make_rule, sharing_rule
 from swarmnode.training.trainer import Trainer
-from swarmnode.types import RolloutGroup
+from swarmnode.types import Example, RolloutGroup
 
 TrainJointly = Callable[[RoundOfPolicy], TrainReport]
 """Trains a round together with those of other policies."""
@@ -123,3 +123,6 @@ class PolicyLearner(RolloutLearner):
 
     def _update(self) -> PolicyUpdate:
         return self._policy.update()
+
+    def _wanted_examples(self) -> Sequence[Example]:
+        return self._rule.wanted_examples()
