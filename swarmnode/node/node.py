@@ -47,9 +47,10 @@ from swarmnode.node.status import NodeStatus, PipelineStatus
 from swarmnode.node.summary import Summary, summarise
 from swarmnode.node.supervisor import supervise
 from swarmnode.node.workers import Workers
-from swarmnode.training.mix import choose_own
+from swarmnode.training.marks import needs_of
+from swarmnode.training.mix import own_to_learn_from
 from swarmnode.training.records import Counters, TrainReport, tally
-from swarmnode.training.sharing import groups_wanted, keeps_own
+from swarmnode.training.sharing import groups_wanted
 from swarmnode.types import RolloutGroup
 
 log = logging.getLogger(__name__)
@@ -226,13 +227,14 @@ class Node:
             return
         await self._publish(rollouts.groups)
         external = await self._collect()
-        own = self._own_to_learn_from(number, rollouts.groups, len(external))
+        own = own_to_learn_from(rollouts.groups, len(external), self._config, self._rng(number))
         report = await self._train(number, own, external)
         if report is None:
             return
         without_gradient = sum(not group.has_gradient for group in rollouts.groups)
         report = msgspec.structs.replace(report, zero_advantage_own=without_gradient)
         seconds = time.perf_counter() - started
+        self._prefer_what_we_fail_on(report)
         self._count(number, rollouts, external, seconds)
         self._board.trained(rollouts, external, report, seconds)
         self._refresh_sharing()
@@ -269,22 +271,6 @@ class Node:
             raise report
         return report
 
-    def _own_to_learn_from(
-        self, number: int, groups: Sequence[RolloutGroup], external: int
-    ) -> Sequence[RolloutGroup]:
-        """All of the round where the rule keeps them, those without a gradient too: it counts them. Else
-        those that external groups leave room for."""
-        if keeps_own(self._config):
-            return groups
-        return choose_own(groups, self._room_for_own(external), self._rng(number))
-
-    def _room_for_own(self, external: int) -> int:
-        """I own groups, and as many more as external ones are missing. Without an exchange, all of them."""
-        exchange = self._config.exchange
-        if not exchange.enabled:
-            return self._config.rollout.groups
-        return max(0, exchange.local_groups + exchange.external_groups - external)
-
     def _rng(self, number: int) -> random.Random:
         return random.Random(f"{self._seed}:{number}:own")
 
@@ -298,6 +284,10 @@ class Node:
         groups = await self._network.exchange.collect(wanted, version, deadline_s)
         self._collected_at = time.monotonic()
         return groups
+
+    def _prefer_what_we_fail_on(self, report: TrainReport) -> None:
+        if self._network is not None and report.pass_rates:
+            self._network.exchange.prefer(needs_of(report.pass_rates))
 
     async def _publish(self, groups: Sequence[RolloutGroup]) -> None:
         if self._network is not None:

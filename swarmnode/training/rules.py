@@ -15,7 +15,9 @@ from collections.abc import Mapping, Sequence
 from swarmnode.config import RuleName
 from swarmnode.training.book import Mend
 from swarmnode.training.book_rule import BookRule
+from swarmnode.training.hacpo import Hacpo
 from swarmnode.training.lessons import GroupLesson, Lessons, Replay, Rule, as_they_are
+from swarmnode.training.rescue import Rescue
 from swarmnode.training.sharing import SharingRule, groups_wanted, keeps_own, sharing_rule
 from swarmnode.types import Example, RolloutGroup
 
@@ -48,8 +50,10 @@ def make_rule(settings: SharingRule, seed: int, mend: Mend | None = None) -> Rul
             return Successes(settings)
         case "book" | "own_book":
             return BookRule(settings, seed, mend)
-        case "rescue" | "hacpo":
-            raise NotImplementedError(settings.name)
+        case "rescue":
+            return Rescue(settings)
+        case "hacpo":
+            return Hacpo(settings)
 
 
 class Sapo:

@@ -77,7 +77,7 @@ class Trainer:
             self._shuffled_steps(
                 self._samples(lessons.own, shaped) + self._samples(lessons.external, shaped), replayed
             ),
-            _measured(own, external, lessons, len(replayed)),
+            _measured(external, lessons, len(replayed)),
         )
 
     def _samples(self, lessons: Sequence[GroupLesson], shaped: bool) -> list[TrainingSample]:
@@ -97,15 +97,15 @@ class Trainer:
         return [[*order[number::count], *more[number::count]] for number in range(count)]
 
 
-def _measured(
-    own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], lessons: Lessons, replayed: int
-) -> MeasuredRound:
+def _measured(external: Sequence[RolloutGroup], lessons: Lessons, replayed: int) -> MeasuredRound:
     measured = MeasuredRound(
         replayed=replayed,
         book=lessons.book,
         book_foreign=lessons.book_foreign,
+        mended=lessons.mended,
+        refused=lessons.refused,
         pass_rates=dict(lessons.pass_rates),
     )
-    measured.groups.update(("own", group.has_gradient) for group in own)
+    measured.groups.update(("own", lesson.group.has_gradient) for lesson in lessons.own)
     measured.groups.update(("external", group.has_gradient) for group in external)
     return measured
