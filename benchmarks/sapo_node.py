@@ -26,9 +26,10 @@ from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.paths import Paths, resolve_paths
 from swarmnode.tasks.task import Task
 from swarmnode.training.lessons import GroupLesson, Lessons
-from swarmnode.training.mix import choose_own
+from swarmnode.training.marks import needs_of
+from swarmnode.training.mix import own_to_learn_from
 from swarmnode.training.rules import Sapo
-from swarmnode.training.sharing import groups_wanted, keeps_own
+from swarmnode.training.sharing import groups_wanted
 from swarmnode.types import RolloutGroup
 
 ROUND_S = 8.0
@@ -174,25 +175,18 @@ class SwarmNode:
 
     def train(self, groups: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> None:
         """One round of learning, from own groups and those of others."""
-        own = groups
-        if not keeps_own(self.config):
-            chance = random.Random(f"{self._seed}:{self._number}:own")
-            own = choose_own(groups, self._room(groups, external), chance)
+        chance = random.Random(f"{self._seed}:{self._number}:own")
+        own = own_to_learn_from(groups, len(external), self.config, chance)
         report = self.learner.train(own, external)
         self.record.trained_tokens += report.tokens
+        if self.exchange is not None and report.pass_rates:
+            self.exchange.prefer(needs_of(report.pass_rates))
 
     def evaluate(self) -> None:
         """Measure it on held-out examples."""
         found = self.learner.evaluate()
         assert found is not None and found.mean is not None
         self.record.held_out[self._number] = found.mean
-
-    def _room(self, groups: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> int:
-        """As node.py has it."""
-        if self.exchange is None:
-            return len(groups)
-        exchange = self.config.exchange
-        return max(0, exchange.local_groups + exchange.external_groups - len(external))
 
 
 def node_key(name: str) -> NodeKey:
