@@ -1,6 +1,6 @@
 """What nodes learn from strangers: swarms in one process, rule by rule, against the same nodes alone.
 
-N real learners with real exchanges on a network in memory, in lock-step rounds -> cumulative and held-out reward
+N real learners with real exchanges on a network in memory, in lock-step -> cumulative and held-out reward
 
 Swarms (sapo_swarms.py): `specialists` were taught everything and then made unsure of all but two tasks each;
 `equals` have one start, in the preset as shipped; `strangers` were only ever taught two tasks each; `speeds`
@@ -8,12 +8,12 @@ differ by up to 8, `sizes` have two widths, and in `fresh` one node begins when 
 rounds. Rules (sapo_rules.py): `alone` (8/0), `alone_successes` (own failures left out), `filter` (8/0 with
 over-sampling and zero-advantage filter, at equal answers), `sapo` as published, and the product's others.
 
-Each rule has its best learning rate of GRID at seed 0, in each swarm, but where the preset is the claim. Means
-over seeds with 95 % intervals by t. Runs are kept in the cache folder, by everything that they depend on:
---fresh runs them again, --any-code takes those of other versions of the code, too.
+Each rule has its best learning rate of GRID at seed 0, in each swarm, but where the preset is the claim.
+Means over seeds with 95 % intervals by t. Runs are kept in the cache folder, by everything that they depend
+on: --fresh runs them again, --any-code takes those of other versions of the code, too.
 
     python benchmarks/sapo.py [--quick] [--json FILE] [--markdown FILE] [--picture FILE.svg]
-                              [--swarms equals,...] [--rules book,...] [--seeds 5] [--minutes 18]
+                              [--libp2p] [--swarms equals,...] [--rules book,...] [--seeds 5] [--minutes 18]
 """
 
 import os
@@ -33,7 +33,7 @@ from sapo_picture import picture
 from sapo_plan import Outcome, Run
 from sapo_rules import RULES
 from sapo_store import outcomes
-from sapo_swarms import CLAIMED, SWARMS, rates_of
+from sapo_swarms import CLAIMED, GRID, SWARMS, rates_of
 from sapo_table import Table, markdown
 
 MINUTES = 17.0
@@ -70,6 +70,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rules", type=names_in(RULES), help="these only, joined by commas")
     parser.add_argument("--seeds", type=int, help="how many, from 0 on (3; with --quick 2)")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="begin no run later than this")
+    parser.add_argument("--libp2p", action="store_true", help="one row more, of real processes")
+    parser.add_argument("--tune-all", action="store_true", help="the grid also where a rate is fixed")
+    parser.add_argument("--workers", type=int, default=2, help="runs at a time, each on a core")
     parser.add_argument("--fresh", action="store_true", help="run again what is known")
     parser.add_argument("--any-code", action="store_true", help="take what other versions of the code found")
     return parser.parse_args()
@@ -88,16 +91,21 @@ def names_in(known: dict[str, Any]) -> Any:
 
 
 def swarms_of(options: argparse.Namespace) -> Sequence[str]:
-    return options.swarms or (("specialists",) if options.quick else tuple(CLAIMED))
+    found = options.swarms or (("specialists",) if options.quick else tuple(CLAIMED))
+    return [*found, "processes"] if options.libp2p else found
 
 
 def rules_of(swarm: str, options: argparse.Namespace) -> Sequence[str]:
+    if swarm == "processes":
+        return ("book",)
     return options.rules or (QUICK_RULES if options.quick else CLAIMED.get(swarm, ("alone", "book")))
 
 
 def tried(swarm: str, rule: str, options: argparse.Namespace) -> list[Run]:
     """The runs at seed 0 that the best learning rate is found by."""
     rates = (QUICK_RATE,) if options.quick else rates_of(swarm, rule)
+    if options.tune_all:
+        rates = tuple(dict.fromkeys((*rates, *GRID)))
     return [Run(swarm, rule, rate, 0, rounds_of(swarm, options)) for rate in rates]
 
 
@@ -118,6 +126,7 @@ def gathered(runs: Sequence[Run], options: argparse.Namespace, until_s: float) -
         fresh=options.fresh,
         any_code=options.any_code,
         until_s=until_s,
+        workers=options.workers,
         show=lambda line: print(line, flush=True),
     )
 

@@ -25,7 +25,11 @@ from swarmnode.node.overlap import Overlap
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.paths import Paths, resolve_paths
 from swarmnode.tasks.task import Task
-from swarmnode.training.mix import choose_own
+from swarmnode.training.lessons import GroupLesson, Lessons
+from swarmnode.training.marks import needs_of
+from swarmnode.training.mix import own_to_learn_from
+from swarmnode.training.rules import Sapo
+from swarmnode.training.sharing import groups_wanted
 from swarmnode.types import RolloutGroup
 
 ROUND_S = 8.0
@@ -70,6 +74,15 @@ class NodeRecord:
     sent_bytes: int = 0
 
 
+class OwnGains(Sapo):
+    """A control: of its own answers, too, a node learns from those only that are better than their group."""
+
+    def lessons(
+        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], *, version: int
+    ) -> Lessons:
+        return Lessons(tuple(GroupLesson(group, gains_only=True) for group in own), self._external(external))
+
+
 class SwarmNode:
     """`async with SwarmNode(...) as node`, then per round generate, publish, collect and train."""
 
@@ -86,7 +99,6 @@ class SwarmNode:
         drops_own_failures: bool = False,
     ) -> None:
         """`network` None: it trains alone."""
-        self._drops_own_failures = drops_own_failures
         self.config = config
         self.record = NodeRecord()
         self._seed = seed
@@ -107,6 +119,8 @@ class SwarmNode:
             seed=seed,
             overlap=ALONE,
         )
+        if drops_own_failures:
+            self.learner._trainer.rule = OwnGains()
         self.host: MemoryHost | None = None if network is None else network.host(self.key.peer_id)
         self.exchange: Exchange | None = None
         if self.host is not None:
@@ -150,7 +164,7 @@ class SwarmNode:
 
     async def collect(self) -> Sequence[RolloutGroup]:
         """What it takes of the others this round."""
-        wanted = self.config.exchange.external_groups
+        wanted = groups_wanted(self.config)
         if self.exchange is None or wanted == 0:
             return ()
         found = await self.exchange.collect(wanted, self.learner.policy_version, DEADLINE_S)
@@ -161,21 +175,18 @@ class SwarmNode:
 
     def train(self, groups: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> None:
         """One round of learning, from own groups and those of others."""
-        own = choose_own(groups, self._room(len(external)), random.Random(f"{self._seed}:{self._number}:own"))
+        chance = random.Random(f"{self._seed}:{self._number}:own")
+        own = own_to_learn_from(groups, len(external), self.config, chance)
         report = self.learner.train(own, external)
         self.record.trained_tokens += report.tokens
+        if self.exchange is not None and report.pass_rates:
+            self.exchange.prefer(needs_of(report.pass_rates))
 
     def evaluate(self) -> None:
         """Measure it on held-out examples."""
         found = self.learner.evaluate()
         assert found is not None and found.mean is not None
         self.record.held_out[self._number] = found.mean
-
-    def _room(self, external: int) -> int:
-        if self.exchange is None:
-            return self.config.rollout.groups * 16
-        exchange = self.config.exchange
-        return max(0, exchange.local_groups + exchange.external_groups - external)
 
 
 def node_key(name: str) -> NodeKey:

@@ -24,8 +24,9 @@ def picture(table: Table) -> str:
         _panel(table, swarm, colours, (LEFT + number * (WIDTH + GAP), TOP))
         for number, swarm in enumerate(swarms)
     ]
+    foot = TOP + HEIGHT + BOTTOM + 18
     legend = [
-        f'<text x="{LEFT + 110 * place}" y="{TOP + HEIGHT + BOTTOM + 18}" fill="{colours[rule]}">{escape(rule)}</text>'
+        f'<text x="{LEFT + 110 * place}" y="{foot}" fill="{colours[rule]}">{escape(rule)}</text>'
         for place, rule in enumerate(rules)
     ]
     width = max(LEFT + len(swarms) * (WIDTH + GAP), LEFT + 110 * len(rules))
@@ -63,9 +64,7 @@ def _panel(table: Table, swarm: str, colours: dict[str, str], at: tuple[int, int
             f"{left + WIDTH * (number + 1) / longest:.1f},{top + HEIGHT * (1 - value):.1f}"
             for number, value in enumerate(values)
         )
-        parts.append(
-            f'<polyline points="{points}" fill="none" stroke="{colours[rule]}" stroke-width="2"/>'
-        )
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colours[rule]}" stroke-width="2"/>')
     return "\n".join(parts)
 
 

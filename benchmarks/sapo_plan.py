@@ -1,11 +1,12 @@
 """What sapo.py runs and what comes of it, as records.
 
-sapo_swarms.py, sapo_rules.py -> [Run] -> sapo_store.py (cache, processes) -> sapo_run.py -> [Outcome] -> tables
+sapo_swarms.py, sapo_rules.py -> [Run] -> sapo_store.py (cache, processes) -> sapo_run.py -> [Outcome]
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -35,7 +36,8 @@ class Outcome:
     """Share of sampled answers with the injected text, round by round. Empty where nobody attacks."""
     generated_tokens: int
     trained_tokens: int
-    received_tokens: int
+    received_tokens: int | None
+    """None: it was not counted."""
     sent_bytes: int
     cpu_s: float
     answers_a_round: int
@@ -74,6 +76,8 @@ class Swarm:
     world: str = "builtin"
     """Which tasks and judges (sapo_worlds.py)."""
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    processes: bool = False
+    """Its nodes are `swarmnode join` over libp2p, each at its own pace (sapo_processes.py)."""
 
     def every_of(self, node: int) -> int:
         return self.every[node] if self.every else 1
@@ -89,6 +93,8 @@ class Rule:
     settings: Mapping[str, Any]
     shares: bool = True
     """False: nothing is exchanged, each node is alone."""
+    halves: bool = False
+    """Half of a round's groups are own ones, half those of others. False: as the preset has it."""
     drops_own_failures: bool = False
     """Of its own answers it learns from those only that are better than their group's mean."""
     equal_answers: bool = False

@@ -16,6 +16,8 @@ import torch
 from sapo_models import models_of
 from sapo_node import ROUND_S, Clock, SwarmNode, settled
 from sapo_plan import Outcome, Rule, Run, Swarm
+from sapo_poison import Attacker, injected_share
+from sapo_processes import run_processes
 from sapo_rules import RULES
 from sapo_swarms import SWARMS
 from sapo_worlds import MAX_TOKENS, tasks_of
@@ -27,15 +29,25 @@ from swarmnode.paths import builtin_folder
 
 EVAL_EXAMPLES = 64
 
+PRESET = presets(builtin_folder("configs"))["tiny"]
+
 
 def run_swarm(run: Run) -> Outcome:
     """The whole run, on one core."""
     torch.set_num_threads(1)
-    return asyncio.run(_run(run, SWARMS[run.swarm], RULES[run.rule]))
+    swarm, rule = SWARMS[run.swarm], RULES[run.rule]
+    if swarm.processes:
+        return run_processes(run, swarm, rule, config_of(run), settings_of(run))
+    return asyncio.run(_run(run, swarm, rule))
 
 
 def config_of(run: Run) -> Config:
     """The preset of the tiny policy, with what swarm, rule and run say."""
+    return load_config(preset=PRESET, environ={}, flags=settings_of(run)).config
+
+
+def settings_of(run: Run) -> dict[str, Any]:
+    """Those by name, without the preset's."""
     swarm, rule = SWARMS[run.swarm], RULES[run.rule]
     flags: dict[str, Any] = {
         "rollout.max_tokens": MAX_TOKENS[swarm.world],
@@ -43,9 +55,12 @@ def config_of(run: Run) -> Config:
         **swarm.settings,
         **rule.settings,
     }
+    if rule.halves:
+        half = load_config(preset=PRESET, environ={}, flags=flags).config.rollout.groups // 2
+        flags |= {"exchange.local_groups": half, "exchange.external_groups": half}
     if run.learning_rate is not None:
         flags["training.learning_rate"] = run.learning_rate
-    return load_config(preset=presets(builtin_folder("configs"))["tiny"], environ={}, flags=flags).config
+    return flags
 
 
 async def _run(run: Run, swarm: Swarm, rule: Rule) -> Outcome:
@@ -70,6 +85,7 @@ async def _run(run: Run, swarm: Swarm, rule: Rule) -> Outcome:
         for number, node in enumerate(nodes):
             if swarm.joins_at(number) == 0:
                 await _enter(stack, node, nodes[0])
+        attackers = await _attackers(stack, run, swarm, nodes, network, clock) if network else []
         for tick in range(run.rounds):
             clock.now += ROUND_S
             for number, node in enumerate(nodes):
@@ -78,7 +94,9 @@ async def _run(run: Run, swarm: Swarm, rule: Rule) -> Outcome:
             acting = [node for number, node in enumerate(nodes) if _acts(swarm, number, tick)]
             if rule.equal_answers:
                 acting = [node for node in acting if not _has_spent(node, run, swarm)]
-            await _round(acting)
+            for attacker in attackers:
+                await attacker.attack(tick + 1)
+            await _round(acting, swarm)
         for node in nodes:
             node.evaluate()
     return _outcome(nodes, swarm, config, time.process_time() - started)
@@ -91,8 +109,39 @@ async def _enter(stack: AsyncExitStack, node: SwarmNode, first: SwarmNode) -> No
         await settled()
 
 
-async def _round(nodes: Sequence[SwarmNode]) -> None:
+async def _attackers(
+    stack: AsyncExitStack,
+    run: Run,
+    swarm: Swarm,
+    nodes: Sequence[SwarmNode],
+    network: MemoryNetwork,
+    clock: Clock,
+) -> list[Attacker]:
+    rollout = nodes[0].config.rollout
+    attackers = [
+        Attacker(
+            tasks_of(swarm.world),
+            name=f"{run.seed}/{number}",
+            seed=1000 * run.seed + number,
+            groups=rollout.groups,
+            group_size=rollout.group_size,
+            network=network,
+            clock=clock,
+        )
+        for number in range(len(nodes), swarm.nodes)
+    ]
+    for attacker in attackers:
+        await stack.enter_async_context(attacker)
+        await attacker.meet(nodes[0])
+    await settled()
+    return attackers
+
+
+async def _round(nodes: Sequence[SwarmNode], swarm: Swarm) -> None:
     groups = [node.generate() for node in nodes]
+    if swarm.world != "builtin":
+        for node, own in zip(nodes, groups, strict=True):
+            node.record.injected.append(injected_share(own))
     for node, own in zip(nodes, groups, strict=True):
         await node.publish(own)
     await settled()

@@ -29,7 +29,7 @@ FOLDER = resolve_paths().cache / "benchmarks" / "sapo"
 LEARNS = ("exchange", "rollout", "tasks", "training", "config.py", "node/rollout_learner.py")
 """The code that an outcome depends on, besides these files."""
 
-WORKERS = 2
+OURS = ("models", "node", "poison", "processes", "run", "worlds")
 
 
 def path_of(run: Run) -> Path:
@@ -52,24 +52,33 @@ def found(run: Run, *, any_code: bool = False) -> Outcome | None:
 
 
 def outcomes(
-    runs: Iterable[Run], *, fresh: bool, any_code: bool, until_s: float, show: Callable[[str], None]
+    runs: Iterable[Run],
+    *,
+    fresh: bool,
+    any_code: bool,
+    until_s: float,
+    workers: int,
+    show: Callable[[str], None],
 ) -> dict[Run, Outcome]:
-    """Of all runs that were found or ended. None is begun after `until_s` on the monotonic clock."""
+    """Of all runs that were found or ended, so many at a time. None is begun after `until_s` on the monotonic
+    clock."""
     wanted = list(dict.fromkeys(runs))
     before = {} if fresh else {run: found(run, any_code=any_code) for run in wanted}
     known = {run: outcome for run, outcome in before.items() if outcome is not None}
     missing = [run for run in wanted if run not in known]
     if missing:
-        known |= _run_all(missing, until_s, show)
+        known |= _run_all(missing, until_s, workers, show)
     return known
 
 
-def _run_all(runs: list[Run], until_s: float, show: Callable[[str], None]) -> dict[Run, Outcome]:
+def _run_all(
+    runs: list[Run], until_s: float, workers: int, show: Callable[[str], None]
+) -> dict[Run, Outcome]:
     ended: dict[Run, Outcome] = {}
     waiting, running = list(runs), dict[Future[None], Run]()
-    with ProcessPoolExecutor(WORKERS, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         while waiting or running:
-            while waiting and len(running) < WORKERS and time.monotonic() < until_s:
+            while waiting and len(running) < workers and time.monotonic() < until_s:
                 run = waiting.pop(0)
                 running[pool.submit(_work, run)] = run
             if not running:
@@ -115,7 +124,10 @@ def code() -> str:
         package = Path(swarmnode.__file__).parent
         roots = [package / part for part in LEARNS]
         files = [file for root in roots for file in ([root] if root.is_file() else root.rglob("*.py"))]
-        files += [Path(__file__).parent / f"sapo_{name}.py" for name in ("models", "node", "run", "worlds")]
+        files += [
+            Path(__file__).parent / f"sapo_{name}.py"
+            for name in ("models", "node", "poison", "processes", "run", "worlds")
+        ]
         digest = hashlib.blake2b(digest_size=8)
         for file in sorted(files):
             digest.update(file.read_bytes())

@@ -19,6 +19,7 @@ SWARMS: dict[str, Swarm] = {
     "sizes": Swarm("sizes", settings=SMALL),
     # The last one begins when the others have done thirty rounds.
     "fresh": Swarm("equals", rounds=70, joins=(0, 0, 0, 30), settings=SMALL),
+    "processes": Swarm("specialists", rounds=100, settings=SMALL, processes=True),
     # Eight specialists; then the last three of them are attackers (sapo_poison.py).
     "peaceful": Swarm("specialists", nodes=8, rounds=60, world="step", settings=SMALL),
     "poison": Swarm("specialists", nodes=8, rounds=60, world="step", attackers=3, settings=SMALL),
@@ -36,8 +37,13 @@ CLAIMED: dict[str, tuple[str, ...]] = {
     "speeds": ("alone", "book"),
     "sizes": ("alone", "book"),
     "fresh": ("book",),
+    "poison": ("alone", "book"),
+    "peaceful": ("book",),
 }
 """The rules that a whole run compares in each swarm."""
+
+FIXED = {"peaceful": 2e-3, "poison": 2e-3, "peaceful_lax": 2e-3, "poison_lax": 2e-3}
+"""One learning rate for all rules: what is compared there is one rule with and without attackers."""
 
 AS_SHIPPED = frozenset({("equals", "book"), ("fresh", "book")})
 """These have the learning rate of the preset and no other."""
@@ -45,4 +51,6 @@ AS_SHIPPED = frozenset({("equals", "book"), ("fresh", "book")})
 
 def rates_of(swarm: str, rule: str) -> tuple[float | None, ...]:
     """Learning rates to try; None stands for that of the preset."""
+    if swarm in FIXED:
+        return (FIXED[swarm],)
     return (None,) if (swarm, rule) in AS_SHIPPED else GRID

@@ -56,9 +56,9 @@ class Table:
         return {rate: outcome.cumulative for rate, outcome in found.items()}
 
     def best_rate(self, swarm: str, rule: str) -> float | None:
-        """The learning rate of the best of them."""
+        """The learning rate of the best of them; the preset's where that was run, since it is claimed."""
         rates = self.rates(swarm, rule)
-        return max(rates, key=lambda rate: rates[rate])
+        return None if None in rates else max(rates, key=lambda rate: rates[rate])
 
     def tuned(self, swarm: str, rule: str) -> dict[int, Outcome]:
         """Outcomes at the best learning rate, by seed. Empty: nothing was run."""
@@ -102,7 +102,7 @@ class Table:
         return ((r, o) for r, o in self._outcomes.items() if (r.swarm, r.rule) == (swarm, rule))
 
 
-def _numbers(seed: int, outcome: Outcome) -> dict[str, float]:
+def _numbers(seed: int, outcome: Outcome) -> dict[str, float | None]:
     return {
         "seed": seed,
         "cumulative": outcome.cumulative,
@@ -162,10 +162,15 @@ def _cells(table: Table, swarm: str, rule: str) -> list[str]:
         _shown(estimate([outcome.last for outcome in found]), 3),
         f"{fmean(outcome.generated_tokens for outcome in found) / 1000:.0f}",
         f"{fmean(outcome.trained_tokens for outcome in found) / 1000:.0f}",
-        f"{fmean(outcome.received_tokens for outcome in found) / 1000:.0f}",
+        _thousands([outcome.received_tokens for outcome in found]),
         f"{fmean(outcome.sent_bytes for outcome in found) / 1000:.0f}",
         f"{fmean(outcome.cpu_s for outcome in found):.0f}",
     ]
+
+
+def _thousands(counts: Sequence[int | None]) -> str:
+    known = [count for count in counts if count is not None]
+    return f"{fmean(known) / 1000:.0f}" if known else "?"
 
 
 def _shown(found: Estimate, digits: int) -> str:

@@ -137,7 +137,8 @@ class ExchangeConfig(Section):
     enabled: bool = True
     """Share rollouts and train on others'. Off: plain local GRPO, no network at all."""
     local_groups: int = Field(default=4, ge=0)
-    """I: own groups to train on per round (SAPO section 3; 4/4 won the paper's comparison)."""
+    """I: own groups to train on per round (SAPO section 3; 4/4 won the paper's comparison), where external
+    ones take the places of own ones: under the rules book, own_book and rescue all of a round are."""
     external_groups: int = Field(default=4, ge=0)
     """J: other nodes' groups to learn from per round. Where they are trained on in place of own ones
     (exchange.rule), what is missing is filled up with own groups."""
@@ -159,6 +160,9 @@ class ExchangeConfig(Section):
     adapt: bool = True
     """Take less from others while that works against our own reward, by what the gradients say: down to an
     eighth of external_groups and of what is replayed, and back. Off: always as much as is set."""
+    mend: Literal["auto", "off"] = "auto"
+    """Cut right answers of strangers to what our judge and the rest of the text need, before the book keeps
+    them: text that was put in goes. off: they enter as they are."""
     max_age: int = Field(default=8, ge=0)
     """Oldest external group still trained on, in our policy versions since it arrived."""
     buffer_groups: int = Field(default=256, ge=1, le=65536)
@@ -193,7 +197,7 @@ class TrainingConfig(Section):
     overlong_penalty: float = Field(default=1.0, ge=0)
     """Reward that an answer of full length loses."""
     sequences_per_step: int = Field(default=128, ge=1)
-    """Completions per optimizer step."""
+    """Completions of groups per optimizer step. Answers of the book are spread over the steps on top."""
     correction: Literal["none", "tis", "icepop", "decoupled"] = "tis"
     """How tokens sampled by another policy than the newest are weighted: truncated importance sampling,
     masked importance sampling, decoupled PPO, or not at all."""

@@ -29,6 +29,7 @@ from swarmnode.node.status import (
     printable_status,
 )
 from swarmnode.printable import printable
+from swarmnode.training.records import TrainReport
 
 LOG_LINES = 6
 HISTORY_ROUNDS = 60
@@ -170,11 +171,7 @@ def _rows(
             f"{shown(reward.eval_first)} at first, {shown(reward.eval_last)}"
             f" after {_none(reward.eval_round)} rounds",
         ),
-        (
-            "trained on",
-            f"{training.own_groups} own + {training.external_groups} external groups; "
-            f"{training.zero_advantage_own} own ones had no gradient",
-        ),
+        ("trained on", _trained_on(training)),
         *([("sharing", _effect(status.sharing))] if status.sharing.groups_most else []),
         (
             "speed",
@@ -220,6 +217,19 @@ def _progress(status: NodeStatus, width: int) -> RenderableType:
     bar = ProgressBar(total=max(progress.rounds_limit, 1), completed=progress.round, width=bar_width)
     row.add_row(f"{progress.round}/{progress.rounds_limit}", bar, f"{progress.tokens:,} tokens")
     return row
+
+
+def _trained_on(training: TrainReport) -> str:
+    """Groups, or with a book the groups of our own and what was replayed."""
+    if training.book:
+        return (
+            f"{training.own_groups} own groups, {training.replayed} of {training.book} answers in the book"
+            f" ({training.book_foreign} from others)"
+        )
+    return (
+        f"{training.own_groups} own + {training.external_groups} external groups; "
+        f"{training.zero_advantage_own} own ones had no gradient"
+    )
 
 
 def _pipeline(pipeline: PipelineStatus) -> str:

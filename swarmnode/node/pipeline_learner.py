@@ -8,6 +8,7 @@ read, and that a pipeline of another division, or a single machine, goes on from
 the rounds and what waits to be trained on; the weights are in the members' own checkpoints.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol
@@ -35,6 +36,8 @@ from swarmnode.training.round import MeasuredRound
 from swarmnode.training.rules import GroupLesson, make_rule, sharing_rule
 from swarmnode.training.samples import SampleRules, lesson_samples
 from swarmnode.types import RolloutGroup
+
+log = logging.getLogger(__name__)
 
 
 class Drive(Protocol):
@@ -91,7 +94,10 @@ class PipelineLearner(RolloutLearner):
         self._device = device
         self._choose_path = choose_path
         # One that replays nothing (sharing.py): nobody sampled along any path what it would replay.
-        self._rule = make_rule(sharing_rule(config), seed)
+        rule = sharing_rule(config)
+        if rule.name != config.exchange.rule:
+            log.info("in a pipeline exchange.rule=%s means %s", config.exchange.rule, rule.name)
+        self._rule = make_rule(rule, seed)
 
     @property
     def policy_version(self) -> int:

@@ -30,6 +30,10 @@ class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
     """Answers in the book."""
     book_foreign: int = 0
     """Of those, from others."""
+    mended: int = 0
+    """Right answers of others that were cut before the book kept them."""
+    refused: int = 0
+    """Right answers of others that it did not keep: doubtful, and not to be mended."""
     pass_rates: dict[str, float] = {}
     """Running share of own answers with full marks, by task, as far as the rule counts and knows it."""
     tokens: int = 0

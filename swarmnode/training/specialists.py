@@ -4,7 +4,8 @@ recipes -> [build_specialists, build_strangers] -> tiny.py -> one folder per nod
 
 A *specialist* was taught all tasks and then made unsure: much of most of them, little of its own. What it can
 no longer say is still in it, as in a real base model that was trained on everything and asked for little. A
-*stranger* was only ever taught its own tasks: of the others nothing is latent. Both are built once and cached.
+*stranger* was only ever taught its own tasks: of the others nothing is latent. Both are built once, and
+cached.
 """
 
 from collections.abc import Sequence

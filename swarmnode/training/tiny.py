@@ -130,9 +130,7 @@ def _digest(recipe: Recipe, seed: int, tasks: Sequence[Task]) -> str:
     return hashlib.blake2b(made_of.encode(), digest_size=6).hexdigest()
 
 
-def _trained(
-    recipe: Recipe, seed: int, tasks: Sequence[Task], start: Path | None, progress: Progress
-) -> Any:
+def _trained(recipe: Recipe, seed: int, tasks: Sequence[Task], start: Path | None, progress: Progress) -> Any:
     """The warmed-up model, in memory. `start`: the folder of the policy that the shared phases made."""
     threads = torch.get_num_threads()
     # At this size a second thread costs more than it brings, and one thread always adds in the same order.

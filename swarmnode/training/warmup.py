@@ -82,8 +82,8 @@ def warm_up(
 ) -> None:
     """Train all weights of `model`, in place, on training draws of the tasks in equal shares.
 
-    The first `done_phases` are behind the model: each phase has optimizers and draws of its own, so it goes on
-    from there as if they had been run now.
+    The first `done_phases` are behind the model: each phase has optimizers and draws of its own, so it goes
+    on from there as if they had been run now.
     """
     total = sum(phase.steps for phase in phases[done_phases:])
     done = 0
