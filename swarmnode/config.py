@@ -159,7 +159,8 @@ class ExchangeConfig(Section):
     the impossible and the certain."""
     adapt: bool = True
     """Take less from others while that works against our own reward, by what the gradients say: down to an
-    eighth of external_groups and of what is replayed, and back. Off: always as much as is set."""
+    eighth of external_groups and of what is replayed, and back. With rule sapo and hacpo it is only shown.
+    Off: always as much as is set."""
     mend: Literal["auto", "off"] = "auto"
     """Cut right answers of strangers to what our judge and the rest of the text need, before the book keeps
     them: text that was put in goes. off: they enter as they are."""
