@@ -7,7 +7,7 @@ from swarmnode.cli.app import app
 SURFACE = {
     "join": "addresses --config --engine --fresh --home --model --overlap --pipeline --policies --port"
     " --preset --rounds --seed --set --swarm --task",
-    "swarm": "--home --model --nodes --rounds --seed --set --task",
+    "swarm": "--compare-alone --equals --home --model --nodes --rounds --seed --set --task",
     "seed": "addresses --config --home --port --set --swarm",
     "status": "--home --json",
     "doctor": "--config --home --json --preset --set",

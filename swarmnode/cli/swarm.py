@@ -17,11 +17,20 @@ def swarm(
     home: Annotated[
         Path | None, typer.Option("--home", help="Keep the nodes' folders here; a temporary one otherwise.")
     ] = None,
+    equals: Annotated[
+        bool, typer.Option("--equals", help="All nodes start from one policy, not from different ones.")
+    ] = False,
+    compare_alone: Annotated[
+        bool, typer.Option("--compare-alone", help="Run each node once more without the others.")
+    ] = False,
     set_: Assignments = None,
 ) -> None:
-    """Run a small swarm on loopback and print what each node learnt, from itself and from the others.
+    """Run a small swarm on loopback and print what each node knew and what it learnt from the others.
 
-    The last line printed is JSON: peer, first and last reward, and trained groups per peer of every node.
+    The nodes know different things, unless a model or tasks are named. The last line printed is JSON: peer,
+    first and last reward, trained groups per peer, tasks known and learnt, and right answers of others of
+    every node; with --compare-alone also alone_reward_last, that of the same node with exchange.enabled=false
+    and exchange.rule=own_book.
     """
     import sys
 
@@ -36,6 +45,8 @@ def swarm(
         model=model,
         tasks=tuple(task or ()),
         assignments=tuple(set_ or ()),
+        equals=equals,
+        compare_alone=compare_alone,
     )
     results = run_local_swarm(plan, home, show=lambda line: print(line, file=sys.stderr, flush=True))
     print(msgspec.json.encode({"nodes": results}).decode())

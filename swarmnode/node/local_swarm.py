@@ -1,8 +1,10 @@
 """A real swarm on one machine: one `swarmnode join` process per node, on loopback.
 
-cli swarm -> [run_local_swarm] -> N processes -> their last lines
+cli swarm -> [run_local_swarm] -> N processes -> their last lines and metrics -> swarm_story.py
 
-Keys and ports are made beforehand, so that every node knows the first one's address before it is up.
+Keys and ports are made beforehand, so that every node knows the first one's address before it is up. Unless a
+model or tasks are named, the nodes are specialists: each knows other things (training/specialists.py). They
+are built once, into the folder where nodes keep their models.
 """
 
 import json
@@ -12,7 +14,7 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,12 +23,15 @@ from typing import Any
 from swarmnode.config_layers import load_config
 from swarmnode.errors import ConfigError, SwarmnodeError
 from swarmnode.identity.keys import NodeKey, load_or_create
+from swarmnode.node.swarm_story import NodeStory, lines_of, read_story
 from swarmnode.paths import resolve_paths
 
 LAST_LINES = 20
 """Kept of each node, to show when it fails."""
 STOP_GRACE_S = 20.0
 REPORTED = ("peer", "reward_first", "reward_last", "external_groups_trained")
+ALONE = ("exchange.enabled=false", "exchange.rule=own_book")
+"""A node without the others, at its best: it replays its own right answers as it would replay theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,15 @@ class SwarmPlan:
     model: str | None = None
     tasks: tuple[str, ...] = ()
     assignments: tuple[str, ...] = ()
+    equals: bool = False
+    """All nodes start from one policy."""
+    compare_alone: bool = False
+    """Each node is run once more without the others."""
+
+    @property
+    def specialists(self) -> bool:
+        """Whether each node starts from a policy of its own. What they are taught are the built-in tasks."""
+        return not (self.equals or self.model or self.tasks)
 
 
 @dataclass(slots=True)
@@ -46,6 +60,8 @@ class LocalNode:
     home: Path
     key: NodeKey
     port: int
+    model: str
+    label: str
     process: subprocess.Popen[str] | None = None
     last_line: str = ""
     story: deque[str] = field(default_factory=lambda: deque[str](maxlen=LAST_LINES))
@@ -63,36 +79,52 @@ def run_local_swarm(plan: SwarmPlan, home: Path | None, show: Callable[[str], No
             hint="leave out node.policies and raise --nodes, or use `swarmnode join --policies`",
         )
     with _folder(home) as root:
-        nodes = [_prepare(root / f"node-{number}") for number in range(plan.nodes)]
-        model = plan.model or str(_tiny(root, show))
-        try:
-            readers = [
-                thread
-                for number, node in enumerate(nodes)
-                for thread in _start(node, arguments(plan, nodes, number, model), show)
-            ]
-            for thread in readers:
-                thread.join()
-            for node in nodes:
-                assert node.process is not None
-                node.process.wait()
-        finally:
-            stop_all(nodes)
-        return [_result(node) for node in nodes]
+        models = _models(plan, home, show)
+        nodes = [_prepare(root / f"node-{number}", model) for number, model in enumerate(models)]
+        _run(nodes, [arguments(plan, nodes, number) for number in range(plan.nodes)], show)
+        if not plan.compare_alone:
+            return [_result(node, None, show) for node in nodes]
+        show("now each of them without the others")
+        twins = [_prepare(root / f"alone-{number}", model, "alone ") for number, model in enumerate(models)]
+        _run(twins, [arguments_alone(plan, twins, number) for number in range(plan.nodes)], show)
+        return [_result(node, twin, show) for node, twin in zip(nodes, twins, strict=True)]
 
 
-def arguments(plan: SwarmPlan, nodes: list[LocalNode], number: int, model: str) -> list[str]:
+def arguments(plan: SwarmPlan, nodes: list[LocalNode], number: int) -> list[str]:
     """The `join` command line of one node. All but the first know the first one's address."""
-    node = nodes[number]
     settings = ["network.listen=127.0.0.1", f"network.wait_for_peers={len(nodes) - 1}", *plan.assignments]
+    address = [nodes[0].address] if number else []
+    return [*address, *_arguments(plan, nodes[number], number, settings)]
+
+
+def arguments_alone(plan: SwarmPlan, twins: list[LocalNode], number: int) -> list[str]:
+    """The same for a node without the others: same model, seed and settings."""
+    return _arguments(plan, twins[number], number, [*plan.assignments, *ALONE])
+
+
+def _arguments(plan: SwarmPlan, node: LocalNode, number: int, settings: Sequence[str]) -> list[str]:
     return [
-        *([nodes[0].address] if number else []),
-        *("--home", str(node.home), "--port", str(node.port), "--model", model),
+        *("--home", str(node.home), "--port", str(node.port), "--model", node.model),
         *([] if plan.model else ["--preset", "tiny"]),
         *("--rounds", str(plan.rounds), "--seed", str(plan.seed + number)),
         *[part for task in plan.tasks for part in ("--task", task)],
         *[part for setting in settings for part in ("--set", setting)],
     ]
+
+
+def _run(nodes: list[LocalNode], options: list[list[str]], show: Callable[[str], None]) -> None:
+    """All of them at once, to their end."""
+    try:
+        readers = [
+            thread for node, its in zip(nodes, options, strict=True) for thread in _start(node, its, show)
+        ]
+        for thread in readers:
+            thread.join()
+        for node in nodes:
+            assert node.process is not None
+            node.process.wait()
+    finally:
+        stop_all(nodes)
 
 
 def stop_all(nodes: list[LocalNode]) -> None:
@@ -117,8 +149,9 @@ def _folder(home: Path | None) -> Iterator[Path]:
         yield Path(temporary)
 
 
-def _prepare(home: Path) -> LocalNode:
-    return LocalNode(home, load_or_create(resolve_paths(home).identity), _free_port())
+def _prepare(home: Path, model: str, label: str = "") -> LocalNode:
+    key = load_or_create(resolve_paths(home).identity)
+    return LocalNode(home, key, _free_port(), model, f"{label}{key.name}")
 
 
 def _free_port() -> int:
@@ -126,12 +159,20 @@ def _free_port() -> int:
         return listener.getsockname()[1]
 
 
-def _tiny(root: Path, show: Callable[[str], None]) -> Path:
-    """The tiny policy, built once for all nodes."""
+def _models(plan: SwarmPlan, home: Path | None, show: Callable[[str], None]) -> list[str]:
+    """The model of each node. Those that are built lie where the next run finds them."""
+    if plan.model:
+        return [plan.model] * plan.nodes
+    folder = resolve_paths(None if home is None else home / "shared").models
+    if plan.specialists:
+        from swarmnode.training.specialists import build_specialists
+
+        show("building policies that know different things, unless they are there from the last time")
+        return [str(path) for path in build_specialists(folder, plan.nodes)]
     from swarmnode.training.tiny import build_tiny
 
     show("building the tiny policy, once for all nodes")
-    return build_tiny(resolve_paths(root / "shared").models)
+    return [str(build_tiny(folder))] * plan.nodes
 
 
 def _start(node: LocalNode, options: list[str], show: Callable[[str], None]) -> list[threading.Thread]:
@@ -151,7 +192,7 @@ def _start(node: LocalNode, options: list[str], show: Callable[[str], None]) -> 
 
     def tell(line: str) -> None:
         node.story.append(line)
-        show(f"{node.key.name}  {line}")
+        show(f"{node.label}  {line}")
 
     threads = [
         threading.Thread(target=_read_lines, args=(stream, use), daemon=True)
@@ -168,13 +209,28 @@ def _read_lines(stream: Any, use: Callable[[str], None]) -> None:
             use(line.rstrip())
 
 
-def _result(node: LocalNode) -> dict[str, Any]:
+def _result(node: LocalNode, twin: LocalNode | None, show: Callable[[str], None]) -> dict[str, Any]:
+    """What one node came to, and told in words."""
+    summary = _summary(node)
+    story, alone = _story(node), None if twin is None else _story(twin)
+    for line in lines_of(node.key.name, story, alone):
+        show(line)
+    result = {name: summary[name] for name in REPORTED}
+    result |= {"knew": story.knew, "learnt": story.learnt, "answers_of_others": story.replayed_from_others}
+    return result if twin is None else result | {"alone_reward_last": _summary(twin)["reward_last"]}
+
+
+def _story(node: LocalNode) -> NodeStory:
+    return read_story(resolve_paths(node.home).logs / "metrics.jsonl")
+
+
+def _summary(node: LocalNode) -> dict[str, Any]:
+    """The last line that a node printed. Raises SwarmnodeError when it failed."""
     assert node.process is not None
     if node.process.returncode != 0:
         last = node.story[-1] if node.story else "it printed nothing"
         raise SwarmnodeError(
-            f"node {node.key.name} ended with exit code {node.process.returncode}: {last}",
+            f"node {node.label} ended with exit code {node.process.returncode}: {last}",
             hint=f"its log is in {resolve_paths(node.home).logs}",
         )
-    summary = json.loads(node.last_line)
-    return {name: summary[name] for name in REPORTED}
+    return json.loads(node.last_line)
