@@ -48,5 +48,13 @@ def swarm(
         equals=equals,
         compare_alone=compare_alone,
     )
-    results = run_local_swarm(plan, home, show=lambda line: print(line, file=sys.stderr, flush=True))
+    if sys.stderr.isatty():
+        from rich.console import Console
+
+        from swarmnode.node.swarm_panel import SwarmPanel
+
+        panel = SwarmPanel(Console(stderr=True))
+        results = run_local_swarm(plan, home, panel.say, panel.watch)
+    else:
+        results = run_local_swarm(plan, home, show=lambda line: print(line, file=sys.stderr, flush=True))
     print(msgspec.json.encode({"nodes": results}).decode())

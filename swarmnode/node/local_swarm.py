@@ -14,8 +14,8 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from typing import Any
 from swarmnode.config_layers import load_config
 from swarmnode.errors import ConfigError, SwarmnodeError
 from swarmnode.identity.keys import NodeKey, load_or_create
-from swarmnode.node.swarm_story import NodeStory, lines_of, read_story
+from swarmnode.node.swarm_story import NodeStory, StoryReader, lines_of
 from swarmnode.paths import resolve_paths
 
 LAST_LINES = 20
@@ -61,18 +61,31 @@ class LocalNode:
     key: NodeKey
     port: int
     model: str
+    """A folder, or what else `join` takes for one."""
     label: str
+    """Before each of its lines."""
     process: subprocess.Popen[str] | None = None
     last_line: str = ""
     story: deque[str] = field(default_factory=lambda: deque[str](maxlen=LAST_LINES))
+
+    @property
+    def metrics(self) -> Path:
+        return resolve_paths(self.home).logs / "metrics.jsonl"
 
     @property
     def address(self) -> str:
         return f"/ip4/127.0.0.1/tcp/{self.port}/p2p/{self.key.peer_id}"
 
 
-def run_local_swarm(plan: SwarmPlan, home: Path | None, show: Callable[[str], None]) -> list[dict[str, Any]]:
+Watch = Callable[[str, Mapping[str, Path]], AbstractContextManager[object]]
+"""Shows nodes while they run: called with a title and each node's metrics by its name."""
+
+
+def run_local_swarm(
+    plan: SwarmPlan, home: Path | None, show: Callable[[str], None], watch: Watch | None = None
+) -> list[dict[str, Any]]:
     """Run all nodes to their end; returns their results in order. Raises SwarmnodeError when one fails."""
+    watch = watch or _nobody_watches
     if load_config(assignments=plan.assignments).config.node.policies > 1:
         raise ConfigError(
             "each node of a local swarm has one policy",
@@ -81,12 +94,17 @@ def run_local_swarm(plan: SwarmPlan, home: Path | None, show: Callable[[str], No
     with _folder(home) as root:
         models = _models(plan, home, show)
         nodes = [_prepare(root / f"node-{number}", model) for number, model in enumerate(models)]
-        _run(nodes, [arguments(plan, nodes, number) for number in range(plan.nodes)], show)
+        with watch(f"a swarm of {plan.nodes}, {plan.rounds} rounds", _metrics(nodes, nodes)):
+            _run(nodes, [arguments(plan, nodes, number) for number in range(plan.nodes)], show)
         if not plan.compare_alone:
             return [_result(node, None, show) for node in nodes]
         show("now each of them without the others")
-        twins = [_prepare(root / f"alone-{number}", model, "alone ") for number, model in enumerate(models)]
-        _run(twins, [arguments_alone(plan, twins, number) for number in range(plan.nodes)], show)
+        twins = [
+            _prepare(root / f"alone-{number}", node.model, f"{node.key.name}, alone,")
+            for number, node in enumerate(nodes)
+        ]
+        with watch("the same nodes, each alone", _metrics(nodes, twins)):
+            _run(twins, [arguments_alone(plan, twins, number) for number in range(plan.nodes)], show)
         return [_result(node, twin, show) for node, twin in zip(nodes, twins, strict=True)]
 
 
@@ -110,6 +128,14 @@ def _arguments(plan: SwarmPlan, node: LocalNode, number: int, settings: Sequence
         *[part for task in plan.tasks for part in ("--task", task)],
         *[part for setting in settings for part in ("--set", setting)],
     ]
+
+
+def _metrics(named_as: Sequence[LocalNode], nodes: Sequence[LocalNode]) -> dict[str, Path]:
+    return {name.key.name: node.metrics for name, node in zip(named_as, nodes, strict=True)}
+
+
+def _nobody_watches(title: str, metrics: Mapping[str, Path]) -> AbstractContextManager[object]:
+    return nullcontext()
 
 
 def _run(nodes: list[LocalNode], options: list[list[str]], show: Callable[[str], None]) -> None:
@@ -149,9 +175,9 @@ def _folder(home: Path | None) -> Iterator[Path]:
         yield Path(temporary)
 
 
-def _prepare(home: Path, model: str, label: str = "") -> LocalNode:
+def _prepare(home: Path, model: str, label: str | None = None) -> LocalNode:
     key = load_or_create(resolve_paths(home).identity)
-    return LocalNode(home, key, _free_port(), model, f"{label}{key.name}")
+    return LocalNode(home, key, _free_port(), model, label or key.name)
 
 
 def _free_port() -> int:
@@ -221,7 +247,7 @@ def _result(node: LocalNode, twin: LocalNode | None, show: Callable[[str], None]
 
 
 def _story(node: LocalNode) -> NodeStory:
-    return read_story(resolve_paths(node.home).logs / "metrics.jsonl")
+    return StoryReader(node.metrics).read()
 
 
 def _summary(node: LocalNode) -> dict[str, Any]:

@@ -21,6 +21,11 @@ RISE = 0.15
 
 CURVE_COLUMNS = 30
 EVAL = "reward.eval_tasks."
+NEEDED = (
+    "event", "progress.round", "reward.own", "reward.eval_last", "training.book_foreign", "sharing.agreement",
+    "sharing.error",
+)  # fmt: skip
+"""What of an event is kept, besides held-out rewards by task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +65,27 @@ class NodeStory:
         return dict(sorted(gains.items(), key=lambda item: item[1][0] - item[1][1]))
 
 
-def read_story(metrics: Path) -> NodeStory:
-    """The story so far; an empty one before the node wrote anything."""
-    try:
-        text = metrics.read_text(encoding="utf-8")
-    except OSError:
-        return NodeStory()
-    # The last line may be half written.
-    return story_of(json.loads(line) for line in text.splitlines() if line.endswith("}"))
+class StoryReader:
+    """Reads a node's metrics while they are written, every line once."""
+
+    def __init__(self, metrics: Path) -> None:
+        self._metrics = metrics
+        self._read_bytes = 0
+        self._events: list[dict[str, Any]] = []
+
+    def read(self) -> NodeStory:
+        """The story so far; an empty one before the node wrote anything."""
+        try:
+            with self._metrics.open("rb") as file:
+                file.seek(self._read_bytes)
+                text = file.read()
+        except OSError:
+            return story_of(self._events)
+        # The last line may be half written.
+        whole = text[: text.rfind(b"\n") + 1]
+        self._read_bytes += len(whole)
+        self._events += [_needed(json.loads(line)) for line in whole.splitlines()]
+        return story_of(self._events)
 
 
 def story_of(events: Iterable[Mapping[str, Any]]) -> NodeStory:
@@ -118,8 +136,8 @@ def lines_of(name: str, story: NodeStory, alone: NodeStory | None) -> list[str]:
     return lines
 
 
-def curves_of(series: Sequence[Sequence[float]]) -> list[str]:
-    """Curves in characters on one common scale.
+def curves_of(series: Sequence[Sequence[float]], columns: int = CURVE_COLUMNS) -> list[str]:
+    """Curves in characters, at most so many, on one common scale.
 
     >>> curves_of([[0.0, 1.0], [0.0, 0.5]])
     ['▁█', '▁▄']
@@ -128,12 +146,16 @@ def curves_of(series: Sequence[Sequence[float]]) -> list[str]:
     if not every:
         return ["" for _ in series]
     ends = [min(every), max(every)]
-    return [sparkline([*ends, *_shortened(one)])[len(ends) :] for one in series]
+    return [sparkline([*ends, *_shortened(one, columns)])[len(ends) :] for one in series]
 
 
-def _shortened(values: Sequence[float]) -> list[float]:
-    """At most CURVE_COLUMNS means of neighbours."""
-    count = min(len(values), CURVE_COLUMNS)
+def _needed(event: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in event.items() if key in NEEDED or key.startswith(EVAL)}
+
+
+def _shortened(values: Sequence[float], columns: int) -> list[float]:
+    """At most so many means of neighbours."""
+    count = min(len(values), columns)
     cuts = [len(values) * place // count for place in range(count + 1)] if count else [0]
     return [fmean(values[start:end]) for start, end in pairwise(cuts)]
 

@@ -38,7 +38,9 @@ def test_three_nodes_train_on_groups_of_both_others(quick_model: Path, tmp_path:
     peers = {node["peer"] for node in nodes}
     assert len(peers) == 3
     for node in nodes:
-        assert set(node) == {"peer", "reward_first", "reward_last", "external_groups_trained"}
+        told = {"knew", "learnt", "answers_of_others"}
+        assert set(node) == {"peer", "reward_first", "reward_last", "external_groups_trained"} | told
+        assert node["answers_of_others"] > 0
         assert set(node["external_groups_trained"]) == peers - {node["peer"]}
         assert all(count > 0 for count in node["external_groups_trained"].values())
 
