@@ -211,11 +211,10 @@ def _lets_through(task: Task, examples: Sequence[Example]) -> dict[str, float] |
 
 
 def _careless(lets_through: Mapping[str, float] | None) -> Iterator[Finding]:
-    through = [name for name, share in (lets_through or {}).items() if share > 0]
-    if through:
+    if lets_through is not None and any(lets_through.values()):
         yield Finding(
             "warning",
-            f"right answers have full marks with {', with '.join(through)}",
+            "right answers have full marks with text in them that nobody asked for",
             "strangers can teach what a reward lets through: read all of the answer where you can"
             " (rewards/README.md has strict ones)",
         )
