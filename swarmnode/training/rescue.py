@@ -14,17 +14,19 @@ be what tells wrong from right (exchange/validation.py). Our own judge gave full
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import msgspec
 
 from swarmnode.training import marks as marking
+from swarmnode.training.book import Answer, Mend
+from swarmnode.training.book_rule import full_answers
 from swarmnode.training.lessons import GroupLesson, Lessons
 from swarmnode.training.marks import TaskMarks, needs_of
 from swarmnode.training.rule_state import pack, unpack
 from swarmnode.training.sharing import SharingRule
-from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, Scores
+from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, one_span
 
 MAX_OFFERS = 256
 """Successes that wait for our own answers, the oldest out: some rounds of the demonstration policy."""
@@ -39,31 +41,22 @@ class RescueState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     marks: marking.Saved
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """A stranger's success."""
-
-    example: Example
-    completion: Completion
-    scores: Scores
-
-
 class Rescue:
     """Keeps successes of others until we have answered their examples."""
 
     keeps_own = True
 
-    def __init__(self, settings: SharingRule) -> None:
+    def __init__(self, settings: SharingRule, mend: Mend | None = None) -> None:
         self._settings = settings
+        self._mend = mend
         self.marks = TaskMarks()
-        self._offers: dict[ExampleKey, Offer] = {}
+        self._offers: dict[ExampleKey, Answer] = {}
 
     def lessons(
         self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], *, version: int
     ) -> Lessons:
         self.marks.see(own, external)
-        for group in external:
-            self._take_offer(group)
+        self._take_offers(external)
         return Lessons(
             tuple(self._lesson(group) for group in own),
             external=(),
@@ -88,22 +81,15 @@ class Rescue:
         if tasks is not None:
             self.marks.keep_only(tasks)
 
-    def _take_offer(self, group: RolloutGroup) -> None:
-        key, offer = group.example.key, self._success(group)
-        if offer is None or key in self._offers:
-            return
-        self._offers[key] = offer
-        if len(self._offers) > MAX_OFFERS:
+    def _take_offers(self, external: Sequence[RolloutGroup]) -> None:
+        """One success of each example that has none waiting, as it may be learned from."""
+        found = (full_answers(group, self.marks, own=False)[:1] for group in external)
+        new = [answer for answers in found for answer in answers if answer.example.key not in self._offers]
+        for answer in new if self._mend is None or not new else self._mend(new):
+            if answer.token_ids:
+                self._offers.setdefault(answer.example.key, answer)
+        while len(self._offers) > MAX_OFFERS:
             del self._offers[next(iter(self._offers))]
-
-    def _success(self, group: RolloutGroup) -> Offer | None:
-        """The first answer of a group that has full marks."""
-        task = group.example.key.task
-        for completion, scores, reward in zip(group.completions, group.scores, group.rewards, strict=True):
-            whole = completion.token_ids and completion.finish != "abort"
-            if whole and self.marks.has_full(task, reward):
-                return Offer(group.example, completion, scores)
-        return None
 
     def _lesson(self, group: RolloutGroup) -> GroupLesson:
         offer = self._offers.pop(group.example.key, None)
@@ -112,8 +98,8 @@ class Rescue:
             return GroupLesson(group)
         mixed = replace(
             group,
-            completions=_with(group.completions, place, offer.completion),
-            scores=_with(group.scores, place, offer.scores),
+            completions=_with(group.completions, place, _completion(offer, group.policy_version)),
+            scores=_with(group.scores, place, {"rescued": offer.reward}),
         )
         return GroupLesson(mixed, end_foreign=self._settings.teach_ends)
 
@@ -131,6 +117,12 @@ class Rescue:
 
 
 T = TypeVar("T")
+
+
+def _completion(answer: Answer, version: int) -> Completion:
+    """A stranger's answer without its end, which GroupLesson.end_foreign adds."""
+    spans = one_span(version, len(answer.token_ids))
+    return Completion(answer.text, answer.token_ids, None, spans, "length")
 
 
 def _with(values: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:

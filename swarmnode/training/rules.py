@@ -37,8 +37,8 @@ __all__ = [
 
 
 def make_rule(settings: SharingRule, seed: int, mend: Mend | None = None) -> Rule:
-    """The rule of that name, knowing nothing yet. `mend`: what foreign answers go through before a book
-    keeps them; None: they enter as they are.
+    """The rule of that name, knowing nothing yet. `mend`: what single foreign answers go through before a
+    book or a rescue takes them; None: they are taken as they are.
 
     >>> make_rule(SharingRule("sapo"), seed=0).keeps_own
     False
@@ -51,7 +51,7 @@ def make_rule(settings: SharingRule, seed: int, mend: Mend | None = None) -> Rul
         case "book" | "own_book":
             return BookRule(settings, seed, mend)
         case "rescue":
-            return Rescue(settings)
+            return Rescue(settings, mend)
         case "hacpo":
             return Hacpo(settings)
 

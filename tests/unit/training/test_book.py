@@ -1,6 +1,9 @@
 import random
+from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from swarmnode.training.book import AUTHOR_SHARE, Book, Entry
 
@@ -107,3 +110,33 @@ def test_what_is_not_wanted_any_more_leaves_with_its_counts() -> None:
     assert book.keep_only(lambda one: one.own) == 1
     assert (len(book), book.foreign) == (1, 0)
     assert book.add(entry(5, index=1)), "there is room for its example again"
+
+
+arrivals = st.lists(
+    st.builds(
+        lambda number, index, author: entry(number, index=index, author=author, own=author == "me"),
+        st.integers(0, 6),
+        st.integers(0, 6),
+        st.sampled_from(["me", "a", "b", "c"]),
+    ),
+    max_size=120,
+)
+
+
+@given(arrivals, st.integers(1, 12), st.integers(1, 3))
+def test_whatever_arrives_no_bound_is_exceeded_and_the_counts_are_true(
+    entries: list[Entry], size: int, per_example: int
+) -> None:
+    book = Book(size, per_example)
+    for number, one in enumerate(entries):
+        before = len(book)
+        assert not book.add(one) or len(book) <= before + 1
+        if number % 7 == 6:
+            book.keep_only(lambda kept: kept.index != number % 5)  # noqa: B023 - called at once
+    kept = book.entries
+    assert len(book) == len(kept) <= size
+    assert book.foreign == sum(not one.own for one in kept)
+    assert max(Counter(one.example for one in kept).values(), default=0) <= per_example
+    strangers = Counter(one.author for one in kept if not one.own)
+    assert max(strangers.values(), default=0) <= max(1, size * AUTHOR_SHARE)
+    assert len({(one.example, one.token_ids) for one in kept}) == len(kept)

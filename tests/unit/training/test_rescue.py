@@ -1,5 +1,7 @@
+from collections.abc import Sequence
 from dataclasses import replace
 
+from swarmnode.training.book import Answer
 from swarmnode.training.rescue import MAX_OFFERS, Rescue
 from swarmnode.training.sharing import SharingRule
 from tests.answered import foreign, own
@@ -62,6 +64,19 @@ def test_a_strangers_failures_and_half_answers_are_never_offered() -> None:
     for group in (cut, foreign(WRONG, WORSE, index=9), foreign(([], 1.0), WRONG, index=9)):
         one.lessons([], [group], version=1)
     assert one.wanted_examples() == ()
+
+
+def test_the_mender_has_the_last_word_on_what_is_offered() -> None:
+    def mend(answers: Sequence[Answer]) -> Sequence[Answer]:
+        return [replace(one, token_ids=(6,), text="6") for one in answers if one.author != "spam"]
+
+    one = Rescue(SharingRule("rescue"), mend)
+    one.lessons([own(RIGHT, WRONG, index=1000), own(RIGHT, WRONG, index=1001)], [], version=0)
+    theirs = [THEIRS, foreign(RIGHT, WRONG, index=10, author="spam")]
+    mine = [own(WRONG, WRONG, index=9), own(WRONG, WRONG, index=10)]
+    cut, left_out = one.lessons(mine, theirs, version=1).own
+    assert {completion.token_ids for completion in cut.group.completions} == {(2, 1), (6,)}
+    assert left_out.group is mine[1]
 
 
 def test_waiting_successes_are_bounded_and_the_oldest_leave() -> None:
