@@ -5,7 +5,7 @@ trainer.py, evaluation.py, checkpoint.py -> [records] -> node
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -75,12 +75,20 @@ class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
+PassAt = Mapping[int, float | None]
+"""k -> pass@k: the chance that at least one of k answers passes (evaluation.py). None: nobody knows."""
+
+
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """Mean reward per task on held-out examples, and the mean over tasks. None: nothing was scored."""
 
     per_task: Mapping[str, float | None]
     mean: float | None
+    pass_at: Mapping[str, PassAt] = field(default_factory=dict[str, PassAt])
+    """By task."""
+    pass_at_mean: PassAt = field(default_factory=dict[int, float | None])
+    """Mean over tasks."""
 
 
 class Counters(msgspec.Struct, kw_only=True):
