@@ -18,6 +18,8 @@ ADAPTER_BYTES = 4
 """PEFT keeps LoRA parameters in float32, also over a base in 16 bits: they are their own master copy."""
 MOMENT_BYTES = 8
 """Two moments of Adam in float32."""
+COMPARED_GRADIENTS = 3
+"""Parts of a gradient that are kept apart to see whether what others teach helps (training/agreement.py)."""
 CHUNK_BYTES = 256 * 2**20
 """Log-probabilities are computed for so many tokens at once that one float32 tensor [tokens, vocabulary] is
 this large."""
@@ -184,7 +186,7 @@ def plan_memory(card: ModelCard, work: Workload) -> MemoryPlan:
         weights=weight_bytes(card, work),
         engine_weights=engine,
         adapters=2 * ADAPTER_BYTES * adapter,
-        gradients=ADAPTER_BYTES * adapter,
+        gradients=(1 + COMPARED_GRADIENTS) * ADAPTER_BYTES * adapter,
         optimizer=MOMENT_BYTES * adapter,
         activations=work.micro_batch_tokens * activation_bytes(card, work) + in_flight_bytes(card, work),
         logprobs=logprob_bytes(card, work.micro_batch_tokens),

@@ -217,7 +217,7 @@ def _effect(sharing: SharingEffect) -> str:
         f" of {sharing.groups_most}" if sharing.groups < sharing.groups_most else ""
     )
     if sharing.agreement is None or sharing.error is None:
-        return f"too early to tell, {amount}"
+        return f"not known yet, {amount}"
     says = {"helps": "it helps", "harms": "it works against us"}.get(sharing.verdict, "not clear")
     return f"{sharing.agreement:+.2f} ± {sharing.error:.2f}, {amount} ({says})"
 
