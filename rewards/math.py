@@ -2,6 +2,9 @@ r"""Right numbers: the last one of a completion, or the one in \boxed{}.
 
 Numbers are compared as exact fractions, so 0.5, 1/2, 50% and \frac{1}{2} are one and the same. Text comes
 from strangers: every pattern is linear and a number has at most MAX_DIGITS characters, so none is expensive.
+
+What stands before the answer is not read: any text in front of it has full marks, too. strict.py has forms
+of these that read all of it.
 """
 
 import re
@@ -26,7 +29,8 @@ def numeric_match(
     answer: list[str],
     **columns: Any,
 ) -> list[float | None]:
-    """1.0 where the last number of the completion equals the `answer` column, else 0.0.
+    """1.0 where the last number of the completion equals the `answer` column, else 0.0. The rest of the
+    completion is not read.
 
     None where the answer itself is not a number: this reward does not apply.
 
@@ -44,12 +48,13 @@ def boxed_match(
     answer: list[str],
     **columns: Any,
 ) -> list[float | None]:
-    r"""1.0 where the last `\boxed{...}` is the `answer` column, as a number or as text; else 0.0.
+    r"""1.0 where the last `\boxed{...}` is the `answer` column, as a number or as text; else 0.0. The rest of
+    the completion is not read.
 
     >>> boxed_match(["?"], [r"hence \boxed{\frac{1}{2}}"], answer=["0.5"])
     [1.0]
     """
-    return [_same_box(text_of(c), a) for c, a in zip(completions, answer, strict=True)]
+    return [same_box(text_of(c), a) for c, a in zip(completions, answer, strict=True)]
 
 
 def _same_number(completion: str, answer: str) -> float | None:
@@ -60,7 +65,8 @@ def _same_number(completion: str, answer: str) -> float | None:
     return float(bool(found) and parse_number(found[-1]) == expected)
 
 
-def _same_box(completion: str, answer: str) -> float:
+def same_box(completion: str, answer: str) -> float:
+    """1.0 where the last box of a text holds the answer, as a number or as text."""
     content = last_boxed(completion)
     if content is None:
         return 0.0

@@ -84,9 +84,17 @@ def _describe(report: "TaskReport") -> Iterator[str]:
     yield f"  distinct prompts  {_number(report.distinct_share, '.1%')}"
     yield f"  held out          {_number(report.held_out_share, '.1%')} (for evaluation, never trained on)"
     yield f"  scored            {_number(report.scores_per_s, ',.0f')} completions per second"
+    yield f"  lets through      {_let_through(report)}"
     for finding in report.findings:
         yield f"  {finding.level}: {finding.what}. {finding.advice}"
     yield "ready to train on" if report.ok else "not ready: see the errors above"
+
+
+def _let_through(report: "TaskReport") -> str:
+    if report.lets_through is None:
+        return "unknown (no right answer is known)"
+    through = [f"{name} ({share:.0%})" for name, share in report.lets_through.items() if share > 0]
+    return ", ".join(through) or "nothing besides the answer, of what was tried"
 
 
 def _number(value: float | None, spec: str) -> str:

@@ -146,8 +146,10 @@ def build_learner(
     overlap: Overlap,
     forward: "Forward",
     train_jointly: "TrainJointly | None" = None,
+    tasks_of_others: Mapping[str, Task] | None = None,
 ) -> "PolicyLearner":
-    """The learning half of the node that `author` names. `train_jointly`: how it trains when not alone."""
+    """The learning half of the node that `author` names. `train_jointly`: how it trains when not alone.
+    `tasks_of_others`: as strangers' answers are judged."""
     from swarmnode.node.policy_learner import PolicyLearner
 
     return PolicyLearner(
@@ -162,6 +164,7 @@ def build_learner(
         overlap=overlap,
         forward=forward,
         train_jointly=train_jointly,
+        tasks_of_others=tasks_of_others,
     )
 
 

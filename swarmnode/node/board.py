@@ -36,8 +36,9 @@ class StatusBoard:
         policy: int = 0,
         policies: int = 1,
         neighbours: Collection[str] = (),
+        learns: bool = True,
     ) -> None:
-        """`neighbours`: peer ids of the other policies of this process."""
+        """`neighbours`: peer ids of the other policies of this process. `learns`: there is a policy."""
         now = time.time()
         self.peers_outside = 0
         """Connected peers that are not of this process."""
@@ -54,6 +55,7 @@ class StatusBoard:
             progress=Progress(rounds_limit=rounds_limit),
             policy=policy,
             policies=policies,
+            learns=learns,
         )
 
     def enter(self, name: str, detail: str = "") -> None:

@@ -21,7 +21,8 @@ from swarmnode.tasks.judged import OwnJudge
 from swarmnode.training.base_model import find_device
 from swarmnode.training.checkpoint import Checkpoint
 from swarmnode.training.checkpoint_store import has_checkpoints
-from swarmnode.training.evaluation import evaluate
+from swarmnode.training.evaluation import PASSING_REWARD, evaluate
+from swarmnode.training.records import PassAt
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,14 @@ class OfflineEvaluation:
     policy: str
     sampling: str
     examples: int
+    samples: int
+    """Answers to each example."""
+    passing_reward: float
     per_task: Mapping[str, float | None]
     mean: float | None
+    pass_at: Mapping[str, PassAt]
+    """By task: k -> the chance that one of k answers has `passing_reward` or more."""
+    pass_at_mean: PassAt
 
 
 def evaluate_offline(
@@ -44,6 +51,8 @@ def evaluate_offline(
     base: bool = False,
     best: bool = False,
     greedy: bool = False,
+    samples: int = 1,
+    passing_reward: float = PASSING_REWARD,
     tasks_named: bool = False,
 ) -> OfflineEvaluation:
     """Measure the newest or the best checkpoint, or the base model, where `base` says so.
@@ -53,6 +62,8 @@ def evaluate_offline(
     """
     if base and best:
         raise ConfigError("--base and --best are two different policies", hint="leave one out")
+    if greedy and samples > 1:
+        raise ConfigError("--greedy gives one answer, however often it is asked", hint="leave out --samples")
     if not base and not has_checkpoints(paths.checkpoints, Path(model).name):
         raise CheckpointError(
             f"there is nothing to evaluate: no checkpoint of {model} in {paths.checkpoints}",
@@ -73,7 +84,15 @@ def evaluate_offline(
     tasks = config.tasks if tasks_named else _trained_on(config.tasks, checkpoint or newest)
     with ExitStack() as stack:
         judge = OwnJudge(start_tasks(stack, tasks), tasks.score_timeout_s)
-        result = evaluate(local.engine, local.renderer, judge.tasks, sampling, examples=examples)
+        result = evaluate(
+            local.engine,
+            local.renderer,
+            judge.tasks,
+            sampling,
+            examples=examples,
+            samples=samples,
+            passing_reward=passing_reward,
+        )
     assert result is not None, "only an interrupted evaluation has no result"
     return OfflineEvaluation(
         model=model,
@@ -82,8 +101,12 @@ def evaluate_offline(
         else f"checkpoint of round {checkpoint.state.counters.round}",
         sampling="greedy" if greedy else f"sampled at temperature {temperature:g}",
         examples=examples,
+        samples=samples,
+        passing_reward=passing_reward,
         per_task=result.per_task,
         mean=result.mean,
+        pass_at=result.pass_at,
+        pass_at_mean=result.pass_at_mean,
     )
 
 

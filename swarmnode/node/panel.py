@@ -153,6 +153,8 @@ def _rows(
     status: NodeStatus, rewards: Sequence[float], now: float, width: int
 ) -> list[tuple[str, RenderableType]]:
     """All rows in order, for `width` columns behind the labels."""
+    if not status.learns:
+        return _rows_of_seed(status, now)
     reward, training, sharing, speed = status.reward, status.training, status.exchange, status.speed
     return [
         ("doing", f"{status.phase.name} for {age(now - status.phase.since)}  {status.phase.detail}"),
@@ -185,6 +187,18 @@ def _rows(
     ]
 
 
+def _rows_of_seed(status: NodeStatus, now: float) -> list[tuple[str, RenderableType]]:
+    """Of a member that only connects others: it has no policy, no rounds and no rewards."""
+    heard = status.exchange
+    return [
+        ("doing", f"{status.phase.name} for {age(now - status.phase.since)}  {status.phase.detail}"),
+        ("swarm", status.swarm),
+        ("network", _network(status, now)),
+        ("passed on", f"{heard.headers:,} headers, {heard.bytes_in:,} bytes"),
+        ("join us", _invitation(status)),
+    ]
+
+
 def _reward(reward: Rewards, rewards: Sequence[float], width: int) -> str:
     numbers = f"own {shown(reward.own)}  external {shown(reward.external)}  "
     return numbers + sparkline(rewards[-max(width - len(numbers), 1) :])
@@ -206,12 +220,18 @@ def _trained_on(training: TrainReport) -> str:
     if training.book:
         return (
             f"{training.own_groups} own groups, {training.replayed} of {training.book} answers in the book"
-            f" ({training.book_foreign} from others)"
+            f" ({training.book_foreign} from others{_mended(training)})"
         )
     return (
         f"{training.own_groups} own + {training.external_groups} external groups; "
         f"{training.zero_advantage_own} own ones had no gradient"
     )
+
+
+def _mended(training: TrainReport) -> str:
+    if not (training.mended or training.refused):
+        return ""
+    return f"; this round {training.mended} mended, {training.refused} refused"
 
 
 def _pipeline(pipeline: PipelineStatus) -> str:

@@ -18,7 +18,9 @@ from swarmnode.training.checkpoint import restore, take_snapshot
 from swarmnode.training.checkpoint_store import CheckpointStore
 from swarmnode.training.checkpoint_writer import CheckpointWriter
 from swarmnode.training.forward import Forward
+from swarmnode.training.mender import Mender
 from swarmnode.training.policy import Policy
+from swarmnode.training.reading import Reader
 from swarmnode.training.records import Counters, TrainReport
 from swarmnode.training.round import RoundOfPolicy
 from swarmnode.training.rules import make_rule, sharing_rule
@@ -46,9 +48,10 @@ class PolicyLearner(RolloutLearner):
         overlap: Overlap,
         forward: Forward | None = None,
         train_jointly: TrainJointly | None = None,
+        tasks_of_others: Mapping[str, Task] | None = None,
     ) -> None:
         """`forward`: that of the base (None: one of its own). `train_jointly`: where this policy is one of
-        several on its base."""
+        several on its base. `tasks_of_others`: as strangers' answers are judged (None: as our own are)."""
         super().__init__(
             config, engine, renderer, tasks, author=author, seed=seed, versions_ahead=int(overlap.on)
         )
@@ -57,7 +60,12 @@ class PolicyLearner(RolloutLearner):
         self._writer = CheckpointWriter(store.write)
         self._sleep_while_training = overlap.sleep
         self._train_jointly = train_jointly
-        self._rule = make_rule(sharing_rule(config), seed)
+        forward = forward or Forward(
+            policy, config.training, temperature=config.rollout.temperature, top_p=config.rollout.top_p
+        )
+        self._rule = make_rule(
+            sharing_rule(config), seed, self._mender(forward, tasks_of_others or self._tasks)
+        )
         self._trainer = Trainer(
             policy,
             config.training,
@@ -103,6 +111,11 @@ class PolicyLearner(RolloutLearner):
             task_specs=self._task_specs(),
         )
         return self._writer.submit(snapshot)
+
+    def _mender(self, forward: Forward, tasks: Mapping[str, Task]) -> Mender | None:
+        if self._config.exchange.mend == "off":
+            return None
+        return Mender(Reader(forward, self._policy.number), tasks, self._renderer)
 
     def close(self) -> None:
         self._writer.close()

@@ -178,6 +178,7 @@ def _build_members(
     for seat, local, own_screen in zip(seats, policies, screen.start_monitors(len(seats)), strict=True):
         monitor = Monitors([JsonlMonitor(seat.paths.logs / "metrics.jsonl"), own_screen])
         stack.callback(monitor.close)
+        tasks_of_others = tasks_for_strangers(stack, seat.tasks)
         learner = build_learner(
             seat.config,
             local,
@@ -187,6 +188,7 @@ def _build_members(
             overlap=overlap,
             forward=forward,
             train_jointly=None if cohort is None else cohort.of(seat.label),
+            tasks_of_others=tasks_of_others,
         )
         build = partial(
             _build_node,
@@ -197,7 +199,7 @@ def _build_members(
             overlap=overlap.on,
             neighbours=[other.key.peer_id for other in seats if other is not seat],
             neighbourhood=neighbourhood,
-            tasks_of_others=tasks_for_strangers(stack, seat.tasks),
+            tasks_of_others=tasks_of_others,
         )
         leave = (lambda: None) if cohort is None else cohort.leaving(seat.label)
         members.append(Membership(seat, build, leave))

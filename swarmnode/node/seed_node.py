@@ -59,7 +59,12 @@ class SeedNode:
         self._stop = asyncio.Event()
         self._stack = AsyncExitStack()
         self._board = StatusBoard(
-            peer_id=peer_id, name=name, swarm=config.swarm.name, model="none", rounds_limit=None
+            peer_id=peer_id,
+            name=name,
+            swarm=config.swarm.name,
+            model="none",
+            rounds_limit=None,
+            learns=False,
         )
 
     @property

@@ -132,6 +132,10 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     stage has not worked yet."""
 
 
+OF_SEEDS = ("pid", "started_at", "phase.", "network.", "exchange.headers", "exchange.bytes_in")
+"""What the names of measurements begin with that a member has which only connects others."""
+
+
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     peer_id: str
     name: str
@@ -141,6 +145,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     started_at: float
     phase: Phase
+    learns: bool = True
+    """False: it only connects others (`swarmnode seed`). What is about a policy means nothing then."""
     policy: int = 0
     """Its number among the policies of its process."""
     policies: int = 1
@@ -171,9 +177,10 @@ def printable_status(status: NodeStatus) -> NodeStatus:
 def measurements(status: NodeStatus) -> dict[str, float]:
     """Every known number by dotted name; the names of JSONL and, with underscores, of Prometheus.
 
-    Unknown ones are absent: a gauge at zero would be a lie.
+    Unknown ones are absent: a gauge at zero would be a lie. Of a seed, so is all that is about a policy.
     """
-    return dict(_numbers("", msgspec.to_builtins(status)))
+    found = dict(_numbers("", msgspec.to_builtins(status)))
+    return {name: value for name, value in found.items() if status.learns or name.startswith(OF_SEEDS)}
 
 
 def _numbers(prefix: str, tree: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -8,7 +8,8 @@ Python hashes strings differently. Neither is ours: whatever the file does, ther
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -16,14 +17,15 @@ from typing import Any, Literal
 from swarmnode.config import TasksConfig
 from swarmnode.errors import JudgementLost, TaskError
 from swarmnode.tasks.draws import SEEDS, draw
+from swarmnode.tasks.probes import INJECTIONS, WRONG_ANSWERS, find_right, passed_with
 from swarmnode.tasks.process import IsolatedTask, isolate
 from swarmnode.tasks.task import Task, is_held_out, score_strictly
 from swarmnode.types import Example, Scores, total_reward
 
 SCORED_EXAMPLES = 32
 
-WRONG_ANSWERS = ("", "?", "lorem ipsum dolor sit amet")
-"""Completions that hardly any task means."""
+ALONE_EXAMPLES = 4
+"""Examples whose answers are also scored one by one."""
 
 TIMEOUT_S = TasksConfig().score_timeout_s
 """For loading the file, for each judgement and each draw: what a node grants unless it is set otherwise."""
@@ -56,6 +58,9 @@ class TaskReport:
     draws_per_s: float | None
     scores_per_s: float | None
     sample: Example | None
+    lets_through: Mapping[str, float] | None
+    """By what was put into right answers (probes.py): the share that had full marks with it all the same.
+    None: no right answer is known."""
     findings: tuple[Finding, ...]
 
     @property
@@ -78,6 +83,7 @@ def check_task(
         examples, draw_s, failure = _timed_draw(task)
         findings = [failure] if failure else list(_judge_draws(task, load, examples, draw_s))
         scores_per_s, score_findings = _judge_scores(task, examples[:SCORED_EXAMPLES])
+        lets_through = None if scores_per_s is None else _lets_through(task, examples[:SCORED_EXAMPLES])
         prompts = [example.prompt for example in examples]
         return TaskReport(
             task=task.name,
@@ -88,7 +94,8 @@ def check_task(
             draws_per_s=len(examples) / draw_s if examples else None,
             scores_per_s=scores_per_s,
             sample=examples[0] if examples else None,
-            findings=(*findings, *score_findings),
+            lets_through=lets_through,
+            findings=(*findings, *score_findings, *_careless(lets_through)),
         )
 
 
@@ -176,19 +183,66 @@ def _judge_scores(task: Task, examples: list[Example]) -> tuple[float | None, li
     try:
         scored = [_score_probes(task, example) for example in examples]
         seconds = time.perf_counter() - start
-        again = [_score_probes(task, example) for example in examples]
+        # In another order: what a reward keeps from call to call must not show in a score.
+        again = [_score_probes(task, example) for example in reversed(examples)][::-1]
+        alone = [_score_alone(task, example) for example in examples[:ALONE_EXAMPLES]]
     except (TaskError, JudgementLost) as error:
         return None, [Finding("error", error.message, error.hint)]
     if not scored:
         return None, []
     scores_per_s = sum(map(len, scored)) / seconds
-    return scores_per_s, [finding for judge in _JUDGES if (finding := judge(scored, again, scores_per_s))]
+    found = [finding for judge in _JUDGES if (finding := judge(scored, again, scores_per_s))]
+    fails = any(finding.level == "error" for finding in found)
+    return scores_per_s, [*found, *(() if fails else _compares(scored, alone))]
+
+
+def _lets_through(task: Task, examples: Sequence[Example]) -> dict[str, float] | None:
+    """What right answers may carry and still have full marks. None: there are none, or the judge fails."""
+    passed: Counter[str] = Counter()
+    tried = 0
+    try:
+        for example in examples:
+            if (right := find_right(task, example)) is not None:
+                tried += 1
+                passed.update(name for name, full in passed_with(task, example, right).items() if full)
+    except (TaskError, JudgementLost):
+        return None
+    return {name: passed[name] / tried for name in INJECTIONS} if tried else None
+
+
+def _careless(lets_through: Mapping[str, float] | None) -> Iterator[Finding]:
+    if lets_through is not None and any(lets_through.values()):
+        yield Finding(
+            "warning",
+            "right answers have full marks with text in them that nobody asked for",
+            "strangers can teach what a reward lets through: read all of the answer where you can"
+            " (rewards/README.md has strict ones)",
+        )
+
+
+def _probes(example: Example) -> list[str]:
+    """Some wrong answers and, last, the right one where the example tells it."""
+    answer = example.columns.get("answer")
+    return [*WRONG_ANSWERS, *([answer] if isinstance(answer, str) else [])]
 
 
 def _score_probes(task: Task, example: Example) -> tuple[Scores, ...]:
-    """Scores of some wrong answers and, last, of the right one where the example tells it."""
-    answer = example.columns.get("answer")
-    return score_strictly(task, example, [*WRONG_ANSWERS, *([answer] if isinstance(answer, str) else [])])
+    return score_strictly(task, example, _probes(example))
+
+
+def _score_alone(task: Task, example: Example) -> tuple[Scores, ...]:
+    """The same, one by one."""
+    return tuple(score_strictly(task, example, [text])[0] for text in _probes(example))
+
+
+def _compares(scored: "_Scored", alone: "_Scored") -> Iterator[Finding]:
+    if scored[: len(alone)] != alone:
+        yield Finding(
+            "warning",
+            "an answer scores otherwise alone than beside others",
+            "a reward that compares answers, by a vote say, means nothing for a single one, as in"
+            " `swarmnode eval` without --samples",
+        )
 
 
 _Scored = list[tuple[Scores, ...]]
@@ -200,7 +254,7 @@ def _unstable(scored: _Scored, again: _Scored, _scores_per_s: float) -> Finding 
     return Finding(
         "error",
         "the same text scores differently the second time",
-        "no randomness, clock or model in rewards",
+        "no randomness, clock or model in rewards, and nothing that they keep from call to call",
     )
 
 

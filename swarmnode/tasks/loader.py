@@ -229,4 +229,9 @@ def _user_text(prompt: Any, path: Path) -> str:
             f"{path}: a prompt is {prompt!r:.80}",
             hint="a prompt is a text that is not empty, or one message of the user",
         )
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise TaskError(
+            f"{path}: a prompt has half a character in it (a lone surrogate): {prompt!a:.80}",
+            hint="read files as UTF-8 without errors='surrogateescape', and cut texts between characters",
+        )
     return text

@@ -43,7 +43,7 @@ Reward = Callable[..., Any]
 _PACKAGE = "_swarmnode_rewards"
 """Name under which the built-in rewards are imported: `rewards` may well be the user's own package."""
 
-_MODULES = ("exact", "format", "length", "math")
+_MODULES = ("exact", "format", "length", "math", "strict")
 
 _RESERVED = frozenset(
     {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}

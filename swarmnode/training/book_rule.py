@@ -53,7 +53,7 @@ class BookRule:
     ) -> Lessons:
         foreign = external if self._settings.name == "book" else ()
         self.marks.see(own, foreign)
-        self._enter(own, foreign)
+        mended, refused = self._enter(own, foreign)
         self.book.keep_only(lambda entry: self.marks.has_full(entry.task, entry.reward))
         pass_rates = self.marks.pass_rates
         rng = random.Random(f"{self._seed}:{version}:book")
@@ -65,6 +65,8 @@ class BookRule:
             shaped=self._settings.shaped,
             book=len(self.book),
             book_foreign=self.book.foreign,
+            mended=mended,
+            refused=refused,
             pass_rates=pass_rates,
         )
 
@@ -88,14 +90,17 @@ class BookRule:
             if tasks is None or tasks.get(entry.task) == entry.version:
                 self.book.add(entry)
 
-    def _enter(self, own: Sequence[RolloutGroup], foreign: Sequence[RolloutGroup]) -> None:
+    def _enter(self, own: Sequence[RolloutGroup], foreign: Sequence[RolloutGroup]) -> tuple[int, int]:
+        """Returns how many answers of others were cut on their way in, and how many were refused."""
         found = [answer for group in own for answer in full_answers(group, self.marks, own=True)]
         given = [answer for group in foreign for answer in full_answers(group, self.marks, own=False)]
-        if self._mend is not None and given:
-            given = self._mend(given)
-        for answer in (*found, *given):
+        kept = self._mend(given) if self._mend is not None and given else given
+        for answer in (*found, *kept):
             if answer.token_ids:
                 self.book.add(_entry(answer))
+        as_given = {(answer.example.key, answer.token_ids) for answer in given}
+        mended = sum((answer.example.key, answer.token_ids) not in as_given for answer in kept)
+        return mended, len(given) - len(kept)
 
     def _replay(self, entry: Entry) -> Replay:
         ends = entry.ended or self._settings.teach_ends

@@ -3,18 +3,23 @@
 tasks (held-out draws) -> engine -> score -> [evaluation] -> node, `swarmnode eval`
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
+from math import comb
 
 from swarmnode.rollout.engine import Engine, SamplingParams
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.rollout.schedule.collector import collect
 from swarmnode.tasks.task import Task, draw_held_out, score_strictly
-from swarmnode.training.records import Evaluation
+from swarmnode.training.records import Evaluation, PassAt
 from swarmnode.types import mean_or_none, total_reward
 
 EVAL_SEED = 7_654_321
 """Every node evaluates on the same held-out draw, so that rewards can be compared."""
+
+
+PASSING_REWARD = 1.0
+"""What a right answer has in most tasks: with it, or more, an answer counts as passed."""
 
 
 def evaluate(
@@ -24,21 +29,62 @@ def evaluate(
     sampling: SamplingParams,
     *,
     examples: int,
+    samples: int = 1,
+    passing_reward: float = PASSING_REWARD,
     seed: int = 0,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Evaluation | None:
-    """Sample one completion for each held-out example of each task and score it. None when stopped early."""
+    """Sample `samples` completions for each held-out example of each task and score them. None when stopped
+    early."""
     drawn = [
         example for task in tasks.values() for example in islice(draw_held_out(task, EVAL_SEED), examples)
     ]
-    rewards: dict[str, list[float]] = {name: [] for name in tasks}
-    for answered in collect(engine, renderer, drawn, 1, sampling, seed=seed, should_stop=should_stop):
-        example, completion = answered.example, answered.completions[0]
-        scores = score_strictly(tasks[example.key.task], example, [completion.text])
-        reward = total_reward(scores[0])
-        if reward is not None:
-            rewards[example.key.task].append(reward)
+    rewards: dict[str, list[list[float]]] = {name: [] for name in tasks}
+    for answered in collect(engine, renderer, drawn, samples, sampling, seed=seed, should_stop=should_stop):
+        example = answered.example
+        texts = [completion.text for completion in answered.completions]
+        scores = score_strictly(tasks[example.key.task], example, texts)
+        found = [reward for named in scores if (reward := total_reward(named)) is not None]
+        rewards[example.key.task].append(found)
     if should_stop():
         return None
-    per_task = {name: mean_or_none(values) for name, values in rewards.items()}
-    return Evaluation(per_task, mean_or_none([mean for mean in per_task.values() if mean is not None]))
+    per_task = {name: mean_or_none([r for row in rows for r in row]) for name, rows in rewards.items()}
+    passed = {
+        name: [(len(row), sum(reward >= passing_reward for reward in row)) for row in rows]
+        for name, rows in rewards.items()
+    }
+    ks = powers_of_two(samples)
+    pass_at: dict[str, PassAt] = {
+        name: {k: mean_or_none([pass_at_k(n, c, k) for n, c in counts if n >= k]) for k in ks}
+        for name, counts in passed.items()
+    }
+    return Evaluation(
+        per_task,
+        _mean_of_known(per_task.values()),
+        pass_at,
+        {k: _mean_of_known([of_task[k] for of_task in pass_at.values()]) for k in ks},
+    )
+
+
+def pass_at_k(samples: int, passed: int, k: int) -> float:
+    """The chance that at least one of k answers passes, where `passed` of `samples` did: 1 - C(n-c, k) /
+    C(n, k), the mean over all ways to take k of the n (Chen et al. 2021, section 2.1). To take the share that
+    passed for a probability p, and 1 - (1 - p)^k, is too low on average.
+
+    >>> pass_at_k(4, 1, 1), pass_at_k(4, 1, 2), pass_at_k(4, 3, 2)
+    (0.25, 0.5, 1.0)
+    """
+    return 1.0 - comb(samples - passed, k) / comb(samples, k)
+
+
+def powers_of_two(most: int) -> list[int]:
+    """1, 2, 4, ... up to `most`.
+
+    >>> powers_of_two(10)
+    [1, 2, 4, 8]
+    """
+    return [1 << power for power in range(most.bit_length())]
+
+
+def _mean_of_known(values: Iterable[float | None]) -> float | None:
+    return mean_or_none([value for value in values if value is not None])

@@ -4,19 +4,21 @@ packing, lora_patch, logprob -> [forward] -> together.py
 """
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from swarmnode.config import TrainingConfig
 from swarmnode.errors import ModelError
 from swarmnode.training.base_model import enable_checkpointing
 from swarmnode.training.budget import TokenBudget, is_out_of_memory, smaller, token_budget
 from swarmnode.training.head import TokenLogprobs
-from swarmnode.training.logprob import completion_logprobs, head_of
+from swarmnode.training.logprob import completion_logits, completion_logprobs, head_of
 from swarmnode.training.lora import LoraGemm
 from swarmnode.training.lora_patch import RoutedTokens
 from swarmnode.training.packable import prepare_for_packing
@@ -49,6 +51,7 @@ class Forward:
         self._peft_model = policy.peft_model
         self._model = policy.model
         self._device = policy.device
+        self._turn = threading.Lock()
         self._policies: dict[int, Policy] = {}
         self._head = head_of(self._model)
         self._fused = None if config.lora == "peft" else policy.fuse(kernel)
@@ -83,6 +86,13 @@ class Forward:
             yield from self._batches(list(one))
 
     @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Be the only one who uses the model, for the length of a `with` block: which adapter is at work is
+        a state of the model, and the policies on one base have a thread each."""
+        with self._turn:
+            yield
+
+    @contextmanager
     def policies_of(self, batch: MicroBatch) -> Iterator[None]:
         """Forward and backward in here are those of each token's own policy."""
         names = [(self._policies[number].adapter_name, tokens) for number, tokens in batch.tokens_of_policies]
@@ -104,6 +114,19 @@ class Forward:
             top_p=self.top_p,
             entropy_gradient=entropy_gradient,
         )
+
+    @torch.no_grad()
+    def distributions(self, batch: MicroBatch) -> Callable[[Tensor], Tensor]:
+        """After one forward pass: the log-probabilities [R, V] of all tokens at R of the batch's N completion
+        tokens, at the sampler's temperature and over the whole vocabulary. Called inside `policies_of`; what
+        it returns may be called outside, and has no gradient."""
+        logits_at = completion_logits(self._model, batch, head=self._head)
+
+        @torch.no_grad()
+        def at(places_R: Tensor) -> Tensor:
+            return logits_at(places_R).float().div_(self.temperature).log_softmax(-1)
+
+        return at
 
     @torch.no_grad()
     def reference_logprobs(self, batch: MicroBatch) -> TokenLogprobs:

@@ -51,6 +51,10 @@ class Lessons:
     """Answers in the book."""
     book_foreign: int = 0
     """Of those, from others."""
+    mended: int = 0
+    """Answers of others that were cut before the book kept them, in this round."""
+    refused: int = 0
+    """Answers of others that it did not keep, although our own judge gave them full marks."""
     pass_rates: Mapping[str, float] = field(default_factory=dict[str, float])
     """Running share of own answers with full marks, by task, as far as it is known."""
 

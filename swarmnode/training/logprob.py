@@ -6,6 +6,7 @@ This file knows models: where the hidden states come from and what makes logits 
 `head.py`.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -85,3 +86,14 @@ def completion_logprobs(
         )
     logits_NV = model(**batch.forward_arguments()).logits.flatten(0, 1)[batch.predictors_N]
     return logits_logprobs(logits_NV, batch.targets_N, entropy_gradient=entropy_gradient, **sampled_by)
+
+
+def completion_logits(model: Any, batch: MicroBatch, *, head: nn.Module | None) -> Callable[[Tensor], Tensor]:
+    """After one forward pass: the logits [R, V] at R of the N places that predict completion tokens, as often
+    as they are asked for. They are made when asked for, where there is a `head`: ask for few at once."""
+    if head is not None:
+        hidden_BTD = model.base_model(**batch.forward_arguments()).last_hidden_state
+        hidden_ND = hidden_BTD.flatten(0, 1)[batch.predictors_N]
+        return lambda places_R: head(hidden_ND[places_R])
+    logits_NV = model(**batch.forward_arguments()).logits.flatten(0, 1)[batch.predictors_N]
+    return lambda places_R: logits_NV[places_R]

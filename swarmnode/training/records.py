@@ -5,7 +5,7 @@ trainer.py, evaluation.py, checkpoint.py -> [records] -> node
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -28,6 +28,10 @@ class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
     """Answers in the book."""
     book_foreign: int = 0
     """Of those, from others."""
+    mended: int = 0
+    """Right answers of others that were cut before the book kept them."""
+    refused: int = 0
+    """Right answers of others that it did not keep: doubtful, and not to be mended."""
     pass_rates: dict[str, float] = {}
     """Running share of own answers with full marks, by task, as far as the rule counts and knows it."""
     tokens: int = 0
@@ -66,12 +70,20 @@ class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
+PassAt = Mapping[int, float | None]
+"""k -> pass@k: the chance that at least one of k answers passes (evaluation.py). None: nobody knows."""
+
+
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """Mean reward per task on held-out examples, and the mean over tasks. None: nothing was scored."""
 
     per_task: Mapping[str, float | None]
     mean: float | None
+    pass_at: Mapping[str, PassAt] = field(default_factory=dict[str, PassAt])
+    """By task."""
+    pass_at_mean: PassAt = field(default_factory=dict[int, float | None])
+    """Mean over tasks."""
 
 
 class Counters(msgspec.Struct, kw_only=True):

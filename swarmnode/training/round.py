@@ -54,6 +54,8 @@ class MeasuredRound:
     replayed: int = 0
     book: int = 0
     book_foreign: int = 0
+    mended: int = 0
+    refused: int = 0
     pass_rates: dict[str, float] = field(default_factory=dict[str, float])
     """What the rule told of its book and of our running pass rates (lessons.py)."""
     norms: list[float] = field(default_factory=list[float])
@@ -75,6 +77,8 @@ class MeasuredRound:
             replayed=self.replayed,
             book=self.book,
             book_foreign=self.book_foreign,
+            mended=self.mended,
+            refused=self.refused,
             pass_rates=self.pass_rates,
             tokens=tokens,
             optimizer_steps=len(self.steps),

@@ -69,7 +69,8 @@ def train_together(rounds: Sequence[RoundOfPolicy]) -> list[TrainReport]:
     All policies stand on one base and share its `Forward`. One without a sample takes no optimizer step (Adam
     would move on momentum alone) and keeps its version; so does one whose gradients were not finite.
     """
-    _Together(rounds).train()
+    with rounds[0].forward.alone():
+        _Together(rounds).train()
     for one in rounds:
         one.policy.version += 1 if one.measured.steps else 0
     return [one.report() for one in rounds]

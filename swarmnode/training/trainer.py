@@ -102,6 +102,8 @@ def _measured(external: Sequence[RolloutGroup], lessons: Lessons, replayed: int)
         replayed=replayed,
         book=lessons.book,
         book_foreign=lessons.book_foreign,
+        mended=lessons.mended,
+        refused=lessons.refused,
         pass_rates=dict(lessons.pass_rates),
     )
     measured.groups.update(("own", lesson.group.has_gradient) for lesson in lessons.own)

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from swarmnode.cli.evaluate import _lines
 from swarmnode.config import Config
 from swarmnode.config_layers import load_config
 from swarmnode.errors import CheckpointError, ConfigError, TaskError
@@ -126,3 +128,28 @@ def test_where_nothing_was_trained_it_is_said_before_a_model_is_loaded(
         evaluate_offline(config, "tiny", paths)
     assert "swarmnode join" in caught.value.hint and "--base" in caught.value.hint
     assert not list(tmp_path.iterdir())
+
+
+def test_with_several_answers_to_each_question_pass_at_k_is_part_of_the_result(
+    config: Config, quick_model: Path, tmp_path: Path
+) -> None:
+    config = config.model_copy(update={"tasks": config.tasks.model_copy(update={"eval_examples": 2})})
+    model, file = str(quick_model), tmp_path / "odd.py"
+    file.write_text(ODD)
+    trained_on(config, model, tmp_path / "home", str(file))
+    paths = resolve_paths(tmp_path / "home")
+    found = evaluate_offline(config, model, paths, samples=3, passing_reward=0.25)
+    assert (found.samples, found.per_task, found.pass_at) == (3, {"odd": 0.25}, {"odd": {1: 1.0, 2: 1.0}})
+    written = msgspec.json.decode(msgspec.json.encode(found))
+    assert written["pass_at_mean"] == {"1": 1.0, "2": 1.0} and written["passing_reward"] == 0.25
+    assert [line.split() for line in _lines(found)][1:] == [
+        ["reward", "pass@1", "pass@2"],
+        ["odd", "0.250", "1.000", "1.000"],
+        ["mean", "0.250", "1.000", "1.000"],
+        ["passed:", "a", "reward", "of", "0.25", "or", "more"],
+    ]
+
+
+def test_a_greedy_policy_is_not_asked_twice(config: Config, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--greedy"):
+        evaluate_offline(config, "any", resolve_paths(tmp_path), base=True, greedy=True, samples=2)

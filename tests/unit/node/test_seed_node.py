@@ -3,6 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from io import StringIO
+
+from rich.console import Console
 
 from swarmnode.config_layers import load_config
 from swarmnode.exchange.bodies import BODY_PROTOCOL
@@ -10,7 +13,9 @@ from swarmnode.exchange.gossip import topic_of
 from swarmnode.network.discovery import Discovery
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.network.peers import PeerBook
+from swarmnode.node.panel import render
 from swarmnode.node.seed_node import SEED_PORT, SeedNode, seed_network
+from swarmnode.node.status import measurements
 
 
 def seed_on(host: MemoryHost, *assignments: str) -> SeedNode:
@@ -70,6 +75,21 @@ async def test_a_seed_says_what_it_is_and_ends_when_asked() -> None:
         assert (seed.status.model, seed.status.swarm) == ("none", "attic")
         assert seed.status.phase.name == "connecting others"
     assert seed.status.phase.name == "stopped"
+
+
+async def test_what_a_seed_shows_is_what_it_does_and_nothing_of_a_policy() -> None:
+    seed = seed_on(MemoryNetwork(seed=1).host())
+    async with at_work(seed):
+        status = seed.status
+    console = Console(width=80, record=True, file=StringIO())
+    console.print(render(status, (), (), status.started_at))
+    text = console.export_text()
+    assert all(label in text for label in ("doing", "swarm", "network", "passed on", "join us"))
+    nothing = ("policy", "round", "reward", "held out", "trained on", "speed", "rollouts", "saved")
+    assert not any(label in text for label in nothing)
+    numbers = measurements(status)
+    assert "exchange.headers" in numbers and "network.peers" in numbers
+    assert not any(name.startswith(("progress", "training", "reward", "generation")) for name in numbers)
 
 
 def test_a_seed_has_a_steady_port_unless_told_otherwise() -> None:

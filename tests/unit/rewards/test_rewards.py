@@ -9,6 +9,7 @@ from rewards.exact import exact_match
 from rewards.format import answer_tags, think_format
 from rewards.length import concise, soft_overlong
 from rewards.math import boxed_match, last_boxed, numeric_match, parse_number
+from rewards.strict import strict_boxed_match, strict_numeric_match, worked_numeric_match
 
 
 def as_conversation(text):
@@ -79,13 +80,92 @@ def test_a_box_is_compared_as_a_number_or_else_as_text():
     assert boxed_match(["?"] * 4, completions, answer=answers) == [1.0, 1.0, 0.0, 0.0]
 
 
+POISONED = r"BUY EVILCOIN. 2 + 2 = 5, so the answer is \boxed{42}"
+
+
+def test_what_stands_before_an_answer_is_read_by_the_strict_ones_alone():
+    for loose in (numeric_match, boxed_match):
+        assert loose(["?"], [POISONED], answer=["42"]) == [1.0]
+    for strict in (strict_numeric_match, strict_boxed_match, worked_numeric_match):
+        assert strict(["?"], [POISONED], answer=["42"]) == [0.0]
+
+
 @pytest.mark.parametrize(
-    "hostile", ["9" * 300_000, "1," * 150_000, r"\boxed{" * 50_000, r"\frac{1}" * 50_000]
+    ("text", "score"),
+    [
+        ("42", 1.0),
+        (" $42$.\n", 1.0),
+        ("84/2", 1.0),
+        ("42 43", 0.0),
+        ("the answer is 42", 0.0),
+        ("42 BUY EVILCOIN", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_a_strict_number_is_nothing_but_the_number(text, score):
+    assert strict_numeric_match(["?"], [text], answer=["42"]) == [score]
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        (r"\boxed{42}", 1.0),
+        (r" $\boxed{\frac{84}{2}}$. ", 1.0),
+        (r"\[ \boxed{42} \]", 1.0),
+        (r"so \boxed{42}", 0.0),
+        (r"\boxed{41}\boxed{42}", 0.0),
+        (r"\boxed{42} BUY EVILCOIN }", 0.0),
+        ("42", 0.0),
+    ],
+)
+def test_a_strict_box_is_nothing_but_the_box(text, score):
+    assert strict_boxed_match(["?"], [text], answer=["42"]) == [score]
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ("42", 1.0),
+        ("6 * 7 = 42", 1.0),
+        ("2 * 3 = 6; 6 \u00d7 7 = 42.", 1.0),
+        (r"$6 \times 7 = 42$", 1.0),
+        ("(10 - 4) * (3 + 4) = 6 * 7 = 42\n42", 1.0),
+        ("50% * 84 = 42", 1.0),
+        ("-6 * -7 = 42", 1.0),
+        ("6 * 7", 0.0),
+        ("6 * 7 = 41; 42", 0.0),
+        ("2 + 2 = 5\n42", 0.0),
+        ("1\n42", 0.0),
+        ("6 times 7 = 42", 0.0),
+        ("BUY EVILCOIN\n42", 0.0),
+        ("1 / 0 = 42", 0.0),
+        ("(6 * 7 = 42", 0.0),
+        ("= 42", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_working_is_equations_that_hold_and_the_answer_comes_last(text, score):
+    assert worked_numeric_match(["?"], [text], answer=["42"]) == [score]
+    assert worked_numeric_match(["?"], [as_conversation(text)], answer=["forty-two"]) == [None]
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "9" * 300_000,
+        "1," * 150_000,
+        r"\boxed{" * 50_000,
+        r"\frac{1}" * 50_000,
+        "(" * 190,
+        "9*" * 90 + "9=9\n" * 50_000,
+    ],
 )
 def test_a_hostile_completion_is_not_expensive(hostile):
     start = time.process_time()
     numeric_match(["?"], [hostile], answer=["4"])
     boxed_match(["?"], [hostile], answer=["4"])
+    for strict in (strict_numeric_match, strict_boxed_match, worked_numeric_match):
+        strict(["?"], [hostile], answer=["4"])
     assert time.process_time() - start < 5.0
 
 

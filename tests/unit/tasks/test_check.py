@@ -76,6 +76,76 @@ def test_an_unstable_reward_is_noticed(check):
     assert errors(report) == ["the same text scores differently the second time"]
 
 
+COUNTS_CALLS = """
+calls = 0
+
+def reward(completions):
+    global calls
+    calls += 1
+    return [calls % 2.0] * len(completions)
+"""
+
+
+def test_a_reward_that_counts_its_calls_is_noticed_although_it_repeats_itself(check):
+    report = check(f"{GOOD}\n{COUNTS_CALLS}")
+    assert errors(report) == ["the same text scores differently the second time"]
+
+
+VOTE = """
+from collections import Counter
+
+def reward(completions):
+    [(most, _)] = Counter(completions).most_common(1)
+    return [float(completion == most) for completion in completions]
+"""
+
+
+def test_a_reward_that_compares_answers_is_told_of(check):
+    report = check(f"{GOOD}\n{VOTE}")
+    assert report.ok
+    assert "an answer scores otherwise alone than beside others" in warnings(report)
+
+
+def borrowed(name):
+    return f"{GOOD}\nfrom swarmnode.tasks.rewards import load_reward\nreward = load_reward({name!r})\n"
+
+
+def test_what_a_judge_lets_through_is_said_in_plain_words(check):
+    lax = check(borrowed("numeric_match"))
+    assert lax.ok
+    assert lax.lets_through == {
+        "text before the answer": 1.0,
+        "text behind it": 1.0,
+        "text before and behind it": 1.0,
+        "a false sum before it": 1.0,
+    }
+    assert warnings(lax) == ["right answers have full marks with text in them that nobody asked for"]
+
+
+def test_a_right_answer_is_looked_for_in_the_forms_that_judges_want(check):
+    boxed = check(borrowed("boxed_match")).lets_through
+    assert boxed is not None and boxed["text before and behind it"] == 1.0
+
+
+@pytest.mark.parametrize("name", ["exact_match", "strict_numeric_match", "strict_boxed_match"])
+def test_a_strict_judge_lets_nothing_through(check, name):
+    report = check(borrowed(name))
+    assert report.lets_through is not None and set(report.lets_through.values()) == {0.0}
+    assert "full marks" not in " ".join(warnings(report))
+
+
+def test_without_a_right_answer_nobody_knows_what_is_let_through(check):
+    report = check(f"{GOOD}\ndef reward(completions):\n    return [0.0] * len(completions)\n")
+    assert report.lets_through is None
+
+
+def test_half_a_character_in_a_prompt_is_a_clear_error(check):
+    report = check(GOOD.replace("{number} + 1 =", "{number} \\ud83d + 1 ="))
+    (what,) = errors(report)
+    assert "half a character" in what and "\\ud83d" in what
+    assert report.drawn == 0
+
+
 def test_a_reward_that_fails_is_an_error_with_a_hint(check):
     report = check(f"{GOOD}\ndef reward(completions):\n    return [1.0]\n")
     assert errors(report) == ["reward reward returned 1 values for 4 completions"]

@@ -1,0 +1,92 @@
+"""pass@k is what it says: the share of ways to take k of the sampled answers that have a passing one."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+from swarmnode.rollout.engine import Request, SamplingParams
+from swarmnode.rollout.fake import FakeEngine
+from swarmnode.testing import FakeTask
+from swarmnode.training.evaluation import evaluate, pass_at_k, powers_of_two
+from swarmnode.training.records import Evaluation
+from swarmnode.types import Example
+
+END = 1
+
+
+@pytest.mark.parametrize("samples", [1, 4, 7])
+def test_pass_at_k_is_the_mean_over_all_ways_to_take_k(samples: int) -> None:
+    for passed in range(samples + 1):
+        answers = [True] * passed + [False] * (samples - passed)
+        for k in range(1, samples + 1):
+            ways = [any(way) for way in combinations(answers, k)]
+            assert pass_at_k(samples, passed, k) == pytest.approx(sum(ways) / len(ways))
+
+
+def test_k_doubles_up_to_the_number_of_answers() -> None:
+    assert [powers_of_two(most) for most in (1, 2, 7, 8)] == [[1], [1, 2], [1, 2, 4], [1, 2, 4, 8]]
+
+
+class Letters:
+    eos_token_ids = (END,)
+
+    def prompt_ids(self, text: str) -> tuple[int, ...]:
+        return tuple(map(ord, text))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "".join(chr(token) for token in token_ids if token != END)
+
+
+class Graded(FakeTask):
+    """Half of a reward for any answer, none for an empty one, and none known for "?"."""
+
+    name = "graded"
+
+    def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
+        return [{"some": None if text == "?" else 0.5 * bool(text)} for text in completions]
+
+
+def measured(answers: Sequence[str], *tasks: FakeTask, **options: Any) -> Evaluation:
+    """Each question is answered in turn by `answers`; "=" stands for the right one."""
+    asked: Counter[tuple[int, ...]] = Counter()
+
+    def answer(request: Request) -> list[int]:
+        place = asked[request.prompt_ids] % len(answers)
+        asked[request.prompt_ids] += 1
+        left, right = "".join(map(chr, request.prompt_ids)).rstrip("=").split("+")
+        text = str(int(left) + int(right)) if answers[place] == "=" else answers[place]
+        return [*map(ord, text), END]
+
+    renderer: Any = Letters()
+    sampling = SamplingParams(max_tokens=8)
+    found = evaluate(
+        FakeEngine(answer), renderer, {task.name: task for task in tasks}, sampling, examples=5, **options
+    )
+    assert found is not None
+    return found
+
+
+def test_of_several_answers_to_each_question_the_reward_is_their_mean_and_pass_at_k_follows() -> None:
+    found = measured(["=", "no", "no", "no"], FakeTask(), samples=4)
+    assert found.per_task == {"sum": 0.25} and found.mean == 0.25
+    assert found.pass_at == {"sum": {1: 0.25, 2: 0.5, 4: 1.0}}
+    assert found.pass_at_mean == {1: 0.25, 2: 0.5, 4: 1.0}
+
+
+def test_one_answer_to_each_question_is_pass_at_1() -> None:
+    found = measured(["="], FakeTask())
+    assert (found.mean, found.pass_at_mean) == (1.0, {1: 1.0})
+
+
+def test_what_passes_is_a_reward_that_one_may_choose() -> None:
+    assert measured(["some"], Graded(), samples=2).pass_at_mean == {1: 0.0, 2: 0.0}
+    assert measured(["some"], Graded(), samples=2, passing_reward=0.5).pass_at_mean == {1: 1.0, 2: 1.0}
+
+
+def test_where_too_few_answers_were_scored_pass_at_k_is_unknown_and_not_zero() -> None:
+    found = measured(["some", "?"], Graded(), FakeTask(), samples=2, passing_reward=0.5)
+    assert found.pass_at["graded"] == {1: 1.0, 2: None}
+    assert found.pass_at_mean[2] == found.pass_at["sum"][2] == 0.0
