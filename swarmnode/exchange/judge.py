@@ -43,9 +43,12 @@ class Judge:
 
     async def _run_in_thread(self, work: Callable[[], T]) -> T:
         judged = in_daemon_thread(work)
+        waited = asyncio.wrap_future(judged)
+        # What is wrong with an answer is told below: asyncio need not log it as something nobody looked at.
+        waited.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             async with asyncio.timeout(self._timeout_s):
-                await asyncio.wait([asyncio.wrap_future(judged)])
+                await asyncio.wait([waited])
         except TimeoutError as error:
             raise Rejected(Reason.SCORE_TIMEOUT, f"no result after {self._timeout_s:g} s") from error
         finally:

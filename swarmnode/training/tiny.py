@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ import torch
 from swarmnode.errors import StorageError
 from swarmnode.storage import sync
 from swarmnode.tasks.builtin import BUILTIN_TASKS
+from swarmnode.tasks.task import Task
 from swarmnode.training.warmup import Phase, warm_up
 
 BUILDER_VERSION = 1
@@ -60,6 +61,9 @@ class Recipe:
     rope_theta: float = 100.0
     """Small: prompts are 20 tokens long, and the usual 10,000 tells neighbours apart too slowly."""
     initializer_range: float = 0.05
+    shared_phases: int = 0
+    """The first so many phases make a policy that other recipes begin with: it is built once, cached like any
+    other, and trained on from there."""
 
 
 RECIPE = Recipe(
@@ -77,23 +81,31 @@ QUICK_RECIPE = replace(
 
 
 def build_tiny(
-    models_folder: Path, seed: int = 0, progress: Progress | None = None, recipe: Recipe = RECIPE
+    models_folder: Path,
+    seed: int = 0,
+    progress: Progress | None = None,
+    recipe: Recipe = RECIPE,
+    tasks: Sequence[Task] = BUILTIN_TASKS,
 ) -> Path:
-    """The folder of the tiny policy, built now unless it is there already.
+    """The folder of the tiny policy, built now unless it is there already. `tasks`: what it is taught.
 
     Runs on one CPU thread, leaves torch's random state alone, and gives the same weights for the same seed on
     the same kind of machine. Raises StorageError when the folder cannot be written; nothing is left behind.
     """
-    target = models_folder / f"tiny-{_digest(recipe, seed)}"
+    target = models_folder / f"tiny-{_digest(recipe, seed, tasks)}"
     if target.is_dir():
         return target
+    start: Path | None = None
+    if recipe.shared_phases:
+        first = replace(recipe, phases=recipe.phases[: recipe.shared_phases], shared_phases=0)
+        start = build_tiny(models_folder, seed, progress, first, tasks)
     with _storage_errors(target):
         # Before the work: whether the folder can be written at all.
         models_folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=models_folder).close()
         if shutil.disk_usage(models_folder).free < FOLDER_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    model = _trained(recipe, seed, progress or _silent)
+    model = _trained(recipe, seed, tasks, start, progress or _silent)
     with _storage_errors(target):
         _publish(model, target)
     return target
@@ -112,30 +124,31 @@ def _silent(done: int, total: int, what: str) -> None:
     pass
 
 
-def _digest(recipe: Recipe, seed: int) -> str:
-    tasks = [(task.name, task.version) for task in BUILTIN_TASKS]
-    made_of = json.dumps([BUILDER_VERSION, asdict(recipe), tasks, seed])
+def _digest(recipe: Recipe, seed: int, tasks: Sequence[Task]) -> str:
+    names = [(task.name, task.version) for task in tasks]
+    made_of = json.dumps([BUILDER_VERSION, asdict(recipe), names, seed])
     return hashlib.blake2b(made_of.encode(), digest_size=6).hexdigest()
 
 
-def _trained(recipe: Recipe, seed: int, progress: Progress) -> Any:
-    """The warmed-up model, in memory."""
+def _trained(recipe: Recipe, seed: int, tasks: Sequence[Task], start: Path | None, progress: Progress) -> Any:
+    """The warmed-up model, in memory. `start`: the folder of the policy that the shared phases made."""
     threads = torch.get_num_threads()
     # At this size a second thread costs more than it brings, and one thread always adds in the same order.
     torch.set_num_threads(1)
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = _random_model(recipe)
+            model = _random_model(recipe) if start is None else _loaded(start)
             warm_up(
                 model,
                 lambda text: list(text.encode()),
                 EOS_TOKEN_ID,
-                BUILTIN_TASKS,
+                tasks,
                 recipe.phases,
                 batch=recipe.batch,
                 seed=seed,
                 progress=progress,
+                done_phases=recipe.shared_phases,
             )
     finally:
         torch.set_num_threads(threads)
@@ -165,6 +178,14 @@ def _random_model(recipe: Recipe) -> Any:
         dtype="float32",
     )
     return Qwen3ForCausalLM(config)
+
+
+def _loaded(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
 
 
 def _publish(model: Any, target: Path) -> None:

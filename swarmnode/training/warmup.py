@@ -4,7 +4,8 @@ task draws (train side) -> [warm_up] -> tiny.py
 
 Cross-entropy on the answers only. A "clean" phase teaches the tasks. A short "noisy" phase shows mismatched
 answers half of the time, so that sampling becomes unreliable while the ability stays: a start from which
-reinforcement learning has something to find, as with a real base model.
+reinforcement learning has something to find, as with a real base model. Where that share differs from task to
+task, the policy becomes a specialist (`specialists.py`).
 
 Muon for the matrices inside the layers, AdamW for embeddings, norms and the rest: at this size and budget it
 learns several times faster than AdamW alone.
@@ -43,6 +44,18 @@ class Phase:
     ramp_steps: int
     mismatched_percent: int = 0
     """How many of a hundred answers belong to another question of the same task."""
+    mismatched_by_task: tuple[tuple[str, int], ...] = ()
+    """The same for single tasks, by name, in its place."""
+    tasks: tuple[str, ...] = ()
+    """Names of the tasks that are shown. Empty: all."""
+
+    def mismatched(self, task: str) -> int:
+        """Mismatched answers in a hundred of one task.
+
+        >>> Phase("p", 1, 1.0, 1.0, 1, 96, (("rev", 30),)).mismatched("rev")
+        30
+        """
+        return dict(self.mismatched_by_task).get(task, self.mismatched_percent)
 
     def rate(self, step: int) -> float:
         """The factor of the learning rates at one step.
@@ -65,14 +78,19 @@ def warm_up(
     batch: int,
     seed: int,
     progress: Callable[[int, int, str], None],
+    done_phases: int = 0,
 ) -> None:
-    """Train all weights of `model`, in place, on training draws of the tasks in equal shares."""
-    total = sum(phase.steps for phase in phases)
+    """Train all weights of `model`, in place, on training draws of the tasks in equal shares.
+
+    The first `done_phases` are behind the model: each phase has optimizers and draws of its own, so it goes
+    on from there as if they had been run now.
+    """
+    total = sum(phase.steps for phase in phases[done_phases:])
     done = 0
     model.train()
-    for number, phase in enumerate(phases):
+    for number, phase in list(enumerate(phases))[done_phases:]:
         # Every phase reads other seeds: a fresh draw.
-        pairs = _pairs(tasks, phase.mismatched_percent, first_seed=1000 * (len(phases) * seed + number))
+        pairs = _pairs(tasks, phase, first_seed=1000 * (len(phases) * seed + number))
         optimizers = _optimizers(model, phase)
         for step in range(phase.steps):
             progress(done, total, phase.name)
@@ -82,15 +100,17 @@ def warm_up(
     model.eval()
 
 
-def _pairs(tasks: Sequence[Task], mismatched_percent: int, first_seed: int) -> Iterator[Pair]:
-    """Pairs without end, the tasks taking turns."""
+def _pairs(tasks: Sequence[Task], phase: Phase, first_seed: int) -> Iterator[Pair]:
+    """Pairs without end, the tasks of the phase taking turns."""
+    shown = [task for task in tasks if not phase.tasks or task.name in phase.tasks]
     coin = StableRandom(f"warmup/{first_seed}")
-    streams = [_answers(task, first_seed) for task in tasks]
-    others = [_answers(task, first_seed + 500) for task in tasks]
+    streams = [_answers(task, first_seed) for task in shown]
+    others = [_answers(task, first_seed + 500) for task in shown]
+    percents = [phase.mismatched(task.name) for task in shown]
     while True:
-        for stream, other in zip(streams, others, strict=True):
+        for stream, other, percent in zip(streams, others, percents, strict=True):
             prompt, answer = next(stream)
-            mismatched = coin.between(1, 100) <= mismatched_percent
+            mismatched = coin.between(1, 100) <= percent
             yield prompt, next(other)[1] if mismatched else answer
 
 

@@ -1,0 +1,37 @@
+"""The policies that swarms start from, built once into the folder where nodes keep theirs.
+
+[models_of] -> training/tiny.py, training/specialists.py -> one folder per node -> sapo_run.py
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+from sapo_plan import Swarm
+from sapo_worlds import tasks_of
+
+from swarmnode.paths import resolve_paths
+from swarmnode.training.specialists import OWN_TASKS, build_specialists, build_strangers
+from swarmnode.training.tiny import RECIPE, build_tiny
+
+WIDE = replace(RECIPE, hidden=96, intermediate=240, heads=3)
+"""Twice the parameters of the tiny policy: every other node of `sizes`."""
+
+FOLDER = resolve_paths().models
+
+
+def models_of(swarm: Swarm) -> list[Path]:
+    """The folders of its nodes, in order; what is missing is built now."""
+    match swarm.models:
+        case "specialists":
+            # Under a lax judge the answers are the same, and so are the policies that were taught them.
+            taught = tasks_of("step" if swarm.world == "step" else "builtin")
+            distinct = len(taught) // OWN_TASKS
+            kinds = build_specialists(FOLDER, min(swarm.nodes, distinct), tasks=tuple(taught.values()))
+            return [kinds[node % distinct] for node in range(swarm.nodes)]
+        case "strangers":
+            return build_strangers(FOLDER, swarm.nodes)
+        case "sizes":
+            kinds = [build_tiny(FOLDER), build_tiny(FOLDER, recipe=WIDE)]
+            return [kinds[node % 2] for node in range(swarm.nodes)]
+        case _:
+            return [build_tiny(FOLDER)] * swarm.nodes

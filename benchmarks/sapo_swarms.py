@@ -1,0 +1,56 @@
+"""The swarms of sapo.py, by name.
+
+[SWARMS] -> sapo_models.py (what nodes start from), sapo_run.py (who does a round when)
+"""
+
+from sapo_plan import Swarm
+
+SMALL = {"rollout.groups": 16}
+"""A round of 16 groups of 8: half of the preset, so that a hundred rounds fit."""
+
+SWARMS: dict[str, Swarm] = {
+    # All were taught all tasks; then each was made unsure of all but two.
+    "specialists": Swarm("specialists", rounds=100, settings=SMALL),
+    # One start for all, in the preset as shipped.
+    "equals": Swarm("equals"),
+    # Each was only ever taught two tasks: of the others nothing is latent.
+    "strangers": Swarm("strangers", rounds=100, settings=SMALL),
+    "speeds": Swarm("equals", rounds=64, every=(1, 2, 4, 8), settings=SMALL),
+    "sizes": Swarm("sizes", settings=SMALL),
+    # The last one begins when the others have done thirty rounds.
+    "fresh": Swarm("equals", rounds=70, joins=(0, 0, 0, 30), settings=SMALL),
+    "processes": Swarm("specialists", rounds=100, settings=SMALL, processes=True),
+    # Eight specialists; then the last three of them are attackers (sapo_poison.py).
+    "peaceful": Swarm("specialists", nodes=8, rounds=60, world="step", settings=SMALL),
+    "poison": Swarm("specialists", nodes=8, rounds=60, world="step", attackers=3, settings=SMALL),
+    "peaceful_lax": Swarm("specialists", nodes=8, rounds=60, world="lax", settings=SMALL),
+    "poison_lax": Swarm("specialists", nodes=8, rounds=60, world="lax", attackers=3, settings=SMALL),
+}
+
+GRID = (1e-3, 2e-3, 4e-3)
+"""Learning rates that a rule is tried with, at seed 0; the best cumulative reward wins."""
+
+CLAIMED: dict[str, tuple[str, ...]] = {
+    "specialists": ("alone", "alone_successes", "filter", "own_book", "sapo", "successes", "book"),
+    "equals": ("alone", "own_book", "sapo", "book"),
+    "strangers": ("alone", "own_book", "book"),
+    "speeds": ("alone", "book"),
+    "sizes": ("alone", "book"),
+    "fresh": ("book",),
+    "poison": ("alone", "book"),
+    "peaceful": ("book",),
+}
+"""The rules that a whole run compares in each swarm."""
+
+FIXED = {"peaceful": 2e-3, "poison": 2e-3, "peaceful_lax": 2e-3, "poison_lax": 2e-3}
+"""One learning rate for all rules: what is compared there is one rule with and without attackers."""
+
+AS_SHIPPED = frozenset({("equals", "book"), ("fresh", "book")})
+"""These have the learning rate of the preset and no other."""
+
+
+def rates_of(swarm: str, rule: str) -> tuple[float | None, ...]:
+    """Learning rates to try; None stands for that of the preset."""
+    if swarm in FIXED:
+        return (FIXED[swarm],)
+    return (None,) if (swarm, rule) in AS_SHIPPED else GRID
