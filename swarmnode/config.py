@@ -160,6 +160,9 @@ class ExchangeConfig(Section):
     mend: Literal["auto", "off"] = "auto"
     """Cut right answers of strangers to what our judge and the rest of the text need, before the book keeps
     them: text that was put in goes. off: they enter as they are."""
+    adapt: bool = True
+    """Take less from others while that works against our own reward, by what the gradients say: down to an
+    eighth of external_groups and of what is replayed, and back. Off: always as much as is set."""
     max_age: int = Field(default=8, ge=0)
     """Oldest external group still trained on, in our policy versions since it arrived."""
     buffer_groups: int = Field(default=256, ge=1, le=65536)
