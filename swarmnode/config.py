@@ -98,7 +98,7 @@ class TasksConfig(Section):
 class RolloutConfig(Section):
     groups: int = Field(default=8, ge=1, le=1024)
     """Groups generated per round. All are shared; how many train depends on what peers sent."""
-    group_size: int = Field(default=8, ge=2, le=64)
+    group_size: int = Field(default=8, ge=2, le=512)
     """Completions per example (G)."""
     max_tokens: int = Field(default=512, ge=1)
     """Longest completion in tokens."""

@@ -18,7 +18,7 @@ from swarmnode.network.tcp_bytes import received_bytes
 from tests.contracts.hosts import p2pd_hosts
 from tests.contracts.raw_gossip import gossip_to, publish_as, publish_by_ecdsa, send, subscribe
 
-TOPIC = "/swarmnode/1/test/rollouts/0"
+TOPIC = "/swarmnode/2/test/rollouts/0"
 KEY = NodeKey(b"\7" * 32)
 
 needs_daemon = pytest.mark.skipif(util.find_spec("hivemind") is None, reason="hivemind is not installed")
