@@ -66,7 +66,7 @@ def _lowest_of_widest(ordered: Sequence[float], limit: int) -> int:
     equally good choices the most even one.
 
     >>> _lowest_of_widest([0.0] * 10 + [1.0] * 3, 4), _lowest_of_widest([0.0] * 12 + [1.0], 4)
-    (2, 3)
+    (2, 2)
     """
     centre = fmean(ordered)
     shifted = [reward - centre for reward in ordered]

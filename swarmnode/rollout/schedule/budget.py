@@ -5,16 +5,15 @@ probes (half of a group each), scored -> [Budget.deal] -> answers wanted of each
 A group of equal rewards has no gradient, and with one size for all examples that is 40 to 50 % of them here:
 easy examples get more answers than they need, hard ones fewer. So a round has the answers that it always had,
 but deals them twice. First each example gets a probe. What its rewards say, together with the running pass
-rate of its task, is a Beta distribution over its pass rate p. Then the other half goes where it is worth most
-(a knapsack, as in Knapsack RL, arXiv 2509.25849). The worth of n answers to an example is
+rate of its task, is a Beta distribution over its own pass rate. Then each further answer goes where it adds
+most to the chance that a group's rewards differ: a knapsack, as in Knapsack RL (arXiv 2509.25849), over a
+posterior. A probe whose rewards differ needs no more; one that is all right or all wrong gets the more the
+less sure it is to stay so, which is XRPO's uncertainty (arXiv 2510.06672), and of the hard ones those that
+their task's pass rate leaves hope for (DARS, arXiv 2508.13755, gives more to the hard). The chance rises ever
+more slowly, so dealing one after the other is the best deal there is.
 
-    E[p (1 - p)^2]  x  chance that the rewards of the group differ  x  sqrt(n)
-
-The first factor is the progress that is to be had (Knapsack RL, section 3): none where all is right, so such
-examples stop at their probe, and most where a third is right. The second is 1 once the probe has rewards that
-differ; before that it grows with each answer, quickly where the uncertainty about p is large (XRPO, arXiv
-2510.06672; DARS, arXiv 2508.13755, gives more to hard examples likewise). The third is how the signal of a
-gradient estimate grows over its noise.
+Knapsack RL weighs the chance with the progress to be had, E[p (1 - p)^2]; here that, the square root of the
+size, and both were tried and ended lower than the chance alone (benchmarks/README.md).
 
 All of it depends on rewards and an order by seed alone: the same seed deals the same budgets, and who resumes
 deals again what was dealt before.
@@ -22,7 +21,7 @@ deals again what was dealt before.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from heapq import heapify, heapreplace
 
 import msgspec
 
@@ -81,21 +80,16 @@ class Probe:
     mixed: bool
     """Rewards differ already."""
     easy: bool
-    """All rewards are alike, and more right than wrong."""
+    """More right than wrong."""
 
-    @property
-    def progress(self) -> float:
-        """E[p (1 - p)^2]."""
-        a, b, n = self.right, self.wrong, self.right + self.wrong
-        return a * b * (b + 1) / (n * (n + 1) * (n + 2))
-
-    def worth(self, most: int) -> Iterator[float]:
-        """Of the probe alone, and with one more answer each time, up to `most` in all."""
-        alike, same = 1.0, self.right if self.easy else self.wrong
-        for more in range(most - self.answers + 1):
-            chance = 1.0 if self.mixed else 1.0 - alike
-            yield self.progress * chance * sqrt(self.answers + more)
-            alike *= (same + more) / (self.right + self.wrong + more)
+    def gains(self, most: int) -> Iterator[float]:
+        """What each further answer, up to `most` in all, adds to the chance that rewards differ: none where they
+        do; else the chance that all before it are like those of the probe, and it is not."""
+        alike, same = 0.0 if self.mixed else 1.0, self.right if self.easy else self.wrong
+        for more in range(most - self.answers):
+            again = alike * (same + more) / (self.right + self.wrong + more)
+            yield alike - again
+            alike = again
 
 
 def probe_of(rewards: Sequence[float | None], rate: PassRate) -> Probe:
@@ -115,40 +109,25 @@ def probe_of(rewards: Sequence[float | None], rate: PassRate) -> Probe:
 
 
 def deal(probes: Sequence[Probe], answers: int, most: int) -> list[int]:
-    """More answers for each example, `answers` in all: where they add the most worth, never above `most`.
+    """More answers for each example, `answers` in all where they fit, none with more than `most`: each where
+    it gains most, the first of equal ones. Where nothing is to be gained any more, the smallest grow.
 
-    An answer alone may be worth little and several together much, so what is compared are the slopes of the
-    concave hull of each worth: dealt in the order of their slopes no other deal of as many answers is worth
-    more, but for the last slope, of which a part may be left over. Of equal slopes the first counts.
+    >>> deal([probe_of([0.0, 1.0], PassRate()), probe_of([0.0, 0.0], PassRate())], 3, most=4)
+    [1, 2]
     """
-    slopes = [
-        (-slope, place, number, length)
-        for place, probe in enumerate(probes)
-        for number, (slope, length) in enumerate(hull(list(probe.worth(most))))
-    ]
+    gains = [(-gain, place) for place, probe in enumerate(probes) for gain in probe.gains(most) if gain > 0]
     more = [0] * len(probes)
-    for _, place, _, length in sorted(slopes):
-        taken = min(length, answers)
-        more[place] += taken
-        answers -= taken
+    for _, place in sorted(gains)[:answers]:
+        more[place] += 1
+    sizes = [(probe.answers + more[place], place) for place, probe in enumerate(probes)]
+    heapify(sizes)
+    for _ in range(answers - sum(more)):
+        smallest, place = sizes[0]
+        if smallest >= most:
+            break
+        heapreplace(sizes, (smallest + 1, place))
+        more[place] += 1
     return more
-
-
-def hull(worth: Sequence[float]) -> list[tuple[float, int]]:
-    """Slopes of the concave hull above a sequence that rises, with the length of each, the steepest first.
-
-    >>> hull([0.0, 1.0, 4.0, 5.0])
-    [(2.0, 2), (1.0, 1)]
-    """
-    found: list[tuple[float, int]] = []
-    for step in range(1, len(worth)):
-        slope, length = worth[step] - worth[step - 1], 1
-        while found and found[-1][0] <= slope:
-            before, steps = found.pop()
-            slope = (slope * length + before * steps) / (length + steps)
-            length += steps
-        found.append((slope, length))
-    return [(slope, length) for slope, length in found if slope > 0]
 
 
 class Budget:

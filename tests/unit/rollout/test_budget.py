@@ -1,6 +1,6 @@
 import random
+from collections.abc import Sequence
 from itertools import product
-from math import sqrt
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +11,6 @@ from swarmnode.rollout.schedule.budget import (
     PassRate,
     Probe,
     deal,
-    hull,
     probe_of,
     probe_size,
 )
@@ -26,41 +25,43 @@ def probes(*rewards: list[float | None], rate: PassRate = PassRate()) -> list[Pr
     return [probe_of(one, rate) for one in rewards]
 
 
-def worth_of(probe: Probe, members: int) -> float:
-    return list(probe.worth(members))[-1]
+def chance_of(probe: Probe, members: int) -> float:
+    return sum(probe.gains(members))
 
 
 # ---- what a probe says ----
 
 
-def test_what_is_all_right_stops_at_its_probe():
-    often = PassRate(passes=90.0, answers=100.0)
-    more = deal(probes(*ROUND, rate=often), 16, most=32)
-    assert sum(more) == 16
-    assert more[0] == 0
+def test_a_probe_whose_rewards_differ_has_nothing_more_to_gain():
+    assert set(probe_of([1.0, 0.0, 0.0, 0.0], PassRate()).gains(32)) == {0.0}
 
 
 def test_an_example_that_was_never_right_gets_the_more_the_oftener_its_task_is():
     hopeless, hopeful = probe_of([0.0] * 4, PassRate(1.0, 100.0)), probe_of([0.0] * 4, PassRate(50.0, 100.0))
-    assert worth_of(hopeful, 12) > 5 * worth_of(hopeless, 12)
+    assert chance_of(hopeful, 12) > 5 * chance_of(hopeless, 12)
+    assert deal([hopeless, hopeful], 8, most=32) == [0, 8]
+
+
+def test_what_is_sure_to_be_right_stops_at_its_probe():
+    sure, unsure = probe_of([1.0] * 4, PassRate(99.0, 100.0)), probe_of([0.0] * 4, PassRate(30.0, 100.0))
+    assert deal([sure, unsure], 12, most=32) == [0, 12]
 
 
 def test_the_chance_of_a_gradient_is_that_of_the_posterior():
     """Of answers drawn as the Beta distribution says."""
-    probe = probe_of([0.0] * 4, PassRate(3.0, 10.0))
     rng = random.Random(0)
-    drawn = [rng.betavariate(probe.right, probe.wrong) for _ in range(20_000)]
-    chance = sum(1 - (1 - rate) ** 6 for rate in drawn) / len(drawn)
-    progress = sum(rate * (1 - rate) ** 2 for rate in drawn) / len(drawn)
-    assert probe.progress == pytest.approx(progress, rel=0.03)
-    assert worth_of(probe, 10) == pytest.approx(progress * chance * sqrt(10), rel=0.05)
+    for rewards, sign in (([0.0] * 4, 0), ([1.0] * 4, 1)):
+        probe = probe_of(rewards, PassRate(3.0, 10.0))
+        rates = [abs(sign - rng.betavariate(probe.right, probe.wrong)) for _ in range(20_000)]
+        drawn = sum(1 - (1 - rate) ** 6 for rate in rates) / len(rates)
+        assert chance_of(probe, 10) == pytest.approx(drawn, rel=0.03)
 
 
-def test_more_answers_are_never_worth_less():
-    for probe in probes(*ROUND):
-        worth = list(probe.worth(64))
-        assert worth == sorted(worth)
-        assert len(worth) == 61
+def test_each_answer_gains_less_than_the_one_before():
+    for probe in probes([0.0] * 4, [1.0] * 4, [0.5] * 4):
+        gains = list(probe.gains(64))
+        assert gains == sorted(gains, reverse=True)
+        assert len(gains) == 60 and sum(gains) < 1
 
 
 def test_an_answer_without_a_reward_says_nothing():
@@ -71,34 +72,33 @@ def test_an_answer_without_a_reward_says_nothing():
 # ---- the deal ----
 
 
-@given(rewards_of_probes, st.integers(0, 64), st.integers(4, 32))
-def test_no_more_is_dealt_than_there_is_and_nobody_gets_more_than_the_most(rewards, answers: int, most: int):
+@given(rewards_of_probes, st.integers(0, 256), st.integers(4, 32))
+def test_all_is_dealt_that_fits_and_nobody_gets_more_than_the_most(rewards, answers: int, most: int):
     more = deal(probes(*rewards), answers, most)
-    assert sum(more) <= answers
+    assert sum(more) == min(answers, len(rewards) * (most - 4))
     assert all(0 <= one <= most - 4 for one in more)
 
 
-@given(st.lists(st.sampled_from(ROUND), min_size=2, max_size=3), st.integers(1, 8))
+@given(
+    st.lists(st.sampled_from([*ROUND, [0.5] * 4]), min_size=2, max_size=3),
+    st.integers(1, 8),
+    st.floats(1.0, 9.0),
+)
 @settings(max_examples=50)
-def test_no_other_deal_is_worth_more_but_for_a_part_of_the_last_slope(rewards, answers: int):
-    found = probes(*rewards)
-    worths = [list(probe.worth(12)) for probe in found]
-    more = deal(found, answers, most=12)
+def test_no_other_deal_of_as_many_answers_has_a_higher_chance(rewards, answers: int, passes: float):
+    found = probes(*rewards, rate=PassRate(passes, 10.0))
+    gains = [list(probe.gains(12)) for probe in found]
 
-    def total(given_out) -> float:
-        return sum(worth[one] for worth, one in zip(worths, given_out, strict=True))
+    def total(dealt: Sequence[int]) -> float:
+        return sum(sum(one[:count]) for one, count in zip(gains, dealt, strict=True))
 
     best = max(total(one) for one in product(range(9), repeat=len(found)) if sum(one) <= answers)
-    longest = max(slope * length for worth in worths for slope, length in hull(worth))
-    assert total(more) >= best - longest - 1e-9
+    assert total(deal(found, answers, most=12)) == pytest.approx(best)
 
 
-def test_the_hull_is_concave_and_ends_where_the_sequence_ends():
-    worth = [0.0, 0.1, 0.5, 1.5, 1.6, 2.4, 2.5]
-    slopes = hull(worth)
-    assert [slope for slope, _ in slopes] == sorted((slope for slope, _ in slopes), reverse=True)
-    assert sum(slope * length for slope, length in slopes) == pytest.approx(worth[-1])
-    assert sum(length for _, length in slopes) == len(worth) - 1
+def test_where_all_rewards_differ_the_groups_are_filled_up_evenly():
+    mixed = probes([1.0, 0.0], [1.0, 0.0, 0.0, 0.0], [1.0, 0.0])
+    assert deal(mixed, 5, most=32) == [3, 0, 2]
 
 
 # ---- the pass rate of a task ----
