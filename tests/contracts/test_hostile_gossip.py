@@ -20,7 +20,7 @@ from swarmnode.network.streams import SocketStream
 from swarmnode.network.tcp_bytes import received_bytes
 from tests.contracts.hosts import p2pd_hosts
 
-TOPIC = "/swarmnode/1/test/rollouts/0"
+TOPIC = "/swarmnode/2/test/rollouts/0"
 KEY = NodeKey(b"\7" * 32)
 HONEST = Author.of(KEY)
 
