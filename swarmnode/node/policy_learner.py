@@ -63,9 +63,9 @@ class PolicyLearner(RolloutLearner):
         forward = forward or Forward(
             policy, config.training, temperature=config.rollout.temperature, top_p=config.rollout.top_p
         )
-        self._rule = make_rule(
-            sharing_rule(config), seed, self._mender(forward, tasks_of_others or self._tasks)
-        )
+        self.mender = self._make_mender(forward, tasks_of_others or self._tasks)
+        """Cuts right answers of strangers to what they need. None: they are taken as they are."""
+        self._rule = make_rule(sharing_rule(config), seed, self.mender)
         self._trainer = Trainer(
             policy,
             config.training,
@@ -114,7 +114,7 @@ class PolicyLearner(RolloutLearner):
         )
         return self._writer.submit(snapshot)
 
-    def _mender(self, forward: Forward, tasks: Mapping[str, Task]) -> Mender | None:
+    def _make_mender(self, forward: Forward, tasks: Mapping[str, Task]) -> Mender | None:
         if self._config.exchange.mend == "off":
             return None
         return Mender(Reader(forward, self._policy.number), tasks, self._renderer)

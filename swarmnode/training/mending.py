@@ -29,7 +29,7 @@ from swarmnode.training.cuts import (
     runs_between,
     score,
 )
-from swarmnode.types import Example, FinishReason
+from swarmnode.types import Example, ExampleKey, FinishReason
 
 BEAM = 5
 """Texts that are read for each answer, each number of cuts and each of two guesses (cuts.py)."""
@@ -182,7 +182,7 @@ class _Mending:
 
     def mend(self, answers: Sequence[ForeignAnswer], read_at_most: int | None) -> list[MendedAnswer]:
         # Two authors may send one text, and one author may send it twice.
-        distinct = {(one.prompt_ids, one.token_ids, one.odd): one for one in answers if one.token_ids}
+        distinct = {_key(one): one for one in answers if one.token_ids}
         rows = [Row(one.prompt_ids, (*one.token_ids, self._end)) for one in distinct.values()]
         came_in = sum(map(_length, rows))
         self._left = max(READ_AT_MOST * came_in, READ_AT_LEAST) if read_at_most is None else read_at_most
@@ -192,7 +192,7 @@ class _Mending:
             if is_suspicious(reading.logprobs[:-1], one.odd)
         }
         self._examine(_in_turns(cases.values()))
-        return [self._result(one, cases.get((one.prompt_ids, one.token_ids, one.odd))) for one in answers]
+        return [self._result(one, cases.get(_key(one))) for one in answers]
 
     def _examine(self, cases: Sequence[_Case]) -> None:
         """In waves: as many side by side as the round can pay for at worst, then more with what is left."""
@@ -376,6 +376,11 @@ def _in_turns(cases: Iterable[_Case]) -> list[_Case]:
         numbered.append((seen[case.answer.author], case))
         seen[case.answer.author] += 1
     return [case for _, case in sorted(numbered, key=lambda pair: pair[0])]
+
+
+def _key(answer: ForeignAnswer) -> tuple[ExampleKey, tuple[int, ...], frozenset[int]]:
+    """What two answers agree in that have one fate."""
+    return answer.example.key, answer.token_ids, answer.odd
 
 
 def _length(row: Row) -> int:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -190,6 +191,17 @@ def test_an_evaluation_between_rounds_does_not_disturb_what_is_in_flight(make: M
     assert evaluation is not None and evaluation.mean is not None
     seen += keys(learner, 2)
     assert len(set(seen)) == 8
+
+
+def test_right_answers_of_strangers_go_through_the_mender_unless_it_is_turned_off(make: Make) -> None:
+    learner = make()
+    own = learner.rollouts(1).groups
+    strange = [replace(group, author="stranger") for group in own]
+    assert learner.mender is not None
+    report = learner.train(own, strange)
+    assert learner.mender.counts.total() > 0
+    assert report.mended + report.refused <= learner.mender.counts.total()
+    assert make("exchange.mend='off'", home="other").mender is None
 
 
 def test_an_engine_that_sleeps_while_training_goes_on_afterwards(make: Make) -> None:
