@@ -33,7 +33,7 @@ from sapo_picture import picture
 from sapo_plan import Outcome, Run
 from sapo_rules import RULES
 from sapo_store import outcomes
-from sapo_swarms import CLAIMED, GRID, SWARMS, rates_of
+from sapo_swarms import CLAIMED, SWARMS, rates_of
 from sapo_table import Table, markdown
 
 MINUTES = 17.0
@@ -71,7 +71,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, help="how many, from 0 on (3; with --quick 2)")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="begin no run later than this")
     parser.add_argument("--libp2p", action="store_true", help="one row more, of real processes")
-    parser.add_argument("--tune-all", action="store_true", help="the grid also where a rate is fixed")
+    parser.add_argument("--rates", type=numbers, help="of the learning rates these only, joined by commas")
     parser.add_argument("--workers", type=int, default=2, help="runs at a time, each on a core")
     parser.add_argument("--fresh", action="store_true", help="run again what is known")
     parser.add_argument("--any-code", action="store_true", help="take what other versions of the code found")
@@ -90,6 +90,10 @@ def names_in(known: dict[str, Any]) -> Any:
     return names
 
 
+def numbers(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.split(","))
+
+
 def swarms_of(options: argparse.Namespace) -> Sequence[str]:
     found = options.swarms or (("specialists",) if options.quick else tuple(CLAIMED))
     return [*found, "processes"] if options.libp2p else found
@@ -104,8 +108,8 @@ def rules_of(swarm: str, options: argparse.Namespace) -> Sequence[str]:
 def tried(swarm: str, rule: str, options: argparse.Namespace) -> list[Run]:
     """The runs at seed 0 that the best learning rate is found by."""
     rates = (QUICK_RATE,) if options.quick else rates_of(swarm, rule)
-    if options.tune_all:
-        rates = tuple(dict.fromkeys((*rates, *GRID)))
+    if options.rates and set(rates) > set(options.rates):
+        rates = options.rates
     return [Run(swarm, rule, rate, 0, rounds_of(swarm, options)) for rate in rates]
 
 

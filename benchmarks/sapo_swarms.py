@@ -42,7 +42,7 @@ CLAIMED: dict[str, tuple[str, ...]] = {
 }
 """The rules that a whole run compares in each swarm."""
 
-FIXED = {"peaceful": 2e-3, "poison": 2e-3, "peaceful_lax": 2e-3, "poison_lax": 2e-3}
+FIXED = {"processes": 2e-3, "peaceful": 2e-3, "poison": 2e-3, "peaceful_lax": 2e-3, "poison_lax": 2e-3}
 """One learning rate for all rules: what is compared there is one rule with and without attackers."""
 
 AS_SHIPPED = frozenset({("equals", "book"), ("fresh", "book")})
