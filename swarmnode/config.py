@@ -170,12 +170,13 @@ class ExchangeConfig(Section):
     shaped: bool = False
     """Weigh foreign and replayed tokens by how likely they are to us, as LUFFY does: most at 0.1, little for
     the impossible and the certain."""
+    adapt: bool = True
+    """Take less from others while that works against our own reward, by what the gradients say: down to an
+    eighth of external_groups and of what is replayed, and back. With rule sapo and hacpo it is only shown.
+    Off: always as much as is set."""
     mend: Literal["auto", "off"] = "auto"
     """Cut right answers of strangers to what our judge and the rest of the text need, before the book keeps
     them: text that was put in goes. off: they enter as they are."""
-    adapt: bool = True
-    """Take less from others while that works against our own reward, by what the gradients say: down to an
-    eighth of external_groups and of what is replayed, and back. Off: always as much as is set."""
     max_age: int = Field(default=8, ge=0)
     """Oldest external group still trained on, in our policy versions since it arrived."""
     buffer_groups: int = Field(default=256, ge=1, le=65536)

@@ -50,7 +50,7 @@ from swarmnode.node.workers import Workers
 from swarmnode.training.marks import needs_of
 from swarmnode.training.mix import own_to_learn_from
 from swarmnode.training.records import Counters, TrainReport, tally
-from swarmnode.training.sharing import groups_wanted
+from swarmnode.training.sharing import adapts, groups_wanted
 from swarmnode.training.sharing_gauge import SharingGauge, told
 from swarmnode.types import RolloutGroup
 
@@ -297,7 +297,7 @@ class Node:
         """What this round says of sharing, and what follows for the next ones."""
         before, wanted = self._gauge, groups_wanted(self._config)
         seen = before.after(report.agreement)
-        self._counters.sharing = seen if self._config.exchange.adapt else seen.in_full()
+        self._counters.sharing = seen if adapts(self._config) else seen.in_full()
         if self._gauge.level != before.level:
             log.info("%s", told(before, self._gauge, wanted))
 

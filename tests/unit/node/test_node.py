@@ -166,8 +166,11 @@ class Choosy(Impatient):
 class Counting(FakeLearner):
     """Reports a pass rate."""
 
-    def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport:
-        return msgspec.structs.replace(super().train(own, external), pass_rates={"sum": 0.75})
+    def train(
+        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
+    ) -> TrainReport:
+        report = super().train(own, external, foreign_share)
+        return msgspec.structs.replace(report, pass_rates={"sum": 0.75})
 
 
 async def test_what_the_node_fails_on_is_what_it_has_fetched() -> None:
