@@ -2,7 +2,7 @@
 
 TrainReport.agreement, round by round -> [SharingGauge] -> J for the exchange, the share of what is replayed
                                               |
-                                              +-> Counters (checkpoint), board.py (status, panel)
+                                              +-> Counters (checkpoint), board.py (sharing: +0.04, J 16)
 
 Pure: the gauge is a value, and each round makes the next one of it. A cosine (agreement.py) is noisy, so the
 mean over a window decides, and only where it is two standard errors from zero:
