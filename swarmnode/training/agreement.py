@@ -11,9 +11,10 @@ remembers matters: a lesson on what we cannot do yet does not show in the reward
 that only disturbs is seen by what we have to undo afterwards. Answers of our own that are replayed belong to
 neither part: they are no sample of today's policy.
 
-Nothing is computed for it. Own samples go first and those of strangers after them, in micro-batches of their
-own, and the adapter's gradients are looked at in between. It takes three times the memory of a gradient. The
-product is taken in the metric in which Adam steps; its cosine can be compared between rounds and sizes.
+Nothing is computed for it. In the first step of a round own samples go first and those of strangers after
+them, in micro-batches of their own, and the adapter's gradients are looked at in between. It takes three
+times the memory of a gradient. The product is taken in the metric in which Adam steps; its cosine can be
+compared between rounds and sizes.
 """
 
 from collections.abc import Sequence
@@ -37,8 +38,8 @@ EPSILON = 1e-8
 class Agreement:
     """Own gradient against the foreign part of the momentum, of one policy, round by round.
 
-    In each step `part_ends` after the micro-batches of each source, if it has own and foreign ones; then
-    `taken`, or `forget` where the step is skipped.
+    In a step that is compared, `part_ends` after the micro-batches of each source; after every step `taken`,
+    or `forget` where it is skipped.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -58,7 +59,7 @@ class Agreement:
 
     @property
     def cosine(self) -> float | None:
-        """Of the round, from -1 to 1, over the steps that were taken. None: there was nothing to compare."""
+        """Of the round, from -1 to 1, over what was compared. None: there was nothing to compare."""
         lengths = self._own_own * self._pull_pull
         return self._own_pull / lengths**0.5 if lengths > 0 else None
 
