@@ -8,6 +8,9 @@ from typing import Any, Literal, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+RuleName = Literal["sapo", "successes", "book", "own_book", "rescue", "hacpo"]
+"""The rules by which a node learns from others (training/rules.py)."""
+
 
 class Section(BaseModel):
     """A frozen group of settings. Unknown keys are errors."""
@@ -147,9 +150,26 @@ class ExchangeConfig(Section):
     enabled: bool = True
     """Share rollouts and train on others'. Off: plain local GRPO, no network at all."""
     local_groups: int = Field(default=4, ge=0)
-    """I: own groups to train on per round (SAPO section 3; 4/4 won the paper's comparison)."""
+    """I: own groups to train on per round (SAPO section 3; 4/4 won the paper's comparison), where external
+    ones take the places of own ones: under the rules book, own_book and rescue all of a round are."""
     external_groups: int = Field(default=4, ge=0)
-    """J: other nodes' groups to train on per round. What is missing is filled up with own groups."""
+    """J: other nodes' groups to learn from per round. Where they are trained on in place of own ones
+    (exchange.rule), what is missing is filled up with own groups."""
+    rule: RuleName = "book"
+    """How to learn from others. book: keep verified right answers, own and foreign, and replay them where we
+    fail; own_book: only our own, nothing is fetched; sapo: train on foreign groups as on own ones; successes:
+    the same without foreign failures; rescue: a foreign success in place of a failure on the same example;
+    hacpo: foreign groups weighed by who is how capable. A pipeline knows sapo and takes the others as
+    successes; with enabled=false all but own_book are plain GRPO."""
+    book_size: int = Field(default=2000, ge=1, le=65536)
+    """Answers that the book of rule=book and own_book holds, the oldest out."""
+    book_replayed: int = Field(default=64, ge=0, le=4096)
+    """M: answers of the book that a round trains on, besides its groups. 0: none."""
+    book_weight: float = Field(default=4.0, gt=0, le=100)
+    """Lambda: the advantage of a replayed answer."""
+    shaped: bool = False
+    """Weigh foreign and replayed tokens by how likely they are to us, as LUFFY does: most at 0.1, little for
+    the impossible and the certain."""
     max_age: int = Field(default=8, ge=0)
     """Oldest external group still trained on, in our policy versions since it arrived."""
     buffer_groups: int = Field(default=256, ge=1, le=65536)
@@ -184,7 +204,7 @@ class TrainingConfig(Section):
     overlong_penalty: float = Field(default=1.0, ge=0)
     """Reward that an answer of full length loses."""
     sequences_per_step: int = Field(default=128, ge=1)
-    """Completions per optimizer step."""
+    """Completions of groups per optimizer step. Answers of the book are spread over the steps on top."""
     correction: Literal["none", "tis", "icepop", "decoupled"] = "tis"
     """How tokens sampled by another policy than the newest are weighted: truncated importance sampling,
     masked importance sampling, decoupled PPO, or not at all."""

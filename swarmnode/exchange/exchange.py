@@ -192,6 +192,11 @@ class Exchange:
         self._fetcher.wake()
         return groups
 
+    def prefer(self, needs: Mapping[str, float]) -> None:
+        """Of each author rather fetch groups of tasks that we need: by name, from 0 to 1, as we measure it.
+        Unknown tasks count 1."""
+        self._fetcher.needs = needs
+
     def snapshot(self) -> bytes:
         """The accepted groups that still wait, for a checkpoint."""
         return self._buffer.snapshot(self._policy_version)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
 from swarmnode.errors import HostDown, Rejected
@@ -39,6 +39,7 @@ from swarmnode.exchange.selection import (
     Trust,
     author_share,
     choose,
+    choose_header,
     drawable,
     is_fresh,
     newcomer_share,
@@ -95,6 +96,8 @@ class Fetcher:
         self._is_neighbour = is_neighbour
         self._connected: frozenset[str] = frozenset()
         self.seen = RecentlySeen(max_keys=MAX_SEEN, ttl_s=settings.max_age_s + MAX_CLOCK_SKEW_S)
+        self.needs: Mapping[str, float] = {}
+        """How much we need a task, by its name (selection.choose_header)."""
         self._target = min(settings.prefetch_groups, buffer.capacity)
         self._vain = TokenBucket(rate_per_s=VAIN_BYTES_PER_S, burst=VAIN_BYTES_BURST)
         """Bytes that newcomers may still give us in vain."""
@@ -187,7 +190,9 @@ class Fetcher:
             chosen = choose(self._candidates(), self._running(), slots, self._rng)
             if chosen is None:
                 return
-            announcement = self._rng.choice(self._pool.waiting[chosen.author])
+            headers = self._pool.waiting[chosen.author]
+            tasks = [waiting.header.task for waiting in headers]
+            announcement = headers[choose_header(tasks, self.needs, self._rng)]
             self._pool.remove(announcement)
             if announcement.given is not None:
                 self._take_over(announcement, announcement.given)

@@ -88,6 +88,10 @@ NEWCOMER_PATIENCE_S = 2.0
 """What we wait for the body of an author that never gave us one; doubled with each failure, so that a far one
 is not shut out, up to the deadline of all fetches."""
 
+LEAST_NEED = 0.02
+"""What a header of a task that we master counts beside one of a task that we always fail on: others may yet
+know a better answer, and what we knew may be forgotten."""
+
 MAX_WAIT_SHARE = 0.1
 """Share of the time of its own work that a round may wait for others."""
 

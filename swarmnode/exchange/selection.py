@@ -14,6 +14,8 @@ applied to authors who earned it, and what everybody else may take is bounded to
   node that announces a thousand headers is no likelier to be heard than one that announces ten.
 - Newcomers are tried in order of what they cost: those we fetched from before, those who failed least often,
   those we hold a connection to (a connection is not free), and by lot among equals.
+- Which of an author's headers is fetched follows our own need: rather tasks that we fail on. The author is
+  chosen before, so nobody is heard more for announcing what we need, or more of it.
 - In a draw each author has a share, and newcomers together have one.
 
 Beyond the spread that the paper asks for, no claimed reward or model size enters into the choice: a claim
@@ -27,7 +29,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
-from swarmnode.exchange.limits import DELAYED_SHARE, MAX_WAIT_SHARE, NEWCOMER_SHARE
+from swarmnode.exchange.limits import DELAYED_SHARE, LEAST_NEED, MAX_WAIT_SHARE, NEWCOMER_SHARE
 from swarmnode.exchange.messages import Arrival
 
 Trust = Literal["neighbour", "proven", "slow", "newcomer"]
@@ -66,6 +68,17 @@ def choose(
     if first:
         return rng.choice(first)
     return rng.choice(slow) if slow else None
+
+
+def choose_header(tasks: Sequence[str], needs: Mapping[str, float], rng: random.Random) -> int:
+    """The place of one of an author's headers, whose tasks are given: each as likely as we need its task, by
+    our own measure from 0 to 1. A task that is not in `needs` is one that we know nothing of: it counts 1.
+
+    >>> [choose_header(["gcd", "rev"], {"gcd": 0.0, "rev": 1.0}, random.Random(seed)) for seed in range(4)]
+    [1, 1, 1, 1]
+    """
+    weights = [max(LEAST_NEED, needs.get(task, 1.0)) for task in tasks]
+    return rng.choices(range(len(tasks)), weights)[0]
 
 
 def slots_of(trust: Trust, slots: int) -> int:

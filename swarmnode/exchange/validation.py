@@ -46,8 +46,8 @@ BODY_OVERHEAD_BYTES = 1024
 """Of a body besides its answers: names, their framing, the frame of zstd."""
 
 Encode = Callable[[str, FinishReason], tuple[int, ...]]
-"""The local policy's tokens of a completion; with its EOS token when the finish is "stop", which we claim of
-no stranger's."""
+"""The local policy's tokens of a completion; with its EOS token when the finish is "stop", which is never
+claimed of a stranger's."""
 
 PromptIds = Callable[[str], tuple[int, ...]]
 """The local policy's tokens of a prompt, chat template and all."""
@@ -221,7 +221,7 @@ def _look_at(
 
 
 def _completion(answer: Answer, policy_version: int, rules: BodyRules) -> Completion:
-    """A stranger's answer in our tokens, without the end that it claims: nobody's EOS but our own is learnt.
+    """A stranger's answer in our tokens, without the end that it claims.
 
     Text can be judged again here, `finish` cannot. Right answers marked "length" and wrong ones marked "stop"
     would make EOS the token that tells them apart, and unlearn it: a tiny policy fell from 0.73 to 0.44 in 90
@@ -232,7 +232,8 @@ def _completion(answer: Answer, policy_version: int, rules: BodyRules) -> Comple
     mark as ended only what is right would teach to stop early. Where our policy stops it learns from its own
     answers, half of each batch or more, which know. Under the attack (16 own and 16 such groups a round, 24
     rounds) held-out reward was 0.24 with the claim believed, 0.39 with EOS everywhere, 0.56 with none; among
-    three honest nodes 0.61, 0.67 and 0.67.
+    three honest nodes 0.61, 0.67 and 0.67. (That is for groups that are trained on as they are. Behind single
+    answers that our judge gave full marks our own end may be taught, whatever was claimed: book_rule.py.)
 
     So `finish` is "length" here: it says that no EOS is among the tokens, as everywhere. Shaping for length
     (training/shaping.py) counts tokens and asks `finish` only about "abort", which does not travel. An answer

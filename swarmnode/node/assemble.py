@@ -31,6 +31,7 @@ from swarmnode.node.overlap import Overlap
 from swarmnode.paths import Paths
 from swarmnode.rollout.families import refuse_at_sight
 from swarmnode.tasks.task import Task
+from swarmnode.training.sharing import groups_wanted
 
 if TYPE_CHECKING:
     from swarmnode.node.policy_learner import PolicyLearner, TrainJointly
@@ -235,7 +236,7 @@ def build_exchange(
 
 def exchange_settings(config: Config, longest_prompt: int) -> ExchangeSettings:
     """The exchange's settings out of the node's: of a peer's group we train on as much as of two of ours."""
-    wanted = config.exchange.external_groups
+    wanted = groups_wanted(config)
     return ExchangeSettings(
         swarm=config.swarm.name,
         shards=config.exchange.shards,

@@ -128,11 +128,12 @@ class Monitors:
 def round_line(status: NodeStatus) -> str:
     """A round in one line: reward, data, speed, swarm."""
     training, progress = status.training, status.progress
+    book = f", {training.replayed} of {training.book} answers in the book" if training.book else ""
     limit = f"/{progress.rounds_limit}" if progress.rounds_limit is not None else ""
     return (
         f"round {progress.round}{limit}  reward {shown(status.reward.own)} own"
         f" {shown(status.reward.external)} external"
-        f"  trained on {training.own_groups} own + {training.external_groups} external groups"
+        f"  trained on {training.own_groups} own + {training.external_groups} external groups{book}"
         f"  {shown(status.speed.tokens_per_s, '.0f')} tokens/s  {status.network.peers} peers"
         f"  accepted {status.exchange.accepted} dropped {sum(status.exchange.dropped.values())}"
     )

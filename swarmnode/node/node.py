@@ -1,7 +1,7 @@
 """The node: asks its policy questions, tells the swarm, listens, learns, and goes on.
 
     draw -> generate -> score -> publish  }
-                collect others' groups    }  -> mix I own + J external -> train -> new policy version -> again
+                collect others' groups    }  -> own + J external, by the rule -> train -> new policy version
 
 The loop lives on asyncio and never blocks: everything that computes runs in a worker thread (learner.py),
 everything that waits for others has a deadline. What to do next is decided in lifecycle.py.
@@ -47,8 +47,10 @@ from swarmnode.node.status import NodeStatus, PipelineStatus
 from swarmnode.node.summary import Summary, summarise
 from swarmnode.node.supervisor import supervise
 from swarmnode.node.workers import Workers
-from swarmnode.training.mix import choose_own
+from swarmnode.training.marks import needs_of
+from swarmnode.training.mix import own_to_learn_from
 from swarmnode.training.records import Counters, TrainReport, tally
+from swarmnode.training.sharing import groups_wanted
 from swarmnode.types import RolloutGroup
 
 log = logging.getLogger(__name__)
@@ -225,13 +227,14 @@ class Node:
             return
         await self._publish(rollouts.groups)
         external = await self._collect()
-        own = choose_own(rollouts.groups, self._room_for_own(len(external)), self._rng(number))
+        own = own_to_learn_from(rollouts.groups, len(external), self._config, self._rng(number))
         report = await self._train(number, own, external)
         if report is None:
             return
         without_gradient = sum(not group.has_gradient for group in rollouts.groups)
         report = msgspec.structs.replace(report, zero_advantage_own=without_gradient)
         seconds = time.perf_counter() - started
+        self._prefer_what_we_fail_on(report)
         self._count(number, rollouts, external, seconds)
         self._board.trained(rollouts, external, report, seconds)
         self._refresh_sharing()
@@ -268,19 +271,12 @@ class Node:
             raise report
         return report
 
-    def _room_for_own(self, external: int) -> int:
-        """I own groups, and as many more as external ones are missing. Without an exchange, all of them."""
-        exchange = self._config.exchange
-        if not exchange.enabled:
-            return self._config.rollout.groups
-        return max(0, exchange.local_groups + exchange.external_groups - external)
-
     def _rng(self, number: int) -> random.Random:
         return random.Random(f"{self._seed}:{number}:own")
 
     async def _collect(self) -> Sequence[RolloutGroup]:
         """Groups of others. Most were fetched and scored while we generated; this waits for the last."""
-        wanted = self._config.exchange.external_groups
+        wanted = groups_wanted(self._config)
         if self._network is None or wanted == 0:
             return ()
         version = self._learner.policy_version
@@ -288,6 +284,10 @@ class Node:
         groups = await self._network.exchange.collect(wanted, version, deadline_s)
         self._collected_at = time.monotonic()
         return groups
+
+    def _prefer_what_we_fail_on(self, report: TrainReport) -> None:
+        if self._network is not None and report.pass_rates:
+            self._network.exchange.prefer(needs_of(report.pass_rates))
 
     async def _publish(self, groups: Sequence[RolloutGroup]) -> None:
         if self._network is not None:

@@ -22,6 +22,7 @@ from swarmnode.node.monitors import policy_label, shown
 from swarmnode.node.panel_layout import fit_rows
 from swarmnode.node.status import NodeStatus, PipelineStatus, Rewards, invitation, printable_status
 from swarmnode.printable import printable
+from swarmnode.training.records import TrainReport
 
 LOG_LINES = 6
 HISTORY_ROUNDS = 60
@@ -163,11 +164,7 @@ def _rows(
             f"{shown(reward.eval_first)} at first, {shown(reward.eval_last)}"
             f" after {_none(reward.eval_round)} rounds",
         ),
-        (
-            "trained on",
-            f"{training.own_groups} own + {training.external_groups} external groups; "
-            f"{training.zero_advantage_own} own ones had no gradient",
-        ),
+        ("trained on", _trained_on(training)),
         (
             "speed",
             f"{shown(speed.tokens_per_s, '.0f')} tokens/s, round {shown(speed.round_s, '.2f')} s "
@@ -202,6 +199,19 @@ def _progress(status: NodeStatus, width: int) -> RenderableType:
     bar = ProgressBar(total=max(progress.rounds_limit, 1), completed=progress.round, width=bar_width)
     row.add_row(f"{progress.round}/{progress.rounds_limit}", bar, f"{progress.tokens:,} tokens")
     return row
+
+
+def _trained_on(training: TrainReport) -> str:
+    """Groups, or with a book the groups of our own and what was replayed."""
+    if training.book:
+        return (
+            f"{training.own_groups} own groups, {training.replayed} of {training.book} answers in the book"
+            f" ({training.book_foreign} from others)"
+        )
+    return (
+        f"{training.own_groups} own + {training.external_groups} external groups; "
+        f"{training.zero_advantage_own} own ones had no gradient"
+    )
 
 
 def _pipeline(pipeline: PipelineStatus) -> str:

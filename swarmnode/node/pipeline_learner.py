@@ -8,6 +8,7 @@ read, and that a pipeline of another division, or a single machine, goes on from
 the rounds and what waits to be trained on; the weights are in the members' own checkpoints.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol
@@ -32,8 +33,11 @@ from swarmnode.training.checkpoint_store import CheckpointStore
 from swarmnode.training.checkpoint_writer import CheckpointWriter
 from swarmnode.training.records import Counters, TrainReport
 from swarmnode.training.round import MeasuredRound
-from swarmnode.training.samples import group_samples
+from swarmnode.training.rules import GroupLesson, make_rule, sharing_rule
+from swarmnode.training.samples import SampleRules, lesson_samples
 from swarmnode.types import RolloutGroup
+
+log = logging.getLogger(__name__)
 
 
 class Drive(Protocol):
@@ -89,6 +93,11 @@ class PipelineLearner(RolloutLearner):
         self._micro_batch_tokens = micro_batch_tokens
         self._device = device
         self._choose_path = choose_path
+        # One that replays nothing (sharing.py): nobody sampled along any path what it would replay.
+        rule = sharing_rule(config)
+        if rule.name != config.exchange.rule:
+            log.info("in a pipeline exchange.rule=%s means %s", config.exchange.rule, rule.name)
+        self._rule = make_rule(rule, seed)
 
     @property
     def policy_version(self) -> int:
@@ -150,9 +159,12 @@ class PipelineLearner(RolloutLearner):
     def _feed(
         self, course: Course, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]
     ) -> RolloutFeed:
+        lessons = self._rule.lessons(own, external, version=course.iteration)
         measured = MeasuredRound()
+        measured.groups.update(("own", group.has_gradient) for group in own)
+        measured.groups.update(("external", group.has_gradient) for group in external)
         return RolloutFeed(
-            [*self._samples(own, measured, "own"), *self._samples(external, measured, "external")],
+            self._samples([*lessons.own, *lessons.external], shaped=lessons.shaped),
             course.paths,
             course.waves,
             self._config.training,
@@ -168,16 +180,13 @@ class PipelineLearner(RolloutLearner):
             measured=measured,
         )
 
-    def _samples(
-        self, groups: Sequence[RolloutGroup], measured: MeasuredRound, origin: str
-    ) -> Iterator[PathSamples]:
-        for group in groups:
-            samples = group_samples(
-                group,
-                self._renderer.prompt_ids(group.example.prompt),
-                self._config.training,
-                max_tokens=self._config.rollout.max_tokens,
-            )
-            measured.groups[origin, samples is not None] += 1
-            if samples:
-                yield PathSamples(group.completions[0].path, samples)
+    def _samples(self, lessons: Sequence[GroupLesson], *, shaped: bool) -> Iterator[PathSamples]:
+        rules = SampleRules(
+            self._renderer.prompt_ids,
+            self._config.training,
+            self._config.rollout.max_tokens,
+            end=lambda: self._renderer.eos_token_ids[0],
+        )
+        for lesson in lessons:
+            if samples := lesson_samples(lesson, rules, shaped=shaped):
+                yield PathSamples(lesson.group.completions[0].path, samples)

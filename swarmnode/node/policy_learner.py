@@ -5,6 +5,7 @@ node.py -> worker threads -> [PolicyLearner] -> rollout_learner.py (rollouts), t
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 
 from swarmnode.config import Config
 from swarmnode.node.learner import Resumed
@@ -20,8 +21,9 @@ from swarmnode.training.forward import Forward
 from swarmnode.training.policy import Policy
 from swarmnode.training.records import Counters, TrainReport
 from swarmnode.training.round import RoundOfPolicy
+from swarmnode.training.rules import make_rule, sharing_rule
 from swarmnode.training.trainer import Trainer
-from swarmnode.types import RolloutGroup
+from swarmnode.types import Example, RolloutGroup
 
 TrainJointly = Callable[[RoundOfPolicy], TrainReport]
 """Trains a round together with those of other policies."""
@@ -55,6 +57,7 @@ class PolicyLearner(RolloutLearner):
         self._writer = CheckpointWriter(store.write)
         self._sleep_while_training = overlap.sleep
         self._train_jointly = train_jointly
+        self._rule = make_rule(sharing_rule(config), seed)
         self._trainer = Trainer(
             policy,
             config.training,
@@ -64,6 +67,7 @@ class PolicyLearner(RolloutLearner):
             seed=seed,
             render=renderer.prompt_ids,
             forward=forward,
+            rule=self._rule,
         )
 
     @property
@@ -77,6 +81,7 @@ class PolicyLearner(RolloutLearner):
         waiting = restore(checkpoint, self._policy, self._trainer.optimizer)
         self.engine.set_policy(self._policy.update(), "abort")
         self._restore_rollouts(waiting.rollouts)
+        self._rule.restore(waiting.rule, {name: task.version for name, task in self._tasks.items()})
         return Resumed(checkpoint.state.counters, waiting.exchange)
 
     def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport:
@@ -92,7 +97,7 @@ class PolicyLearner(RolloutLearner):
             self._policy,
             self._trainer.optimizer,
             counters,
-            self._waiting(counters, exchange),
+            replace(self._waiting(counters, exchange), rule=self._rule.state()),
             self._seed,
             measure=self._measure(),
             task_specs=self._task_specs(),
@@ -105,3 +110,6 @@ class PolicyLearner(RolloutLearner):
 
     def _update(self) -> PolicyUpdate:
         return self._policy.update()
+
+    def _wanted_examples(self) -> Sequence[Example]:
+        return self._rule.wanted_examples()

@@ -34,6 +34,7 @@ from swarmnode.tasks.judged import OwnJudge
 from swarmnode.tasks.process import spec_of
 from swarmnode.tasks.rounds import ExampleStream, StreamPlace
 from swarmnode.tasks.task import Task, redraw, score_strictly
+from swarmnode.tasks.wanted import WantedExamples
 from swarmnode.training.budget import is_out_of_memory
 from swarmnode.training.checkpoint import Measure, Waiting
 from swarmnode.training.evaluation import evaluate
@@ -84,7 +85,7 @@ class RolloutLearner(ABC):
         self._versions_ahead = versions_ahead
         settings = partial_settings(config.rollout, versions_ahead, alone=config.node.policies == 1)
         self._rollouts = PartialRollouts(engine, renderer, settings, self._sampling, seed=seed)
-        self._examples = self._stream()
+        self._examples = WantedExamples(self._stream())
         self._budget = make_budget(config.rollout)
         self._untrained: dict[int, list[Answered]] = {}
         """Complete groups by the round that got them, for the newest rounds."""
@@ -111,9 +112,14 @@ class RolloutLearner(ABC):
     def _update(self) -> PolicyUpdate:
         """What has been learnt so far, for the engine."""
 
+    def _wanted_examples(self) -> Sequence[Example]:
+        """What others solved and we should answer ourselves, so as to learn from it."""
+        return ()
+
     # The Learner
 
     def use_newest_policy(self) -> None:
+        self._examples.want(self._wanted_examples())
         if self.engine.policy_version != self.policy_version:
             self._rollouts.set_policy(self._update())
 
@@ -258,7 +264,7 @@ class RolloutLearner(ABC):
             ) from error
         # At a start the trainer is not ahead of the engine yet: what was complete is as fresh as it looks.
         self._rollouts.restore(state.rollouts, self._redraw, older=self._versions_ahead)
-        self._examples = self._stream(state.place)
+        self._examples = WantedExamples(self._stream(state.place))
         if self._budget is not None:
             self._budget.rates = state.pass_rates
 

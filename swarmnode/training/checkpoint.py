@@ -7,6 +7,8 @@ trainer, node -> [snapshot -> files] -> disk -> [read_checkpoint -> restore] -> 
       optimizer.safetensors                                      Adam moments, and torch's RNG state
       exchange.bin, rollouts.bin                                 external and own groups that wait to be
                                                                  trained on, unfinished ones included
+      rule.bin                                                   what the rule for others' answers has learnt:
+                                                                 its book (rules.py)
       state.json                                                 counters, the held-out reward, and a SHA-256
                                                                  of every other file
 
@@ -39,6 +41,7 @@ ADAPTER_TENSORS = "adapter/adapter_model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 EXCHANGE = "exchange.bin"
 ROLLOUTS = "rollouts.bin"
+RULE = "rule.bin"
 STATE = "state.json"
 RNG = "rng.cpu"
 
@@ -78,6 +81,8 @@ class Waiting:
 
     exchange: bytes = b""
     rollouts: bytes = b""
+    rule: bytes = b""
+    """`Rule.state`: among other things answers to be trained on again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +172,7 @@ def write_files(snapshot: Snapshot, folder: Path) -> None:
         OPTIMIZER: write_synced(folder / OPTIMIZER, tensor_pieces(snapshot.optimizer)),
         EXCHANGE: write_synced(folder / EXCHANGE, [snapshot.waiting.exchange]),
         ROLLOUTS: write_synced(folder / ROLLOUTS, [snapshot.waiting.rollouts]),
+        RULE: write_synced(folder / RULE, [snapshot.waiting.rule]),
     }
     state = msgspec.structs.replace(snapshot.state, digests=digests)
     write_synced(folder / STATE, [_as_json(state)])
@@ -246,9 +252,10 @@ def restore(checkpoint: Checkpoint, policy: Policy, optimizer: torch.optim.Optim
 
 
 def read_waiting(checkpoint: Checkpoint) -> Waiting:
-    """What waits to be trained on. Raises CheckpointError."""
+    """What waits to be trained on. Raises CheckpointError. Checkpoints of earlier versions have no rule."""
+    names = (EXCHANGE, ROLLOUTS, RULE) if RULE in checkpoint.state.digests else (EXCHANGE, ROLLOUTS)
     try:
-        return Waiting(*((checkpoint.folder / name).read_bytes() for name in (EXCHANGE, ROLLOUTS)))
+        return Waiting(*((checkpoint.folder / name).read_bytes() for name in names))
     except OSError as error:
         raise CheckpointError(f"checkpoint {checkpoint.folder.name} is damaged: {error}") from error
 

@@ -9,6 +9,9 @@ one completion, or stale keys and values: its record is that of the process that
 All three are what tokens are drawn from: tempered, and with top-p each cut to its own nucleus and
 renormalised (nucleus.py). A token that is outside prox's counts as its least likely member.
 Only the token is weighted, not how likely its prefix was: that product would have no bounded variance.
+
+Who sampled the tokens of a stranger, or of an answer that is replayed, is not known: they count in full, or
+are shaped by how likely they are to prox.
 """
 
 from dataclasses import dataclass, replace
@@ -17,6 +20,9 @@ import torch
 from torch import Tensor
 
 from swarmnode.config import TrainingConfig
+
+SHAPING = 0.1
+"""LUFFY's gamma."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,28 @@ def token_weights(log_ratio_M: Tensor, config: TrainingConfig, age_M: Tensor | N
     if age_M is None or config.max_policy_lag is None:
         return weights
     return without_older(weights, age_M.to(ratio_M.device), config.max_policy_lag)
+
+
+def batch_weights(
+    prox_N: Tensor, own_mask_N: Tensor, own_weights_M: Tensor, shaped_N: Tensor | None
+) -> Tensor:
+    """Weights of all N tokens of a batch: own ones as given, shaped ones by `shaped_weights`, others 1."""
+    weights_N = torch.ones_like(prox_N).masked_scatter(own_mask_N, own_weights_M)
+    return weights_N if shaped_N is None else torch.where(shaped_N, shaped_weights(prox_N), weights_N)
+
+
+def shaped_weights(prox_N: Tensor) -> Tensor:
+    """p f'(p) with f(p) = p / (p + SHAPING), p the probability of a token under prox: LUFFY's policy shaping
+    (Yan et al. 2025, section 3.2), whose objective f(p) has this times grad log p as its gradient.
+
+    Most for tokens with p = SHAPING, where it is 1/4; tokens that are all but impossible and those that are
+    certain count less. As a whole it makes less of them: raise exchange.book_weight with it.
+
+    >>> shaped_weights(torch.tensor([0.001, 0.1, 0.9]).log())
+    tensor([0.0098, 0.2500, 0.0900])
+    """
+    probability_N = prox_N.detach().exp()
+    return SHAPING * probability_N / (probability_N + SHAPING).square()
 
 
 def uncorrected(ratio_M: Tensor) -> TokenWeights:

@@ -43,6 +43,8 @@ class TrainingSample:
     """Which policy version sampled which tokens. A stranger's versions cannot be compared with ours."""
     policy: int = 0
     """Which of the node's policies learns from it."""
+    shaped: bool = False
+    """Its tokens count by `corrections.shaped_weights`. Only without behaviour log-probabilities."""
 
     @property
     def length(self) -> int:
@@ -78,6 +80,8 @@ class MicroBatch:
     targets_N: Tensor
     """Those completion tokens, EOS included, sample after sample."""
     own: OwnTokens
+    shaped_N: Tensor | None
+    """True where a token counts by `corrections.shaped_weights`. None: nowhere."""
     advantages_N: Tensor
     """The sample's advantage at each of its completion tokens."""
     completion_lengths: list[int]
@@ -113,6 +117,17 @@ def to_samples(
     advantages = group_advantages(group.rewards if rewards is None else rewards, loss)
     if advantages is None:
         return None
+    return credited_samples(group, prompt_ids, advantages, policy=policy)
+
+
+def credited_samples(
+    group: RolloutGroup,
+    prompt_ids: tuple[int, ...],
+    advantages: Sequence[float | None],
+    *,
+    policy: int = 0,
+) -> list[TrainingSample]:
+    """Trainable completions of a group with these advantages; those with None are left out."""
     return [
         TrainingSample(prompt_ids, c.token_ids, advantage, c.logprobs, c.spans, policy)
         for c, advantage in zip(group.completions, advantages, strict=True)
@@ -279,6 +294,7 @@ def _batch(
         predictors_N=torch.tensor(predictors, device=device),
         targets_N=torch.tensor([token for s in samples for token in s.completion_ids], device=device),
         own=_own_tokens(samples, device),
+        shaped_N=_shaped_tokens(samples, device),
         advantages_N=advantages.repeat_interleave(torch.tensor(counts)).to(device),
         completion_lengths=counts,
         tokens_of_policies=tuple(
@@ -287,6 +303,13 @@ def _batch(
         ),
         layout=layout,
     )
+
+
+def _shaped_tokens(samples: Sequence[TrainingSample], device: torch.device) -> Tensor | None:
+    if not any(sample.shaped for sample in samples):
+        return None
+    lengths = torch.tensor([len(sample.completion_ids) for sample in samples])
+    return torch.tensor([sample.shaped for sample in samples]).repeat_interleave(lengths).to(device)
 
 
 def _own_tokens(samples: Sequence[TrainingSample], device: torch.device) -> OwnTokens:

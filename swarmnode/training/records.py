@@ -17,9 +17,19 @@ class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     own_groups: int = 0
+    """Own groups that were trained on."""
     external_groups: int = 0
+    """Groups of others that were learned from: trained on, or read for the book."""
     zero_advantage_own: int = 0
     zero_advantage_external: int = 0
+    replayed: int = 0
+    """Answers of the book that were trained on."""
+    book: int = 0
+    """Answers in the book."""
+    book_foreign: int = 0
+    """Of those, from others."""
+    pass_rates: dict[str, float] = {}
+    """Running share of own answers with full marks, by task, as far as the rule counts and knows it."""
     tokens: int = 0
     optimizer_steps: int = 0
     loss: float | None = None

@@ -51,6 +51,11 @@ class MeasuredRound:
     started: float = field(default_factory=time.perf_counter)
     groups: Counter[tuple[str, bool]] = field(default_factory=Counter[tuple[str, bool]])
     """(own or external, has a gradient) -> groups."""
+    replayed: int = 0
+    book: int = 0
+    book_foreign: int = 0
+    pass_rates: dict[str, float] = field(default_factory=dict[str, float])
+    """What the rule told of its book and of our running pass rates (lessons.py)."""
     norms: list[float] = field(default_factory=list[float])
     steps: list[StepSums] = field(default_factory=list[StepSums])
     """Those that were taken."""
@@ -67,6 +72,10 @@ class MeasuredRound:
             external_groups=self.groups["external", True],
             zero_advantage_own=self.groups["own", False],
             zero_advantage_external=self.groups["external", False],
+            replayed=self.replayed,
+            book=self.book,
+            book_foreign=self.book_foreign,
+            pass_rates=self.pass_rates,
             tokens=tokens,
             optimizer_steps=len(self.steps),
             loss=mean_or_none([float(step.loss) for step in self.steps]),

@@ -17,7 +17,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from swarmnode.training.corrections import TokenWeights, token_weights
+from swarmnode.training.corrections import TokenWeights, batch_weights, token_weights
 from swarmnode.training.forward import Forward
 from swarmnode.training.losses import StepSize, TokenBatch, policy_loss
 from swarmnode.training.off_policy import MeasuredTokens
@@ -142,7 +142,7 @@ class _Together:
         log_ratio_M = prox_N[batch.own.mask_N] - batch.own.logprobs_M
         age_M = self._versions(shares) - batch.own.versions_M
         weights = token_weights(log_ratio_M, self._config, age_M)
-        weights_N = torch.ones_like(prox_N).masked_scatter(batch.own.mask_N, weights.values_M)
+        weights_N = batch_weights(prox_N, batch.own.mask_N, weights.values_M, batch.shaped_N)
         losses: list[Tensor] = []
         for share in shares:
             part = share.tokens

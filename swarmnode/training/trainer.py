@@ -1,10 +1,12 @@
 """One policy's learning: groups in, a new policy version out.
 
-exchange, rollout -> [trainer] -> RoundOfPolicy -> together.py -> policy.version + 1 -> engine, checkpoint
+exchange, rollout -> [trainer] (Rule.lessons) -> RoundOfPolicy -> together.py -> policy.version + 1
+        -> engine, checkpoint
 
 Group-normalised advantages on LoRA parameters, an asymmetric clip, no KL unless asked for: as SAPO trains
 (section 4). The ratio's denominator is our policy at the start of the round (prox). Own tokens that another
-policy sampled are corrected by weight; external groups are treated as if prox had sampled them.
+policy sampled are corrected by weight; external groups are treated as if prox had sampled them. What is
+learned of a round, and what is replayed beside it, is the rule's (rules.py).
 """
 
 import random
@@ -17,7 +19,8 @@ from swarmnode.training.packing import TrainingSample
 from swarmnode.training.policy import Policy
 from swarmnode.training.records import TrainReport
 from swarmnode.training.round import MeasuredRound, RoundOfPolicy
-from swarmnode.training.samples import group_samples
+from swarmnode.training.rules import GroupLesson, Lessons, Rule, Sapo
+from swarmnode.training.samples import SampleRules, lesson_samples, replayed_samples
 from swarmnode.training.together import train_together
 from swarmnode.types import RolloutGroup
 
@@ -36,14 +39,19 @@ class Trainer:
         seed: int,
         render: Callable[[str], tuple[int, ...]],
         forward: Forward | None = None,
+        rule: Rule | None = None,
     ) -> None:
         """`temperature`, `top_p` and `max_tokens` are those of the sampler. `forward`: that of the base,
-        shared with the trainers of other policies on it; without one this policy is alone."""
+        shared with the trainers of other policies on it; without one this policy is alone. `rule`: how it
+        learns from others; None: as SAPO does."""
         self.policy = policy
         self.config = config
         self.seed = seed
-        self.render = render
         self.max_tokens = max_tokens
+        self.rule = rule or Sapo()
+        self._sample_rules = SampleRules(
+            render, config, max_tokens, end=lambda: policy.base.eos_token_ids[0], policy=policy.number
+        )
         self.optimizer = adam(policy.parameters, config.learning_rate)
         self.forward = forward or Forward(policy, config, temperature=temperature, top_p=top_p)
         self.forward.add(policy)
@@ -57,40 +65,45 @@ class Trainer:
 
     def prepare(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> RoundOfPolicy:
         """The round that `train` runs, for `train_together` with rounds of policies beside this one."""
-        measured = MeasuredRound()
-        samples = self._samples(own, measured, "own") + self._samples(external, measured, "external")
+        lessons = self.rule.lessons(own, external, version=self.policy.version)
+        shaped = lessons.shaped
+        replayed = list(replayed_samples(lessons.replayed, self._sample_rules, shaped=shaped))
         return RoundOfPolicy(
             self.policy,
             self.optimizer,
             self.config,
             self.forward,
             self.max_tokens,
-            self._shuffled_steps(samples),
-            measured,
+            self._shuffled_steps(
+                self._samples(lessons.own, shaped) + self._samples(lessons.external, shaped), replayed
+            ),
+            _measured(external, lessons, len(replayed)),
         )
 
-    def _samples(
-        self, groups: Sequence[RolloutGroup], measured: MeasuredRound, origin: str
-    ) -> list[TrainingSample]:
-        samples: list[TrainingSample] = []
-        for group in groups:
-            found = self._samples_of(group)
-            measured.groups[origin, found is not None] += 1
-            samples.extend(found or ())
-        return samples
+    def _samples(self, lessons: Sequence[GroupLesson], shaped: bool) -> list[TrainingSample]:
+        rules = self._sample_rules
+        return [sample for one in lessons for sample in lesson_samples(one, rules, shaped=shaped) or ()]
 
-    def _samples_of(self, group: RolloutGroup) -> list[TrainingSample] | None:
-        return group_samples(
-            group,
-            self.render(group.example.prompt),
-            self.config,
-            max_tokens=self.max_tokens,
-            policy=self.policy.number,
-        )
+    def _shuffled_steps(
+        self, samples: Sequence[TrainingSample], replayed: Sequence[TrainingSample] = ()
+    ) -> list[list[TrainingSample]]:
+        """As few steps as the setting allows, of equal size: a last one of few samples would be noise.
+        What is replayed is spread over the steps that there are anyway, or is a step of its own."""
+        order, more = list(samples), list(replayed)
+        chance = random.Random(f"{self.seed}:{self.policy.version}")
+        chance.shuffle(order)
+        chance.shuffle(more)
+        count = max(-(-len(order) // self.config.sequences_per_step), 1 if more else 0)
+        return [[*order[number::count], *more[number::count]] for number in range(count)]
 
-    def _shuffled_steps(self, samples: Sequence[TrainingSample]) -> list[list[TrainingSample]]:
-        """As few steps as the setting allows, of equal size: a last one of few samples would be noise."""
-        order = list(samples)
-        random.Random(f"{self.seed}:{self.policy.version}").shuffle(order)
-        count = -(-len(order) // self.config.sequences_per_step)
-        return [order[number::count] for number in range(count)]
+
+def _measured(external: Sequence[RolloutGroup], lessons: Lessons, replayed: int) -> MeasuredRound:
+    measured = MeasuredRound(
+        replayed=replayed,
+        book=lessons.book,
+        book_foreign=lessons.book_foreign,
+        pass_rates=dict(lessons.pass_rates),
+    )
+    measured.groups.update(("own", lesson.group.has_gradient) for lesson in lessons.own)
+    measured.groups.update(("external", group.has_gradient) for group in external)
+    return measured

@@ -26,7 +26,7 @@ from swarmnode.pipeline.stages.loading import WeightFolder, load_config, load_st
 from swarmnode.pipeline.stages.stage import Activations, StageWorker
 from swarmnode.pipeline.stages.stage_model import Cut, StageModel, StagePart, StageSettings
 from swarmnode.pipeline.stages.visits import GradientSum, StageInput, Visit
-from swarmnode.training.corrections import token_weights
+from swarmnode.training.corrections import batch_weights, token_weights
 from swarmnode.training.head import TokenLogprobs, head_logprobs
 from swarmnode.training.losses import LossOutput, StepSize, TokenBatch, policy_loss
 from swarmnode.training.off_policy import MeasuredTokens
@@ -125,7 +125,7 @@ def policy_gradient(
             logprobs_N=found.logprobs_N,
             prox_N=prox_N,
             advantages_N=batch.advantages_N,
-            weights_N=torch.ones_like(prox_N).masked_scatter(own.mask_N, weights.values_M),
+            weights_N=batch_weights(prox_N, own.mask_N, weights.values_M, batch.shaped_N),
             entropy_N=found.entropy_N,
             reference_N=inputs.reference_N,
             lengths=batch.completion_lengths,

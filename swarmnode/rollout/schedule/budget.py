@@ -83,7 +83,7 @@ class Probe:
     """More right than wrong."""
 
     def gains(self, most: int) -> Iterator[float]:
-        """What each further answer, up to `most` in all, adds to the chance that rewards differ: none where they
+        """What each further answer, up to `most` in all, adds to the chance that rewards differ: 0 where they
         do; else the chance that all before it are like those of the probe, and it is not."""
         alike, same = 0.0 if self.mixed else 1.0, self.right if self.easy else self.wrong
         for more in range(most - self.answers):

@@ -65,10 +65,16 @@ def answer(text: str, version: int) -> Completion:
 
 
 def make_group(
-    author: str, *, seed: int = 1, number: int = 0, right: int = 2, wrong: int = 2, version: int = 3
+    author: str,
+    *,
+    seed: int = 1,
+    number: int = 0,
+    right: int = 2,
+    wrong: int = 2,
+    version: int = 3,
+    task: Addition = Addition(),
 ) -> RolloutGroup:
     """The `number`-th training example of a seed, answered rightly and wrongly so many times."""
-    task = Addition()
     example = next(islice(draw_train(task, seed), number, None))
     texts = [example.columns["answer"]] * right + [f"no idea {i}" for i in range(wrong)]
     return RolloutGroup(

@@ -142,6 +142,20 @@ async def test_bodies_are_fetched_only_as_far_as_the_trainer_has_use_for_them(st
         assert stats.fetched == stats.drawn + stats.buffered == 7
 
 
+async def test_groups_of_tasks_that_we_need_are_fetched_first(start, task, groups_of):
+    network, tasks = MemoryNetwork(), {name: replace(task, name=name) for name in ("easy", "hard")}
+    async with (
+        start(network, 1, tasks=tasks) as alice,
+        start(network, 2, alice, tasks=tasks, prefetch_groups=0) as bob,
+    ):
+        groups = [groups_of(alice.key.peer_id, number=n, task=t) for n in range(6) for t in tasks.values()]
+        await alice.exchange.publish(groups)
+        await until(lambda: bob.exchange.stats().headers_waiting == 12)
+        bob.exchange.prefer({"easy": 0.0, "hard": 1.0})
+        collected = await collect(bob, 5)
+        assert [group.example.key.task for group in collected] == ["hard"] * 5
+
+
 async def test_a_small_buffer_bounds_what_is_fetched(start, own_groups):
     network = MemoryNetwork()
     async with start(network, 1) as alice, start(network, 2, alice, buffer_groups=2) as bob:

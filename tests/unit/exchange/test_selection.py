@@ -13,6 +13,7 @@ from swarmnode.exchange.selection import (
     Trust,
     author_share,
     choose,
+    choose_header,
     draw,
     drawable,
     is_fresh,
@@ -173,3 +174,35 @@ def test_what_is_stale_stays_stale(at, arrived_version, later_s, more_versions):
     if not fresh(arrival, at + later_s, arrived_version + more_versions):
         assert not fresh(arrival, at + later_s + 1, arrived_version + more_versions)
         assert not fresh(arrival, at + later_s, arrived_version + more_versions + 1)
+
+
+def test_of_an_authors_headers_those_of_tasks_that_we_fail_on_are_fetched_first() -> None:
+    tasks, rng = ["easy"] * 10 + ["hard"] * 10, random.Random(0)
+    chosen = Counter(tasks[choose_header(tasks, {"easy": 0.1, "hard": 0.9}, rng)] for _ in range(1000))
+    assert chosen["hard"] == pytest.approx(900, abs=40)
+    assert chosen["easy"] > 0, "what we master is looked at now and then"
+
+
+def test_without_needs_each_header_is_as_likely_as_any_other() -> None:
+    rng = random.Random(0)
+    chosen = Counter(choose_header(["a", "b", "b", "b"], {}, rng) for _ in range(4000))
+    assert all(count == pytest.approx(1000, abs=120) for count in chosen.values())
+
+
+def test_a_task_that_nothing_is_known_of_counts_as_one_that_we_fail_on() -> None:
+    rng = random.Random(0)
+    chosen = Counter(choose_header(["known", "new"], {"known": 0.25}, rng) for _ in range(1000))
+    assert chosen[1] == pytest.approx(800, abs=40)
+
+
+def test_needs_do_not_change_whom_we_hear() -> None:
+    """Whoever floods with what we need has its own share of our fetches and not a header more."""
+    rng, heard = random.Random(0), Counter[str]()
+    headers = {"flood": ["hard"] * 1000, "quiet": ["easy"]}
+    candidates = [Candidate("flood", "proven"), Candidate("quiet", "proven")]
+    for _ in range(2000):
+        chosen = choose(candidates, {}, 4, rng)
+        assert chosen is not None
+        choose_header(headers[chosen.author], {"easy": 0.0, "hard": 1.0}, rng)
+        heard[chosen.author] += 1
+    assert heard["flood"] == pytest.approx(1000, abs=100)

@@ -2,7 +2,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -140,9 +140,53 @@ async def test_a_node_alone_measures_learns_measures_and_saves() -> None:
 
 async def test_without_peers_a_node_trains_on_as_many_groups_as_with_them() -> None:
     learner = FakeLearner("me", groups=8)
-    await run(node(learner, "node.rounds=1"))
+    await run(node(learner, "node.rounds=1", "exchange.rule=sapo"))
     own, external = learner.trained[0]
     assert (len(own), len(external)) == (4, 0)
+
+
+async def test_with_a_book_a_node_learns_from_all_that_it_generated() -> None:
+    learner = FakeLearner("me", groups=8)
+    await run(node(learner, "node.rounds=1"))
+    own, external = learner.trained[0]
+    assert (len(own), len(external)) == (8, 0)
+
+
+class Choosy(Impatient):
+    """Remembers what it was told to prefer."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.needs: list[Mapping[str, float]] = []
+
+    def prefer(self, needs: Mapping[str, float]) -> None:
+        self.needs.append(needs)
+
+
+class Counting(FakeLearner):
+    """Reports a pass rate."""
+
+    def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport:
+        return msgspec.structs.replace(super().train(own, external), pass_rates={"sum": 0.75})
+
+
+async def test_what_the_node_fails_on_is_what_it_has_fetched() -> None:
+    key = NodeKey.generate()
+    network = parts(MemoryNetwork(seed=0), key, exchange=Choosy)
+    assert isinstance(network.exchange, Choosy)
+    one = node(Counting(key.peer_id), "node.rounds=2", network=network)
+    await run(one)
+    assert network.exchange.needs == [{"sum": 0.25}] * 2
+    assert one.status.training.pass_rates == {"sum": 0.75}
+
+
+async def test_under_the_own_book_a_node_publishes_and_takes_nothing() -> None:
+    key = NodeKey.generate()
+    network = parts(MemoryNetwork(seed=0), key, exchange=Impatient)
+    assert isinstance(network.exchange, Impatient)
+    await run(node(FakeLearner(key.peer_id), "exchange.rule=own_book", "node.rounds=2", network=network))
+    assert network.exchange.deadlines_s == []
+    assert network.exchange.stats().published == 8
 
 
 async def test_a_node_resumes_where_it_was_saved() -> None:
@@ -347,7 +391,9 @@ async def test_a_node_that_ends_lets_go_of_its_engine() -> None:
     assert learner.closed
 
 
-async def test_three_nodes_train_on_groups_of_both_others() -> None:
+@pytest.mark.parametrize("name", ["sapo", "book"])
+async def test_three_nodes_learn_from_groups_of_both_others(name: str) -> None:
+    rule = (f"exchange.rule={name}",)
     network = MemoryNetwork(seed=0)
     keys = [NodeKey.generate() for _ in range(3)]
     learners = [FakeLearner(key.peer_id, seed=i, round_s=0.02) for i, key in enumerate(keys)]
@@ -355,7 +401,7 @@ async def test_three_nodes_train_on_groups_of_both_others() -> None:
     summaries: list[Summary] = []
     async with AsyncExitStack() as stack:
         nodes = [
-            await stack.enter_async_context(node(learner, "node.rounds=30", network=part))
+            await stack.enter_async_context(node(learner, "node.rounds=30", *rule, network=part))
             for learner, part in zip(learners, members, strict=True)
         ]
         await connect_all(members)
@@ -365,7 +411,7 @@ async def test_three_nodes_train_on_groups_of_both_others() -> None:
         assert set(summary.external_groups_trained) == others
         assert all(count > 0 for count in summary.external_groups_trained.values())
     own, external = learners[0].trained[-1]
-    assert len(own) + len(external) == 4
+    assert len(own) + len(external) == 4 if name == "sapo" else len(own) == 4
     assert all(group.reward_std for group in external), "groups without a gradient are not trained on"
 
 

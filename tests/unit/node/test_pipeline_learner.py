@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,7 @@ SETTINGS = [
     "training.learning_rate=1e-2",
     "training.grad_clip=1000",
     "policy.lora_rank=4",
+    "pipeline.name=attic",
 ]
 PATHS: Mapping[int, StagePath] = {2: (0, 1), 3: (0, 1)}
 """By agent: others start elsewhere."""
@@ -142,7 +144,7 @@ def store(whole: WholeModel, tmp_path: Path) -> CheckpointStore:
 def start(whole: WholeModel, config: Config, store: CheckpointStore) -> Start:
     """A learner over the checkpoints of this test; each call is a new start of the node."""
 
-    def build(drive: LocalDrive) -> PipelineLearner:
+    def build(drive: LocalDrive, config: Config = config) -> PipelineLearner:
         tokenizer, ends = load_tokenizer(whole)
         return PipelineLearner(
             config,
@@ -170,6 +172,7 @@ def drive(whole: WholeModel, config: Config) -> LocalDrive:
 
 
 def single_machine(whole: WholeModel, config: Config, store: CheckpointStore) -> tuple[PolicyLearner, Policy]:
+    """It learns from own groups alone, as the pipeline does, which has no book."""
     base = load_base_model(str(whole.folder), config.policy)
     policy = Policy(base, config.policy, seed=0)
     learner = PolicyLearner(
@@ -236,6 +239,32 @@ def test_own_and_strangers_groups_are_learnt_together(start: Start, drive: Local
     report = learnt(learner, groups[:1], groups[1:])
     assert report.own_groups + report.zero_advantage_own == 1
     assert report.external_groups + report.zero_advantage_external == 2
+
+
+def test_of_strangers_a_pipeline_learns_the_successes_and_by_sapo_everything(
+    start: Start, drive: LocalDrive, config: Config
+) -> None:
+    assert config.exchange.rule == "book"
+    groups = [group for group in start(drive).rollouts(1).groups if group.has_gradient]
+    foreign = [replace(group, author="stranger") for group in groups]
+    right = [ids for group in groups for ids in better_than_their_group(group)]
+
+    def trained_on(rule: str) -> int:
+        exchange = config.exchange.model_copy(update={"rule": rule})
+        learner = start(drive, config.model_copy(update={"exchange": exchange}))
+        return learnt(learner, (), foreign).tokens
+
+    tokens = sum(len(ids) for ids in right)
+    everything = sum(len(c.token_ids) for group in groups for c in group.completions)
+    assert (trained_on("book"), trained_on("sapo")) == (tokens, everything)
+    assert tokens < everything
+
+
+def better_than_their_group(group: RolloutGroup) -> list[tuple[int, ...]]:
+    mean = group.reward_mean
+    assert mean is not None
+    ids = [completion.token_ids for completion in group.completions]
+    return [each for each, reward in zip(ids, group.rewards, strict=True) if reward and reward > mean]
 
 
 def test_a_checkpoint_of_a_pipeline_is_one_of_a_single_machine_and_learns_on_as_one(

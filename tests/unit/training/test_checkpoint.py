@@ -20,7 +20,7 @@ from swarmnode.training.records import Counters
 
 Learning = tuple[Policy, torch.optim.Optimizer]
 Make = Callable[[], Learning]
-WAITING = Waiting(exchange=b"groups of others", rollouts=b"half an answer")
+WAITING = Waiting(exchange=b"groups of others", rollouts=b"half an answer", rule=b"a book")
 
 
 def optimizer_of(policy: Policy) -> torch.optim.Optimizer:
@@ -98,6 +98,17 @@ def test_a_resumed_run_continues_exactly_as_one_that_never_stopped(
     learn(resumed, 2)
     assert resumed[0].version == steady[0].version == 5
     assert same(steady[0], resumed[0])
+
+
+def test_a_checkpoint_from_before_there_were_rules_is_read_without_one(
+    make: Make, store: CheckpointStore
+) -> None:
+    folder = save(store, make(), 1)
+    state = json.loads((folder / "state.json").read_text())
+    del state["digests"]["rule.bin"]
+    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "rule.bin").unlink()
+    assert restore(found(store.latest()), *make()) == replace(WAITING, rule=b"")
 
 
 def test_a_snapshot_is_of_the_moment_it_was_taken(make: Make, store: CheckpointStore) -> None:

@@ -1,0 +1,168 @@
+"""Each rule in a whole node: real policies that answer, exchange, learn, save and go on."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from swarmnode.config import Config, RuleName
+from swarmnode.config_layers import load_config
+from swarmnode.exchange.exchange import Exchange
+from swarmnode.exchange.settings import ExchangeSettings
+from swarmnode.identity.keys import NodeKey
+from swarmnode.network.discovery import Discovery
+from swarmnode.network.memory import MemoryNetwork
+from swarmnode.network.peers import PeerBook
+from swarmnode.node.monitors import Monitors
+from swarmnode.node.node import NetworkParts, Node
+from swarmnode.node.overlap import Overlap
+from swarmnode.node.policy_learner import PolicyLearner
+from swarmnode.rollout.decode.embedded import EmbeddedEngine
+from swarmnode.rollout.renderer import Renderer
+from swarmnode.training.base_model import load_base_model
+from swarmnode.training.book_rule import BookRule
+from swarmnode.training.checkpoint_store import CheckpointStore
+from swarmnode.training.policy import Policy
+from swarmnode.training.records import TrainReport
+from swarmnode.types import Example, ExampleKey, RolloutGroup, Scores
+
+SETTINGS = (
+    "rollout.groups=4",
+    "rollout.group_size=4",
+    "rollout.max_tokens=12",
+    "rollout.mode='sync'",
+    "exchange.local_groups=2",
+    "exchange.external_groups=2",
+    "training.learning_rate=1e-2",
+    "tasks.eval_examples=1",
+    "node.checkpoint_every=1",
+)
+ROUNDS = 3
+FAST = [NodeKey(bytes([number]) * 32) for number in (1, 2)]
+
+
+class Odd:
+    """An answer is right when its length is odd, which is luck."""
+
+    name = "odd"
+    version = "1"
+
+    def examples(self, seed: int) -> Iterator[Example]:
+        for index in range(1000):
+            yield Example(ExampleKey(self.name, self.version, seed, index), f"say {seed % 1000} {index}=")
+
+    def score(self, example: Example, completions: Sequence[str]) -> list[Scores]:
+        return [{"odd": float(len(text) % 2)} for text in completions]
+
+
+class Learns(PolicyLearner):
+    """Remembers what it was given."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.external = 0
+        self.asked: set[ExampleKey] = set()
+
+    def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport:
+        self.external += len(external)
+        self.asked.update(group.example.key for group in own)
+        return super().train(own, external)
+
+
+Make = Callable[[NodeKey, Config], Learns]
+
+
+@pytest.fixture
+def make(quick_model: Path, tmp_path: Path) -> Make:
+    def build(key: NodeKey, config: Config) -> Learns:
+        base = load_base_model(str(quick_model), config.policy)
+        return Learns(
+            config,
+            Policy(base, config.policy, seed=0),
+            EmbeddedEngine(base.model, base.eos_token_ids, max_slots=16, max_length=96),
+            Renderer(base.tokenizer, base.eos_token_ids),
+            {"odd": Odd()},
+            CheckpointStore(tmp_path / key.peer_id, "quick", base.fingerprint),
+            author=key.peer_id,
+            seed=key.seed[0],
+            overlap=Overlap(on=False, sleep=False, reason="as set"),
+        )
+
+    return build
+
+
+def configured(name: RuleName, rounds: int) -> Config:
+    settings = [*SETTINGS, f"exchange.rule={name}", f"node.rounds={rounds}"]
+    return load_config(environ={}, assignments=settings).config
+
+
+def member(
+    network: MemoryNetwork, key: NodeKey, learner: Learns, config: Config
+) -> tuple[Node, NetworkParts]:
+    host = network.host(key.peer_id)
+    renderer = learner._renderer
+    exchange = Exchange(
+        host,
+        key,
+        {"odd": Odd()},
+        encode=renderer.encode_completion,
+        prompt_ids=renderer.prompt_ids,
+        settings=ExchangeSettings(max_completion_tokens=12, patience_s=2.0),
+        model_family="tiny",
+        model_size=1,
+    )
+    network_parts = NetworkParts(host, exchange, Discovery(host, PeerBook(), (), "/swarmnode/1/commons"))
+    node = Node(
+        config,
+        learner,
+        Monitors([]),
+        peer_id=key.peer_id,
+        name=key.name,
+        model="quick",
+        seed=key.seed[0],
+        network=network_parts,
+    )
+    return node, network_parts
+
+
+async def run_two(name: RuleName, rounds: int, make: Make) -> list[Learns]:
+    config = configured(name, rounds)
+    learners = [make(key, config) for key in FAST]
+    network = MemoryNetwork(seed=0)
+    members = [member(network, key, learner, config) for key, learner in zip(FAST, learners, strict=True)]
+    async with AsyncExitStack() as stack:
+        nodes = [await stack.enter_async_context(node) for node, _ in members]
+        (_, first), (_, second) = members
+        await first.host.connect((await second.host.addresses())[0])
+        await asyncio.gather(*(node.run() for node in nodes))
+    return learners
+
+
+@pytest.mark.parametrize("name", get_args(RuleName))
+async def test_two_nodes_learn_from_each_other_by_every_rule_and_go_on_after_a_restart(
+    name: RuleName, make: Make
+) -> None:
+    learners = await run_two(name, ROUNDS, make)
+    assert all(learner.policy_version > 0 for learner in learners)
+    assert (sum(learner.external for learner in learners) > 0) == (name != "own_book")
+    kept = [learner._rule.state() for learner in learners]
+
+    again = await run_two(name, ROUNDS, make)
+    assert [learner.policy_version for learner in again] == [one.policy_version for one in learners]
+    assert [learner._rule.state() for learner in again] == kept, "it had nothing to do but to read"
+    for learner in again:
+        if isinstance(learner._rule, BookRule):
+            entries = learner._rule.book.entries
+            assert entries and all(entry.prompt.startswith("say ") for entry in entries)
+            assert any(not entry.own for entry in entries) == (name == "book")
+
+
+@pytest.mark.parametrize(("name", "meets"), [("rescue", True), ("book", False)])
+async def test_under_rescue_a_node_answers_what_the_other_solved(
+    name: RuleName, meets: bool, make: Make
+) -> None:
+    one, other = await run_two(name, 6, make)
+    assert bool(one.asked & other.asked) == meets, "their own draws never meet on one example"
