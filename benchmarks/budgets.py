@@ -4,9 +4,9 @@
 
 `rollout.budget` decides how the 256 answers of a round are dealt over its 32 examples: eight to each, or four
 to each and the rest by what those four say (rollout/schedule/budget.py). Everything else is equal: the preset
-`tiny` alone (no exchange) at a learning rate of 1.5e-3, all groups with a gradient trained on, and the tokens that were generated, after
-which a run ends. Seeds and budgets take turns. Held-out rewards are of 64 examples a task, at a quarter, half
-and all of the tokens.
+`tiny` alone (no exchange) at a learning rate of 1.5e-3, all groups with a gradient trained on, and the tokens
+that were generated, after which a run ends. Seeds and budgets take turns. Held-out rewards are of 64 examples
+a task, at a quarter, half and all of the tokens.
 
 Claims: share of groups with a gradient, and of answers in such groups, over a whole run (mean over seeds);
 held-out reward at the end (mean), and the smallest and mean difference of adaptive to fixed by seed. The

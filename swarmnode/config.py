@@ -170,6 +170,9 @@ class ExchangeConfig(Section):
     shaped: bool = False
     """Weigh foreign and replayed tokens by how likely they are to us, as LUFFY does: most at 0.1, little for
     the impossible and the certain."""
+    meet: float = Field(default=0.0, ge=0, le=0.5)
+    """Share of a round's examples that others announced as hard: several nodes answer these, and each
+    compares its answers with those of all. 0: none. A pipeline has none."""
     max_age: int = Field(default=8, ge=0)
     """Oldest external group still trained on, in our policy versions since it arrived."""
     buffer_groups: int = Field(default=256, ge=1, le=65536)

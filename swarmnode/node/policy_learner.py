@@ -21,8 +21,9 @@ from swarmnode.training.forward import Forward
 from swarmnode.training.policy import Policy
 from swarmnode.training.records import Counters, TrainReport
 from swarmnode.training.round import RoundOfPolicy
-from swarmnode.training.rules import make_rule, sharing_rule
+from swarmnode.training.rules import Rule, make_rule, sharing_rule
 from swarmnode.training.trainer import Trainer
+from swarmnode.training.wide_groups import WideGroups
 from swarmnode.types import Example, RolloutGroup
 
 TrainJointly = Callable[[RoundOfPolicy], TrainReport]
@@ -57,7 +58,9 @@ class PolicyLearner(RolloutLearner):
         self._writer = CheckpointWriter(store.write)
         self._sleep_while_training = overlap.sleep
         self._train_jointly = train_jointly
-        self._rule = make_rule(sharing_rule(config), seed)
+        self._rule: Rule = make_rule(sharing_rule(config), seed)
+        if config.exchange.enabled and config.exchange.meet:
+            self._rule = WideGroups(self._rule, config.training.loss)
         self._trainer = Trainer(
             policy,
             config.training,
