@@ -8,8 +8,8 @@ of hundreds sees pass rates that one of eight does not (BroRL, arXiv 2510.01180)
 with all answers to its example that we know of, whoever gave them. All rewards are of our own judge.
 
 Meeting costs answers to examples that everybody fails on, and in the swarms that we tried it paid for that
-at best, so `exchange.meet` is 0 by default: among equals nothing changed, specialists learned a little slower.
-Of nodes that do meet, those that compare ended higher than those that only answer.
+at best, so `exchange.meet` is 0 by default: among equals nothing changed, specialists learned a little
+slower. Of nodes that do meet, those that compare ended higher than those that only answer.
 
 Only rewards are kept, so it does not matter who was first. What strangers can move is bounded: an author
 counts once for an example, and no answer gets more credit or blame than the only right or wrong one of its
