@@ -76,6 +76,8 @@ class FakeLearner:
         self._version = 0
         self.generates_with = 0
         """The policy version that rollouts come from."""
+        self.to_answer: list[ExampleKey] = []
+        """Examples of others that it was told to answer, which it does not."""
         self._interrupted = threading.Event()
         self.closed = False
 
@@ -91,6 +93,9 @@ class FakeLearner:
 
     def use_newest_policy(self) -> None:
         self.generates_with = self._version
+
+    def answer_too(self, examples: Sequence[ExampleKey]) -> None:
+        self.to_answer += examples
 
     def rollouts(self, number: int) -> RoundRollouts:
         started = time.perf_counter()

@@ -5,6 +5,7 @@ gossip bodies             the two planes: signed headers by gossip, bodies by re
 validation wide judge     from untrusted bytes to a group that was scored on this machine
 neighbourhood             the short way between the policies of one process
 pool selection buffer     which headers to fetch, which groups to hand to the trainer
+meeting                   which hard examples of others we answer, too
 reputation ledger         who may speak, and what became of everything
 exchange                  all of it as one object
 """

@@ -29,7 +29,8 @@ from swarmnode.exchange.gossip import HeaderPlane, topics_to_listen_to
 from swarmnode.exchange.inbox import Inbox
 from swarmnode.exchange.ledger import ExchangeStats, Ledger
 from swarmnode.exchange.limits import HEADERS_BURST, HEADERS_PER_S, MAX_NAME_CHARS, PACE
-from swarmnode.exchange.messages import Arrival
+from swarmnode.exchange.meeting import Claims, meeting_places
+from swarmnode.exchange.messages import Announcement, Arrival
 from swarmnode.exchange.neighbourhood import Neighbourhood
 from swarmnode.exchange.pool import HeaderPool
 from swarmnode.exchange.reasons import Reason
@@ -40,7 +41,7 @@ from swarmnode.exchange.validation import BodyRules, Encode, PromptIds, check_he
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.host import Host
 from swarmnode.tasks.task import Task
-from swarmnode.types import RolloutGroup
+from swarmnode.types import ExampleKey, RolloutGroup
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +92,7 @@ class Exchange:
         self._host_was_down = False
         self._ledger = Ledger(Reputation(), clock, on_ban=self._shut_out)
         self._pool = HeaderPool()
+        self._claims = Claims()
         self._buffer = ReplayBuffer(
             settings.buffer_groups, max_age_s=settings.max_age_s, max_age_versions=settings.max_age_versions
         )
@@ -120,7 +122,7 @@ class Exchange:
             settings=settings,
             tasks=tasks,
             arrive=self._arrive,
-            on_admitted=self._fetcher.wake,
+            on_admitted=self._admitted,
             is_neighbour=self._neighbourhood.__contains__,
         )
         self._headers = HeaderPlane(host, settings, topics_to_listen_to(settings, tasks), self._inbox.hear)
@@ -160,6 +162,7 @@ class Exchange:
 
         The other policies of this process have them directly, and where nobody else is, that is all.
         """
+        self._fetcher.has_answered(group.example.key for group in groups)
         outside = not groups or await self._is_heard_outside()
         for group in groups:
             try:
@@ -191,6 +194,13 @@ class Exchange:
         self._ledger.drawn += len(groups)
         self._fetcher.wake()
         return groups
+
+    def meeting_places(self, count: int) -> list[ExampleKey]:
+        """At most `count` hard examples of others that we should answer, too; none comes twice, and none that
+        we have answered."""
+        places = meeting_places(self._claims.by_author, self._fetcher.answered, count)
+        self._fetcher.has_answered(places)
+        return places
 
     def prefer(self, needs: Mapping[str, float]) -> None:
         """Of each author rather fetch groups of tasks that we need: by name, from 0 to 1, as we measure it.
@@ -305,6 +315,12 @@ class Exchange:
 
     def _banned_for_s(self, peer: str) -> float:
         return self._ledger.reputation.banned_for_s(peer, self._clock())
+
+    def _admitted(self, announcement: Announcement) -> None:
+        author = announcement.author
+        if self._fetcher.trust_of(author) in ("proven", "neighbour"):
+            self._claims.hear(author, announcement.header)
+        self._fetcher.wake()
 
     def _arrive(self) -> Arrival:
         return Arrival(self._clock(), self._policy_version)

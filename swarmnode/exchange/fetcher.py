@@ -10,8 +10,8 @@ a policy of this process is chosen likewise, and is there already.
 import asyncio
 import logging
 import random
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 
 from swarmnode.errors import HostDown, Rejected
@@ -20,6 +20,7 @@ from swarmnode.exchange.buffer import Accepted, ReplayBuffer
 from swarmnode.exchange.judge import Judge
 from swarmnode.exchange.ledger import Ledger
 from swarmnode.exchange.limits import (
+    MAX_ANSWERED,
     MAX_BUFFER_BYTES,
     MAX_CLOCK_SKEW_S,
     MAX_SEEN,
@@ -54,7 +55,7 @@ from swarmnode.exchange.validation import (
 )
 from swarmnode.exchange.wide import narrowed
 from swarmnode.network.host import Host
-from swarmnode.types import RolloutGroup
+from swarmnode.types import ExampleKey, RolloutGroup
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +99,8 @@ class Fetcher:
         self.seen = RecentlySeen(max_keys=MAX_SEEN, ttl_s=settings.max_age_s + MAX_CLOCK_SKEW_S)
         self.needs: Mapping[str, float] = {}
         """How much we need a task, by its name (selection.choose_header)."""
+        self.answered: OrderedDict[ExampleKey, None] = OrderedDict()
+        """Examples that we have answered, or are about to, the last MAX_ANSWERED of them."""
         self._target = min(settings.prefetch_groups, buffer.capacity)
         self._vain = TokenBucket(rate_per_s=VAIN_BYTES_PER_S, burst=VAIN_BYTES_BURST)
         """Bytes that newcomers may still give us in vain."""
@@ -120,6 +123,12 @@ class Fetcher:
     def is_connected_to(self, peers: Collection[str]) -> None:
         """Take note of the peers that we hold a connection to."""
         self._connected = frozenset(peers)
+
+    def has_answered(self, examples: Iterable[ExampleKey]) -> None:
+        """Take note of examples that we answered, or are about to."""
+        self.answered.update((key, None) for key in examples)
+        while len(self.answered) > MAX_ANSWERED:
+            self.answered.popitem(last=False)
 
     def want(self, groups: int) -> None:
         """Keep this many groups in the buffer from now on, and a few ahead; none at all for 0."""
@@ -191,6 +200,8 @@ class Fetcher:
             if chosen is None:
                 return
             headers = self._pool.waiting[chosen.author]
+            # What others answered to an example of ours says most about our own answers to it.
+            headers = [one for one in headers if one.header.key in self.answered] or headers
             tasks = [waiting.header.task for waiting in headers]
             announcement = headers[choose_header(tasks, self.needs, self._rng)]
             self._pool.remove(announcement)

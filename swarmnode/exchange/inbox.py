@@ -44,10 +44,10 @@ class Inbox:
         settings: ExchangeSettings,
         tasks: Mapping[str, Task],
         arrive: Callable[[], Arrival],
-        on_admitted: Callable[[], None],
+        on_admitted: Callable[[Announcement], None],
         is_neighbour: Callable[[str], bool] = lambda peer: False,
     ) -> None:
-        """`arrive` stamps what comes in; `on_admitted` is called after each header that entered the pool.
+        """`arrive` stamps what comes in; `on_admitted` is called with each header that entered the pool.
         What a neighbour announces does not come from the network but to `take`."""
         self._pool = pool
         self._ledger = ledger
@@ -98,7 +98,7 @@ class Inbox:
         self.seen[self._is_proven(author)].add(_identity(announcement), self._arrive().at)
         self._ledger.headers_accepted += 1
         self._ledger.let_go(Reason.CROWDED_OUT, self._pool.add(announcement))
-        self._on_admitted()
+        self._on_admitted(announcement)
 
     def _hear(self, message: Message, arrival: Arrival) -> None:
         sender, reputation = message.sender, self._ledger.reputation

@@ -64,6 +64,9 @@ MAX_TRACKED_PEERS = 4096
 MAX_OWN_BODIES = 4096
 """Bodies kept for others to fetch, besides the bound in bytes."""
 
+MAX_ANSWERED = 4096
+"""Examples that we remember to have answered, so as to fetch what others answered to them."""
+
 MAX_BUFFER_BYTES = 64 * 1024 * 1024
 """Bodies of the groups in the replay buffer, which a checkpoint keeps: wide groups have large ones."""
 

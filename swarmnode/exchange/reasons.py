@@ -33,7 +33,6 @@ class Reason(StrEnum):
     OTHER_TASK = "other_task"
     EXPIRED = "expired"
     FROM_THE_FUTURE = "from_the_future"
-    GROUP_SIZE = "group_size"
     NO_SPREAD = "no_spread"
     OVERSIZED = "oversized"
     DUPLICATE = "duplicate"
@@ -74,6 +73,7 @@ class Reason(StrEnum):
 
     # A group of our own was not announced.
     NOT_OURS = "not_ours"
+    GROUP_SIZE = "group_size"
     UNFINISHED = "unfinished"
     PACED = "paced"
     HOST_DOWN = "host_down"

@@ -15,7 +15,7 @@ from typing import Protocol
 import msgspec
 
 from swarmnode.training.records import Counters, Evaluation, TrainReport
-from swarmnode.types import RolloutGroup
+from swarmnode.types import ExampleKey, RolloutGroup
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +88,10 @@ class Learner(Protocol):
 
     def use_newest_policy(self) -> None:
         """Generate with what has been learnt so far, from now on. Neither of the two below may be running."""
+        ...
+
+    def answer_too(self, examples: Sequence[ExampleKey]) -> None:
+        """Answer these examples of others among the next ones. `rollouts` may not be running."""
         ...
 
     def rollouts(self, number: int) -> RoundRollouts:

@@ -229,6 +229,7 @@ class Node:
         await self._publish(rollouts.groups)
         external = await self._collect()
         own = own_to_learn_from(rollouts.groups, len(external), self._config, self._rng(number))
+        await self._meet()
         report = await self._train(number, own, external)
         if report is None:
             return
@@ -304,6 +305,15 @@ class Node:
     def _prefer_what_we_fail_on(self, report: TrainReport) -> None:
         if self._network is not None and report.pass_rates:
             self._network.exchange.prefer(needs_of(report.pass_rates))
+
+    async def _meet(self) -> None:
+        """Have some hard examples of others answered in the next round."""
+        share = self._config.exchange.meet
+        if self._network is None or not share or self._config.pipeline.name:
+            return
+        places = self._network.exchange.meeting_places(max(1, round(share * self._config.rollout.groups)))
+        if places:
+            await self._workers.learn(self._learner.answer_too, places)
 
     async def _publish(self, groups: Sequence[RolloutGroup]) -> None:
         if self._network is not None:

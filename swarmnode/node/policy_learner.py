@@ -23,8 +23,9 @@ from swarmnode.training.policy import Policy
 from swarmnode.training.reading import Reader
 from swarmnode.training.records import Counters, TrainReport
 from swarmnode.training.round import RoundOfPolicy
-from swarmnode.training.rules import make_rule, sharing_rule
+from swarmnode.training.rules import Rule, make_rule, sharing_rule
 from swarmnode.training.trainer import Trainer
+from swarmnode.training.wide_groups import WideGroups
 from swarmnode.types import Example, RolloutGroup
 
 TrainJointly = Callable[[RoundOfPolicy], TrainReport]
@@ -65,7 +66,9 @@ class PolicyLearner(RolloutLearner):
         )
         self.mender = self._make_mender(forward, tasks_of_others or self._tasks)
         """Cuts right answers of strangers to what they need. None: they are taken as they are."""
-        self._rule = make_rule(sharing_rule(config), seed, self.mender)
+        self._rule: Rule = make_rule(sharing_rule(config), seed, self.mender)
+        if config.exchange.enabled and config.exchange.meet:
+            self._rule = WideGroups(self._rule, config.training.loss)
         self._trainer = Trainer(
             policy,
             config.training,

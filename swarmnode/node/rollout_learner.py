@@ -125,6 +125,16 @@ class RolloutLearner(ABC):
         if self.engine.policy_version != self.policy_version:
             self._rollouts.set_policy(self._update())
 
+    def answer_too(self, examples: Sequence[ExampleKey]) -> None:
+        for key in examples:
+            try:
+                example = self._redraw(key)
+            except JudgementLost as lost:
+                log.info("an example of others is not answered, it could not be drawn: %s", lost)
+                continue
+            if example is not None:
+                self._examples.want([example])
+
     def rollouts(self, number: int) -> RoundRollouts:
         with _clear_about_memory():
             try:

@@ -12,6 +12,7 @@ import pytest
 from swarmnode.errors import CheckpointError, ConfigError, IdentityError
 from swarmnode.exchange.buffer import SavedGroup, Snapshot, read_snapshot
 from swarmnode.exchange.exchange import Exchange
+from swarmnode.exchange.limits import PROVEN_AFTER
 from swarmnode.exchange.settings import ExchangeSettings
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
@@ -154,6 +155,38 @@ async def test_groups_of_tasks_that_we_need_are_fetched_first(start, task, group
         bob.exchange.prefer({"easy": 0.0, "hard": 1.0})
         collected = await collect(bob, 5)
         assert [group.example.key.task for group in collected] == ["hard"] * 5
+
+
+async def test_hard_examples_of_those_we_know_are_named_once(start, own_groups, groups_of):
+    network = MemoryNetwork()
+    async with start(network, 1) as alice, start(network, 2, alice) as bob:
+
+        def hard(number: int) -> RolloutGroup:
+            return groups_of(alice.key.peer_id, number=number, right=1, wrong=7)
+
+        await alice.exchange.publish([hard(20)])
+        await until(lambda: bob.exchange.stats().headers_seen == 1)
+        assert bob.exchange.meeting_places(4) == [], "a newcomer has no place"
+        await alice.exchange.publish(own_groups(alice, PROVEN_AFTER))
+        await collect(bob, PROVEN_AFTER + 1)
+        hard_ones = [hard(30), hard(31)]
+        await alice.exchange.publish([*hard_ones, *own_groups(alice, 3, first=40)])
+        await until(lambda: bob.exchange.stats().headers_seen == PROVEN_AFTER + 6)
+        (first,) = bob.exchange.meeting_places(4)
+        (second,) = bob.exchange.meeting_places(4)
+        assert {first, second} == {group.example.key for group in hard_ones}
+        assert bob.exchange.meeting_places(4) == []
+
+
+async def test_what_others_answered_to_an_example_of_ours_is_fetched_first(start, own_groups, groups_of):
+    network = MemoryNetwork()
+    settings = {"prefetch_groups": 0}
+    async with start(network, 1) as alice, start(network, 2, alice, **settings) as bob:
+        await bob.exchange.publish([groups_of(bob.key.peer_id, number=7, right=0, wrong=4)])
+        await alice.exchange.publish(own_groups(alice, 12))
+        await until(lambda: bob.exchange.stats().headers_waiting == 12)
+        (met,) = await collect(bob, 1)
+        assert met.example.key == own_groups(bob, 1, first=7)[0].example.key
 
 
 async def test_a_small_buffer_bounds_what_is_fetched(start, own_groups):

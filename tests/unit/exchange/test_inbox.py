@@ -22,7 +22,7 @@ def inbox(ledger: Ledger, settings, task, clock) -> Inbox:
         settings=settings,
         tasks={task.name: task},
         arrive=lambda: Arrival(clock(), 0),
-        on_admitted=lambda: None,
+        on_admitted=lambda announcement: None,
     )
 
 

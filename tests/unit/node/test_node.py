@@ -26,7 +26,7 @@ from swarmnode.node.status import NodeStatus
 from swarmnode.node.summary import Summary
 from swarmnode.testing import FakeLearner, FakeTask, MemoryNetwork
 from swarmnode.training.records import TrainReport, tally
-from swarmnode.types import RolloutGroup
+from swarmnode.types import ExampleKey, RolloutGroup
 
 
 class Recorder:
@@ -90,6 +90,18 @@ class Impatient(Exchange):
         return []
 
 
+class Met(Impatient):
+    """Hears of one hard example after the other, as many as it is asked for."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.asked_for: list[int] = []
+
+    def meeting_places(self, count: int) -> list[ExampleKey]:
+        self.asked_for.append(count)
+        return [ExampleKey("sum", "1", 99, len(self.asked_for))]
+
+
 def node(
     learner: FakeLearner,
     *settings: str,
@@ -125,6 +137,15 @@ async def test_a_round_waits_for_others_a_small_part_of_what_its_own_work_took()
     took_s = time.monotonic() - started
     assert isinstance(one.exchange, Impatient) and len(one.exchange.deadlines_s) == 5
     assert 0 < sum(one.exchange.deadlines_s) <= MAX_WAIT_SHARE * took_s
+
+
+async def test_a_node_answers_hard_examples_of_others_where_it_is_set_to() -> None:
+    key = NodeKey(b"\1" * 32)
+    for settings, asked_for in ((("exchange.meet=0.25",), [2, 2]), ((), [])):
+        learner, one = FakeLearner(key.peer_id), parts(MemoryNetwork(), key, exchange=Met)
+        await run(node(learner, "node.rounds=2", *settings, network=one))
+        assert isinstance(one.exchange, Met) and one.exchange.asked_for == asked_for
+        assert [example.index for example in learner.to_answer] == list(range(1, len(asked_for) + 1))
 
 
 async def test_a_node_alone_measures_learns_measures_and_saves() -> None:

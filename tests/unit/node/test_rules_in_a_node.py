@@ -27,6 +27,7 @@ from swarmnode.training.book_rule import BookRule
 from swarmnode.training.checkpoint_store import CheckpointStore
 from swarmnode.training.policy import Policy
 from swarmnode.training.records import TrainReport
+from swarmnode.training.wide_groups import WideGroups
 from swarmnode.types import Example, ExampleKey, RolloutGroup, Scores
 
 SETTINGS = (
@@ -94,13 +95,13 @@ def make(quick_model: Path, tmp_path: Path) -> Make:
     return build
 
 
-def configured(name: RuleName, rounds: int) -> Config:
-    settings = [*SETTINGS, f"exchange.rule={name}", f"node.rounds={rounds}"]
+def configured(name: RuleName, rounds: int, *more: str) -> Config:
+    settings = [*SETTINGS, *more, f"exchange.rule={name}", f"node.rounds={rounds}"]
     return load_config(environ={}, assignments=settings).config
 
 
 def member(
-    network: MemoryNetwork, key: NodeKey, learner: Learns, config: Config
+    network: MemoryNetwork, key: NodeKey, learner: Learns, config: Config, *, room: int = 12
 ) -> tuple[Node, NetworkParts]:
     host = network.host(key.peer_id)
     renderer = learner._renderer
@@ -110,7 +111,7 @@ def member(
         {"odd": Odd()},
         encode=renderer.encode_completion,
         prompt_ids=renderer.prompt_ids,
-        settings=ExchangeSettings(max_completion_tokens=12, patience_s=2.0),
+        settings=ExchangeSettings(max_completion_tokens=room, patience_s=2.0),
         model_family="tiny",
         model_size=1,
     )
@@ -128,11 +129,13 @@ def member(
     return node, network_parts
 
 
-async def run_two(name: RuleName, rounds: int, make: Make) -> list[Learns]:
-    config = configured(name, rounds)
+async def run_two(name: RuleName, rounds: int, make: Make, *more: str, room: int = 12) -> list[Learns]:
+    config = configured(name, rounds, *more)
     learners = [make(key, config) for key in FAST]
     network = MemoryNetwork(seed=0)
-    members = [member(network, key, learner, config) for key, learner in zip(FAST, learners, strict=True)]
+    members = [
+        member(network, key, learner, config, room=room) for key, learner in zip(FAST, learners, strict=True)
+    ]
     async with AsyncExitStack() as stack:
         nodes = [await stack.enter_async_context(node) for node, _ in members]
         (_, first), (_, second) = members
@@ -166,3 +169,13 @@ async def test_under_rescue_a_node_answers_what_the_other_solved(
 ) -> None:
     one, other = await run_two(name, 6, make)
     assert bool(one.asked & other.asked) == meets, "their own draws never meet on one example"
+
+
+@pytest.mark.parametrize("name", ["book", "successes"])
+async def test_nodes_that_meet_compare_their_answers(name: RuleName, make: Make) -> None:
+    # Text of a policy that knows nothing takes more tokens on the way back than it had.
+    one, other = await run_two(name, 10, make, "exchange.meet=0.5", room=48)
+    assert one.asked & other.asked, "one has answered what the other announced as hard"
+    rules = [learner._rule for learner in (one, other)]
+    assert all(isinstance(rule, WideGroups) for rule in rules)
+    assert sum(rule.widened for rule in rules if isinstance(rule, WideGroups)) > 0
