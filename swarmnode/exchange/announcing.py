@@ -7,6 +7,7 @@ What no peer could use is not announced: groups that are unfinished, unscored or
 that exceed the wire's bounds. The reason is counted like those of strangers.
 """
 
+import random
 from dataclasses import dataclass, replace
 
 from swarmnode.errors import Rejected
@@ -21,6 +22,7 @@ from swarmnode.exchange.limits import (
 from swarmnode.exchange.messages import Answer, Body, Given, Header
 from swarmnode.exchange.reasons import Reason
 from swarmnode.exchange.validation import HEADER_CONTEXT, require_advantage
+from swarmnode.exchange.wide import narrowed
 from swarmnode.identity.envelope import seal
 from swarmnode.identity.keys import NodeKey
 from swarmnode.tasks.task import MAX_ABS_REWARD
@@ -52,7 +54,7 @@ def compose(group: RolloutGroup, key: NodeKey, *, swarm: str, model: ModelLabel,
     if not MIN_GROUP_SIZE <= len(group.completions) <= MAX_GROUP_SIZE:
         raise Rejected(Reason.GROUP_SIZE)
     require_advantage(group)
-    body = encode_body(_body(group))
+    group, body = _packed(group)
     header = _header(group, body, swarm=swarm, model=model, now=now)
     sealed = seal(key, HEADER_CONTEXT, encode_header(header))
     if len(sealed) > MAX_HEADER_BYTES:
@@ -73,6 +75,19 @@ def give(group: RolloutGroup, composed: Composed) -> Given:
         for completion in group.completions
     )
     return Given(composed.body, replace(group, completions=completions), fingerprint(_body(group)))
+
+
+def _packed(group: RolloutGroup) -> tuple[RolloutGroup, bytes]:
+    """A group and its body. Of one that fits into no body those answers that tell most: half of them, or half
+    of these. Raises Rejected."""
+    while True:
+        try:
+            return group, encode_body(_body(group))
+        except Rejected as rejected:
+            half = len(group.completions) // 2
+            if rejected.reason != Reason.TOO_LARGE or half < MIN_GROUP_SIZE:
+                raise
+            group = narrowed(group, half, random.Random(0))
 
 
 def _body(group: RolloutGroup) -> Body:

@@ -1,6 +1,6 @@
 """The body plane: bodies are asked for by their hash, from their author or from anyone who has them.
 
-choose -> [fetch] -> stream /swarmnode/rollouts/1 -> [answer] of another node -> check_body
+choose -> [fetch] -> stream /swarmnode/rollouts/2 -> [answer] of another node -> check_body
 
 Request: the 32 bytes of a hash. Response: the body, or nothing at all for "not here" and "not now". The hash
 is checked before a body is looked into, so it does not matter who gave it. We ask no peer for more than it

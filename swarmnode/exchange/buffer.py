@@ -88,6 +88,15 @@ class ReplayBuffer:
             return Reason.CROWDED_OUT
         return None
 
+    def keep_within(self, size_bytes: int) -> int:
+        """Let go of groups until their bodies take no more; returns how many. Each time the oldest one of the
+        author who takes most: wide groups of one do not displace those of others."""
+        before = len(self._groups)
+        while (sizes := self._bytes_by_author()).total() > size_bytes:
+            largest = sizes.most_common(1)[0][0]
+            self._let_go(next(one for one in self._groups if one.author == largest))
+        return before - len(self._groups)
+
     def has_room_for(self, author: str) -> bool:
         """Whether one more group of this author would not displace another of the same author."""
         return self._by_author[author] < self._max_per_author
@@ -120,6 +129,12 @@ class ReplayBuffer:
             for accepted in self._groups
         )
         return msgspec.msgpack.encode(Snapshot(SNAPSHOT_FORMAT, policy_version, tuple(saved)))
+
+    def _bytes_by_author(self) -> "Counter[str]":
+        sizes: Counter[str] = Counter()
+        for accepted in self._groups:
+            sizes[accepted.author] += len(accepted.body)
+        return sizes
 
     def _let_go(self, accepted: Accepted) -> None:
         self._groups.remove(accepted)

@@ -108,6 +108,7 @@ class Exchange:
                 prompt_ids,
                 max_prompt_tokens=settings.max_prompt_tokens,
                 max_completion_tokens=settings.max_completion_tokens,
+                answers_per_group=settings.answers_per_group,
             ),
             arrive=self._arrive,
             rng=self._rng,

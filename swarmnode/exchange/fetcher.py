@@ -20,6 +20,7 @@ from swarmnode.exchange.buffer import Accepted, ReplayBuffer
 from swarmnode.exchange.judge import Judge
 from swarmnode.exchange.ledger import Ledger
 from swarmnode.exchange.limits import (
+    MAX_BUFFER_BYTES,
     MAX_CLOCK_SKEW_S,
     MAX_SEEN,
     MAX_STUCK_JUDGEMENTS,
@@ -49,9 +50,9 @@ from swarmnode.exchange.validation import (
     BodyRules,
     CheckedBody,
     check_body,
-    is_false_claim,
     require_advantage,
 )
+from swarmnode.exchange.wide import narrowed
 from swarmnode.network.host import Host
 from swarmnode.types import RolloutGroup
 
@@ -201,7 +202,8 @@ class Fetcher:
 
     def _take_over(self, announcement: Announcement, given: Given) -> None:
         try:
-            self._keep(announcement, given.body, CheckedBody(given.group, given.fingerprint))
+            group = narrowed(given.group, self._settings.answers_per_group, self._rng)
+            self._keep(announcement, given.body, CheckedBody(group, given.fingerprint))
         except Rejected as rejected:
             self._ledger.let_go(Reason(rejected.reason))
 
@@ -310,7 +312,7 @@ class Fetcher:
 
     def _accept(self, announcement: Announcement, body: bytes, checked: CheckedBody) -> None:
         author = announcement.author
-        if is_false_claim(announcement.header, checked.group):
+        if checked.false_claim:
             self._ledger.drop(Reason.FALSE_CLAIM, author, "its rewards are not ours")
         require_advantage(checked.group)
         self._keep(announcement, body, checked)
@@ -324,6 +326,7 @@ class Fetcher:
         displaced = self._buffer.add(Accepted(announcement, body, checked.group))
         if displaced is not None:
             self._ledger.let_go(displaced)
+        self._ledger.let_go(Reason.CROWDED_OUT, self._buffer.keep_within(MAX_BUFFER_BYTES))
         self._ledger.accept(announcement.author)
         self._gave_at[announcement.author] = now
 

@@ -1,6 +1,6 @@
 """The header plane: which topics a node is on, how it announces and how it listens.
 
-publish -> [announce] -> topic /swarmnode/1/<swarm>/rollouts/<shard> -> [listen] -> Inbox -> pool
+publish -> [announce] -> topic /swarmnode/2/<swarm>/rollouts/<shard> -> [listen] -> Inbox -> pool
 
 Headers are spread over shards by task, so a node hears only of tasks it could train on.
 """
@@ -27,7 +27,7 @@ def topic_of(swarm: str, shard: int) -> str:
     """The topic of a shard.
 
     >>> topic_of("commons", 0)
-    '/swarmnode/1/commons/rollouts/0'
+    '/swarmnode/2/commons/rollouts/0'
     """
     return f"/swarmnode/{PROTOCOL}/{swarm}/rollouts/{shard}"
 

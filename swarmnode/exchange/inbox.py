@@ -152,7 +152,6 @@ _SIGNED = frozenset(
         Reason.OTHER_PROTOCOL,
         Reason.OTHER_SWARM,
         Reason.OTHER_TASK,
-        Reason.GROUP_SIZE,
         Reason.NO_SPREAD,
         Reason.OVERSIZED,
         Reason.EXPIRED,

@@ -7,8 +7,9 @@ What an operator may want to change lives in settings.py instead.
 
 # ---- what may travel: a change here needs a new PROTOCOL ----
 
-PROTOCOL = 1
-"""Version of the messages. It is part of the topic and stream names, so that two versions never meet."""
+PROTOCOL = 2
+"""Version of the messages. It is part of the topic and stream names, so that two versions never meet. In
+version 1 a group had 64 answers at most."""
 
 MAX_HEADER_BYTES = 1024
 """A signed header, whole. Gossip multiplies each byte by about 16 on the wire (reference/network.md 1.6)."""
@@ -22,8 +23,9 @@ MAX_RAW_BODY_BYTES = 4 * 1024 * 1024
 MIN_GROUP_SIZE = 2
 """One completion has no advantage over anything."""
 
-MAX_GROUP_SIZE = 64
-"""No published GRPO setting uses more; it also bounds the work of scoring one body."""
+MAX_GROUP_SIZE = 512
+"""As wide as published rollouts go (BroRL). What that costs us is bounded elsewhere: the bytes of a body as
+for narrow groups, the time of judging by LOOK_S, memory and training by `answers_per_group`."""
 
 MAX_COMPLETION_CHARS = 128 * 1024
 """About 32k tokens: more than any policy that fits a home machine writes."""
@@ -61,6 +63,9 @@ MAX_TRACKED_PEERS = 4096
 
 MAX_OWN_BODIES = 4096
 """Bodies kept for others to fetch, besides the bound in bytes."""
+
+MAX_BUFFER_BYTES = 64 * 1024 * 1024
+"""Bodies of the groups in the replay buffer, which a checkpoint keeps: wide groups have large ones."""
 
 # ---- whose groups we fetch and draw, and how long we wait for them (selection.py) ----
 
@@ -144,6 +149,10 @@ see that a larger one could only hold answers too long for us."""
 MAX_CHARS_PER_TOKEN = 64
 """Text with more characters per allowed token is too long without being tokenized, which would take
 seconds."""
+
+LOOK_S = 0.25
+"""A wide group is judged part by part, each as large as what we train on of it, and no part is begun after
+this time: so it takes the judge hardly longer than a narrow one. What is not looked at is not used."""
 
 MAX_STUCK_JUDGEMENTS = 4
 """Scoring threads that overran and cannot be killed; with more, nothing is judged until one returns."""

@@ -24,8 +24,9 @@ class ExchangeSettings:
     """Shards to listen to. None: those of our own tasks, which is all that can be used."""
     publishers: frozenset[str] | None = None
     """Peer ids whose groups are accepted, in a swarm whose manifest lists them. None: anyone's."""
-    max_group_size: int = MAX_GROUP_SIZE
-    """Larger groups of others are left alone."""
+    answers_per_group: int = 16
+    """Most answers of one group of others that are kept and trained on: of a larger group those whose rewards
+    differ most."""
     max_prompt_tokens: int = 4096
     """Longer prompts of others are left alone: our policy was not made for them."""
     max_completion_tokens: int = 4096
@@ -57,8 +58,8 @@ class ExchangeSettings:
         listened = self.listen_shards or ()
         _require(all(0 <= shard < self.shards for shard in listened), "listen_shards", "below shards")
         _require(
-            MIN_GROUP_SIZE <= self.max_group_size <= MAX_GROUP_SIZE,
-            "max_group_size",
+            MIN_GROUP_SIZE <= self.answers_per_group <= MAX_GROUP_SIZE,
+            "answers_per_group",
             f"between {MIN_GROUP_SIZE} and {MAX_GROUP_SIZE}",
         )
         _require(self.max_prompt_tokens >= 1, "max_prompt_tokens", "at least 1")

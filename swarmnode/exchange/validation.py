@@ -7,22 +7,27 @@ Those of headers take a tenth of a millisecond and run on the event loop; check_
 tokenizer and runs in the judge's thread.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from swarmnode.errors import Rejected, TaskError
 from swarmnode.exchange.codec import decode_body, decode_header, fingerprint
 from swarmnode.exchange.limits import (
     CLAIM_TOLERANCE,
+    LOOK_S,
     MAX_BYTES_PER_TOKEN,
     MAX_CHARS_PER_TOKEN,
     MAX_CLOCK_SKEW_S,
+    MAX_GROUP_SIZE,
     MAX_HEADER_BYTES,
     PROTOCOL,
 )
-from swarmnode.exchange.messages import Announcement, Answer, Arrival, Body, Header
+from swarmnode.exchange.messages import Announcement, Answer, Arrival, Header
 from swarmnode.exchange.reasons import Reason
 from swarmnode.exchange.settings import ExchangeSettings
+from swarmnode.exchange.wide import narrowed, parts
 from swarmnode.identity.envelope import unseal
 from swarmnode.tasks.task import Task, redraw, score_strictly
 from swarmnode.types import (
@@ -57,6 +62,12 @@ class BodyRules:
     prompt_ids: PromptIds
     max_prompt_tokens: int
     max_completion_tokens: int
+    answers_per_group: int = MAX_GROUP_SIZE
+    """Most answers of a group that are looked at at once, and kept."""
+    look_s: float = LOOK_S
+    rng: random.Random = field(default_factory=random.Random)
+    """Seeded by nothing that an author could know."""
+    clock: Callable[[], float] = time.monotonic
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +75,11 @@ class CheckedBody:
     """A group ready for training, and the fingerprint of its answers."""
 
     group: RolloutGroup
+    """Of a wide group its most telling answers."""
     fingerprint: bytes
+    """Of all its answers."""
+    false_claim: bool = False
+    """Its author announced other rewards than our judge gives."""
 
 
 def check_gossip(
@@ -99,10 +114,6 @@ def check_fits(header: Header, settings: ExchangeSettings, tasks: Mapping[str, T
     task = tasks.get(header.task)
     if task is None or task.version != header.version:
         raise Rejected(Reason.OTHER_TASK)
-    if header.group_size > settings.max_group_size:
-        raise Rejected(
-            Reason.GROUP_SIZE, f"{header.group_size} completions, we take {settings.max_group_size}"
-        )
     if header.reward_std is None or header.reward_std < MIN_REWARD_SPREAD:
         raise Rejected(Reason.NO_SPREAD, "by its author's own account it teaches nothing")
     if header.body_bytes > largest_body(header.group_size, settings.max_completion_tokens):
@@ -134,14 +145,10 @@ def check_body(data: bytes, announcement: Announcement, rules: BodyRules) -> Che
     task = rules.tasks[header.task]
     example = _redraw(task, header)
     _check_prompt(example.prompt, rules)
-    group = RolloutGroup(
-        example=example,
-        completions=_completions(body, header.policy_version, rules),
-        scores=_score(task, example, body),
-        author=announcement.author,
-        policy_version=header.policy_version,
-    )
-    return CheckedBody(group, fingerprint(body))
+    completions, scores = _look_at(body.answers, task, example, header.policy_version, rules)
+    group = RolloutGroup(example, completions, scores, announcement.author, header.policy_version)
+    kept = narrowed(group, rules.answers_per_group, rules.rng)
+    return CheckedBody(kept, fingerprint(body), is_false_claim(header, group))
 
 
 def require_advantage(group: RolloutGroup) -> None:
@@ -151,7 +158,10 @@ def require_advantage(group: RolloutGroup) -> None:
 
 
 def is_false_claim(header: Header, group: RolloutGroup) -> bool:
-    """Whether the author announced other rewards than our judge gives."""
+    """Whether the author announced other rewards than our judge gives. `group` has the answers that were
+    judged: where these are not all, whether no rewards of the others could make the claim true."""
+    if len(group.completions) < header.group_size:
+        return _contradicts(header, group)
     return _differ(header.reward_mean, group.reward_mean) or _differ(header.reward_std, group.reward_std)
 
 
@@ -159,6 +169,22 @@ def _differ(claimed: float | None, own: float | None) -> bool:
     if claimed is None or own is None:
         return claimed is not own
     return abs(claimed - own) > CLAIM_TOLERANCE * max(1.0, abs(own))
+
+
+def _contradicts(header: Header, group: RolloutGroup) -> bool:
+    """Whether the judged part rules the claimed mean and spread out. The others' deviations from that mean
+    must sum to the opposite of the part's, with the squares that it leaves of all: Cauchy and Schwarz say
+    whether so many numbers can. What an honest author claims is never ruled out."""
+    rewards = [reward for reward in group.rewards if reward is not None]
+    if header.reward_mean is None or header.reward_std is None:
+        return bool(rewards)
+    scored = header.group_size - (len(group.rewards) - len(rewards))
+    deviations = [reward - header.reward_mean for reward in rewards]
+    std = header.reward_std + CLAIM_TOLERANCE * max(1.0, header.reward_std)
+    rounding = len(rewards) * CLAIM_TOLERANCE * max(1.0, abs(header.reward_mean))
+    left = scored * std**2 - sum(deviation**2 for deviation in deviations)
+    opposite = max(0.0, abs(sum(deviations)) - rounding)
+    return left < 0 or opposite**2 > (scored - len(rewards)) * left
 
 
 def _redraw(task: Task, header: Header) -> Example:
@@ -175,11 +201,23 @@ def _check_prompt(prompt: str, rules: BodyRules) -> None:
         raise Rejected(Reason.LONG_PROMPT, f"a prompt of {length} tokens, we take {rules.max_prompt_tokens}")
 
 
-def _completions(body: Body, policy_version: int, rules: BodyRules) -> tuple[Completion, ...]:
-    completions = tuple(_completion(answer, policy_version, rules) for answer in body.answers)
+def _look_at(
+    answers: Sequence[Answer], task: Task, example: Example, policy_version: int, rules: BodyRules
+) -> tuple[tuple[Completion, ...], tuple[Scores, ...]]:
+    """The answers in our tokens, and their scores: those of the first part, and of further ones as long as
+    there is time. A group that is one part is looked at whole, in its order."""
+    completions: list[Completion] = []
+    scores: list[Scores] = []
+    began = rules.clock()
+    for part in parts(len(answers), rules.answers_per_group, rules.rng):
+        if completions and rules.clock() - began > rules.look_s:
+            break
+        found = [answers[place] for place in part]
+        completions += (_completion(answer, policy_version, rules) for answer in found)
+        scores += _score(task, example, found)
     if not any(completion.token_ids for completion in completions):
         raise Rejected(Reason.NO_TOKENS, "answers without a token")
-    return completions
+    return tuple(completions), tuple(scores)
 
 
 def _completion(answer: Answer, policy_version: int, rules: BodyRules) -> Completion:
@@ -210,8 +248,8 @@ def _completion(answer: Answer, policy_version: int, rules: BodyRules) -> Comple
     return Completion(answer.text, token_ids, None, spans, "length")
 
 
-def _score(task: Task, example: Example, body: Body) -> tuple[Scores, ...]:
+def _score(task: Task, example: Example, answers: Sequence[Answer]) -> tuple[Scores, ...]:
     try:
-        return score_strictly(task, example, [answer.text for answer in body.answers])
+        return score_strictly(task, example, [answer.text for answer in answers])
     except TaskError as error:
         raise Rejected(Reason.UNSCORABLE, error.message) from error

@@ -32,7 +32,7 @@ _decoder = msgspec.msgpack.Decoder(Envelope)
 
 
 def seal(key: NodeKey, context: str, payload: bytes) -> bytes:
-    """Sign `payload` for one purpose, for example `seal(key, "swarmnode/1/rollout-header", header)`."""
+    """Sign `payload` for one purpose, for example `seal(key, "swarmnode/2/rollout-header", header)`."""
     return _encoder.encode(Envelope(key.peer_id, payload, key.sign(_signed_bytes(context, payload))))
 
 

@@ -11,8 +11,13 @@ import ctypes
 import os
 import signal
 import sys
+from contextlib import suppress
 
 PR_SET_PDEATHSIG = 1
+
+NICENESS = 10
+"""A flood keeps all threads of the daemon busy; where they share a core with the node's, the node keeps its
+pace all the same. What the daemon does for honest peers is so little that it comes in between."""
 
 
 def main(parent_pid: int, memory_limit: str, command: list[str]) -> None:
@@ -21,6 +26,8 @@ def main(parent_pid: int, memory_limit: str, command: list[str]) -> None:
     # The node may have died before the request above took hold.
     if os.getppid() != parent_pid:
         sys.exit("the node that asked for this daemon is gone")
+    with suppress(OSError):  # a sandbox may forbid it: then the two are equals
+        os.nice(NICENESS)
     # Nothing of the node's environment is the daemon's business.
     environment = {"GOLOG_LOG_LEVEL": "error", "GOMEMLIMIT": memory_limit}
     try:

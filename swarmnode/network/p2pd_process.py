@@ -187,7 +187,9 @@ async def _spawn(command: list[str], on_exit: Callable[[], None]) -> DaemonProce
             *command,
             stdin=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
+            # Ctrl-C in our terminal is not for it. In a session of its own Linux would give it as much of the
+            # processor as all of ours together (autogroup), and its niceness would mean nothing.
+            process_group=0,
         )
     except OSError as error:
         raise NetworkError(f"no process can be started for the network: {error.strerror}") from error

@@ -238,12 +238,12 @@ def build_exchange(
 
 
 def exchange_settings(config: Config, longest_prompt: int) -> ExchangeSettings:
-    """The exchange's settings out of the node's: a peer's group costs at most what two of our own do."""
+    """The exchange's settings out of the node's: of a peer's group we train on as much as of two of ours."""
     wanted = groups_wanted(config)
     return ExchangeSettings(
         swarm=config.swarm.name,
         shards=config.exchange.shards,
-        max_group_size=min(2 * config.rollout.group_size, MAX_GROUP_SIZE),
+        answers_per_group=min(2 * config.rollout.group_size, MAX_GROUP_SIZE),
         max_prompt_tokens=longest_prompt,
         max_completion_tokens=config.rollout.max_tokens,
         max_age_versions=config.exchange.max_age,

@@ -15,8 +15,19 @@ from swarmnode.errors import NetworkError
 from swarmnode.exchange.ledger import ExchangeStats
 from swarmnode.network.host import Host
 from swarmnode.node.learner import RoundRollouts
-from swarmnode.node.status import Network, NodeStatus, Phase, PipelineStatus, Progress, Saved, Sharing, Speed
+from swarmnode.node.status import (
+    Network,
+    NodeStatus,
+    Phase,
+    PipelineStatus,
+    Progress,
+    Saved,
+    Sharing,
+    SharingEffect,
+    Speed,
+)
 from swarmnode.training.records import Counters, TrainReport
+from swarmnode.training.sharing_gauge import SharingGauge
 from swarmnode.types import RolloutGroup, mean_or_none
 
 log = logging.getLogger(__name__)
@@ -131,6 +142,20 @@ class StatusBoard:
             trained=dict(trained),
         )
         self._set(exchange=sharing)
+
+    def weighed(self, gauge: SharingGauge, wanted: int) -> None:
+        """What sharing brings, and how much is taken of `wanted` groups a round."""
+        if wanted == 0:
+            return
+        found = gauge.estimate
+        effect = SharingEffect(
+            agreement=None if found is None else found.mean,
+            error=None if found is None else found.error,
+            verdict="open" if found is None else found.verdict,
+            groups=gauge.groups(wanted),
+            groups_most=wanted,
+        )
+        self._set(sharing=effect)
 
     def relayed(self, heard: Sharing) -> None:
         """Take over what a seed heard; it has no exchange that would count more."""

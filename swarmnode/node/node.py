@@ -50,7 +50,8 @@ from swarmnode.node.workers import Workers
 from swarmnode.training.marks import needs_of
 from swarmnode.training.mix import own_to_learn_from
 from swarmnode.training.records import Counters, TrainReport, tally
-from swarmnode.training.sharing import groups_wanted
+from swarmnode.training.sharing import adapts, groups_wanted
+from swarmnode.training.sharing_gauge import SharingGauge, told
 from swarmnode.types import RolloutGroup
 
 log = logging.getLogger(__name__)
@@ -231,6 +232,7 @@ class Node:
         report = await self._train(number, own, external)
         if report is None:
             return
+        self._weigh(report)
         without_gradient = sum(not group.has_gradient for group in rollouts.groups)
         report = msgspec.structs.replace(report, zero_advantage_own=without_gradient)
         seconds = time.perf_counter() - started
@@ -256,14 +258,15 @@ class Node:
     ) -> TrainReport | None:
         """Train on this round; beside it, generate the next one if there will be one."""
         content = f"{len(own)} own + {len(external)} external groups"
+        share = self._gauge.share
         if not self._overlap or self._stopping or number == self._config.node.rounds:
             self._board.enter("training", content)
-            return await self._workers.learn(self._learner.train, own, external)
+            return await self._workers.learn(self._learner.train, own, external, share)
         self._board.enter("training and generating", content)
         await self._workers.learn(self._learner.use_newest_policy)
         # A failed generation must not cost what training has learnt: it is the next round's error.
         report, self._ahead = await asyncio.gather(
-            self._workers.learn(self._learner.train, own, external),
+            self._workers.learn(self._learner.train, own, external, share),
             self._workers.generate(self._learner.rollouts, number + 1),
             return_exceptions=True,
         )
@@ -276,7 +279,7 @@ class Node:
 
     async def _collect(self) -> Sequence[RolloutGroup]:
         """Groups of others. Most were fetched and scored while we generated; this waits for the last."""
-        wanted = groups_wanted(self._config)
+        wanted = self._gauge.groups(groups_wanted(self._config))
         if self._network is None or wanted == 0:
             return ()
         version = self._learner.policy_version
@@ -284,6 +287,19 @@ class Node:
         groups = await self._network.exchange.collect(wanted, version, deadline_s)
         self._collected_at = time.monotonic()
         return groups
+
+    @property
+    def _gauge(self) -> SharingGauge:
+        """Whether what others teach helps us, and how much of it is taken."""
+        return self._counters.sharing
+
+    def _weigh(self, report: TrainReport) -> None:
+        """What this round says of sharing, and what follows for the next ones."""
+        before, wanted = self._gauge, groups_wanted(self._config)
+        seen = before.after(report.agreement)
+        self._counters.sharing = seen if adapts(self._config) else seen.in_full()
+        if self._gauge.level != before.level:
+            log.info("%s", told(before, self._gauge, wanted))
 
     def _prefer_what_we_fail_on(self, report: TrainReport) -> None:
         if self._network is not None and report.pass_rates:
@@ -361,3 +377,5 @@ class Node:
     def _refresh_sharing(self) -> None:
         stats = self._network.exchange.stats() if self._network is not None else None
         self._board.shared(stats, self._counters.external_groups_trained)
+        wanted = 0 if self._network is None else groups_wanted(self._config)
+        self._board.weighed(self._gauge, wanted)

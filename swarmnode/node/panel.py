@@ -20,7 +20,14 @@ from rich.text import Text
 
 from swarmnode.node.monitors import policy_label, shown
 from swarmnode.node.panel_layout import fit_rows
-from swarmnode.node.status import NodeStatus, PipelineStatus, Rewards, invitation, printable_status
+from swarmnode.node.status import (
+    NodeStatus,
+    PipelineStatus,
+    Rewards,
+    SharingEffect,
+    invitation,
+    printable_status,
+)
 from swarmnode.printable import printable
 from swarmnode.training.records import TrainReport
 
@@ -29,7 +36,7 @@ HISTORY_ROUNDS = 60
 SPARKS = "▁▂▃▄▅▆▇█"
 FIRST_TO_GO = (
     "join us", "kept back", "dropped", "saved", "trained on", "exchange", "held out", "rollouts", "pipeline",
-    "policy", "speed", "network",
+    "policy", "speed", "sharing", "network",
 )  # fmt: skip
 """Rows that a small terminal does without, in this order; the others stay as long as anything does."""
 ROOM_AROUND = 4
@@ -167,6 +174,7 @@ def _rows(
             f" after {_none(reward.eval_round)} rounds",
         ),
         ("trained on", _trained_on(training)),
+        *([("sharing", _effect(status.sharing))] if status.sharing.groups_most else []),
         (
             "speed",
             f"{shown(speed.tokens_per_s, '.0f')} tokens/s, round {shown(speed.round_s, '.2f')} s "
@@ -202,6 +210,16 @@ def _rows_of_seed(status: NodeStatus, now: float) -> list[tuple[str, RenderableT
 def _reward(reward: Rewards, rewards: Sequence[float], width: int) -> str:
     numbers = f"own {shown(reward.own)}  external {shown(reward.external)}  "
     return numbers + sparkline(rewards[-max(width - len(numbers), 1) :])
+
+
+def _effect(sharing: SharingEffect) -> str:
+    amount = f"J {sharing.groups}" + (
+        f" of {sharing.groups_most}" if sharing.groups < sharing.groups_most else ""
+    )
+    if sharing.agreement is None or sharing.error is None:
+        return f"too early to tell, {amount}"
+    says = {"helps": "it helps", "harms": "it works against us"}.get(sharing.verdict, "not clear")
+    return f"{sharing.agreement:+.2f} ± {sharing.error:.2f}, {amount} ({says})"
 
 
 def _progress(status: NodeStatus, width: int) -> RenderableType:
@@ -257,7 +275,7 @@ def _generation(status: NodeStatus) -> str:
     if not generation.engine:
         return "-"
     return (
-        f"{generation.engine}, {generation.mode}; {generation.groups_in_flight} groups in flight;"
+        f"{generation.engine}, {generation.mode}; {generation.groups_in_flight} in flight;"
         f" off-policy {shown(training.off_policy_share, '.0%')}, oldest {_none(training.max_age)} versions"
     )
 

@@ -117,7 +117,10 @@ class PipelineLearner(RolloutLearner):
         counters.round = self._link.iteration
         return Resumed(counters, waiting.exchange)
 
-    def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport | None:
+    def train(
+        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
+    ) -> TrainReport | None:
+        # Nothing is replayed in a pipeline, so there is no share of it.
         feeds: list[RolloutFeed] = []
 
         def feed(course: Course) -> Feed:

@@ -92,13 +92,15 @@ class PolicyLearner(RolloutLearner):
         self._rule.restore(waiting.rule, {name: task.version for name, task in self._tasks.items()})
         return Resumed(checkpoint.state.counters, waiting.exchange)
 
-    def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport:
+    def train(
+        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
+    ) -> TrainReport:
         if self._sleep_while_training:
             self._rollouts.park()
             self.engine.sleep()
         if self._train_jointly is None:
-            return self._trainer.train(own, external)
-        return self._train_jointly(self._trainer.prepare(own, external))
+            return self._trainer.train(own, external, foreign_share)
+        return self._train_jointly(self._trainer.prepare(own, external, foreign_share))
 
     def save(self, counters: Counters, exchange: bytes) -> Future[str]:
         snapshot = take_snapshot(

@@ -15,16 +15,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
+from dataclasses import replace
 
 import msgspec
 
 from swarmnode.config import Config, RolloutConfig
 from swarmnode.errors import CheckpointError, EngineError, JudgementLost, TaskError
+from swarmnode.exchange.limits import MAX_GROUP_SIZE
 from swarmnode.node.dynamic_sampling import more_groups
 from swarmnode.node.learner import Generation, Resumed, RoundRollouts
 from swarmnode.rollout.engine import Engine, PolicyUpdate, SamplingParams
 from swarmnode.rollout.renderer import Renderer
-from swarmnode.rollout.schedule.group import Answered
+from swarmnode.rollout.schedule.budget import Budget, PassRate, probe_size
+from swarmnode.rollout.schedule.group import Answered, completion_seed
 from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.rollout.schedule.records import PartialSettings
 from swarmnode.tasks.judged import OwnJudge
@@ -48,6 +51,8 @@ class UntrainedRollouts(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """Where the next example comes from."""
     rollouts: bytes
     """`PartialRollouts.state`."""
+    pass_rates: dict[str, PassRate] = {}
+    """Of tasks, where budgets depend on them (rollout/schedule/budget.py)."""
 
 
 class RolloutLearner(ABC):
@@ -81,8 +86,11 @@ class RolloutLearner(ABC):
         settings = partial_settings(config.rollout, versions_ahead, alone=config.node.policies == 1)
         self._rollouts = PartialRollouts(engine, renderer, settings, self._sampling, seed=seed)
         self._examples = WantedExamples(self._stream())
+        self._budget = make_budget(config.rollout)
         self._untrained: dict[int, list[Answered]] = {}
         """Complete groups by the round that got them, for the newest rounds."""
+        self._rates_before: dict[int, Mapping[str, PassRate]] = {}
+        """Pass rates when these rounds began: who deals their budgets again should deal the same."""
         self._scorer = ThreadPoolExecutor(1, thread_name_prefix="scorer")
 
     # What the learning half provides
@@ -95,7 +103,9 @@ class RolloutLearner(ABC):
     def resume(self) -> Resumed | None: ...
 
     @abstractmethod
-    def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport | None: ...
+    def train(
+        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
+    ) -> TrainReport | None: ...
 
     @abstractmethod
     def save(self, counters: Counters, exchange: bytes) -> Future[str]: ...
@@ -130,6 +140,9 @@ class RolloutLearner(ABC):
         # This may run beside the training of the round before; all earlier ones are trained on.
         self._untrained = {n: kept for n, kept in self._untrained.items() if n >= number - 1}
         self._untrained[number] = []
+        self._rates_before = {n: rates for n, rates in self._rates_before.items() if n in self._untrained}
+        if self._budget is not None:
+            self._rates_before[number] = self._budget.rates
         groups: list[RolloutGroup] = []
         useful = 0
         wanted, factor = self._config.rollout.groups, self._config.rollout.dynamic_sampling
@@ -154,7 +167,36 @@ class RolloutLearner(ABC):
             scoring.append(self._scorer.submit(*work))
         # An interrupted judge returns at once, without rewards.
         groups = [future.result() for future in scoring]
+        if self._budget is not None and not self._interrupted.is_set():
+            groups = self._with_their_budgets(number, groups, self._budget)
         return [] if self._interrupted.is_set() else groups
+
+    def _with_their_budgets(
+        self, number: int, probes: Sequence[RolloutGroup], budget: Budget
+    ) -> list[RolloutGroup]:
+        """The groups with as many answers as each is to have; fewer groups when interrupted."""
+        # In an order of their own, or equal examples of the first task would be served first each time.
+        probes = sorted(probes, key=lambda probe: completion_seed(self._seed, probe.example.key, 0))
+        wanted = budget.deal(
+            [probe.example.key.task for probe in probes], [probe.rewards for probe in probes]
+        )
+        narrow: list[RolloutGroup] = []
+        wide: dict[ExampleKey, RolloutGroup] = {}
+        for probe, members in zip(probes, wanted, strict=True):
+            if members > len(probe.completions):
+                wide[probe.example.key] = probe
+                self._rollouts.widen(Answered(probe.example, probe.completions), members)
+            else:
+                narrow.append(probe)
+        self._untrained[number] = [one for one in self._untrained[number] if one.example.key not in wide]
+        scoring: list[Future[RolloutGroup]] = []
+        for one in self._rollouts.round(
+            self._examples, groups=len(wide), should_stop=self._interrupted.is_set
+        ):
+            self._untrained[number].append(one)
+            work = copy_context().run, self._score_more, one, wide.get(one.example.key)
+            scoring.append(self._scorer.submit(*work))
+        return narrow + [future.result() for future in scoring]
 
     def evaluate(self) -> Evaluation | None:
         self._rollouts.park()
@@ -186,7 +228,10 @@ class RolloutLearner(ABC):
         """What a checkpoint keeps besides the policy: nothing that a round up to `counters.round` used."""
         later = sorted(number for number in self._untrained if number > counters.round)
         complete = [answered for number in later for answered in self._untrained[number]]
-        state = UntrainedRollouts(self._examples.place, self._rollouts.state(complete))
+        rates = {} if self._budget is None else self._budget.rates
+        if later and later[0] in self._rates_before:
+            rates = self._rates_before[later[0]]
+        state = UntrainedRollouts(self._examples.place, self._rollouts.state(complete), dict(rates))
         return Waiting(exchange, msgspec.msgpack.encode(state))
 
     def _measure(self) -> Measure:
@@ -201,6 +246,15 @@ class RolloutLearner(ABC):
     def _score(self, answered: Answered, version: int) -> RolloutGroup:
         return scored(answered, self._tasks, self._author, version)
 
+    def _score_more(self, answered: Answered, probe: RolloutGroup | None) -> RolloutGroup:
+        """The group of an example that was widened: what was scored before is not scored again. None: it is
+        of a checkpoint with more groups than a round has now."""
+        if probe is None:
+            return self._score(answered, self.engine.policy_version)
+        more = Answered(answered.example, answered.completions[len(probe.completions) :])
+        found = self._score(more, probe.policy_version)
+        return replace(found, completions=answered.completions, scores=(*probe.scores, *found.scores))
+
     def _restore_rollouts(self, saved: bytes) -> None:
         if not saved:
             return
@@ -213,6 +267,8 @@ class RolloutLearner(ABC):
         # At a start the trainer is not ahead of the engine yet: what was complete is as fresh as it looks.
         self._rollouts.restore(state.rollouts, self._redraw, older=self._versions_ahead)
         self._examples = WantedExamples(self._stream(state.place))
+        if self._budget is not None:
+            self._budget.rates = state.pass_rates
 
     def _redraw(self, key: ExampleKey) -> Example | None:
         """The example of a saved group; None when its task is gone or has changed."""
@@ -274,6 +330,11 @@ def _clear_about_memory() -> Iterator[None]:
         ) from error
 
 
+def make_budget(config: RolloutConfig) -> Budget | None:
+    """How a round's answers are dealt; None: all examples get the same number."""
+    return None if config.budget == "fixed" else Budget(config.group_size, MAX_GROUP_SIZE)
+
+
 def partial_settings(config: RolloutConfig, versions_ahead: int, *, alone: bool = True) -> PartialSettings:
     """The scheduler's settings out of the node's.
 
@@ -287,7 +348,7 @@ def partial_settings(config: RolloutConfig, versions_ahead: int, *, alone: bool 
     return PartialSettings(
         mode=config.mode,
         groups=config.groups,
-        group_size=config.group_size,
+        group_size=config.group_size if config.budget == "fixed" else probe_size(config.group_size),
         max_lag=config.max_lag - versions_ahead,
         over_provision=config.over_provision,
         concurrency=concurrency,

@@ -85,6 +85,22 @@ class Sharing(msgspec.Struct, frozen=True):
     trained: dict[str, int] = {}
 
 
+class SharingEffect(msgspec.Struct, frozen=True):
+    """Whether what others teach helps us (training/agreement.py), and what follows from it."""
+
+    agreement: float | None = None
+    """Mean cosine of what their answers ask of the policy with the gradient of our own reward, over the last
+    rounds. None: not known."""
+    error: float | None = None
+    """Standard error of that mean."""
+    verdict: str = ""
+    """helps, harms or open; empty: nothing is taken from others."""
+    groups: int = 0
+    """J: groups of others that a round asks for now."""
+    groups_most: int = 0
+    """The same as it is set."""
+
+
 class Saved(msgspec.Struct, frozen=True):
     """The last checkpoint, and why the last attempt failed if it did."""
 
@@ -156,6 +172,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     generation: Generation = Generation()
     network: Network = Network()
     exchange: Sharing = Sharing()
+    sharing: SharingEffect = SharingEffect()
     pipeline: PipelineStatus = PipelineStatus()
     training: TrainReport = TrainReport()
     checkpoint: Saved = Saved()

@@ -133,15 +133,24 @@ class Book:
             self._remove(key)
         return len(leaving)
 
-    def draw(self, count: int, pass_rates: Mapping[str, float], rng: random.Random) -> list[Entry]:
+    def draw(
+        self,
+        count: int,
+        pass_rates: Mapping[str, float],
+        rng: random.Random,
+        foreign_share: float = 1.0,
+    ) -> list[Entry]:
         """At most `count` different answers: of twice as many drawn by how often we fail on their task, the
-        first different ones. A task without a pass rate is one that we fail on."""
+        first different ones. A task without a pass rate is one that we fail on. At most `foreign_share` of
+        `count` are a stranger's; our own take the places of the others."""
         entries = list(self._entries.values())
-        if not entries:
-            return []
-        weights = [max(FLOOR, 1.0 - pass_rates.get(entry.task, 0.0)) for entry in entries]
-        places = rng.choices(range(len(entries)), weights, k=2 * count)
-        return [entries[place] for place in list(dict.fromkeys(places))[:count]]
+        drawn = _drawn(entries, count, pass_rates, rng)
+        foreign = [entry for entry in drawn if not entry.own]
+        most = round(foreign_share * count)
+        if len(foreign) <= most:
+            return drawn
+        own = _drawn([entry for entry in entries if entry.own], count - most, pass_rates, rng)
+        return [*foreign[:most], *own]
 
     def _make_way(self, entry: Entry) -> bool:
         """Where an example has all the answers it may have, one of our own takes a stranger's place."""
@@ -162,3 +171,13 @@ class Book:
         self._of_example -= Counter((entry.example,))
         if not entry.own:
             self._of_stranger -= Counter((entry.author,))
+
+
+def _drawn(
+    entries: Sequence[Entry], count: int, pass_rates: Mapping[str, float], rng: random.Random
+) -> list[Entry]:
+    if not entries:
+        return []
+    weights = [max(FLOOR, 1.0 - pass_rates.get(entry.task, 0.0)) for entry in entries]
+    places = rng.choices(range(len(entries)), weights, k=2 * count)
+    return [entries[place] for place in list(dict.fromkeys(places))[:count]]

@@ -49,7 +49,12 @@ class BookRule:
         self.book = Book(settings.book_size, settings.answers_per_example)
 
     def lessons(
-        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], *, version: int
+        self,
+        own: Sequence[RolloutGroup],
+        external: Sequence[RolloutGroup],
+        *,
+        version: int,
+        foreign_share: float = 1.0,
     ) -> Lessons:
         foreign = external if self._settings.name == "book" else ()
         self.marks.see(own, foreign)
@@ -57,7 +62,7 @@ class BookRule:
         self.book.keep_only(lambda entry: self.marks.has_full(entry.task, entry.reward))
         pass_rates = self.marks.pass_rates
         rng = random.Random(f"{self._seed}:{version}:book")
-        drawn = self.book.draw(self._settings.book_replayed, pass_rates, rng)
+        drawn = self.book.draw(self._settings.book_replayed, pass_rates, rng, foreign_share)
         return Lessons(
             own=as_they_are(own),
             external=(),
@@ -104,7 +109,7 @@ class BookRule:
 
     def _replay(self, entry: Entry) -> Replay:
         ends = entry.ended or self._settings.teach_ends
-        return Replay(entry.prompt, entry.token_ids, self._settings.book_weight, ends)
+        return Replay(entry.prompt, entry.token_ids, self._settings.book_weight, ends, entry.own)
 
 
 def full_answers(group: RolloutGroup, marks: TaskMarks, *, own: bool) -> list[Answer]:

@@ -58,7 +58,12 @@ class Hacpo:
         self._recent: OrderedDict[str, deque[float]] = OrderedDict()
 
     def lessons(
-        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], *, version: int
+        self,
+        own: Sequence[RolloutGroup],
+        external: Sequence[RolloutGroup],
+        *,
+        version: int,
+        foreign_share: float = 1.0,
     ) -> Lessons:
         self._remember(own, external)
         together: dict[ExampleKey, list[tuple[str, RolloutGroup]]] = {}

@@ -36,6 +36,8 @@ class Replay:
     advantage: float
     ends: bool
     """Our end of text follows where there is room for it."""
+    own: bool = False
+    """We found it ourselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +71,15 @@ class Rule(Protocol):
         ...
 
     def lessons(
-        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], *, version: int
+        self,
+        own: Sequence[RolloutGroup],
+        external: Sequence[RolloutGroup],
+        *,
+        version: int,
+        foreign_share: float = 1.0,
     ) -> Lessons:
-        """What to train on. `version`: our policy's; the same calls give the same lessons."""
+        """What to train on. `version`: our policy's; the same calls give the same lessons. `foreign_share`:
+        how much of what is replayed may be from others, of all that could be."""
         ...
 
     def needs(self) -> Mapping[str, float]:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from swarmnode.errors import EngineError
 from swarmnode.training.advantage import LossName, group_advantages
+from swarmnode.training.agreement import Source
 from swarmnode.training.layout import PackedLayout, packed_layout
 from swarmnode.types import RolloutGroup, Span
 
@@ -45,10 +46,18 @@ class TrainingSample:
     """Which of the node's policies learns from it."""
     shaped: bool = False
     """Its tokens count by `corrections.shaped_weights`. Only without behaviour log-probabilities."""
+    recalled: bool = False
+    """An answer of our own that is replayed, without behaviour log-probabilities."""
 
     @property
     def length(self) -> int:
         return len(self.prompt_ids) + len(self.completion_ids)
+
+    @property
+    def source(self) -> Source:
+        if self.recalled:
+            return "recalled"
+        return "foreign" if self.behaviour_logprobs is None else "own"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from swarmnode.training.sharing_gauge import SharingGauge
+
 
 class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
     """What one round of training did. None means that there was nothing to measure.
@@ -67,6 +69,9 @@ class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
     against the trainer's, without staleness."""
     engine_gap: float | None = None
     """Mean |log-probability of the engine - of the trainer before the round| over those tokens, in nats."""
+    agreement: float | None = None
+    """Cosine of strangers' part of the optimizer's steps with the gradient of our own reward (agreement.py).
+    """
     seconds: float = 0.0
 
 
@@ -96,6 +101,8 @@ class Counters(msgspec.Struct, kw_only=True):
     reward_last: float | None = None
     evaluated_round: int | None = None
     external_groups_trained: dict[str, int] = {}
+    sharing: SharingGauge = SharingGauge()
+    """Whether what others teach helps us, and how much of it is taken."""
 
 
 MOST_AUTHORS = 256

@@ -53,7 +53,12 @@ class Rescue:
         self._offers: dict[ExampleKey, Answer] = {}
 
     def lessons(
-        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], *, version: int
+        self,
+        own: Sequence[RolloutGroup],
+        external: Sequence[RolloutGroup],
+        *,
+        version: int,
+        foreign_share: float = 1.0,
     ) -> Lessons:
         self.marks.see(own, external)
         self._take_offers(external)

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
 import torch
 from torch import Tensor
 
 from swarmnode.config import TrainingConfig
+from swarmnode.training.agreement import Agreement
 from swarmnode.training.forward import Forward
 from swarmnode.training.losses import LossOutput, StepSize
 from swarmnode.training.off_policy import MeasuredTokens, with_off_policy
@@ -105,6 +107,14 @@ class RoundOfPolicy:
     """Longest completion that the sampler allows."""
     steps: Sequence[Sequence[TrainingSample]]
     measured: MeasuredRound
+    agreement: Agreement | None = None
+    """Compares what own samples and those of strangers ask for, over all rounds. None: nobody wants to know.
+    """
+
+    def compares(self, step: int) -> bool:
+        """Whether a step has both kinds, so that there is something to compare."""
+        sources = {sample.source for sample in self.steps[step]}
+        return self.agreement is not None and {"own", "foreign"} <= sources
 
     def size(self, step: int) -> StepSize:
         """What the loss of one optimizer step is divided by, however it is cut into micro-batches."""
@@ -113,9 +123,11 @@ class RoundOfPolicy:
 
     def report(self) -> TrainReport:
         tokens = sum(completion_tokens(step) for step in self.steps)
-        return self.measured.report(
+        report = self.measured.report(
             tokens, self.forward.micro_batch_tokens, with_reference=self.config.kl_coef > 0
         )
+        agreement = None if self.agreement is None else self.agreement.cosine
+        return msgspec.structs.replace(report, agreement=agreement)
 
 
 def completion_tokens(samples: Sequence[TrainingSample]) -> int:

@@ -65,7 +65,12 @@ class Sapo:
         self._shaped = settings.shaped
 
     def lessons(
-        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], *, version: int
+        self,
+        own: Sequence[RolloutGroup],
+        external: Sequence[RolloutGroup],
+        *,
+        version: int,
+        foreign_share: float = 1.0,
     ) -> Lessons:
         return Lessons(as_they_are(own), self._external(external), shaped=self._shaped)
 

@@ -82,7 +82,9 @@ def replayed_samples(
         if replay.ends and len(ids) < rules.max_tokens:
             ids = (*ids, rules.end())
         prompt_ids = rules.render(replay.prompt)
-        yield TrainingSample(prompt_ids, ids, replay.advantage, None, (), rules.policy, shaped=shaped)
+        yield TrainingSample(
+            prompt_ids, ids, replay.advantage, None, (), rules.policy, shaped=shaped, recalled=replay.own
+        )
 
 
 def with_ends(group: RolloutGroup, rules: SampleRules) -> RolloutGroup:

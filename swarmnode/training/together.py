@@ -17,6 +17,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from swarmnode.training.agreement import SOURCES, Agreement
 from swarmnode.training.corrections import TokenWeights, batch_weights, token_weights
 from swarmnode.training.forward import Forward
 from swarmnode.training.losses import StepSize, TokenBatch, policy_loss
@@ -26,6 +27,9 @@ from swarmnode.training.records import TrainReport
 from swarmnode.training.round import RoundOfPolicy, StepSums, completion_tokens
 
 log = logging.getLogger(__name__)
+
+CLIP_EPSILON = 1e-6
+"""What torch adds to the norm by which it clips."""
 
 Logprobs = dict[int, Tensor]
 """id(sample) -> log-probabilities of its completion tokens."""
@@ -112,22 +116,48 @@ class _Together:
         taking = [one for one in self._rounds.values() if number < len(one.steps)]
         samples = [sample for one in taking for sample in one.steps[number]]
         sizes = {one.policy.number: one.size(number) for one in taking}
+        compared = [one.agreement for one in taking if one.agreement is not None and one.compares(number)]
         sums = self._forward.with_memory_to_spare(
-            lambda: self._accumulate(samples, known, sizes), self._forget_gradients, _longest(samples)
+            lambda: self._accumulate(samples, known, sizes, compared),
+            self._forget_gradients,
+            _longest(samples),
         )
         for one in taking:
             _update(one, sums[one.policy.number])
         self._forget_gradients()
 
     def _accumulate(
-        self, samples: Sequence[TrainingSample], known: Known, sizes: Mapping[int, StepSize]
+        self,
+        samples: Sequence[TrainingSample],
+        known: Known,
+        sizes: Mapping[int, StepSize],
+        compared: Sequence[Agreement],
     ) -> Mapping[int, StepSums]:
-        """Gradients of one optimizer step, summed over its micro-batches."""
+        """Gradients of one optimizer step, summed over its micro-batches. `compared` see them grow, source by
+        source; without any, samples of all sources share the micro-batches."""
         sums = {policy: StepSums() for policy in sizes}
+        if not compared:
+            self._add_gradients(samples, known, sizes, sums)
+            return sums
+        for one in compared:
+            one.forget()
+        for source in SOURCES:
+            part = [sample for sample in samples if sample.source == source]
+            self._add_gradients(part, known, sizes, sums)
+            for one in compared:
+                one.part_ends(source)
+        return sums
+
+    def _add_gradients(
+        self,
+        samples: Sequence[TrainingSample],
+        known: Known,
+        sizes: Mapping[int, StepSize],
+        sums: Mapping[int, StepSums],
+    ) -> None:
         for batch in self._forward.batches(samples):
             with self._forward.policies_of(batch):
                 self._loss(batch, known, sizes, sums).backward()
-        return sums
 
     def _loss(
         self,
@@ -178,10 +208,14 @@ def _update(one: RoundOfPolicy, sums: StepSums) -> None:
     """Clip the gradient and take the optimizer's step, unless it is not finite."""
     norm = torch.nn.utils.clip_grad_norm_(one.policy.parameters, one.config.grad_clip)
     if not torch.isfinite(norm):
+        if one.agreement is not None:
+            one.agreement.forget()
         log.warning(
             "skipped an optimizer step of policy %d: the gradient norm is %s", one.policy.number, norm.item()
         )
         return
+    if one.agreement is not None:
+        one.agreement.taken(min(1.0, one.config.grad_clip / (norm.item() + CLIP_EPSILON)))
     one.optimizer.step()
     one.measured.norms.append(norm.item())
     one.measured.steps.append(sums)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from swarmnode.config import TrainingConfig
 from swarmnode.training.adam import adam
+from swarmnode.training.agreement import Agreement
 from swarmnode.training.forward import Forward
 from swarmnode.training.packing import TrainingSample
 from swarmnode.training.policy import Policy
@@ -40,10 +41,12 @@ class Trainer:
         render: Callable[[str], tuple[int, ...]],
         forward: Forward | None = None,
         rule: Rule | None = None,
+        compares: bool = True,
     ) -> None:
         """`temperature`, `top_p` and `max_tokens` are those of the sampler. `forward`: that of the base,
         shared with the trainers of other policies on it; without one this policy is alone. `rule`: how it
-        learns from others; None: as SAPO does."""
+        learns from others; None: as SAPO does. `compares`: reports tell whether others' answers pull the
+        policy where its own reward does (agreement.py)."""
         self.policy = policy
         self.config = config
         self.seed = seed
@@ -53,19 +56,27 @@ class Trainer:
             render, config, max_tokens, end=lambda: policy.base.eos_token_ids[0], policy=policy.number
         )
         self.optimizer = adam(policy.parameters, config.learning_rate)
+        self._agreement = Agreement(self.optimizer) if compares else None
         self.forward = forward or Forward(policy, config, temperature=temperature, top_p=top_p)
         self.forward.add(policy)
 
-    def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport:
-        """Train on the groups that have a gradient, and raise the policy version by one.
+    def train(
+        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
+    ) -> TrainReport:
+        """Train on the groups that have a gradient, and raise the policy version by one. `foreign_share`: how
+        much of what the rule replays may be from others.
 
         Without a single such group, or when no gradient was finite, no step is taken and the version stays.
         """
-        return train_together([self.prepare(own, external)])[0]
+        return train_together([self.prepare(own, external, foreign_share)])[0]
 
-    def prepare(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> RoundOfPolicy:
+    def prepare(
+        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
+    ) -> RoundOfPolicy:
         """The round that `train` runs, for `train_together` with rounds of policies beside this one."""
-        lessons = self.rule.lessons(own, external, version=self.policy.version)
+        lessons = self.rule.lessons(own, external, version=self.policy.version, foreign_share=foreign_share)
+        if self._agreement is not None:
+            self._agreement.begin_round()
         shaped = lessons.shaped
         replayed = list(replayed_samples(lessons.replayed, self._sample_rules, shaped=shaped))
         return RoundOfPolicy(
@@ -78,6 +89,7 @@ class Trainer:
                 self._samples(lessons.own, shaped) + self._samples(lessons.external, shaped), replayed
             ),
             _measured(external, lessons, len(replayed)),
+            self._agreement,
         )
 
     def _samples(self, lessons: Sequence[GroupLesson], shaped: bool) -> list[TrainingSample]:

@@ -18,7 +18,7 @@ from swarmnode.errors import (
 from swarmnode.network.host import MAX_GOSSIP_BYTES, Host, Message, Subscription
 from tests.contracts.hosts import HostFactory, connected
 
-TOPIC = "/swarmnode/1/test/rollouts/0"
+TOPIC = "/swarmnode/2/test/rollouts/0"
 ECHO = "/swarmnode/test/echo/1"
 KIB = 1024
 

@@ -2,12 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from importlib import util
 from pathlib import Path
 
 import pytest
 
+from benchmarks.attackers.daemon import identity
+from benchmarks.attackers.wire import GOSSIP, Author, gossip, publishing, subscribing_to_many
+from swarmnode.errors import NetworkError
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network import blame, p2pd_memory
 from swarmnode.network.host import MAX_GOSSIP_BYTES, Message, Subscription
@@ -16,12 +19,34 @@ from swarmnode.network.p2pd import P2pdHost
 from swarmnode.network.streams import SocketStream
 from swarmnode.network.tcp_bytes import received_bytes
 from tests.contracts.hosts import p2pd_hosts
-from tests.contracts.raw_gossip import gossip_to, publish_as, publish_by_ecdsa, send, subscribe
 
-TOPIC = "/swarmnode/1/test/rollouts/0"
+TOPIC = "/swarmnode/2/test/rollouts/0"
 KEY = NodeKey(b"\7" * 32)
+HONEST = Author.of(KEY)
 
 needs_daemon = pytest.mark.skipif(util.find_spec("hivemind") is None, reason="hivemind is not installed")
+
+
+@asynccontextmanager
+async def gossip_to(victim: P2pdHost, folder: Path) -> AsyncGenerator[SocketStream, None]:
+    """A stream on which the victim's daemon reads RPCs, from an identity of its own in `folder`."""
+    async with identity(folder) as attacker:
+        peer_id = await attacker.connect((await victim.addresses())[0])
+        stream = SocketStream(attacker.key.peer_id, *await attacker.open(peer_id, GOSSIP))
+        try:
+            yield stream
+        finally:
+            stream.close()
+            await asyncio.sleep(0)
+
+
+async def send(stream: SocketStream, *rpcs: bytes) -> bool:
+    """Write framed RPCs; False when the victim has hung up."""
+    with suppress(NetworkError):
+        for rpc in rpcs:
+            await stream.send(rpc)
+        return True
+    return False
 
 
 @asynccontextmanager
@@ -51,8 +76,8 @@ async def counted(host: P2pdHost, cause: str, at_least: int) -> None:
 async def test_an_author_that_nobody_can_be_is_skipped_and_the_daemon_lives(tmp_path: Path):
     async with attacked(tmp_path) as (victim, stream, heard):
         pid = victim.daemon_pid
-        await send(stream, *(publish_by_ecdsa(TOPIC, b"junk") for _ in range(3)))
-        await send(stream, publish_as(KEY, TOPIC, b"honest"))
+        await send(stream, *(publishing(gossip(Author.with_ecdsa(), TOPIC, b"junk")) for _ in range(3)))
+        await send(stream, publishing(gossip(HONEST, TOPIC, b"honest")))
         message = await next_of(heard)
         assert (message.sender, message.data) == (KEY.peer_id, b"honest")
         await counted(victim, "gossip_author", 3)
@@ -63,9 +88,9 @@ async def test_an_author_that_nobody_can_be_is_skipped_and_the_daemon_lives(tmp_
 @needs_daemon
 async def test_the_author_of_oversized_gossip_is_told_to_the_reader_of_the_topic(tmp_path: Path):
     async with attacked(tmp_path) as (victim, stream, heard):
-        await send(stream, publish_as(KEY, TOPIC, bytes(MAX_GOSSIP_BYTES + 1)))
+        await send(stream, publishing(gossip(HONEST, TOPIC, bytes(MAX_GOSSIP_BYTES + 1))))
         assert await next_of(heard) == Message(TOPIC, KEY.peer_id, b"", oversized=True)
-        await send(stream, publish_as(KEY, TOPIC, bytes(MAX_GOSSIP_BYTES)))
+        await send(stream, publishing(gossip(HONEST, TOPIC, bytes(MAX_GOSSIP_BYTES))))
         assert await next_of(heard) == Message(TOPIC, KEY.peer_id, bytes(MAX_GOSSIP_BYTES))
         assert victim.status().skipped == {"gossip_size": 1}
 
@@ -82,7 +107,7 @@ async def grow(victim: P2pdHost, stream: SocketStream, done: Callable[[], bool])
     """Subscribe to new topics until it is done, or the victim has hung up, which it has to within a while."""
     async with asyncio.timeout(60):
         for first in range(0, 10**9, 1000):
-            if done() or not await send(stream, subscribe(*(f"{n:09x}" for n in range(first, first + 1000)))):
+            if done() or not await send(stream, subscribing_to_many(range(first, first + 1000))):
                 return
             await asyncio.sleep(0)
 
@@ -109,13 +134,14 @@ async def test_a_daemon_that_grew_too_large_is_replaced_and_goes_on_as_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(blame, "LEAST_BLAME_BYTES", 2**40)  # nobody is known to be to blame
-    monkeypatch.setattr(p2pd_memory, "MAX_GROWTH_BYTES", 16 * 2**20)
+    # A daemon that has just begun grows by some twenty by itself.
+    monkeypatch.setattr(p2pd_memory, "MAX_GROWTH_BYTES", 48 * 2**20)
     async with attacked(tmp_path) as (victim, stream, heard):
         pid, addresses = victim.daemon_pid, await victim.addresses()
         await grow(victim, stream, lambda: victim.daemon_pid != pid)
         await until_back(victim)
         async with asyncio.timeout(30), gossip_to(victim, tmp_path) as again:
-            await send(again, publish_as(KEY, TOPIC, b"still there"))
+            await send(again, publishing(gossip(HONEST, TOPIC, b"still there")))
             assert (await next_of(heard)).data == b"still there"
         status = victim.status()
         assert (status.state, status.restarts, status.memory_restarts) == ("up", 0, 1)

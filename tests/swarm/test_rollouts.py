@@ -61,8 +61,9 @@ def test_unfinished_rollouts_outlive_the_process(join: Join) -> None:
 
 
 def test_beside_training_the_next_round_is_generated(join: Join) -> None:
-    node = join("--overlap", "--rounds", "4", "--set", "rollout.mode=sync")
+    node = join("--overlap", "--rounds", "8", "--set", "rollout.mode=sync")
     node.summary()
     assert "overlap of generation and training on" in node.story
-    ages = [line["training.mean_age"] for line in rounds(node)]
+    # A policy that knows nothing has rounds whose answers are all as bad: nothing is trained then.
+    ages = [line["training.mean_age"] for line in rounds(node) if "training.mean_age" in line]
     assert ages[0] == 0 and set(ages[1:]) == {1.0}, "from round 2 on, one version old"

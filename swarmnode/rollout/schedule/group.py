@@ -121,6 +121,12 @@ def as_open_group(answered: Answered) -> OpenGroup:
     return OpenGroup(-1, answered.example, (), [_member(completion) for completion in answered.completions])
 
 
+def members_of(answered: Answered, members: int) -> list[Member]:
+    """Those of a group that was handed out, and new ones behind them up to so many in all."""
+    begun = [_member(completion) for completion in answered.completions]
+    return begun + [Member()] * (members - len(begun))
+
+
 def completion_seed(seed: int, key: ExampleKey, place: int) -> int:
     """The sampling seed of completion `place` of an example: the same in every run."""
     name = json.dumps([seed, key.task, key.version, key.seed, key.index, place])

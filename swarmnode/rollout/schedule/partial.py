@@ -29,7 +29,14 @@ from swarmnode.errors import EngineError, RequestRefused
 from swarmnode.rollout.engine import Engine, Output, PolicyUpdate, SamplingParams
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.rollout.schedule.concurrency import ConcurrencyControl
-from swarmnode.rollout.schedule.group import Answered, Member, OpenGroup, as_open_group, completion_seed
+from swarmnode.rollout.schedule.group import (
+    Answered,
+    Member,
+    OpenGroup,
+    as_open_group,
+    completion_seed,
+    members_of,
+)
 from swarmnode.rollout.schedule.lengths import LengthEstimates
 from swarmnode.rollout.schedule.pool import GroupPool
 from swarmnode.rollout.schedule.records import PartialSettings, PartialStats, Tally
@@ -141,6 +148,16 @@ class PartialRollouts:
         finally:
             if self._settings.mode != "refill":
                 self.park()
+
+    def widen(self, answered: Answered, members: int) -> None:
+        """Ask for more answers to an example whose group was handed out just now: the next round hands it out
+        with so many in all, before it begins others. In mode "sync" alone: elsewhere other groups are under
+        way, and which ones come first is a matter of their lengths."""
+        if self._settings.mode != "sync" or members <= len(answered.completions):
+            raise ValueError(f"no group becomes one of {members} in mode {self._settings.mode}")
+        group = self._group(answered.example, members_of(answered, members))
+        group.settle_age()
+        self._pool.reopen(group)
 
     def set_policy(self, update: PolicyUpdate) -> None:
         """Sample from another policy from now on; requests in flight go on as `settings.inflight` says, or as

@@ -43,6 +43,11 @@ class GroupPool:
         self.begun[group.serial] = group
         self._line.extend((group, place) for place in group.unfinished)
 
+    def reopen(self, group: OpenGroup) -> None:
+        """A group that was handed out has begun again: its new members join the line."""
+        self.begun[group.serial] = group
+        self._line.extend((group, place) for place in group.unfinished)
+
     def next_members(self, limit: int) -> tuple[OpenGroup, list[int]]:
         """Take the first in line, and those behind it of the same group, at most `limit`."""
         group, first = self._line.popleft()

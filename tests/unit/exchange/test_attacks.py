@@ -18,7 +18,7 @@ from swarmnode.network.host import Message
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.types import RolloutGroup
 
-TOPIC = "/swarmnode/1/test/rollouts/0"
+TOPIC = "/swarmnode/2/test/rollouts/0"
 
 
 @dataclass(frozen=True)

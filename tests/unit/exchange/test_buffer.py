@@ -1,5 +1,6 @@
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -125,3 +126,14 @@ def test_no_snapshot_holds_no_groups():
 def test_a_damaged_snapshot_is_an_error(data: bytes):
     with pytest.raises(CheckpointError, match="saved external groups"):
         read_snapshot(data)
+
+
+def test_bodies_take_no_more_than_they_may_and_whoever_takes_most_gives_way(accepted):
+    wide, narrow = keys(2)
+    buffer = a_buffer()
+    for number in range(3):
+        buffer.add(replace(accepted(wide, number), body=bytes(1000)))
+        buffer.add(replace(accepted(narrow, number), body=bytes(100)))
+    assert buffer.keep_within(3300) == 0
+    assert buffer.keep_within(1500) == 2
+    assert buffer.by_author == {wide.peer_id: 1, narrow.peer_id: 3}

@@ -75,7 +75,7 @@ def test_a_large_header_is_rejected(check, key: NodeKey):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"protocol": 2}, "other_protocol"),
+        ({"protocol": 1}, "other_protocol"),
         ({"swarm": "elsewhere"}, "other_swarm"),
         ({"task": "subtraction"}, "other_task"),
         ({"version": "2"}, "other_task"),
@@ -101,10 +101,6 @@ def test_clocks_may_differ_a_little(check, composed: Composed, key: NodeKey, cre
 def test_an_old_header_cannot_be_replayed(check, composed: Composed, key: NodeKey):
     check(composed.sealed, key, NOW + 1799)
     assert reason_of(check, composed.sealed, key, NOW + 1801) == "expired"
-
-
-def test_larger_groups_than_we_take_are_left_alone(check, composed: Composed, key: NodeKey):
-    assert reason_of(check, composed.sealed, key, max_group_size=3) == "group_size"
 
 
 def test_a_swarm_may_list_who_publishes(check, composed: Composed, key: NodeKey, other_key: NodeKey):
@@ -147,7 +143,7 @@ def test_a_claim_is_never_trained_on(composed: Composed, key: NodeKey, rules: Bo
     liar = announce(composed, key, reward_mean=1.0, reward_std=0.1)
     checked = check_body(composed.body, liar, rules)
     assert checked.group.rewards == (1.0, 1.0, 0.0, 0.0)
-    assert is_false_claim(liar.header, checked.group)
+    assert checked.false_claim
 
 
 def test_an_honest_claim_may_be_off_by_rounding(composed: Composed, group: RolloutGroup):

@@ -22,6 +22,7 @@ from swarmnode.identity import keys
 from swarmnode.network.multiaddr import split_listen
 from swarmnode.network.p2pd import P2pdHost
 from swarmnode.network.p2pd_bundle import find_daemon
+from swarmnode.network.p2pd_launch import NICENESS
 from swarmnode.network.p2pd_process import (
     MAX_SOCKET_PATH_BYTES,
     DaemonOptions,
@@ -195,6 +196,17 @@ async def test_nothing_is_left_after_a_host_is_closed(
         assert os.listdir(sockets)
     assert not psutil.pid_exists(pid)
     assert os.listdir(sockets) == []
+
+
+@needs_daemon
+async def test_a_daemon_that_is_kept_busy_leaves_the_processor_to_the_node(key: Path):
+    async with P2pdHost(key) as host:
+        pid = host.daemon_pid
+        assert pid is not None
+        assert psutil.Process(pid).nice() == min(19, os.nice(0) + NICENESS)
+        # In another session Linux would not compare their niceness; in our group Ctrl-C would end it.
+        assert os.getsid(pid) == os.getsid(0)
+        assert os.getpgid(pid) == pid
 
 
 @needs_daemon

@@ -166,8 +166,11 @@ class Choosy(Impatient):
 class Counting(FakeLearner):
     """Reports a pass rate."""
 
-    def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport:
-        return msgspec.structs.replace(super().train(own, external), pass_rates={"sum": 0.75})
+    def train(
+        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
+    ) -> TrainReport:
+        report = super().train(own, external, foreign_share)
+        return msgspec.structs.replace(report, pass_rates={"sum": 0.75})
 
 
 async def test_what_the_node_fails_on_is_what_it_has_fetched() -> None:
@@ -328,20 +331,24 @@ class Diary(FakeLearner):
         self.generating.set()
         return super().rollouts(number)
 
-    def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport:
+    def train(
+        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
+    ) -> TrainReport:
         self.events.append("train")
-        return super().train(own, external)
+        return super().train(own, external, foreign_share)
 
 
 async def test_with_overlap_the_next_round_is_generated_while_this_one_is_trained_on() -> None:
     class Waiting(Diary):
         """Does not finish training before the next generation has begun."""
 
-        def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport:
+        def train(
+            self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
+        ) -> TrainReport:
             if len(self.trained) < 2:
                 assert self.generating.wait(10), "generation did not begin during training"
             self.generating.clear()
-            return super().train(own, external)
+            return super().train(own, external, foreign_share)
 
         def rollouts(self, number: int) -> RoundRollouts:
             result = super().rollouts(number)

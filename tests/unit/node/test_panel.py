@@ -11,7 +11,7 @@ from swarmnode.node.learner import Generation
 from swarmnode.node.panel import PanelMonitor, render, room_below
 from swarmnode.node.panel_layout import RowLayout, fit_columns, fit_rows
 from swarmnode.node.policies_panel import PoliciesPanel, render_policies
-from swarmnode.node.status import Network, NodeStatus, Sharing, invitation
+from swarmnode.node.status import Network, NodeStatus, Sharing, SharingEffect, invitation
 from tests.unit.node.test_status import STATUS
 
 ADDRESS = "/ip4/192.168.178.201/tcp/41234/p2p/12D3KooWpzf3HmX1A7QeTpr8yYtUeK7QXkYqRkQn9uNzFrJx1v2Q"
@@ -28,12 +28,13 @@ BUSY = replace(
         buffered=16,
         dropped={"stale": 100},
     ),
+    sharing=SharingEffect(0.04, 0.01, "helps", 16, 16),
 )
 STORY = [
     f"12:00:0{second} round {second} and more than fits into a line of eighty columns" for second in range(6)
 ]
 ALL_LABELS = (
-    "doing", "policy", "round", "reward", "held out", "trained on", "speed", "rollouts", "network",
+    "doing", "policy", "round", "reward", "held out", "trained on", "sharing", "speed", "rollouts", "network",
     "exchange", "dropped", "kept back", "saved",
 )  # fmt: skip
 

@@ -791,3 +791,70 @@ def test_a_state_of_before_turns_goes_on_as_it_was() -> None:
     other = rollouts(FakeEngine(long_tailed))
     other.restore(msgspec.msgpack.encode(written), redraw)
     assert other._turns.allowed == len(written["groups"])
+
+
+# Groups that are asked for more (budget.py)
+
+PROBING = PartialSettings("sync", groups=3, group_size=2, max_lag=2)
+
+
+def probing(engine: FakeEngine) -> PartialRollouts:
+    return PartialRollouts(engine, RENDERER, PROBING, SAMPLING, seed=0)
+
+
+def test_a_widened_group_comes_again_with_what_it_had_and_more() -> None:
+    engine = WatchedEngine(long_tailed)
+    one, examples = probing(engine), stream()
+    probes = list(one.round(examples))
+    one.widen(probes[0], 5)
+    one.widen(probes[2], 3)
+    wide = list(one.round(examples, groups=2))
+    assert {len(answered.completions) for answered in wide} == {3, 5}
+    for answered in wide:
+        before = next(probe for probe in probes if probe.example == answered.example)
+        assert answered.completions[:2] == before.completions
+    assert len(engine.asked) == 6 + 3 + 1, "nothing is asked twice, and nobody else is asked"
+    assert sorted(indices(one.round(examples))) == [3, 4, 5]
+
+
+def test_a_widened_groups_answers_are_those_it_would_have_had_at_once() -> None:
+    one = probing(WatchedEngine(long_tailed))
+    (probe, *_) = one.round(stream())
+    one.widen(probe, 6)
+    (wide,) = one.round(stream(), groups=1)
+    at_once = PartialRollouts(
+        WatchedEngine(long_tailed), RENDERER, replace(PROBING, group_size=6), SAMPLING, seed=0
+    )
+    whole = next(one for one in at_once.round(stream()) if one.example == wide.example)
+    assert [c.token_ids for c in wide.completions] == [c.token_ids for c in whole.completions]
+
+
+def test_a_group_that_is_being_widened_survives_a_restart() -> None:
+    one = probing(WatchedEngine(long_tailed))
+    probe, *others = one.round(stream())
+    one.widen(probe, 6)
+    halfway = one.in_steps(iter(()), groups=1)
+    for _ in range(4):
+        assert next(halfway) is None
+    halfway.close()
+    again = probing(WatchedEngine(long_tailed))
+    again.restore(one.state(others), redraw)
+    found = {answered.example.key: answered.completions for answered in again.round(stream())}
+    (wide,) = one.round(iter(()), groups=1)
+    assert set(found) == {answered.example.key for answered in (probe, *others)}
+    assert [c.token_ids for c in found[probe.example.key]] == [c.token_ids for c in wide.completions]
+
+
+@pytest.mark.parametrize("mode", ["refill", "april"])
+def test_groups_are_not_widened_where_others_are_under_way(mode: Literal["refill", "april"]) -> None:
+    one = rollouts(WatchedEngine(long_tailed), mode)
+    answered = next(one.round(stream()))
+    with pytest.raises(ValueError, match=mode):
+        one.widen(answered, 8)
+
+
+def test_no_group_is_widened_to_what_it_has() -> None:
+    one = probing(WatchedEngine(long_tailed))
+    answered = next(one.round(stream()))
+    with pytest.raises(ValueError):
+        one.widen(answered, 2)
