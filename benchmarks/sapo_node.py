@@ -29,7 +29,8 @@ from swarmnode.training.lessons import GroupLesson, Lessons
 from swarmnode.training.marks import needs_of
 from swarmnode.training.mix import own_to_learn_from
 from swarmnode.training.rules import Sapo
-from swarmnode.training.sharing import groups_wanted
+from swarmnode.training.sharing import adapts, groups_wanted
+from swarmnode.training.sharing_gauge import SharingGauge
 from swarmnode.types import RolloutGroup
 
 ROUND_S = 8.0
@@ -64,6 +65,8 @@ class NodeRecord:
     """How many those were."""
     held_out: dict[int, float] = field(default_factory=dict)
     """Reward on held-out examples after so many rounds."""
+    levels: list[int] = field(default_factory=list)
+    """How often it had halved what it takes of others, after each round."""
     injected: list[float] = field(default_factory=list)
     """Share of sampled answers with the text that attackers inject."""
     generated_tokens: int = 0
@@ -101,6 +104,7 @@ class SwarmNode:
         """`network` None: it trains alone."""
         self.config = config
         self.record = NodeRecord()
+        self.gauge = SharingGauge()
         self._seed = seed
         self._tasks = tasks
         self._clock = clock
@@ -164,7 +168,7 @@ class SwarmNode:
 
     async def collect(self) -> Sequence[RolloutGroup]:
         """What it takes of the others this round."""
-        wanted = groups_wanted(self.config)
+        wanted = self.gauge.groups(groups_wanted(self.config))
         if self.exchange is None or wanted == 0:
             return ()
         found = await self.exchange.collect(wanted, self.learner.policy_version, DEADLINE_S)
@@ -177,7 +181,10 @@ class SwarmNode:
         """One round of learning, from own groups and those of others."""
         chance = random.Random(f"{self._seed}:{self._number}:own")
         own = own_to_learn_from(groups, len(external), self.config, chance)
-        report = self.learner.train(own, external)
+        report = self.learner.train(own, external, self.gauge.share)
+        seen = self.gauge.after(report.agreement)
+        self.gauge = seen if adapts(self.config) else seen.in_full()
+        self.record.levels.append(self.gauge.level)
         self.record.trained_tokens += report.tokens
         if self.exchange is not None and report.pass_rates:
             self.exchange.prefer(needs_of(report.pass_rates))

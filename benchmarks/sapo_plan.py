@@ -42,6 +42,8 @@ class Outcome:
     cpu_s: float
     answers_a_round: int
     """Of one node, where nothing is over-sampled: what a round counts as."""
+    levels: list[float] = field(default_factory=list[float])
+    """How often a node halved what it takes of others (training/sharing_gauge.py), mean over its rounds."""
 
     @property
     def cumulative(self) -> float:

@@ -24,6 +24,7 @@ RULES: dict[str, Rule] = {
     "successes_on_top": Rule({"exchange.rule": "successes"}),
     "sapo_shaped": Rule({"exchange.rule": "sapo", "exchange.shaped": True}, halves=True),
     "book_unmended": Rule({"exchange.rule": "book", "exchange.mend": "off"}),
+    "book_in_full": Rule({"exchange.rule": "book", "exchange.adapt": False}),
     "book_shaped": Rule({"exchange.rule": "book", "exchange.shaped": True}),
     "book_light": Rule({"exchange.rule": "book", "exchange.book_weight": 1.0}),
     "book_heavy": Rule({"exchange.rule": "book", "exchange.book_weight": 8.0}),
