@@ -51,11 +51,16 @@ class WideGroups:
         return self._rule.keeps_own
 
     def lessons(
-        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], *, version: int
+        self,
+        own: Sequence[RolloutGroup],
+        external: Sequence[RolloutGroup],
+        *,
+        version: int,
+        foreign_share: float = 1.0,
     ) -> Lessons:
         for group in (*own, *external):
             self._remember(group)
-        found = self._rule.lessons(own, external, version=version)
+        found = self._rule.lessons(own, external, version=version, foreign_share=foreign_share)
         return replace(
             found,
             own=tuple(self._wide(lesson) for lesson in found.own),
