@@ -36,12 +36,12 @@ GRID = (1e-3, 2e-3, 4e-3)
 CLAIMED: dict[str, tuple[str, ...]] = {
     "specialists": ("alone", "alone_successes", "filter", "own_book", "sapo", "successes", "book"),
     "equals": ("alone", "own_book", "sapo", "book"),
+    "poison": ("alone", "sapo", "book"),
+    "peaceful": ("book",),
     "strangers": ("alone", "book"),
     "speeds": ("alone", "book"),
     "sizes": ("alone", "book"),
     "fresh": ("book",),
-    "poison": ("alone", "book"),
-    "peaceful": ("book",),
 }
 """The rules that a whole run compares in each swarm."""
 
