@@ -16,8 +16,8 @@ from contextlib import suppress
 PR_SET_PDEATHSIG = 1
 
 NICENESS = 5
-"""A flood keeps all threads of the daemon busy; where they share a core with the node's, the node keeps most of
-its pace. Not more: on a machine that is busy anyway, a daemon that hardly runs loses gossip."""
+"""A flood keeps all threads of the daemon busy; where they share a core with the node's, the node keeps most
+of its pace. Not more: on a machine that is busy anyway, a daemon that hardly runs loses gossip."""
 
 
 def main(parent_pid: int, memory_limit: str, command: list[str]) -> None:
