@@ -67,10 +67,12 @@ class Learns(PolicyLearner):
         self.external = 0
         self.asked: set[ExampleKey] = set()
 
-    def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport:
+    def train(
+        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
+    ) -> TrainReport:
         self.external += len(external)
         self.asked.update(group.example.key for group in own)
-        return super().train(own, external)
+        return super().train(own, external, foreign_share)
 
 
 Make = Callable[[NodeKey, Config], Learns]
