@@ -78,8 +78,8 @@ class Timing:
     repeats: int
 
 
-FULL = Timing(1.0, 4.0, 2.0, 7.0, base_rounds=40, rounds=50, repeats=2)
-QUICK = Timing(1.0, 3.0, 1.0, 4.0, base_rounds=30, rounds=30, repeats=1)
+FULL = Timing(1.0, 4.0, 2.0, 7.0, base_rounds=40, rounds=50, repeats=3)
+QUICK = Timing(1.0, 3.0, 1.0, 4.0, base_rounds=30, rounds=30, repeats=3)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from contextlib import suppress
 
 PR_SET_PDEATHSIG = 1
 
-NICENESS = 5
-"""A flood keeps all threads of the daemon busy; where they share a core with the node's, the node keeps most
-of its pace. Not more: on a machine that is busy anyway, a daemon that hardly runs loses gossip."""
+NICENESS = 7
+"""A flood keeps the daemon busy; where it shares a core with the node, the node keeps most of its pace. With
+one thread (below), for Go would take as many as there are cores, and each counts as much as the node's own."""
 
 
 def main(parent_pid: int, memory_limit: str, command: list[str]) -> None:
@@ -29,7 +29,7 @@ def main(parent_pid: int, memory_limit: str, command: list[str]) -> None:
     with suppress(OSError):  # a sandbox may forbid it: then the two are equals
         os.nice(NICENESS)
     # Nothing of the node's environment is the daemon's business.
-    environment = {"GOLOG_LOG_LEVEL": "error", "GOMEMLIMIT": memory_limit}
+    environment = {"GOLOG_LOG_LEVEL": "error", "GOMEMLIMIT": memory_limit, "GOMAXPROCS": "1"}
     try:
         os.execve(command[0], command, environment)
     except OSError as error:
