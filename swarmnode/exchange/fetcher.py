@@ -172,9 +172,9 @@ class Fetcher:
 
     def _known(self) -> set[str]:
         """Authors that groups were accepted from and that are heard now, or gave us one lately."""
-        now, accepted = self._arrive().at, self._ledger.reputation.accepted
+        now, givers = self._arrive().at, self._ledger.reputation.givers
         self._gave_at = {author: at for author, at in self._gave_at.items() if now - at <= RECENT_S}
-        heard = (author for author in self._pool.waiting if accepted(author))
+        heard = (author for author in self._pool.waiting if author in givers)
         return {*self._gave_at, *self._buffer.by_author, *heard}
 
     def _something_is_coming(self) -> bool:
@@ -245,6 +245,10 @@ class Fetcher:
             full.add("newcomer")
         share = author_share(self._target, known)
         reputation = self._ledger.reputation
+        waiting = list(self._pool.waiting)
+        if "newcomer" in full:
+            # A crowd of them is not looked at one by one, hundreds of times a second.
+            waiting = [one for one in waiting if one in reputation.givers or self._is_neighbour(one)]
         return [
             Candidate(
                 author,
@@ -253,7 +257,7 @@ class Fetcher:
                 reputation.accepted(author),
                 author in self._connected,
             )
-            for author in self._pool.waiting
+            for author in waiting
             if (trust := self.trust_of(author)) not in full and self._may_ask(author, trust, share)
         ]
 

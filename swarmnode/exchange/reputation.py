@@ -10,7 +10,7 @@ other.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from swarmnode.exchange.limits import (
@@ -174,6 +174,11 @@ class Reputation:
         """Groups that were accepted from this author."""
         standing = self._known(peer)
         return 0 if standing is None else standing.accepted
+
+    @property
+    def givers(self) -> Collection[str]:
+        """Authors of whom a group was accepted."""
+        return self._givers.keys()
 
     def may_be_asked(self, peer: str, now: float) -> bool:
         """Whether the pause after its last failure is over, and it would not have to refuse us."""
