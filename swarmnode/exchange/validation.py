@@ -205,23 +205,33 @@ def _look_at(
     answers: Sequence[Answer], task: Task, example: Example, policy_version: int, rules: BodyRules
 ) -> tuple[tuple[Completion, ...], tuple[Scores, ...]]:
     """The answers in our tokens, and their scores: those of the first part, and of further ones as long as
-    there is time. A group that is one part is looked at whole, in its order."""
+    there is time. A group that is one part is looked at whole, in its order.
+
+    Answers that are too long for us are left out, as nobody knows the tokens of others: an honest policy that
+    samples half a character is longer when its text is read again. Where they are half of what was looked at
+    or more, the author makes us read for nothing. Raises Rejected.
+    """
     completions: list[Completion] = []
     scores: list[Scores] = []
-    began = rules.clock()
+    began, too_long = rules.clock(), 0
     for part in parts(len(answers), rules.answers_per_group, rules.rng):
         if completions and rules.clock() - began > rules.look_s:
             break
-        found = [answers[place] for place in part]
-        completions += (_completion(answer, policy_version, rules) for answer in found)
-        scores += _score(task, example, found)
+        read = [(answers[place], _completion(answers[place], policy_version, rules)) for place in part]
+        fitting = [(answer, completion) for answer, completion in read if completion is not None]
+        too_long += len(read) - len(fitting)
+        completions += (completion for _, completion in fitting)
+        if too_long >= len(completions):
+            looked = too_long + len(completions)
+            raise Rejected(Reason.TOO_LONG, f"{too_long} of {looked} answers are longer than we take")
+        scores += _score(task, example, [answer for answer, _ in fitting]) if fitting else ()
     if not any(completion.token_ids for completion in completions):
         raise Rejected(Reason.NO_TOKENS, "answers without a token")
     return tuple(completions), tuple(scores)
 
 
-def _completion(answer: Answer, policy_version: int, rules: BodyRules) -> Completion:
-    """A stranger's answer in our tokens, without the end that it claims.
+def _completion(answer: Answer, policy_version: int, rules: BodyRules) -> Completion | None:
+    """A stranger's answer in our tokens, without the end that it claims. None: it is too long for us.
 
     Text can be judged again here, `finish` cannot. Right answers marked "length" and wrong ones marked "stop"
     would make EOS the token that tells them apart, and unlearn it: a tiny policy fell from 0.73 to 0.44 in 90
@@ -240,10 +250,10 @@ def _completion(answer: Answer, policy_version: int, rules: BodyRules) -> Comple
     that is nothing but its end has no tokens: it counts in its group's mean and is not trained on.
     """
     if len(answer.text) > rules.max_completion_tokens * MAX_CHARS_PER_TOKEN:
-        raise Rejected(Reason.TOO_LONG, f"{len(answer.text)} characters, which cannot fit")
+        return None  # without being tokenized, which would take seconds
     token_ids = rules.encode(answer.text, "length")
     if len(token_ids) > rules.max_completion_tokens:
-        raise Rejected(Reason.TOO_LONG, f"{len(token_ids)} tokens, we take {rules.max_completion_tokens}")
+        return None
     spans = one_span(policy_version, len(token_ids))
     return Completion(answer.text, token_ids, None, spans, "length")
 

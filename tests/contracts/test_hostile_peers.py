@@ -467,7 +467,7 @@ BODIES = {
         lambda m: edited(m, answers=(Answer("", "stop"),) * 4),
         "no_tokens",
     ),
-    "too many tokens": (lambda m: m.compose(texts=["x" * 5000, "7", "8", "9"]), "too_long"),
+    "too many tokens": (lambda m: m.compose(texts=["x" * 5000, "y" * 5000, "8", "9"]), "too_long"),
     "all wrong": (lambda m: m.compose(texts=["a", "b", "c", "d"]), "zero_advantage"),
     "judge crashes": (lambda m: m.compose(texts=["crash", "7"]), "internal"),
     "judge wants to exit": (lambda m: m.compose(texts=["exit", "7"]), "internal"),

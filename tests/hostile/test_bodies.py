@@ -14,7 +14,7 @@ from tests.joined_node import JoinedNode
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 MIB = 2**20
-ROUNDS = 4
+ROUNDS = 16
 
 
 def rounds(node: JoinedNode) -> list[dict[str, Any]]:

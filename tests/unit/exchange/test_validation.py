@@ -232,13 +232,23 @@ def test_an_answer_has_at_most_as_many_tokens_as_we_train_on(
     assert reason_of(check_body, data, announce(composed, key, group_size=2), rules) == "too_long"
 
 
+def test_a_rare_answer_that_is_longer_in_our_tokens_is_left_out_of_its_group(
+    composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup
+):
+    answers = (Answer("x" * 65, "length"), Answer("7", "stop"), Answer("8", "stop"))
+    data = encode_body(body_of(group, answers=answers))
+    checked = check_body(data, announce(composed, key, group_size=3), rules)
+    assert [completion.text for completion in checked.group.completions] == ["7", "8"]
+    assert len(checked.group.scores) == 2
+
+
 def test_text_that_cannot_fit_is_refused_before_it_is_tokenized(
     composed: Composed, key: NodeKey, rules: BodyRules, group: RolloutGroup
 ):
     def encode(text: str, finish: str) -> tuple[int, ...]:
         raise AssertionError("a megabyte takes seconds")
 
-    data = encode_body(body_of(group, answers=(Answer("x" * 100_000, "stop"), Answer("7", "stop"))))
+    data = encode_body(body_of(group, answers=(Answer("x" * 100_000, "stop"), Answer("y" * 100_000, "stop"))))
     careful = replace(rules, encode=encode)
     assert reason_of(check_body, data, announce(composed, key, group_size=2), careful) == "too_long"
 
