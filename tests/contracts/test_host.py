@@ -246,8 +246,12 @@ async def test_a_peer_that_is_disconnected_may_come_back(new_host: HostFactory):
     async with connected(new_host) as (alice, bob):
         await alice.disconnect(bob.peer_id)
         assert await alice.peers() == ()
-        await bob.connect((await alice.addresses())[0])
-        assert await bob.peers() == (alice.peer_id,)
+
+        async def back() -> bool:
+            await bob.connect((await alice.addresses())[0])
+            return await bob.peers() == (alice.peer_id,)
+
+        await eventually(back)
 
 
 async def test_disconnecting_somebody_who_is_not_there_changes_nothing(new_host: HostFactory):
