@@ -59,6 +59,9 @@ CONTROL = "control_load"
 DOUBTFUL_RATIO = 0.85
 MEASURED_AGAIN_WITHIN_S = 150.0
 """Of the start: later there would be no time left for it."""
+TAKEN_BEFORE_KILL = 4
+"""Groups of one author that the node has trained on; most of the forty grow stale, as one author is paced."""
+
 KEPT_AFTER_S = 15.0
 """What a node knows of others is on its disk after ten seconds."""
 FORGOTTEN_S = 125.0
@@ -224,7 +227,7 @@ def replay_after_kill(swarm: Swarm) -> int:
     address = node.running().addresses[0]
     with Attacker("replay_own", [address], seconds=120, prefix=ATTACKERS_PREFIX) as attacker:
         attacker.wait_for("announced")
-        node.until(lambda: accepted() >= 24)
+        node.until(lambda: accepted() >= TAKEN_BEFORE_KILL)
         time.sleep(KEPT_AFTER_S)
         node.vanish()
         node = swarm.start("killed", *saving)

@@ -21,8 +21,12 @@ RELIEF_AT_BYTES = 64 * 2**20
 RELIEF_EVERY_BYTES = 24 * 2**20
 """Growth at which the largest senders are sent away, at first and then again."""
 
-GO_MEMORY_LIMIT = "128MiB"
-"""For the daemon's garbage collector (GOMEMLIMIT): it works harder beyond, before we have to act."""
+GO_MEMORY_LIMIT = "208MiB"
+"""For the daemon's garbage collector (GOMEMLIMIT): it works harder beyond, before we have to act.
+
+Just below the size at which a life is replaced: a collector that has to stay far below a flood that is all
+live runs without end (128 MiB here took half of a node's rounds), and then nobody replaces the daemon.
+"""
 
 Verdict = Literal["calm", "swollen", "over"]
 
