@@ -27,7 +27,7 @@ from attacks_reward import Drop, RewardRuns
 from attacks_swarm import ATTACKERS_PREFIX, Swarm, Window
 from common import machine, report
 
-from swarmnode.training.tiny import build_tiny
+from swarmnode.model.tiny import build_tiny
 
 ATTACKS = (
     "ecdsa_author",

@@ -23,15 +23,15 @@ from typing import Literal
 from common import arguments, cpu_seconds, report
 
 from swarmnode.config_layers import load_config
+from swarmnode.model.base_model import load_base_model
+from swarmnode.model.policy import Policy
+from swarmnode.model.tiny import build_tiny
 from swarmnode.node.overlap import Overlap
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.tasks.builtin import BUILTIN_TASKS
-from swarmnode.training.base_model import load_base_model
 from swarmnode.training.checkpoint_store import CheckpointStore
-from swarmnode.training.policy import Policy
-from swarmnode.training.tiny import build_tiny
 
 ROOT = Path(__file__).resolve().parent.parent
 BudgetName = Literal["fixed", "adaptive"]

@@ -27,6 +27,8 @@ from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM, set_seed
 
 from swarmnode.config import PolicyConfig, TrainingConfig
+from swarmnode.model.base_model import LoadedModel
+from swarmnode.model.policy import Policy
 from swarmnode.rollout.decode.adapter import LoraPair
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.decode.merging import lost_share, merged_weight
@@ -35,10 +37,8 @@ from swarmnode.rollout.fake import FakeEngine
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.rollout.schedule.records import PartialSettings
-from swarmnode.training.base_model import LoadedModel
 from swarmnode.training.forward import Forward
 from swarmnode.training.packing import TrainingSample
-from swarmnode.training.policy import Policy
 from swarmnode.types import Example, ExampleKey
 
 GROUPS, GROUP = 8, 8

@@ -40,7 +40,7 @@ from grpo_job import Job
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from swarmnode.hardware import cpu_has_bf16
-from swarmnode.training.tiny import VOCABULARY, build_tiny
+from swarmnode.model.tiny import VOCABULARY, build_tiny
 
 ROOT = Path(__file__).parent.parent
 TRL_HOME = ROOT / "build" / "trl"

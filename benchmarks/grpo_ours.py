@@ -9,15 +9,15 @@ import torch
 from grpo_job import Job, Turns, job_from_command_line, prompts, reward
 
 from swarmnode.config import Config, PolicyConfig, RolloutConfig, TrainingConfig
+from swarmnode.model.base_model import load_base_model
+from swarmnode.model.policy import Policy
 from swarmnode.native.compiler import turn_off
 from swarmnode.node.memory import plan_for
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import SamplingParams
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.rollout.schedule.collector import collect
-from swarmnode.training.base_model import load_base_model
 from swarmnode.training.forward import Forward
-from swarmnode.training.policy import Policy
 from swarmnode.training.trainer import Trainer
 from swarmnode.types import Example, ExampleKey, RolloutGroup
 

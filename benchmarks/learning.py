@@ -17,7 +17,7 @@ from typing import Any
 
 from common import arguments, report
 
-from swarmnode.training.tiny import build_tiny
+from swarmnode.model.tiny import build_tiny
 
 ROUNDS = 60
 

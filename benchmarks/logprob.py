@@ -27,7 +27,7 @@ from common import arguments, cpu_seconds, middle, parts, ratios, report, rounds
 from torch import Tensor, nn
 
 from swarmnode.hardware import cpu_has_bf16
-from swarmnode.training.head import head_logprobs
+from swarmnode.model.head import head_logprobs
 
 TOKENS, VOCABULARY, WIDTH = 2048, 32_768, 896
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -25,6 +25,9 @@ from typing import Any, get_args
 from common import arguments, cpu_seconds, report
 
 from swarmnode.config import PolicyConfig, TrainingConfig
+from swarmnode.model.base_model import load_base_model
+from swarmnode.model.policy import Policy
+from swarmnode.model.tiny import build_tiny
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import SamplingParams
 from swarmnode.rollout.renderer import Renderer
@@ -35,9 +38,6 @@ from swarmnode.tasks.builtin import BUILTIN_TASKS
 from swarmnode.tasks.rounds import ExampleStream
 from swarmnode.tasks.task import draw_held_out, score_strictly
 from swarmnode.training.advantage import LossName
-from swarmnode.training.base_model import load_base_model
-from swarmnode.training.policy import Policy
-from swarmnode.training.tiny import build_tiny
 from swarmnode.training.trainer import Trainer
 from swarmnode.types import Example, RolloutGroup
 

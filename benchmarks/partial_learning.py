@@ -27,6 +27,9 @@ from typing import Literal
 from common import arguments, report
 
 from swarmnode.config import PolicyConfig, TrainingConfig
+from swarmnode.model.base_model import load_base_model
+from swarmnode.model.policy import Policy
+from swarmnode.model.tiny import build_tiny
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import SamplingParams
 from swarmnode.rollout.renderer import Renderer
@@ -35,10 +38,7 @@ from swarmnode.rollout.schedule.group import Answered
 from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.rollout.schedule.records import PartialSettings
 from swarmnode.tasks.task import draw_held_out, draw_train, score_strictly
-from swarmnode.training.base_model import load_base_model
-from swarmnode.training.policy import Policy
 from swarmnode.training.records import TrainReport
-from swarmnode.training.tiny import build_tiny
 from swarmnode.training.trainer import Trainer
 from swarmnode.types import Example, ExampleKey, RolloutGroup
 

@@ -164,7 +164,7 @@ def build_model(folder: Path) -> Path:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from swarmnode.training.tiny import build_quick_tiny
+    from swarmnode.model.tiny import build_quick_tiny
 
     tiny = build_quick_tiny(folder / "models")
     config = AutoConfig.from_pretrained(str(tiny))

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import common
 
+from swarmnode.model.tiny import build_quick_tiny, build_tiny
 from swarmnode.node.running import read_running
 from swarmnode.paths import resolve_paths
-from swarmnode.training.tiny import build_quick_tiny, build_tiny
 
 POLICIES = 3
 SHORT_ROUNDS = 2

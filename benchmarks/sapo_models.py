@@ -1,6 +1,6 @@
 """The policies that swarms start from, built once into the folder where nodes keep theirs.
 
-[models_of] -> training/tiny.py, training/specialists.py -> one folder per node -> sapo_run.py
+[models_of] -> model/tiny.py, model/specialists.py -> one folder per node -> sapo_run.py
 """
 
 from dataclasses import replace
@@ -9,9 +9,9 @@ from pathlib import Path
 from sapo_plan import Swarm
 from sapo_worlds import tasks_of
 
+from swarmnode.model.specialists import OWN_TASKS, build_specialists, build_strangers
+from swarmnode.model.tiny import RECIPE, build_tiny
 from swarmnode.paths import resolve_paths
-from swarmnode.training.specialists import OWN_TASKS, build_specialists, build_strangers
-from swarmnode.training.tiny import RECIPE, build_tiny
 
 WIDE = replace(RECIPE, hidden=96, intermediate=240, heads=3)
 """Twice the parameters of the tiny policy: every other node of `sizes`."""

@@ -25,12 +25,12 @@ from swarmnode.node.overlap import Overlap
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.paths import Paths, resolve_paths
 from swarmnode.tasks.task import Task
-from swarmnode.training.lessons import GroupLesson, Lessons
-from swarmnode.training.marks import needs_of
-from swarmnode.training.mix import own_to_learn_from
-from swarmnode.training.rules import Sapo
-from swarmnode.training.sharing import adapts, groups_wanted
-from swarmnode.training.sharing_gauge import SharingGauge
+from swarmnode.training.foreign.lessons import GroupLesson, Lessons
+from swarmnode.training.foreign.marks import needs_of
+from swarmnode.training.foreign.mix import own_to_learn_from
+from swarmnode.training.foreign.rules import Sapo
+from swarmnode.training.foreign.sharing import adapts, groups_wanted
+from swarmnode.training.foreign.sharing_gauge import SharingGauge
 from swarmnode.types import RolloutGroup
 
 ROUND_S = 8.0

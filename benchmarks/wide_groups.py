@@ -29,11 +29,11 @@ from swarmnode.exchange.limits import MAX_GROUP_SIZE, MAX_RAW_BODY_BYTES
 from swarmnode.exchange.messages import Announcement, Arrival
 from swarmnode.exchange.validation import BodyRules, check_body
 from swarmnode.identity.keys import NodeKey
+from swarmnode.model.base_model import load_base_model
+from swarmnode.model.tiny import build_quick_tiny
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.tasks.builtin import BUILTIN_TASKS
 from swarmnode.tasks.task import Task, draw_train
-from swarmnode.training.base_model import load_base_model
-from swarmnode.training.tiny import build_quick_tiny
 from swarmnode.types import Completion, Example, RolloutGroup, one_span
 
 BEFORE = 64

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 RuleName = Literal["sapo", "successes", "book", "own_book", "rescue", "hacpo"]
-"""The rules by which a node learns from others (training/rules.py)."""
+"""The rules by which a node learns from others (training/foreign/rules.py)."""
 
 
 class Section(BaseModel):

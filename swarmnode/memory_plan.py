@@ -1,6 +1,6 @@
 """How much memory a model takes: sums that a person can check, made before anything is loaded.
 
-models.py (shapes, settings) -> [memory_plan] -> --model auto, doctor, join, training/budget.py
+models.py (shapes, settings) -> [memory_plan] -> --model auto, doctor, join, model/budget.py
 
 Everything is bytes and follows from shapes. What is not known is never filled in: there is no card then.
 """
@@ -19,7 +19,7 @@ ADAPTER_BYTES = 4
 MOMENT_BYTES = 8
 """Two moments of Adam in float32."""
 COMPARED_GRADIENTS = 3
-"""Parts of a gradient that are kept apart to see whether what others teach helps (training/agreement.py)."""
+"""Parts of a gradient that are kept apart to see whether what others teach helps (foreign/agreement.py)."""
 CHUNK_BYTES = 256 * 2**20
 """Log-probabilities are computed for so many tokens at once that one float32 tensor [tokens, vocabulary] is
 this large."""
@@ -242,7 +242,7 @@ def engine_growth(card: ModelCard, work: Workload) -> float:
 
 
 def layer_bytes(card: ModelCard, work: Workload) -> int:
-    """What one layer keeps per token for the backward pass, its LoRA fused (`training/lora.py`).
+    """What one layer keeps per token for the backward pass, its LoRA fused (`model/lora.py`).
 
     Two norms keep their input in float32. A linear layer keeps its input, which q, k and v share, as gate and
     up do, and rank numbers. Attention keeps q, k, v, its result and one sum per head. The MLP keeps gate, its

@@ -19,7 +19,7 @@ from swarmnode.hardware import Gpu, cpu_has_bf16, find_card
 from swarmnode.memory_plan import EngineName, MemoryPlan, ModelCard, Workload, plan_memory, size_text
 
 PLANNED_TOKENS = 4096
-"""Micro-batch that a model is chosen for; what is then free decides the real one (training/budget.py)."""
+"""Micro-batch that a model is chosen for; what is then free decides the real one (model/budget.py)."""
 LARGEST_HEADER_BYTES = 100_000_000
 """The bound that safetensors itself puts on a header."""
 BF16_CAPABILITY = 8.0
@@ -41,7 +41,7 @@ TINY = ModelCard(
     tied=True,
     qk_norm=True,
 )
-"""What training/tiny.py builds."""
+"""What model/tiny.py builds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def quick_model(models: Path) -> Path:
     """A tiny policy that knows nothing, for tests that do not look at rewards."""
-    from swarmnode.training.tiny import build_quick_tiny
+    from swarmnode.model.tiny import build_quick_tiny
 
     return build_quick_tiny(models)
 
@@ -38,7 +38,7 @@ def quick_model(models: Path) -> Path:
 @pytest.fixture(scope="session")
 def tiny_model(models: Path) -> Path:
     """The tiny policy that users get; built once for all tests."""
-    from swarmnode.training.tiny import build_tiny
+    from swarmnode.model.tiny import build_tiny
 
     return build_tiny(models)
 

@@ -15,9 +15,10 @@ LAYERS = (
     "native",
     "rollout",
     "exchange",
+    "model",
     "training",
-    "pipeline",
     "node",
+    "pipeline",
     "cli",
 )
 GROUND = {

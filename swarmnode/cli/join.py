@@ -77,7 +77,7 @@ def join(
         },
     )
     if settings.config.pipeline.name:
-        from swarmnode.node.pipeline_run import run_pipeline
+        from swarmnode.pipeline.runtime.run import run_pipeline
 
         ended = run_pipeline(settings.config, settings.model, settings.paths, fresh=fresh)
         leave(ended)

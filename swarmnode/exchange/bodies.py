@@ -29,7 +29,7 @@ from swarmnode.exchange.settings import ExchangeSettings
 from swarmnode.exchange.store import BodyStore
 from swarmnode.network.host import Host
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 BODY_PROTOCOL = f"/swarmnode/rollouts/{PROTOCOL}"
 HASH_BYTES = 32
@@ -68,7 +68,7 @@ class BodyPlane:
         try:
             await self._host.serve(BODY_PROTOCOL, self.answer, max_request_bytes=HASH_BYTES)
         except NetworkError as error:
-            log.info("not yet serving rollouts: %s", error)
+            logger.info("not yet serving rollouts: %s", error)
             return False
         return True
 
@@ -146,7 +146,7 @@ class BodyPlane:
         except RequestTimeout as error:
             raise Rejected(Reason.TIMEOUT, f"{peer} did not answer") from error
         except NetworkError as error:
-            log.debug("no body from %s: %s", peer, error)
+            logger.debug("no body from %s: %s", peer, error)
             return None
         if not body:
             return None

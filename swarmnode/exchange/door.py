@@ -17,7 +17,7 @@ from swarmnode.errors import NetworkError
 from swarmnode.network.barred import MAX_BARRED
 from swarmnode.network.host import Host
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
 """How often we look who is connected, when nobody has just been banned."""
@@ -57,10 +57,10 @@ class Door:
             try:
                 await self._host.disconnect(peer, barred_s=self._banned_for_s(peer))
             except NetworkError as error:
-                log.debug("%s is banned and could not be disconnected: %s", peer, error)
+                logger.debug("%s is banned and could not be disconnected: %s", peer, error)
 
     async def _look(self) -> None:
         try:
             self._tell(await self._host.peers())
         except NetworkError as error:
-            log.debug("could not look who is connected: %s", error)
+            logger.debug("could not look who is connected: %s", error)

@@ -43,7 +43,7 @@ from swarmnode.network.host import Host
 from swarmnode.tasks.task import Task
 from swarmnode.types import ExampleKey, RolloutGroup
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 """Pause before we subscribe and serve again on a host that was down when we started."""
@@ -345,9 +345,9 @@ class Exchange:
     def _note_host(self, error: NetworkError | None) -> None:
         """Say once that the network went away, and once that it is back."""
         if error is not None and not self._host_was_down:
-            log.warning("rollouts are not announced until the network is back: %s", error)
+            logger.warning("rollouts are not announced until the network is back: %s", error)
         elif error is None and self._host_was_down:
-            log.info("the network is back: rollouts are announced again")
+            logger.info("the network is back: rollouts are announced again")
         self._host_was_down = error is not None
 
 

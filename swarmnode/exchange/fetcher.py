@@ -57,7 +57,7 @@ from swarmnode.exchange.wide import narrowed
 from swarmnode.network.host import Host
 from swarmnode.types import ExampleKey, RolloutGroup
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 TICK_S = 1.0
 """How often we look for stale headers and for peers whose pause is over, when nothing else happens."""
@@ -302,7 +302,7 @@ class Fetcher:
             await asyncio.sleep(TICK_S)
             self._pool.add(announcement)
         except Exception:
-            log.exception("a group of %s could not be handled", author)
+            logger.exception("a group of %s could not be handled", author)
             self._was_in_vain(author, Reason.INTERNAL, len(body))
             self._ledger.drop(Reason.INTERNAL, author)
         finally:

@@ -15,7 +15,7 @@ from swarmnode.exchange.limits import PROTOCOL
 from swarmnode.exchange.settings import ExchangeSettings
 from swarmnode.network.host import Host, Message, Subscription
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def shard_of(task: str, shards: int) -> int:
@@ -62,7 +62,7 @@ class HeaderPlane:
             for topic, subscription in self._subscriptions.items():
                 self._subscriptions[topic] = subscription or await self._host.subscribe(topic)
         except NetworkError as error:
-            log.info("not yet listening for rollouts: %s", error)
+            logger.info("not yet listening for rollouts: %s", error)
             return False
         return True
 
@@ -93,4 +93,4 @@ class HeaderPlane:
             self._hear(message)
         except Exception:
             # The peer boundary: whatever a message does to us, the next one is heard.
-            log.exception("a header of %s could not be handled", message.sender)
+            logger.exception("a header of %s could not be handled", message.sender)

@@ -12,7 +12,7 @@ from swarmnode.exchange.reasons import PENALTIES, Reason
 from swarmnode.exchange.reputation import BAN_BELOW, Reputation
 from swarmnode.identity.names import memorable_name
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _KNOWN = frozenset(Reason)
 
@@ -86,9 +86,9 @@ class Ledger:
             return
         now = self._clock()
         newly_banned = self.reputation.punish(peer, penalty, now)
-        log.debug("%s from %s (score %.0f): %s", known, peer, self.reputation.score(peer, now), detail)
+        logger.debug("%s from %s (score %.0f): %s", known, peer, self.reputation.score(peer, now), detail)
         if newly_banned:
-            log.warning(
+            logger.warning(
                 "%s (%s) is banned for now: its score fell below %.0f, at last for %s",
                 memorable_name(peer),
                 peer,

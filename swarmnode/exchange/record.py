@@ -27,7 +27,7 @@ from swarmnode.exchange.seen import KEY_BYTES
 from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS
 from swarmnode.storage import replace_file
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 FORMAT = 1
 WRITE_EVERY_S = 10.0
@@ -104,11 +104,11 @@ def load(path: Path) -> Record | None:
         return None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         problem = str(error)
-    log.warning("what we remembered of peers cannot be read and is set aside: %s (%s)", problem, path)
+    logger.warning("what we remembered of peers cannot be read and is set aside: %s (%s)", problem, path)
     try:
         path.replace(path.with_name(f"{path.name}.damaged"))
     except OSError as error:
-        log.warning("it could not be set aside: %s", error)
+        logger.warning("it could not be set aside: %s", error)
     return Record(FORMAT)
 
 
@@ -153,7 +153,7 @@ class Recorder:
             replace_file(self._path, msgspec.msgpack.encode(record))
         except OSError as error:
             if not self._failed:
-                log.warning("what we remember of peers cannot be kept: %s; the node goes on", error)
+                logger.warning("what we remember of peers cannot be kept: %s; the node goes on", error)
             self._failed = True
         else:
             self._failed = False

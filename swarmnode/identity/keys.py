@@ -23,7 +23,7 @@ from swarmnode.identity.names import memorable_name
 from swarmnode.identity.peer_id import peer_id_from_public_key
 from swarmnode.storage import sync
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 SEED_BYTES = 32
 KEY_FILE_BYTES = 68
@@ -96,7 +96,7 @@ def load_or_create(path: Path) -> NodeKey:
     if not os.path.lexists(path):
         key = NodeKey.generate()
         if _install(key, path):
-            log.info("created the identity %s (%s) in %s", key.name, key.peer_id, path)
+            logger.info("created the identity %s (%s) in %s", key.name, key.peer_id, path)
             return key
     return load(path)
 
@@ -138,7 +138,7 @@ def import_key(text: str, path: Path, *, overwrite: bool = False) -> NodeKey:
         )
     backup = _back_up(path)
     _install(key, path, replace=True)
-    log.warning(
+    logger.warning(
         "the identity in %s is now %s (%s); the one before is kept in %s", path, key.name, key.peer_id, backup
     )
     return key
@@ -171,7 +171,7 @@ def _keep_secret(path: Path, descriptor: int) -> None:
         raise IdentityError(
             f"other users of this machine can read {path} (mode {mode:04o})", hint=f"run: chmod 600 {path}"
         ) from error
-    log.warning(
+    logger.warning(
         "other users could read %s (mode %04o); it is now yours alone. If one may have, make a new key",
         path,
         mode,

@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 from swarmnode.hardware import cpu_flags
 from swarmnode.paths import resolve_paths
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "kernels"
 COMPILERS = ("cc", "gcc", "clang")
@@ -120,7 +120,9 @@ def find_compiler() -> Path | None:
 def _load() -> ctypes.CDLL | None:
     compiler = find_compiler()
     if compiler is None:
-        log.info("no C compiler (%s): torch's own operations are used, which is slower", ", ".join(COMPILERS))
+        logger.info(
+            "no C compiler (%s): torch's own operations are used, which is slower", ", ".join(COMPILERS)
+        )
         return None
     try:
         return _opened(compiler, _folder(_file_name(compiler)))
@@ -128,7 +130,7 @@ def _load() -> ctypes.CDLL | None:
         reason = (error.stderr or "").strip()[-500:]
     except (OSError, AttributeError, RuntimeError, subprocess.TimeoutExpired) as error:
         reason = str(error)
-    log.warning("%s cannot compile the CPU kernels, torch's own operations are used: %s", compiler, reason)
+    logger.warning("%s cannot compile the CPU kernels, torch's own operations are used: %s", compiler, reason)
     return None
 
 
@@ -162,7 +164,7 @@ def compiled(compiler: Path, folder: Path) -> Path:
             os.fsync(whole.fileno())
         # Processes that compile at the same time make the same file.
         made.replace(target)
-    log.info("compiled the CPU kernels with %s (once)", compiler)
+    logger.info("compiled the CPU kernels with %s (once)", compiler)
     return target
 
 

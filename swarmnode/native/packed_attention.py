@@ -1,6 +1,6 @@
 """Attention inside the sequences of a packed row, on tensors.
 
-tensors.py -> [packed_attention] <- training/kernel_attention.py
+tensors.py -> [packed_attention] <- model/kernel_attention.py
 
 Shapes: T tokens, H query heads, G key heads, E head size, R runs, S key slots (`PackedLayout`).
 """

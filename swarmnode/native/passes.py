@@ -1,6 +1,6 @@
 """Passes over tokens, on tensors: each reads and writes memory once where torch does so several times.
 
-tensors.py -> [passes] <- training/token_passes.py, rollout/decode/
+tensors.py -> [passes] <- model/token_passes.py, rollout/decode/
 
 Only for tensors that `fits`. Shapes: M tokens, D numbers, H heads, E head size.
 """

@@ -31,18 +31,18 @@ from swarmnode.node.overlap import Overlap
 from swarmnode.paths import Paths
 from swarmnode.rollout.families import refuse_at_sight
 from swarmnode.tasks.task import Task
-from swarmnode.training.sharing import groups_wanted
+from swarmnode.training.foreign.sharing import groups_wanted
 
 if TYPE_CHECKING:
+    from swarmnode.model.base_model import LoadedModel
+    from swarmnode.model.policy import Policy
     from swarmnode.node.policy_learner import PolicyLearner, TrainJointly
     from swarmnode.rollout.engine import Engine
     from swarmnode.rollout.renderer import Renderer
-    from swarmnode.training.base_model import LoadedModel
     from swarmnode.training.checkpoint_store import CheckpointStore
     from swarmnode.training.forward import Forward
-    from swarmnode.training.policy import Policy
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int, str], None]
 """Called with (steps done, steps in all, what is being done)."""
@@ -66,23 +66,23 @@ def load_policy(
     `policies` at once, each with as many rows as one alone would have."""
     if find_spec("torch") is None or find_spec("peft") is None:
         raise ModelError("torch and peft are not installed", hint="pip install 'swarmnode[train]'")
-    from swarmnode.training.hub import only_from_disk
+    from swarmnode.model.hub import only_from_disk
 
     if model != "tiny":
         only_from_disk(find_model(model))
         refuse_at_sight(config.rollout.engine, read_config(model), config.policy.quantization)
     import torch
 
+    from swarmnode.model.base_model import load_base_model
+    from swarmnode.model.policy import Policy
     from swarmnode.native.compiler import keep_in
     from swarmnode.node.before_loading import look_ahead
     from swarmnode.rollout.renderer import Renderer
     from swarmnode.rollout.select import make_engine
-    from swarmnode.training.base_model import load_base_model
-    from swarmnode.training.policy import Policy
 
     card = find_card(config.policy.device)
     if card.problem:
-        log.warning("%s; this node runs on the CPU. %s", card.problem, card.advice)
+        logger.warning("%s; this node runs on the CPU. %s", card.problem, card.advice)
     torch.set_num_threads(config.policy.threads)
     keep_in(paths.cache / "native")
     source = str(_tiny(paths, progress)) if model == "tiny" else model
@@ -98,9 +98,9 @@ def load_policy(
         lora_rank=config.policy.lora_rank,
         policies=policies,
     )
-    log.info("rollout engine: %s", reason)
+    logger.info("rollout engine: %s", reason)
     policy = Policy(base, config.policy, seed)
-    log.info("LoRA changes %s", policy.targets.describe())
+    logger.info("LoRA changes %s", policy.targets.describe())
     store = checkpoint_store(config, model, paths, base)
     return LocalPolicy(base, policy, engine, Renderer(base.tokenizer, base.eos_token_ids), store)
 
@@ -274,6 +274,6 @@ def check_addresses(network: NetworkConfig) -> None:
 
 
 def _tiny(paths: Paths, progress: Progress) -> Path:
-    from swarmnode.training.tiny import build_tiny
+    from swarmnode.model.tiny import build_tiny
 
     return build_tiny(paths.models, progress=progress)

@@ -6,11 +6,11 @@ outline.py, settings -> [look_ahead] -> assemble.py (refuses before weights are 
 from dataclasses import dataclass
 
 from swarmnode.config import Config
+from swarmnode.model.lora_targets import LoraTargets, find_targets
+from swarmnode.model.outline import load_outline
 from swarmnode.models import find_model
 from swarmnode.rollout.select import Choice, choose
 from swarmnode.rollout.vllm.compat import missing_reason
-from swarmnode.training.lora_targets import LoraTargets, find_targets
-from swarmnode.training.outline import load_outline
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,11 +26,11 @@ from swarmnode.node.status import (
     SharingEffect,
     Speed,
 )
+from swarmnode.training.foreign.sharing_gauge import SharingGauge
 from swarmnode.training.records import Counters, TrainReport
-from swarmnode.training.sharing_gauge import SharingGauge
 from swarmnode.types import RolloutGroup, mean_or_none
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class StatusBoard:
@@ -173,7 +173,7 @@ class StatusBoard:
             try:
                 peers, addresses = await host.peers(), await host.addresses()
             except NetworkError as error:
-                log.debug("the network did not answer: %s", error)
+                logger.debug("the network did not answer: %s", error)
         self.peers_outside = len(set(peers) - self._neighbours)
         network = Network(
             state.state, state.since, state.restarts, state.detail, len(peers), addresses,

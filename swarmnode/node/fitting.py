@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 from swarmnode.config import Config
 from swarmnode.hardware import Machine, inspect_machine
 from swarmnode.memory_plan import EngineName, ModelCard, Workload, engine_growth, plan_memory
+from swarmnode.model.budget import TokenBudget, token_cost
 from swarmnode.models import workload
 from swarmnode.node.assemble import LocalPolicy, longest_sequence
 from swarmnode.node.memory import budget_for
 from swarmnode.node.overlap import Overlap, decide_overlap
 from swarmnode.paths import Paths
-from swarmnode.training.budget import TokenBudget, token_cost
 
 if TYPE_CHECKING:
     from swarmnode.training.forward import Forward
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def choose_overlap(config: Config, local: LocalPolicy, budget: TokenBudget) -> Overlap:
@@ -35,7 +35,7 @@ def choose_overlap(config: Config, local: LocalPolicy, budget: TokenBudget) -> O
         free_bytes=_free_bytes(local, machine),
         need_bytes=_overlap_bytes(config, local, budget),
     )
-    log.info("overlap of generation and training %s", decision.reason)
+    logger.info("overlap of generation and training %s", decision.reason)
     return decision
 
 
@@ -61,7 +61,7 @@ def choose_budget(config: Config, local: LocalPolicy) -> TokenBudget:
         free = _free_bytes(local, inspect_machine())
         cost, room = token_cost(card, work), free - _still_to_come(card, work, local)
     budget = budget_for(config, room, cost, longest, local.base.model.device.type)
-    log.info("micro-batches of %s", budget.reason)
+    logger.info("micro-batches of %s", budget.reason)
     return budget
 
 
@@ -105,13 +105,13 @@ def _engine_name(local: LocalPolicy) -> EngineName:
 def build_forward(config: Config, local: LocalPolicy, paths: Paths) -> "Forward":
     """How all policies on this base train: with which arithmetic, and how many tokens at once. The adapters
     of all of them are loaded by now."""
+    from swarmnode.model.lora_kernel import lora_gemm_for
     from swarmnode.training.forward import Forward
-    from swarmnode.training.lora_kernel import lora_gemm_for
 
     kernel = None
     if config.training.lora == "auto":
         offer = lora_gemm_for(local.policy.device, paths.lora_kernel, policies=config.node.policies)
-        log.info("LoRA layers: %s", offer.reason)
+        logger.info("LoRA layers: %s", offer.reason)
         kernel = offer.gemm
     return Forward(
         local.policy,

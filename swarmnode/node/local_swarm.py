@@ -3,7 +3,7 @@
 cli swarm -> [run_local_swarm] -> N processes -> their last lines and metrics -> swarm_story.py
 
 Keys and ports are made beforehand, so that every node knows the first one's address before it is up. Unless a
-model or tasks are named, the nodes are specialists: each knows other things (training/specialists.py). They
+model or tasks are named, the nodes are specialists: each knows other things (model/specialists.py). They
 are built once, into the folder where nodes keep their models.
 """
 
@@ -191,11 +191,11 @@ def _models(plan: SwarmPlan, home: Path | None, show: Callable[[str], None]) -> 
         return [plan.model] * plan.nodes
     folder = resolve_paths(None if home is None else home / "shared").models
     if plan.specialists:
-        from swarmnode.training.specialists import build_specialists
+        from swarmnode.model.specialists import build_specialists
 
         show("building policies that know different things, unless they are there from the last time")
         return [str(path) for path in build_specialists(folder, plan.nodes)]
-    from swarmnode.training.tiny import build_tiny
+    from swarmnode.model.tiny import build_tiny
 
     show("building the tiny policy, once for all nodes")
     return [str(build_tiny(folder))] * plan.nodes

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from swarmnode.config import Config
 from swarmnode.hardware import inspect_machine, usable_gpu
 from swarmnode.memory_plan import MemoryPlan, ModelCard, Workload, plan_memory, size_text, with_tokens
+from swarmnode.model.budget import TokenBudget, TokenCost, token_budget, token_cost
 from swarmnode.models import LOWER, find_facts, load_cards, workload
 from swarmnode.paths import builtin_folder
 from swarmnode.rollout.vllm.compat import missing_reason
-from swarmnode.training.budget import TokenBudget, TokenCost, token_budget, token_cost
 
 VLLM_SHARE = 0.45
 """Of a card, that vLLM takes whatever it needs: GPU_MEMORY_SHARE of rollout/vllm/engine.py."""

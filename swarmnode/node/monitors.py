@@ -13,7 +13,7 @@ from typing import Protocol, TextIO
 
 from swarmnode.node.status import NodeStatus, measurements
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 policy_label: ContextVar[str] = ContextVar("policy_label", default="")
 """Before every line of the story that is about one of several policies; empty with one."""
@@ -59,13 +59,13 @@ class JsonlMonitor:
             self._write(json.dumps(record))
         except OSError as error:
             if not self._paused:
-                log.warning(
+                logger.warning(
                     "metrics paused: cannot write %s (%s); training goes on", self.path, error.strerror
                 )
             self._paused = True
             return
         if self._paused:
-            log.info("metrics resumed: %s can be written again", self.path)
+            logger.info("metrics resumed: %s can be written again", self.path)
         self._paused = False
 
     def _write(self, line: str) -> None:
@@ -122,7 +122,7 @@ class Monitors:
                 tell(member)
             except OSError as error:
                 self._members.remove(member)
-                log.warning("%s stops showing anything: %s", type(member).__name__, error)
+                logger.warning("%s stops showing anything: %s", type(member).__name__, error)
 
 
 def round_line(status: NodeStatus) -> str:

@@ -47,14 +47,14 @@ from swarmnode.node.status import NodeStatus, PipelineStatus
 from swarmnode.node.summary import Summary, summarise
 from swarmnode.node.supervisor import supervise
 from swarmnode.node.workers import Workers
-from swarmnode.training.marks import needs_of
-from swarmnode.training.mix import own_to_learn_from
+from swarmnode.training.foreign.marks import needs_of
+from swarmnode.training.foreign.mix import own_to_learn_from
+from swarmnode.training.foreign.sharing import adapts, groups_wanted
+from swarmnode.training.foreign.sharing_gauge import SharingGauge, told
 from swarmnode.training.records import Counters, TrainReport, tally
-from swarmnode.training.sharing import adapts, groups_wanted
-from swarmnode.training.sharing_gauge import SharingGauge, told
 from swarmnode.types import RolloutGroup
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 TICK_S = 0.5
 """How often the panel is redrawn and the number of peers looked up."""
@@ -300,7 +300,7 @@ class Node:
         seen = before.after(report.agreement)
         self._counters.sharing = seen if adapts(self._config) else seen.in_full()
         if self._gauge.level != before.level:
-            log.info("%s", told(before, self._gauge, wanted))
+            logger.info("%s", told(before, self._gauge, wanted))
 
     def _prefer_what_we_fail_on(self, report: TrainReport) -> None:
         if self._network is not None and report.pass_rates:
@@ -342,7 +342,7 @@ class Node:
         counters.reward_last = result.mean
         if counters.reward_first is None:
             counters.reward_first = result.mean
-        log.info("held-out reward at round %d: %s", counters.round, shown(result.mean))
+        logger.info("held-out reward at round %d: %s", counters.round, shown(result.mean))
         self._board.evaluated(counters, result.per_task)
         self._monitor.evaluated(self.status)
 
@@ -363,7 +363,7 @@ class Node:
             return
         self._counters = resumed.counters
         round = resumed.counters.round
-        log.info("resumed after round %d, policy version %d", round, self._learner.policy_version)
+        logger.info("resumed after round %d, policy version %d", round, self._learner.policy_version)
         if self._network is not None:
             self._network.exchange.restore(resumed.exchange)
         self._saving.resumed(resumed.counters)

@@ -11,15 +11,14 @@ from pathlib import Path
 
 from swarmnode.config import Config, TasksConfig
 from swarmnode.errors import CheckpointError, ConfigError, StorageError, TaskError
+from swarmnode.model.base_model import find_device
 from swarmnode.node.assemble import LocalPolicy, load_policy
 from swarmnode.node.screen import Screen
 from swarmnode.node.task_processes import start_tasks
 from swarmnode.paths import Paths
-from swarmnode.pipeline.keeping.checkpoints import check_has_adapter
 from swarmnode.rollout.engine import SamplingParams
 from swarmnode.tasks.judged import OwnJudge
-from swarmnode.training.base_model import find_device
-from swarmnode.training.checkpoint import Checkpoint
+from swarmnode.training.checkpoint import Checkpoint, check_has_adapter
 from swarmnode.training.checkpoint_store import has_checkpoints
 from swarmnode.training.evaluation import PASSING_REWARD, evaluate
 from swarmnode.training.records import PassAt

@@ -113,8 +113,8 @@ def policies_beside(first: LocalPolicy, seats: Sequence[Seat], model: str) -> li
     """The policies of all seats on the base that the first one brought, each with a part of its engine."""
     if len(seats) == 1:
         return [first]
+    from swarmnode.model.policy import Policy
     from swarmnode.rollout.shared import SharedEngine
-    from swarmnode.training.policy import Policy
 
     shared = SharedEngine(first.engine, members=len(seats))
     return [

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from swarmnode.config import Config
+from swarmnode.model.policy import Policy
 from swarmnode.node.learner import Resumed
 from swarmnode.node.overlap import Overlap
 from swarmnode.node.rollout_learner import RolloutLearner
@@ -17,15 +18,14 @@ from swarmnode.tasks.task import Task
 from swarmnode.training.checkpoint import restore, take_snapshot
 from swarmnode.training.checkpoint_store import CheckpointStore
 from swarmnode.training.checkpoint_writer import CheckpointWriter
+from swarmnode.training.foreign.mender import Mender
+from swarmnode.training.foreign.reading import Reader
+from swarmnode.training.foreign.rules import Rule, make_rule, sharing_rule
+from swarmnode.training.foreign.wide_groups import WideGroups
 from swarmnode.training.forward import Forward
-from swarmnode.training.mender import Mender
-from swarmnode.training.policy import Policy
-from swarmnode.training.reading import Reader
 from swarmnode.training.records import Counters, TrainReport
 from swarmnode.training.round import RoundOfPolicy
-from swarmnode.training.rules import Rule, make_rule, sharing_rule
 from swarmnode.training.trainer import Trainer
-from swarmnode.training.wide_groups import WideGroups
 from swarmnode.types import Example, RolloutGroup
 
 TrainJointly = Callable[[RoundOfPolicy], TrainReport]

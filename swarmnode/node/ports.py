@@ -12,7 +12,7 @@ from swarmnode.config import NetworkConfig, NodeConfig
 from swarmnode.errors import PortInUse
 from swarmnode.paths import Paths
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def check_status_port(node: NodeConfig) -> None:
@@ -40,7 +40,7 @@ def choose_port(network: NetworkConfig, paths: Paths) -> int:
             hint="choose another --port, or leave it out for any free one",
         )
     if remembered:
-        log.info("port %d of last time is taken; listening on another one", remembered)
+        logger.info("port %d of last time is taken; listening on another one", remembered)
     return 0
 
 

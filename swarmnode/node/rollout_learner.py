@@ -1,6 +1,6 @@
 """The half of a learner that asks: examples answered by an engine, scored, kept until they are trained on.
 
-policy_learner.py (a policy of our own), pipeline_learner.py (one held with others)
+policy_learner.py (a policy of our own), runtime/learner.py (one held with others)
         -> [RolloutLearner] -> tasks, rollout
 
 Draws depend on (seed, place in the stream) alone, and what is sampled but not yet trained on is part of a
@@ -22,6 +22,7 @@ import msgspec
 from swarmnode.config import Config, RolloutConfig
 from swarmnode.errors import CheckpointError, EngineError, JudgementLost, TaskError
 from swarmnode.exchange.limits import MAX_GROUP_SIZE
+from swarmnode.model.budget import is_out_of_memory
 from swarmnode.node.dynamic_sampling import more_groups
 from swarmnode.node.learner import Generation, Resumed, RoundRollouts
 from swarmnode.rollout.engine import Engine, PolicyUpdate, SamplingParams
@@ -35,13 +36,12 @@ from swarmnode.tasks.process import spec_of
 from swarmnode.tasks.rounds import ExampleStream, StreamPlace
 from swarmnode.tasks.task import Task, redraw, score_strictly
 from swarmnode.tasks.wanted import WantedExamples
-from swarmnode.training.budget import is_out_of_memory
 from swarmnode.training.checkpoint import Measure, Waiting
 from swarmnode.training.evaluation import evaluate
 from swarmnode.training.records import Counters, Evaluation, TrainReport
 from swarmnode.types import Example, ExampleKey, RolloutGroup
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class UntrainedRollouts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -130,7 +130,7 @@ class RolloutLearner(ABC):
             try:
                 example = self._redraw(key)
             except JudgementLost as lost:
-                log.info("an example of others is not answered, it could not be drawn: %s", lost)
+                logger.info("an example of others is not answered, it could not be drawn: %s", lost)
                 continue
             if example is not None:
                 self._examples.want([example])

@@ -59,7 +59,7 @@ from swarmnode.node.task_processes import start_tasks, tasks_for_strangers
 from swarmnode.paths import Paths
 from swarmnode.tasks.task import Task
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ def run_node(config: Config, model: str, model_reason: str, paths: Paths, *, fre
     with ExitStack() as stack:
         screen = stack.enter_context(Screen(paths.logs / "node.log"))
         seats = _take_seats(stack, config, model, paths)
-        log.info("model %s: %s", model, model_reason)
+        logger.info("model %s: %s", model, model_reason)
         _say_what_it_takes(config, model)
         members = _build_members(stack, screen, model, seats, fresh=fresh)
         serve = serve_one if len(members) == 1 else serve_several
@@ -136,9 +136,9 @@ def _take_seats(stack: ExitStack, config: Config, model: str, paths: Paths) -> l
             choose_port(own.network, place)
         check_status_port(own.node)
         seat = Seat(number, own, place, key, seed_of(own, key.peer_id), tasks)
-        log.info("%s is %s, peer id %s", _who(seat), key.name, key.peer_id)
+        logger.info("%s is %s, peer id %s", _who(seat), key.name, key.peer_id)
         if config.node.policies > 1:
-            log.info("%s has the tasks %s", _who(seat), ", ".join(tasks))
+            logger.info("%s has the tasks %s", _who(seat), ", ".join(tasks))
         seats.append(seat)
     return seats
 
@@ -152,9 +152,9 @@ def forget_earlier_runs(paths: Paths) -> None:
 
 def _say_what_it_takes(config: Config, model: str) -> None:
     planned = plan_for(config, model)
-    log.info("memory: %s", planned.describe())
+    logger.info("memory: %s", planned.describe())
     if planned.fits is False:
-        log.warning("%s", planned.advice)
+        logger.warning("%s", planned.advice)
 
 
 def _build_members(
@@ -243,7 +243,7 @@ def _put_checkpoints_aside(config: Config, model: str, paths: Paths, loaded: Loc
     """Of all policies that ever were here: half of them would otherwise be older than the others' start."""
     for place in paths.policies():
         if archived := checkpoint_store(config, model, place, loaded.base).archive():
-            log.info("starting over; earlier checkpoints are kept in %s", archived)
+            logger.info("starting over; earlier checkpoints are kept in %s", archived)
 
 
 def take_identity(stack: ExitStack, paths: Paths) -> NodeKey:
@@ -286,9 +286,9 @@ async def _serve_beside_others(member: Membership, company: Company) -> Summary:
     except Exception as error:
         rest = "; the other policies go on" if company.others_go_on else ""
         if isinstance(error, SwarmnodeError):
-            log.error("ended: %s%s", error, rest)
+            logger.error("ended: %s%s", error, rest)
         else:
-            log.exception("ended by a defect of ours%s", rest)
+            logger.exception("ended by a defect of ours%s", rest)
         raise
     finally:
         company.left += 1
@@ -326,7 +326,7 @@ def leave_note(status: NodeStatus, seat: Seat, http_port: int) -> None:
         write_running(paths.running, note)
         remember_port(paths, addresses)
     except OSError as error:
-        log.warning("`swarmnode status` will not find this node: cannot write %s (%s)", paths.state, error)
+        logger.warning("`swarmnode status` will not find this node: cannot write %s (%s)", paths.state, error)
 
 
 def _announce(node: Node, http_port: int, seat: Seat, company: Company) -> None:
@@ -340,5 +340,5 @@ def _announce(node: Node, http_port: int, seat: Seat, company: Company) -> None:
     if not company.announced and (command := invitation(status)) is not None:
         company.announced = True
         state = "joining" if config.network.seeds else "started"
-        log.info("%s swarm %s; another machine joins with:", state, config.swarm.name)
-        log.info("  %s", command)
+        logger.info("%s swarm %s; another machine joins with:", state, config.swarm.name)
+        logger.info("  %s", command)

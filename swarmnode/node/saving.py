@@ -16,7 +16,7 @@ from swarmnode.node.learner import Learner
 from swarmnode.node.workers import Workers
 from swarmnode.training.records import Counters
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Saving:
@@ -65,7 +65,7 @@ class Saving:
             # A cancelled task must not cancel the writing.
             await asyncio.shield(asyncio.wrap_future(written))
         except StorageError as error:
-            log.error("%s; the node goes on", error)
+            logger.error("%s; the node goes on", error)
             self._board.not_saved(error.message)
         else:
             self._board.saved(round)

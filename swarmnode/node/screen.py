@@ -20,7 +20,7 @@ from swarmnode.node.panel import PanelMonitor
 from swarmnode.node.policies_panel import PoliciesPanel
 from swarmnode.printable import printable, printable_lines
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 CHATTER = ("bitsandbytes.backends.cpu.ops",)
 """Loggers of libraries whose warnings are about what we do not use (a kernel from the hub)."""
@@ -65,7 +65,7 @@ class Screen:
             path.parent.mkdir(parents=True, exist_ok=True)
             handler = RotatingFileHandler(path, maxBytes=MOST_LOG_BYTES, backupCount=1, encoding="utf-8")
         except OSError as error:
-            log.warning("no log file: cannot write %s (%s)", path, error.strerror)
+            logger.warning("no log file: cannot write %s (%s)", path, error.strerror)
         else:
             self._add(handler, "%(asctime)s %(levelname)s %(name)s: %(policy)s%(message)s")
 
@@ -73,7 +73,7 @@ class Screen:
         """Show how far a preparation is: a bar on a terminal, a few lines elsewhere."""
         if not self._terminal:
             if done == 0 or done * PLAIN_STEPS // total > (done - 1) * PLAIN_STEPS // total:
-                log.info("%s: %d of %d", what, done, total)
+                logger.info("%s: %d of %d", what, done, total)
             return
         if self._bar is None:
             columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())

@@ -35,7 +35,7 @@ from swarmnode.node.status import NodeStatus, Sharing, invitation
 from swarmnode.node.supervisor import supervise
 from swarmnode.paths import Paths
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 SEED_PORT = 4001
 """Where a seed listens unless told otherwise: an address that others write down must not change."""
@@ -112,7 +112,7 @@ class SeedNode:
         try:
             await self._host.serve(BODY_PROTOCOL, _have_nothing, max_request_bytes=HASH_BYTES)
         except NetworkError as error:
-            log.info("not yet relaying: %s", error)
+            logger.info("not yet relaying: %s", error)
             return False
         return await self._headers.subscribe()
 
@@ -142,7 +142,7 @@ def run_seed(config: Config, paths: Paths, tell: Callable[[str], None]) -> None:
         check_addresses(config.network)
         check_status_port(config.node)
         key = load_or_create(paths.identity)
-        log.info("this seed is %s, peer id %s", key.name, key.peer_id)
+        logger.info("this seed is %s, peer id %s", key.name, key.peer_id)
         asyncio.run(_serve(Seat(0, config, paths, key, 0, {}), tell))
 
 
@@ -176,7 +176,7 @@ async def _serve(seat: Seat, tell: Callable[[str], None]) -> None:
 
 
 def _announce(status: NodeStatus, tell: Callable[[str], None]) -> None:
-    log.info("seed of swarm %s; another machine joins with:", status.swarm)
-    log.info("  %s", invitation(status))
+    logger.info("seed of swarm %s; another machine joins with:", status.swarm)
+    logger.info("  %s", invitation(status))
     for address in status.network.addresses[:1]:
         tell(address)

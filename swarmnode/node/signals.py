@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from swarmnode.errors import INTERRUPTED
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 SAME_REQUEST_S = 1.0
 """Signals this close together are one request: a terminal and a supervisor often both send one."""
@@ -36,10 +36,10 @@ def stop_on_signals(request_stop: Callable[[], None], stopping: str = STOPPING) 
         now = time.monotonic()
         if asked_at is None:
             asked_at = now
-            log.info("%s; again stops at once", stopping)
+            logger.info("%s; again stops at once", stopping)
             request_stop()
         elif now - asked_at > SAME_REQUEST_S:
-            log.warning("stopped at once: the last checkpoint is where the next start goes on")
+            logger.warning("stopped at once: the last checkpoint is where the next start goes on")
             logging.shutdown()
             sys.stdout.flush()
             os._exit(INTERRUPTED)

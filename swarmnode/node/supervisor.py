@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 60.0
@@ -28,6 +28,6 @@ async def supervise(
             await service()
             return
         except Exception:
-            log.exception("%s failed; starting it again in %.1f s, training goes on", name, pause_s)
+            logger.exception("%s failed; starting it again in %.1f s, training goes on", name, pause_s)
         await sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_BACKOFF_S)

@@ -1,6 +1,6 @@
 """The tasks of a run: built-in ones here, those of files in processes that end with the run.
 
-run.py, pipeline_run.py, offline.py -> [start_tasks] -> tasks/process.py
+run.py, runtime/run.py, offline.py -> [start_tasks] -> tasks/process.py
 """
 
 from collections.abc import Mapping

@@ -23,7 +23,7 @@ from swarmnode.rollout.shared import versions_needed
 from swarmnode.rollout.vllm import limits as vllm_limits
 from swarmnode.rollout.vllm.compat import INSTALL_VLLM, missing_reason
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 EngineKind = Literal["auto", "embedded", "vllm"]
 
@@ -72,7 +72,7 @@ def make_engine(
             if kind == "vllm":
                 raise
             failure = f"vLLM does not start here ({_first_line(error.message)})"
-            log.warning(
+            logger.warning(
                 "%s: another engine takes its place; --engine vllm ends with the whole error", failure
             )
             chosen, reason = choose(kind, base, place, source, failure, policies=policies)

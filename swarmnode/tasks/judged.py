@@ -24,7 +24,7 @@ from swarmnode.types import Example
 
 T = TypeVar("T")
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 LOST_IN_A_ROW = 3
 """One answer may hang a judge; three groups one after the other are the judge's own fault."""
@@ -84,7 +84,7 @@ class OwnJudge:
     def was_judged(self, name: str) -> None:
         if self._patience[name].lost:
             self._patience[name] = Patience()
-            log.info("task %s is judged again", name)
+            logger.info("task %s is judged again", name)
 
     def was_lost(self, name: str, lost: JudgementLost) -> None:
         """Count it and tell of it once. Raises TaskError where no task is left to judge."""
@@ -96,7 +96,7 @@ class OwnJudge:
         after = self._patience[name] = before.after_loss(now)
         if name not in self._told:
             self._told.add(name)
-            log.warning("%s: these answers have no reward. %s", lost, ADVICE)
+            logger.warning("%s: these answers have no reward. %s", lost, ADVICE)
         if not after.rests(now):
             return
         if all(patience.rests(now) for patience in self._patience.values()):
@@ -106,7 +106,7 @@ class OwnJudge:
                 hint=f"{lost.hint}; {ADVICE}" if lost.hint else ADVICE,
             ) from lost
         if before.lost < LOST_IN_A_ROW:
-            log.warning(
+            logger.warning(
                 "task %s is left aside after %d groups without a reward, and tried again every %.0f minutes;"
                 " the other tasks go on",
                 name,

@@ -52,7 +52,7 @@ from swarmnode.tasks.source import read_source
 from swarmnode.tasks.task import Task
 from swarmnode.types import Example, ExampleKey
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 GRACE_S = 2.0
 """The process ends itself at a deadline and tells where it was. So much later it is ended from outside."""
@@ -202,7 +202,7 @@ class TaskProcess:
         except TimeoutError:
             self._told_slow = True
             what, limit = _doing(self.name, request), self._timeout_s
-            log.warning("%s has not returned for %g s; it is given up after %g s", what, SLOW_S, limit)
+            logger.warning("%s has not returned for %g s; it is given up after %g s", what, SLOW_S, limit)
         return self._received(deadline)
 
     def _received(self, deadline: float | None) -> Reply | None:
@@ -291,7 +291,7 @@ class TaskProcess:
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
     def _log_line(self, line: str) -> None:
-        log.info("%s prints: %s", self.name, line)
+        logger.info("%s prints: %s", self.name, line)
 
 
 def _doing(name: str, request: Request) -> str:

@@ -53,7 +53,7 @@ _RESERVED = frozenset(
 _LISTS_OF_MESSAGES = re.compile(r"(\w+\.)*(list|sequence)\[\s*(\w+\.)*(list|sequence)\[", re.IGNORECASE)
 """An annotation that says: each completion is a list of messages."""
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,4 +294,4 @@ def _name(reward: Reward) -> str:
 
 
 def _log_value(name: str, value: Any) -> None:
-    _log.debug("reward reports %s: %s", name, value)
+    logger.debug("reward reports %s: %s", name, value)

@@ -12,7 +12,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0
 """A call that lasts longer while another waits is taken for hung: an answer that hangs a reward costs the
@@ -55,7 +55,9 @@ class Turn:
         # Whoever waits holds `_next`: a thread that comes back at once queues behind it.
         with self._next:
             if not self._holder.lock.acquire(timeout=self._patience_s):
-                log.warning("a task has been busy for over %g s; going on without waiting", self._patience_s)
+                logger.warning(
+                    "a task has been busy for over %g s; going on without waiting", self._patience_s
+                )
                 self._holder = _Holder()
                 self._holder.lock.acquire()
             self._holder.thread = threading.get_ident()

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from swarmnode.errors import ModelError
-from swarmnode.training.budget import is_out_of_memory
+from swarmnode.model.budget import is_out_of_memory
 
 ADAM_BETAS = (0.9, 0.99)
 

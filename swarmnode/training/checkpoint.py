@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import CheckpointError
+from swarmnode.model.policy import Policy
 from swarmnode.storage import replace_file, sha256_of, sync, write_synced
-from swarmnode.training.policy import Policy
 from swarmnode.training.records import Counters
 from swarmnode.training.tensor_file import tensor_pieces
 
@@ -301,3 +301,20 @@ def _restore_optimizer(policy: Policy, optimizer: torch.optim.Optimizer, tensors
 
 def _unreadable(folder: Path, error: OSError) -> CheckpointError:
     return CheckpointError(f"checkpoint {folder.name} cannot be read: {error}", hint="check the disk")
+
+
+def check_has_adapter(checkpoint: Checkpoint) -> None:
+    """Raises CheckpointError for that of a pipeline which trains all weights: nothing of them is in it."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(checkpoint.folder / ADAPTER_TENSORS), "pt") as file:
+            names = file.keys()
+    except (OSError, SafetensorError) as error:
+        raise DamagedCheckpoint(f"checkpoint {checkpoint.folder.name} is damaged: {error}") from error
+    if not names:
+        raise CheckpointError(
+            f"{checkpoint.folder.name} holds no adapter: it is of a pipeline that trains all weights "
+            "(pipeline.trainable=full), and each member has those of its own layers",
+            hint="they are in the members' step-*-layers-*/, by the names of the whole model",
+        )

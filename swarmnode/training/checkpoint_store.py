@@ -29,7 +29,7 @@ from swarmnode.training.checkpoint import (
     write_files,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PREFIX = "round-"
 
@@ -118,7 +118,7 @@ class CheckpointStore:
         try:
             best = self._by_reward()[:1]
         except CheckpointError as error:
-            log.warning("%s; nothing is deleted while it is unknown which checkpoint is the best", error)
+            logger.warning("%s; nothing is deleted while it is unknown which checkpoint is the best", error)
             return
         for old in self._folders()[self.keep :]:
             if old in best:
@@ -162,7 +162,7 @@ def _set_aside(folder: Path, error: DamagedCheckpoint) -> None:
     aside = folder.with_name(f"damaged-{folder.name}-{int(time.time())}")
     with suppress(OSError):
         folder.rename(aside)
-    log.warning("%s; kept as %s, trying the checkpoint before it", error.message, aside.name)
+    logger.warning("%s; kept as %s, trying the checkpoint before it", error.message, aside.name)
 
 
 def _slug(name: str) -> str:

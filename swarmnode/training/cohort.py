@@ -18,7 +18,7 @@ from functools import partial
 from threading import Condition
 from typing import Generic, TypeVar
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Work = TypeVar("Work")
 Result = TypeVar("Result")
@@ -93,7 +93,7 @@ class Cohort(Generic[Work, Result]):
             if member in self._members:
                 self._members.remove(member)
                 if late := self.missed[member]:
-                    log.info("%s was late for %d common training rounds", member, late)
+                    logger.info("%s was late for %d common training rounds", member, late)
             self._changed.notify_all()
 
     def of(self, member: str) -> Callable[[Work], Result]:
@@ -127,7 +127,7 @@ class Cohort(Generic[Work, Result]):
         if missing:
             self.missed.update(missing)
             self._context.copy().run(
-                log.info,
+                logger.info,
                 "training %s without %s, not ready after %.0f s",
                 ", ".join(sorted(meeting.works)),
                 ", ".join(missing),

@@ -15,17 +15,17 @@ from torch import Tensor
 
 from swarmnode.config import TrainingConfig
 from swarmnode.errors import ModelError
-from swarmnode.training.base_model import enable_checkpointing
-from swarmnode.training.budget import TokenBudget, is_out_of_memory, smaller, token_budget
-from swarmnode.training.head import TokenLogprobs
+from swarmnode.model.base_model import enable_checkpointing
+from swarmnode.model.budget import TokenBudget, is_out_of_memory, smaller, token_budget
+from swarmnode.model.head import TokenLogprobs
+from swarmnode.model.lora import LoraGemm
+from swarmnode.model.lora_patch import RoutedTokens
+from swarmnode.model.packable import prepare_for_packing
+from swarmnode.model.policy import Policy
 from swarmnode.training.logprob import completion_logits, completion_logprobs, head_of
-from swarmnode.training.lora import LoraGemm
-from swarmnode.training.lora_patch import RoutedTokens
-from swarmnode.training.packable import prepare_for_packing
 from swarmnode.training.packing import MicroBatch, TrainingSample, micro_batches
-from swarmnode.training.policy import Policy
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -177,14 +177,14 @@ class Forward:
                 "out of memory with the smallest micro-batch",
                 hint="use a smaller --model or --set rollout.max_tokens=...",
             ) from error
-        log.warning("out of memory: the step is repeated with %s", budget.reason)
+        logger.warning("out of memory: the step is repeated with %s", budget.reason)
         if budget.checkpointing and not self._budget.checkpointing:
             self._recompute_layers()
         self._budget = budget
 
     def _recompute_layers(self) -> None:
         if not enable_checkpointing(self._model):
-            log.warning("this model has no layers that could be computed again in the backward pass")
+            logger.warning("this model has no layers that could be computed again in the backward pass")
 
     def _batches(self, samples: Sequence[TrainingSample]) -> Iterator[MicroBatch]:
         by_onednn = self._device.type == "cpu" and self._model.dtype is torch.bfloat16
@@ -195,7 +195,7 @@ class Forward:
     def _can_pack(self) -> bool:
         if (reason := prepare_for_packing(self._model)) is None:
             return True
-        log.info("sequences are padded instead of packed: %s", reason)
+        logger.info("sequences are padded instead of packed: %s", reason)
         return False
 
     @staticmethod

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from swarmnode.training.head import TokenLogprobs, head_logprobs, logits_logprobs
+from swarmnode.model.head import TokenLogprobs, head_logprobs, logits_logprobs
 from swarmnode.training.packing import MicroBatch
 
 PROBE_TOKENS = 8

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import EngineError
+from swarmnode.model.layout import PackedLayout, packed_layout
 from swarmnode.training.advantage import LossName, group_advantages
-from swarmnode.training.agreement import Source
-from swarmnode.training.layout import PackedLayout, packed_layout
+from swarmnode.training.foreign.agreement import Source
 from swarmnode.types import RolloutGroup, Span
 
 MOST_KEYS_PER_TOKEN = 4

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from swarmnode.training.sharing_gauge import SharingGauge
+from swarmnode.training.foreign.sharing_gauge import SharingGauge
 
 
 class TrainReport(msgspec.Struct, frozen=True, kw_only=True):

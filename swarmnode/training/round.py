@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from swarmnode.config import TrainingConfig
-from swarmnode.training.agreement import Agreement
+from swarmnode.model.policy import Policy
+from swarmnode.training.foreign.agreement import Agreement
 from swarmnode.training.forward import Forward
 from swarmnode.training.losses import LossOutput, StepSize
 from swarmnode.training.off_policy import MeasuredTokens, with_off_policy
 from swarmnode.training.packing import TrainingSample
-from swarmnode.training.policy import Policy
 from swarmnode.training.records import TrainReport
 from swarmnode.types import mean_or_none
 

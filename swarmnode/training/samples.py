@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from swarmnode.config import TrainingConfig
-from swarmnode.training.lessons import GroupLesson, Replay
+from swarmnode.training.foreign.lessons import GroupLesson, Replay
 from swarmnode.training.packing import TrainingSample, credited_samples, to_samples
 from swarmnode.training.shaping import shaped_rewards
 from swarmnode.types import FinishReason, RolloutGroup, one_span

@@ -17,8 +17,8 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from swarmnode.training.agreement import SOURCES, Agreement
 from swarmnode.training.corrections import TokenWeights, batch_weights, token_weights
+from swarmnode.training.foreign.agreement import SOURCES, Agreement
 from swarmnode.training.forward import Forward
 from swarmnode.training.losses import StepSize, TokenBatch, policy_loss
 from swarmnode.training.off_policy import MeasuredTokens
@@ -26,7 +26,7 @@ from swarmnode.training.packing import MicroBatch, TrainingSample
 from swarmnode.training.records import TrainReport
 from swarmnode.training.round import RoundOfPolicy, StepSums, completion_tokens
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 CLIP_EPSILON = 1e-6
 """What torch adds to the norm by which it clips."""
@@ -210,7 +210,7 @@ def _update(one: RoundOfPolicy, sums: StepSums) -> None:
     if not torch.isfinite(norm):
         if one.agreement is not None:
             one.agreement.forget()
-        log.warning(
+        logger.warning(
             "skipped an optimizer step of policy %d: the gradient norm is %s", one.policy.number, norm.item()
         )
         return

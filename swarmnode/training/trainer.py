@@ -13,14 +13,14 @@ import random
 from collections.abc import Callable, Sequence
 
 from swarmnode.config import TrainingConfig
+from swarmnode.model.policy import Policy
 from swarmnode.training.adam import adam
-from swarmnode.training.agreement import Agreement
+from swarmnode.training.foreign.agreement import Agreement
+from swarmnode.training.foreign.rules import GroupLesson, Lessons, Rule, Sapo
 from swarmnode.training.forward import Forward
 from swarmnode.training.packing import TrainingSample
-from swarmnode.training.policy import Policy
 from swarmnode.training.records import TrainReport
 from swarmnode.training.round import MeasuredRound, RoundOfPolicy
-from swarmnode.training.rules import GroupLesson, Lessons, Rule, Sapo
 from swarmnode.training.samples import SampleRules, lesson_samples, replayed_samples
 from swarmnode.training.together import train_together
 from swarmnode.types import RolloutGroup

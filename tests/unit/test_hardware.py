@@ -9,9 +9,9 @@ from swarmnode import hardware
 from swarmnode.config_layers import load_config
 from swarmnode.errors import ModelError
 from swarmnode.hardware import GIB, Card, Gpu, TorchCuda, card_for, find_card, usable_gpu
+from swarmnode.model.base_model import find_device
 from swarmnode.models import resolve_model
 from swarmnode.paths import builtin_folder
-from swarmnode.training.base_model import find_device
 
 FAST = Gpu("RTX 4090", 24 * GIB, 23 * GIB, 8.9, "GPU-fa57", "580.65.06")
 SLOW = Gpu("GTX 1080", 8 * GIB, 7 * GIB, 6.1, "GPU-510e", "580.65.06")

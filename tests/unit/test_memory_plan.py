@@ -21,8 +21,8 @@ from swarmnode.memory_plan import (
     plan_memory,
     with_tokens,
 )
+from swarmnode.model.lora_patch import FusedLora
 from swarmnode.models import card_of
-from swarmnode.training.lora_patch import FusedLora
 
 TOKENS = 64
 RANK = 8

@@ -31,7 +31,7 @@ from swarmnode.pipeline.joining.control import (
 from swarmnode.pipeline.plans.costs import Announcement, LinkCosts, MemberCosts, Observation
 from swarmnode.pipeline.plans.evidence import is_broken
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 LEAST_BETWEEN_S = 2.0
 """At most so often we announce what is new: links are measured one after the other."""
@@ -56,7 +56,7 @@ async def ask(host: Host, peer_id: str, request: Request, sealed: bytes, *, time
             reply = await _exchange(host, peer_id, request, timeout_s)
     if isinstance(reply, Refusal):
         if reply.reason == Reason.OTHER_TERMS:
-            log.warning("%s does not let us take part: %s", peer_id, ascii(reply.detail))
+            logger.warning("%s does not let us take part: %s", peer_id, ascii(reply.detail))
         raise Refused(reply)
     return reply.status
 
@@ -121,7 +121,7 @@ class OwnPresence:
         try:
             self.renew()
         except Rejected as error:
-            log.warning("our costs are not announced, the last ones go on: %s", error)
+            logger.warning("our costs are not announced, the last ones go on: %s", error)
 
     def _has_news(self) -> bool:
         told = self.announced
@@ -148,7 +148,7 @@ class OwnPresence:
                 try:
                     await host.publish(self._topic, self.sealed)
                 except NetworkError as error:
-                    log.debug("not announced: %s", error)
+                    logger.debug("not announced: %s", error)
                 met, wait_s, published_at_s = present, min(2 * wait_s, every_s), now_s
             met &= present
             await asyncio.sleep(look_s)

@@ -24,7 +24,7 @@ from swarmnode.pipeline.plans.costs import is_fresh
 from swarmnode.pipeline.plans.evidence import dead_weight
 from swarmnode.pipeline.plans.planning import Agreed
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 MAX_AGAIN = 2
 """Rounds in a row that may end because of one member, before the next is held without it: nobody else may
@@ -110,7 +110,7 @@ class Convener:
         if not useless and await self._leave_out_the_false(others):
             return True
         if useless:
-            log.warning("planning without %s: they take micro-batches and do nothing", ", ".join(useless))
+            logger.warning("planning without %s: they take micro-batches and do nothing", ", ".join(useless))
         if await self._hold_round(others):
             self._judged |= {*useless}
         self._due_since_s = None
@@ -184,7 +184,7 @@ class Convener:
         try:
             status = await self._ask(peer, Ping(self._status()))
         except (NetworkError, Refused) as error:
-            log.debug("%s does not say where it stands: %s", peer, error)
+            logger.debug("%s does not say where it stands: %s", peer, error)
         else:
             if status.plan == plan.digest:
                 return ""
@@ -206,7 +206,9 @@ class Convener:
             presences=(self._presence.sealed, *(self._members[peer].sealed for peer in others)),
         )
         own, settings = self._members.own, self._members.settings
-        log.info("proposing plan %d of pipeline %s to %d others", proposal.epoch, settings.name, len(others))
+        logger.info(
+            "proposing plan %d of pipeline %s to %d others", proposal.epoch, settings.name, len(others)
+        )
         round_ = Round(self._ask, own, (own, *others), settings, lambda: self._follower.proposed)
         outcome = await round_.run(proposal)
         await self._look_again(outcome)
@@ -243,7 +245,7 @@ class Convener:
             if self._again[peer] > MAX_AGAIN:
                 outcome.failed[peer] = why
                 continue
-            log.info("%s ended the change of plan, another one begins: %s", peer, why)
+            logger.info("%s ended the change of plan, another one begins: %s", peer, why)
             try:
                 await self._ask(peer, Ping(self._status()))
             except NetworkError as error:
@@ -251,13 +253,13 @@ class Convener:
                 # Before it is planned with again, there is time to see whether it lives.
                 await asyncio.sleep(self._members.settings.confirm_s)
             except Refused as error:
-                log.debug("%s does not say where it stands: %s", peer, error)
+                logger.debug("%s does not say where it stands: %s", peer, error)
 
     def _conclude(self, outcome: Outcome, sessions: frozenset[tuple[str, int]]) -> None:
         now_s, settings = _now_s(), self._members.settings
         if outcome.resign:
             self._resigned_until_s = now_s + RESIGNED_FOR * settings.barred_s
-            log.error(
+            logger.error(
                 "most members of pipeline %s came to another plan than we did: is this swarmnode another "
                 "version? The next member convenes",
                 settings.name,
@@ -265,7 +267,7 @@ class Convener:
         for peer, why in outcome.failed.items():
             if peer == self._members.own:
                 self._fruitless = sessions, now_s + settings.retry_s
-                log.error("no plan for the %d members of %s: %s", len(sessions) + 1, settings.name, why)
+                logger.error("no plan for the %d members of %s: %s", len(sessions) + 1, settings.name, why)
             elif peer in self._members.living():
                 self._members.bar(peer, why, now_s)
 

@@ -15,7 +15,7 @@ from swarmnode.pipeline.joining.known_members import KnownMembers
 from swarmnode.pipeline.joining.watching import News
 from swarmnode.pipeline.plans.planning import Agreed, planned
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 OnAgreed = Callable[[Agreed], Awaitable[None]]
 
@@ -55,11 +55,11 @@ class Jobs:
                 await self._do(job)
             except (SwarmnodeError, TimeoutError) as error:
                 why = str(error) or "it took too long"
-                log.warning("epoch %d of pipeline %s: %s", epoch, settings.name, why)
+                logger.warning("epoch %d of pipeline %s: %s", epoch, settings.name, why)
                 follower.failed(epoch, why)
             except Exception:
                 # What others sent is behind it: one job fails, not the node.
-                log.exception("epoch %d of pipeline %s", epoch, settings.name)
+                logger.exception("epoch %d of pipeline %s", epoch, settings.name)
                 follower.failed(epoch, "internal error, see the log of this member")
             self._news.tell()
 
@@ -82,7 +82,7 @@ class Jobs:
                     await self.on_agreed(agreed)
                 follower.seated(agreed)
                 place = agreed.place_of(self._members.own)
-                log.info("epoch %d from iteration %d: %s", agreed.epoch, agreed.iteration, place)
+                logger.info("epoch %d from iteration %d: %s", agreed.epoch, agreed.iteration, place)
 
     def _give_up_waiting(self) -> None:
         """A convener that lives but does not go on is passed over."""

@@ -15,7 +15,7 @@ from swarmnode.exchange.reputation import TokenBucket
 from swarmnode.pipeline.joining.control import MAX_MEMBERS, Presence, Reason, Status, differing, open_presence
 from swarmnode.pipeline.plans.costs import MemberCosts
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 REQUESTS_PER_S = 10.0
 REQUESTS_BURST = 200.0
@@ -189,7 +189,7 @@ class KnownMembers:
         if not known.lives:
             known.lives, known.joined_at_s = True, now_s
             known.ping_at_s = now_s + self.settings.ping_s
-            log.info("%s takes part in pipeline %s", peer_id, self.settings.name)
+            logger.info("%s takes part in pipeline %s", peer_id, self.settings.name)
         known.status, known.heard_at_s, known.unreachable = status, now_s, 0
         return known.presence.sequence >= status.sequence
 
@@ -208,7 +208,7 @@ class KnownMembers:
         if known is None or not known.lives:
             return False
         self._gone(known, now_s)
-        log.warning("lost %s from pipeline %s: %s; planning without it", peer_id, self.settings.name, why)
+        logger.warning("lost %s from pipeline %s: %s; planning without it", peer_id, self.settings.name, why)
         return True
 
     def left(self, peer_id: str, now_s: float) -> None:
@@ -218,7 +218,7 @@ class KnownMembers:
             # Not forgotten: who comes and goes is lost again and again like anybody else.
             self._gone(known, now_s)
             known.status = None
-            log.info("%s left pipeline %s", peer_id, self.settings.name)
+            logger.info("%s left pipeline %s", peer_id, self.settings.name)
 
     def bar(self, peer_id: str, why: str, now_s: float) -> None:
         """Leave a member out for a while that lives but does not do its part."""
@@ -227,7 +227,7 @@ class KnownMembers:
             _lose(known, now_s)
             self._bar(known, known.losses, now_s)
             wait_s = known.barred_until_s - now_s
-            log.warning("leaving %s out of pipeline plans for %.0f s: %s", peer_id, wait_s, why)
+            logger.warning("leaving %s out of pipeline plans for %.0f s: %s", peer_id, wait_s, why)
 
     def pass_over(self, peer_id: str, why: str, now_s: float) -> None:
         """The same for a convener that keeps the others from working: what it proposes is refused as well."""
@@ -308,7 +308,7 @@ class KnownMembers:
         self._told[author] = wrong
         if len(self._told) > MAX_TRACKED_PEERS:
             self._told.popitem(last=False)
-        log.warning(
+        logger.warning(
             "%s cannot take part in pipeline %s: %s; both sides need the same [pipeline] settings and model",
             author,
             self.settings.name,

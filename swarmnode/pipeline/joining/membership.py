@@ -50,7 +50,7 @@ from swarmnode.pipeline.joining.watching import News, Watch
 from swarmnode.pipeline.plans.costs import LinkCosts, MemberCosts, Observation
 from swarmnode.pipeline.plans.planning import Agreed, PlanSettings, terms
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 QUEUED_MESSAGES = 256
 
@@ -157,14 +157,16 @@ class Membership:
             if self._has_left:
                 raise ModelError("this membership has ended", hint="ask the one that came after it")
             if not said:
-                log.info("iteration %d waits for a plan: %s", iteration, self._why_waiting())
+                logger.info("iteration %d waits for a plan: %s", iteration, self._why_waiting())
                 said = True
             await self._news.wait()
         plan = self._follower.in_force
         assert plan is not None
         self._follower.busy = True
         if said:
-            log.info("iteration %d goes on under plan %s, epoch %d", iteration, plan.digest[:8], plan.epoch)
+            logger.info(
+                "iteration %d goes on under plan %s, epoch %d", iteration, plan.digest[:8], plan.epoch
+            )
         return plan
 
     def rests(self) -> None:
@@ -279,7 +281,7 @@ class Membership:
 
     def _refuse(self, peer_id: str, error: Rejected) -> None:
         self.refused[error.reason] += 1
-        log.debug("refused what %s sent: %s", peer_id, error)
+        logger.debug("refused what %s sent: %s", peer_id, error)
 
     # What is asked.
 
@@ -303,7 +305,7 @@ class Membership:
         try:
             await ask(self._host, peer_id, request, self._own.sealed, timeout_s=self._settings.answer_s)
         except (NetworkError, Refused) as error:
-            log.debug("%s was not told: %s", peer_id, error)
+            logger.debug("%s was not told: %s", peer_id, error)
 
     # What goes on all the time.
 

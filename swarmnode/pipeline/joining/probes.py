@@ -34,7 +34,7 @@ from swarmnode.pipeline.plans.costs import (
     smoothed,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PROTOCOL = "/swarmnode/pipeline-probe/1"
 DIGEST_BYTES = 16
@@ -161,7 +161,7 @@ class LinkProber:
                 self._remember(link, await self.measure(peer_id))
             except NetworkError as error:
                 link.failures += 1
-                log.debug("no probe of %s came through (%d in a row): %s", peer_id, link.failures, error)
+                logger.debug("no probe of %s came through (%d in a row): %s", peer_id, link.failures, error)
             link.due_at_s = self._clock() + self._settings.refresh_s
 
     def links(self) -> dict[str, LinkCosts]:

@@ -15,7 +15,7 @@ from swarmnode.pipeline.joining.asking import Refused
 from swarmnode.pipeline.joining.control import Ping, Request, Status, Suspect
 from swarmnode.pipeline.joining.known_members import KnownMembers
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 MAX_ASKED_AT_ONCE = 16
 LOOKS_PER_PING = 4
@@ -88,7 +88,7 @@ class Watch:
         try:
             await self._ask(peer, Ping(self._status()), self._members.settings.confirm_s)
         except (NetworkError, Refused) as error:
-            log.debug("%s does not say where it stands: %s", peer, error)
+            logger.debug("%s does not say where it stands: %s", peer, error)
 
     async def _ping_forever(self) -> None:
         settings = self._members.settings
@@ -119,14 +119,14 @@ class Watch:
                 if self._members.unreachable(peer, _now_s()):
                     self.suspect(peer, str(error))
             except (NetworkError, Refused) as error:
-                log.debug("no answer to a ping: %s", error)
+                logger.debug("no answer to a ping: %s", error)
 
     async def _confirm(self, peer: str, why: str) -> None:
         settings = self._members.settings
         try:
             await self._ask(peer, Ping(self._status()), settings.confirm_s)
         except Refused as error:
-            log.debug("%s lives, though reported lost (%s): %s", peer, why, error)
+            logger.debug("%s lives, though reported lost (%s): %s", peer, why, error)
         except NetworkError as error:
             if self._gone(peer, f"{why}; {error}") and self._turn() != self._members.own:
                 await self._tell(self._turn(), Suspect(peer))
@@ -135,7 +135,7 @@ class Watch:
         try:
             await self._ask(peer, request, self._members.settings.answer_s)
         except (NetworkError, Refused) as error:
-            log.debug("%s was not told: %s", peer, error)
+            logger.debug("%s was not told: %s", peer, error)
 
     def _gone(self, peer: str, why: str) -> bool:
         gone = self._members.lost(peer, why, _now_s())

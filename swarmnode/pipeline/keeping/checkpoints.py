@@ -46,7 +46,6 @@ from swarmnode.training.checkpoint import (
     ADAPTER_TENSORS,
     OPTIMIZER,
     RNG,
-    Checkpoint,
     DamagedCheckpoint,
     Snapshot,
     State,
@@ -54,7 +53,7 @@ from swarmnode.training.checkpoint import (
     read_checkpoint,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 STAGE_FORMAT = 1
 PREFIX = "step-"
@@ -133,7 +132,7 @@ class StageCheckpoints:
             try:
                 record = msgspec.json.decode((folder / RECORD).read_bytes(), type=Record)
             except (OSError, msgspec.MsgspecError) as error:
-                log.warning("checkpoint %s is damaged, skipping it: %s", folder.name, error)
+                logger.warning("checkpoint %s is damaged, skipping it: %s", folder.name, error)
                 continue
             if record.format == STAGE_FORMAT and record.model == self.model:
                 checkpoints.append(StageCheckpoint(folder, record))
@@ -182,7 +181,7 @@ def load_part(
             try:
                 states.append(known[offer.holders[0]].read().state)
             except DamagedCheckpoint as error:
-                log.warning("%s; looking for these layers elsewhere", error.message)
+                logger.warning("%s; looking for these layers elsewhere", error.message)
                 del known[offer.holders[0]]
                 break
         else:
@@ -203,7 +202,8 @@ def whole_snapshot(
     `CheckpointStore(root, base_model, fingerprint).write(...)` makes the folder that `swarmnode export` and a
     node that resumes read; its `adapter` is PEFT's. `adapter`: rank and alpha that were trained with. No
     tensors at all: with full training there is no adapter, and the folder says where training is, no more
-    (`check_has_adapter`). Raises CheckpointError where a layer or one half of an adapter is missing.
+    (`training.checkpoint.check_has_adapter`). Raises CheckpointError where a layer or one half of an adapter
+    is missing.
     """
     adapters = {name: tensor for name, tensor in tensors.items() if not _is_moment(name)}
     _check_whole(adapters, adapter.lora_rank)
@@ -215,23 +215,6 @@ def whole_snapshot(
         optimizer={RNG: torch.get_rng_state(), **moments},
         waiting=waiting,
     )
-
-
-def check_has_adapter(checkpoint: Checkpoint) -> None:
-    """Raises CheckpointError for that of a pipeline which trains all weights: nothing of them is in it."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(str(checkpoint.folder / ADAPTER_TENSORS), "pt") as file:
-            names = file.keys()
-    except (OSError, SafetensorError) as error:
-        raise DamagedCheckpoint(f"checkpoint {checkpoint.folder.name} is damaged: {error}") from error
-    if not names:
-        raise CheckpointError(
-            f"{checkpoint.folder.name} holds no adapter: it is of a pipeline that trains all weights "
-            "(pipeline.trainable=full), and each member has those of its own layers",
-            hint=f"they are in the members' {PREFIX}*-layers-*/{STATE}, by the names of the whole model",
-        )
 
 
 def single_machine_tensors(folder: Path) -> Assembled:

@@ -20,7 +20,7 @@ from swarmnode.pipeline.rollouts.chain import Chain, Feed, Stop, Stopped
 from swarmnode.pipeline.rollouts.stage_cache import Segments
 from swarmnode.pipeline.rollouts.ways import ChoosePath, StagePath, Way
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 16
 """Times that feeds of one step may fail before it is given up: nodes can be lost one after the other."""
@@ -150,7 +150,7 @@ class Feeder:
             return self._bring(version, trouble)
         finally:
             if trouble.causes:
-                log.info(
+                logger.info(
                     "%d of %d sequences were resumed (%d tokens), %d go along fewer stages: %s",
                     len(trouble.rows), len(self._sequences), trouble.tokens,
                     self.counts.rerouted - rerouted, "; ".join(trouble.causes),

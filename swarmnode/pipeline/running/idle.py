@@ -39,7 +39,7 @@ from swarmnode.rollout.schedule.group import Answered
 from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.types import Example
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 MISFITS = 16
 """After so many gaps without a piece that fits, its forecast is doubted."""
@@ -125,7 +125,7 @@ class IdleRollouts:
                     break  # there is nothing to ask
         except SwarmnodeError as error:
             # The pipeline goes on without our rollouts.
-            log.warning("no more rollouts in idle time: %s", error)
+            logger.warning("no more rollouts in idle time: %s", error)
             self._stats = replace(self._stats, failure=str(error))
         stats = self._stats
         self._stats = replace(

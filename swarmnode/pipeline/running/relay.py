@@ -21,6 +21,7 @@ from enum import IntEnum
 from torch import Tensor
 
 from swarmnode.errors import Rejected
+from swarmnode.model.attention import packed_layout
 from swarmnode.pipeline.running.workplace import Workplace, visit_of
 from swarmnode.pipeline.stages.visits import StageInput, Visit
 from swarmnode.pipeline.wire.messages import (
@@ -32,7 +33,6 @@ from swarmnode.pipeline.wire.messages import (
     Refusal,
     Trouble,
 )
-from swarmnode.training.attention import packed_layout
 
 logger = logging.getLogger(__name__)
 

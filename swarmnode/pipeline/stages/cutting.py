@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import ModelError
+from swarmnode.model.attention import PackedLayout, packed_layout
+from swarmnode.model.packable import prepare_for_packing
 from swarmnode.pipeline.stages.stage_model import Cut, StageModel, StagePart, StageSettings, build_stage
-from swarmnode.training.attention import PackedLayout, packed_layout
-from swarmnode.training.packable import prepare_for_packing
 
 PROBE_LAYERS = 4
 PROBE_WIDTH = 32

@@ -21,13 +21,13 @@ from torch import Tensor
 
 from swarmnode.config import TrainingConfig
 from swarmnode.errors import ModelError
+from swarmnode.model.head import TokenLogprobs, head_logprobs
 from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.loading import WeightFolder, load_config, load_stage
 from swarmnode.pipeline.stages.stage import Activations, StageWorker
 from swarmnode.pipeline.stages.stage_model import Cut, StageModel, StagePart, StageSettings
 from swarmnode.pipeline.stages.visits import GradientSum, StageInput, Visit
 from swarmnode.training.corrections import batch_weights, token_weights
-from swarmnode.training.head import TokenLogprobs, head_logprobs
 from swarmnode.training.losses import LossOutput, StepSize, TokenBatch, policy_loss
 from swarmnode.training.off_policy import MeasuredTokens
 from swarmnode.training.packing import MicroBatch

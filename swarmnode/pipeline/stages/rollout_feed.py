@@ -27,7 +27,7 @@ from swarmnode.training.packing import MicroBatch, TrainingSample, micro_batches
 from swarmnode.training.records import TrainReport
 from swarmnode.training.round import MeasuredRound, StepSums
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 OVER_ANSWERS = frozenset({"grpo", "dr_grpo", "gspo", "rloo"})
 """Losses that are a mean over answers; the others are one over tokens."""
@@ -112,7 +112,7 @@ class RolloutFeed:
             self.left_out += len(mates) - len(kept)
             self.tokens += sum(len(sample.completion_ids) for group in kept for sample in group.samples)
         if self.left_out:
-            log.warning(
+            logger.warning(
                 "%d groups do not fit into this iteration and are left out; raise pipeline.waves,"
                 " pipeline.slots or pipeline.micro_batch_tokens, on all members alike",
                 self.left_out,

@@ -8,8 +8,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from swarmnode.errors import Rejected
+from swarmnode.model.budget import is_out_of_memory
 from swarmnode.pipeline.wire.messages import Refusal
-from swarmnode.training.budget import is_out_of_memory
 
 
 @contextmanager

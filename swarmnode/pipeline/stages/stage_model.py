@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from swarmnode.config import PolicyConfig
 from swarmnode.errors import ModelError
-from swarmnode.training.attention import PACKED_ATTENTION, REPLACED, PackedLayout
-from swarmnode.training.base_model import LoadedModel
-from swarmnode.training.lora_patch import RoutedTokens
-from swarmnode.training.policy import Policy
+from swarmnode.model.attention import PACKED_ATTENTION, REPLACED, PackedLayout
+from swarmnode.model.base_model import LoadedModel
+from swarmnode.model.lora_patch import RoutedTokens
+from swarmnode.model.policy import Policy
 
 PEFT_PREFIX = "base_model.model."
 """Stands before a module's own name in PEFT's files."""

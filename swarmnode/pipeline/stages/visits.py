@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from swarmnode.model.attention import PackedLayout
 from swarmnode.pipeline.wire.messages import Refusal
-from swarmnode.training.attention import PackedLayout
 from swarmnode.training.losses import LossOutput
 
 

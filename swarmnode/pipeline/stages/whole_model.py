@@ -17,11 +17,11 @@ from torch import Tensor
 
 from swarmnode.errors import ModelError
 from swarmnode.memory_plan import ModelCard
+from swarmnode.model.base_model import FINGERPRINT_VALUES, end_tokens, fingerprint
 from swarmnode.models import card_of, find_model
 from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.loading import WeightFolder, load_config
 from swarmnode.pipeline.stages.stage_model import Cut
-from swarmnode.training.base_model import FINGERPRINT_VALUES, end_tokens, fingerprint
 
 HUB_FILES = ("*.json", "*.safetensors", "tokenizer*", "*.jinja", "*.model", "*.txt")
 """Of a model on the hub: what is data. Code and pickled weights stay there."""

@@ -35,7 +35,7 @@ MAX_SEQUENCES = 2048
 
 MAX_PROMPT_TOKENS = 1 << 20
 """Tokens of shared prompts of one micro-batch, each counted as often as it is continued: the receiver lays
-them out one after the other (training/layout.py), which a few bytes must not be able to make large."""
+them out one after the other (model/layout.py), which a few bytes must not be able to make large."""
 
 MAX_BACK = 4096
 """Micro-batches of one data node that pass one member in one iteration."""
@@ -188,7 +188,7 @@ class Forward(Hop, frozen=True, kw_only=True, tag="forward"):
     lengths: Annotated[tuple[Dim, ...], Meta(max_length=MAX_SEQUENCES)] = ()
     """Tokens of each packed run, in order; empty: each row is one sequence."""
     prompts: Annotated[tuple[Run | None, ...], Meta(max_length=MAX_SEQUENCES)] = ()
-    """Which run each one continues, as training/layout.py takes it; empty: every run is a whole sequence."""
+    """Which run each one continues, as model/layout.py takes it; empty: every run is a whole sequence."""
     signature: Annotated[bytes, Meta(max_length=SIGNATURE_BYTES)] = b""
     """The data node's (signing.py). Who has this from the data node itself does not need it."""
 

@@ -46,7 +46,7 @@ from swarmnode.rollout.schedule.turns import Turns
 from swarmnode.rollout.schedule.under_way import UnderWay, nearest_mode
 from swarmnode.types import Example, ExampleKey
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 SamplingOf = Callable[[Example, int], SamplingParams]
 """How to sample one completion: by its example and its place in the group. The seed is ours."""
@@ -270,7 +270,7 @@ class PartialRollouts:
         begun = self._pool.begun.values()
         stale = [group for group in begun if self._due(group) < 0 and group.serial not in kept]
         for group in stale:
-            log.info("%s starts over: it is more than %d versions old", group.name, self._settings.max_lag)
+            logger.info("%s starts over: it is more than %d versions old", group.name, self._settings.max_lag)
             self._withdraw(group)
             self._pool.start_over(group)
         self._tally.dropped_stale += len(stale)
@@ -312,7 +312,7 @@ class PartialRollouts:
         self._only_decodes = False
 
     def _leave_out(self, group: OpenGroup, error: RequestRefused) -> None:
-        log.warning("leaving out %s: %s", group.name, error)
+        logger.warning("leaving out %s: %s", group.name, error)
         self._withdraw(group)
         self._pool.forget(group)
         self._tally.refused += 1

@@ -11,6 +11,8 @@ import pytest
 from swarmnode.config import Config
 from swarmnode.config_layers import load_config
 from swarmnode.errors import CheckpointError, ConfigError
+from swarmnode.model.base_model import load_base_model
+from swarmnode.model.policy import Policy
 from swarmnode.node.learner import RoundRollouts
 from swarmnode.node.overlap import Overlap
 from swarmnode.node.policy_learner import PolicyLearner
@@ -18,10 +20,8 @@ from swarmnode.node.rollout_learner import partial_settings
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import Output
 from swarmnode.rollout.renderer import Renderer
-from swarmnode.training.base_model import load_base_model
 from swarmnode.training.checkpoint import Measure, Snapshot, Waiting, read_state, take_snapshot
 from swarmnode.training.checkpoint_store import CheckpointStore
-from swarmnode.training.policy import Policy
 from swarmnode.training.records import Counters
 from swarmnode.training.trainer import Trainer
 from swarmnode.types import Example, ExampleKey, Scores

@@ -13,6 +13,8 @@ from swarmnode.config_layers import load_config
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.settings import ExchangeSettings
 from swarmnode.identity.keys import NodeKey
+from swarmnode.model.base_model import load_base_model
+from swarmnode.model.policy import Policy
 from swarmnode.network.discovery import Discovery
 from swarmnode.network.memory import MemoryNetwork
 from swarmnode.network.peers import PeerBook
@@ -22,12 +24,10 @@ from swarmnode.node.overlap import Overlap
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.renderer import Renderer
-from swarmnode.training.base_model import load_base_model
-from swarmnode.training.book_rule import BookRule
 from swarmnode.training.checkpoint_store import CheckpointStore
-from swarmnode.training.policy import Policy
+from swarmnode.training.foreign.book_rule import BookRule
+from swarmnode.training.foreign.wide_groups import WideGroups
 from swarmnode.training.records import TrainReport
-from swarmnode.training.wide_groups import WideGroups
 from swarmnode.types import Example, ExampleKey, RolloutGroup, Scores
 
 SETTINGS = (

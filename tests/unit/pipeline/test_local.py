@@ -12,6 +12,7 @@ from torch import Tensor
 
 from swarmnode.config import TrainingConfig
 from swarmnode.errors import ModelError
+from swarmnode.model.policy import Policy
 from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.local import (
     LocalPipeline,
@@ -24,7 +25,6 @@ from swarmnode.pipeline.stages.stage_model import StageSettings
 from swarmnode.training.forward import Forward
 from swarmnode.training.logprob import completion_logprobs
 from swarmnode.training.losses import StepSize
-from swarmnode.training.policy import Policy
 from swarmnode.training.round import MeasuredRound, RoundOfPolicy, completion_tokens
 from swarmnode.training.together import train_together
 from tests.unit.pipeline.tiny_models import (

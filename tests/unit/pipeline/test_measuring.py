@@ -3,10 +3,10 @@ from pathlib import Path
 import torch
 
 from swarmnode.hardware import GIB
+from swarmnode.model.tiny import build_quick_tiny
 from swarmnode.pipeline.stages.measuring import measure_stage, memory_for_stage
 from swarmnode.pipeline.stages.stage_model import StageSettings
 from swarmnode.pipeline.stages.whole_model import open_model
-from swarmnode.training.tiny import build_quick_tiny
 
 
 def test_a_machine_measures_what_real_layers_of_the_model_cost(tmp_path: Path) -> None:

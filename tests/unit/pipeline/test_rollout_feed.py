@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from swarmnode.config import TrainingConfig
+from swarmnode.model.policy import Policy
 from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.local import LocalPipeline, StagePath
 from swarmnode.pipeline.stages.rollout_feed import PathSamples, RolloutFeed, nearest_path, weight_of
 from swarmnode.training.forward import Forward
 from swarmnode.training.packing import TrainingSample
-from swarmnode.training.policy import Policy
 from swarmnode.training.records import TrainReport
 from swarmnode.training.round import MeasuredRound, RoundOfPolicy, completion_tokens
 from swarmnode.training.together import train_together

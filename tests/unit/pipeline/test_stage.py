@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from swarmnode.errors import CheckpointError, ModelError, Rejected
+from swarmnode.model.attention import packed_layout
 from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.stage import StageWorker
 from swarmnode.pipeline.stages.stage_model import Cut, StagePart, StageSettings, build_stage
 from swarmnode.pipeline.stages.stage_state import StageState, pack_state, unpack_states
 from swarmnode.pipeline.stages.visits import GradientSum, StageInput, Visit, sum_of_replicas
 from swarmnode.pipeline.wire.messages import Refusal
-from swarmnode.training.attention import packed_layout
 from swarmnode.training.losses import LossOutput
 from tests.unit.pipeline.tiny_models import CPU, LAYERS, SETTINGS, nudge, tiny_config, tiny_model
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import GPT2Config, GraniteConfig, Qwen2Config
 
 from swarmnode.errors import ModelError
+from swarmnode.model.attention import packed_layout
 from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.stage_model import (
     PEFT_PREFIX,
@@ -19,7 +20,6 @@ from swarmnode.pipeline.stages.stage_model import (
     adapter_start,
     build_stage,
 )
-from swarmnode.training.attention import packed_layout
 from tests.unit.pipeline.tiny_models import (
     ADAPTER,
     CPU,

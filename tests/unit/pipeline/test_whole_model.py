@@ -5,9 +5,9 @@ import torch
 
 from swarmnode.config import PolicyConfig
 from swarmnode.errors import ModelError
+from swarmnode.model.base_model import load_base_model
+from swarmnode.model.tiny import build_quick_tiny
 from swarmnode.pipeline.stages.whole_model import load_tokenizer, open_model
-from swarmnode.training.base_model import load_base_model
-from swarmnode.training.tiny import build_quick_tiny
 
 
 @pytest.fixture(scope="module")

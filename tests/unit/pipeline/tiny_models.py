@@ -11,10 +11,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from swarmnode.config import PolicyConfig
+from swarmnode.model.base_model import LoadedModel
+from swarmnode.model.policy import Policy
 from swarmnode.pipeline.stages.stage_model import PEFT_PREFIX, StageSettings, adapter_start
-from swarmnode.training.base_model import LoadedModel
 from swarmnode.training.packing import MicroBatch, TrainingSample, micro_batches
-from swarmnode.training.policy import Policy
 from swarmnode.types import one_span
 
 LAYERS = 6

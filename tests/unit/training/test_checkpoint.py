@@ -12,10 +12,10 @@ import torch
 
 from swarmnode.config import PolicyConfig
 from swarmnode.errors import CheckpointError, StorageError
-from swarmnode.training.base_model import LoadedModel
+from swarmnode.model.base_model import LoadedModel
+from swarmnode.model.policy import Policy
 from swarmnode.training.checkpoint import Checkpoint, Measure, Waiting, restore, take_snapshot
 from swarmnode.training.checkpoint_store import CheckpointStore
-from swarmnode.training.policy import Policy
 from swarmnode.training.records import Counters
 
 Learning = tuple[Policy, torch.optim.Optimizer]

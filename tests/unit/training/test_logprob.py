@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM
 
+from swarmnode.model.packable import prepare_for_packing
+from swarmnode.model.policy import Policy
 from swarmnode.training.logprob import TokenLogprobs, completion_logprobs, head_of
-from swarmnode.training.packable import prepare_for_packing
 from swarmnode.training.packing import MicroBatch, TrainingSample, micro_batches
-from swarmnode.training.policy import Policy
 
 CPU = torch.device("cpu")
 

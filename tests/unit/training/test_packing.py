@@ -12,9 +12,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from swarmnode.config import PolicyConfig
 from swarmnode.errors import EngineError
-from swarmnode.training.base_model import LoadedModel
-from swarmnode.training.lora_patch import RoutedTokens
-from swarmnode.training.packable import prepare_for_packing
+from swarmnode.model.base_model import LoadedModel
+from swarmnode.model.lora_patch import RoutedTokens
+from swarmnode.model.packable import prepare_for_packing
+from swarmnode.model.policy import Policy
 from swarmnode.training.packing import (
     MOST_KEYS_PER_TOKEN,
     MicroBatch,
@@ -24,7 +25,6 @@ from swarmnode.training.packing import (
     spare_tokens,
     to_samples,
 )
-from swarmnode.training.policy import Policy
 from swarmnode.types import RolloutGroup, Span, one_span
 
 CPU = torch.device("cpu")

@@ -10,8 +10,8 @@ import torch
 
 from swarmnode.config import PolicyConfig, TrainingConfig
 from swarmnode.errors import ModelError
-from swarmnode.training.base_model import LoadedModel
-from swarmnode.training.policy import Policy
+from swarmnode.model.base_model import LoadedModel
+from swarmnode.model.policy import Policy
 from swarmnode.training.together import train_together
 from swarmnode.training.trainer import Trainer
 from swarmnode.types import RolloutGroup

@@ -9,12 +9,12 @@ import torch
 
 from swarmnode.config import PolicyConfig, TrainingConfig
 from swarmnode.errors import ModelError
+from swarmnode.model.base_model import LoadedModel
+from swarmnode.model.policy import Policy
 from swarmnode.training import forward as forward_module
 from swarmnode.training import together as together_module
-from swarmnode.training.base_model import LoadedModel
 from swarmnode.training.losses import TokenBatch
 from swarmnode.training.packing import to_samples
-from swarmnode.training.policy import Policy
 from swarmnode.training.trainer import Trainer
 from swarmnode.types import RolloutGroup, Span, one_span
 

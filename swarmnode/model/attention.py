@@ -1,0 +1,224 @@
+"""Block-diagonal attention: many sequences in one row of tokens, and none of them sees another.
+
+packing -> layout.py -> [attention] -> logprob
+                            |
+         kernel_attention.py, box_attention.py
+
+Every layer but attention treats tokens one by one, so a packed row needs no padding there, and a prompt that
+several completions share needs to be there only once. For attention the sequences are taken apart: on a GPU
+by the variable-length flash kernel, elsewhere in a few boxes, each of sequences of similar length, padded on
+the right: a call of SDPA, or products of ours where sequences are short (`box_attention.py`). Under causal
+attention no real token sees such a pad, and no [T, T] mask is ever built. Where there is a C compiler, short
+sequences need neither boxes nor pads (`kernel_attention.py`).
+
+Of a shared prompt only keys and values are repeated, once per completion. Its queries are asked once: what
+they see does not depend on the completion. Packing bounds the repeats (`packing.MOST_KEYS_PER_TOKEN`), so
+nothing needs to be cut into chunks or computed again here.
+
+The function is registered with transformers under a name of ours and set once on a model. It gets a
+`PackedLayout` through the forward's keywords; without one it is transformers' own SDPA, so the same model
+object generates, evaluates and trains, in several threads at once.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.attention.varlen import varlen_attn
+
+from swarmnode.errors import ModelError
+from swarmnode.model import box_attention, kernel_attention
+from swarmnode.model.layout import PackedLayout, Slots
+from swarmnode.model.layout import packed_layout as packed_layout
+
+PACKED_ATTENTION = "swarmnode_packed"
+"""The name under which transformers knows our function. Never saved: its configs leave the attention out."""
+
+REPLACED = "sdpa"
+"""The implementation that ours equals where nothing is packed."""
+
+
+def packed_attention(
+    plain: Any,
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    packed_layout: PackedLayout | None = None,
+    windows_seen: set[int | None] | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attention as transformers calls it: [B, H, T, D] in, [B, T, H, D] out.
+
+    `plain` takes every call without a layout. With one, B is 1 and causal attention stays inside each
+    sequence, and inside the window where the layer has one. Raises ModelError for what it does not compute.
+    """
+    if packed_layout is None:
+        return plain(
+            module, query, key, value, attention_mask,
+            dropout=dropout, scaling=scaling, sliding_window=sliding_window, **others,
+        )  # fmt: skip
+    if others.get("position_bias") is not None or others.get("is_causal") is False:
+        raise ModelError("packed attention is causal and knows no position bias")
+    if query.shape[2] != key.shape[2] or query.shape[2] != packed_layout.position_ids_1T.shape[1]:
+        raise ModelError("packed attention needs the queries and keys of one whole packed row, and no cache")
+    if windows_seen is not None:
+        windows_seen.add(sliding_window)
+    query_THD, key_TGD, value_TGD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    settings = AttentionSettings(scaling, dropout, sliding_window, grouped=query.shape[1] != key.shape[1])
+    suits = query.is_cuda and flash_suits(
+        torch.cuda.get_device_capability(query.device), query.dtype, query.shape[-1], value.shape[-1], dropout
+    )
+    attend = by_flash if suits else by_boxes
+    return attend(query_THD, key_TGD, value_TGD, packed_layout, settings)[None], None
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSettings:
+    """What a layer asks of its attention, besides the tensors."""
+
+    scaling: float | None
+    dropout: float
+    window: int | None
+    grouped: bool
+    """Several query heads share one key head."""
+
+
+def flash_suits(
+    capability: tuple[int, int], dtype: torch.dtype, key_dim: int, value_dim: int, dropout: float
+) -> bool:
+    """Whether torch's variable-length flash kernel takes such tensors on such an NVIDIA card."""
+    return (
+        torch.version.hip is None
+        and torch.backends.cuda.is_flash_attention_available()
+        and capability >= (8, 0)
+        and dtype in (torch.float16, torch.bfloat16)
+        and key_dim == value_dim <= 256
+        and key_dim % 8 == 0
+        and dropout == 0.0
+    )
+
+
+def by_flash(
+    query_THD: Tensor,
+    key_TGD: Tensor,
+    value_TGD: Tensor,
+    layout: PackedLayout,
+    settings: AttentionSettings,
+    kernel: Callable[..., Any] = varlen_attn,
+) -> Tensor:
+    """Attention of H query heads over G key heads by torch's variable-length kernel, [T, H, D].
+
+    Where a sequence has more keys than queries, the kernel's causal mask lets the last query see the last key
+    (as FlashAttention's does since version 2.1): the queries are the sequence's last.
+    """
+    if layout.keys is not None:
+        key_TGD, value_TGD = (_TokensToSlots.apply(tensor, layout.keys) for tensor in (key_TGD, value_TGD))
+    # The kernel counts the keys left of the query, transformers the query's own too.
+    left = -1 if settings.window is None else settings.window - 1
+    return kernel(
+        query_THD.contiguous(), key_TGD.contiguous(), value_TGD.contiguous(),
+        layout.query_ends, layout.key_ends, max(layout.lengths), layout.longest_sequence,
+        scale=settings.scaling, window_size=(left, 0), enable_gqa=settings.grouped,
+    )  # fmt: skip
+
+
+def by_boxes(
+    query_THD: Tensor, key_TGD: Tensor, value_TGD: Tensor, layout: PackedLayout, settings: AttentionSettings
+) -> Tensor:
+    """The same on any device and for any dtype: by the C kernel or products of ours where all sequences are
+    short, else box by box by torch's SDPA."""
+    tensors = query_THD, key_TGD, value_TGD
+    short = box_attention.suits(query_THD, layout, settings.dropout)
+    # The kernel multiplies in float32; a CPU on which bfloat16 pays has units for its products.
+    half = short and query_THD.dtype is torch.bfloat16
+    if not half and kernel_attention.suits(query_THD, value_TGD, layout, settings.dropout):
+        return kernel_attention.by_kernel(*tensors, layout, settings.window, settings.scaling)
+    if short:
+        return box_attention.by_products(*tensors, layout, settings.window, settings.scaling)
+    boxes = layout.boxes
+    queries = _TokensToSlots.apply(query_THD, layout.box_queries).split([b.rows * b.queries for b in boxes])
+    keys, values = (
+        _TokensToSlots.apply(tensor, layout.box_keys).split([b.rows * b.keys for b in boxes])
+        for tensor in (key_TGD, value_TGD)
+    )
+    found = [
+        _one_box(number, layout, settings, *tensors)
+        for number, tensors in enumerate(zip(queries, keys, values, strict=True))
+    ]
+    return _SlotsToTokens.apply(torch.cat(found) if len(found) > 1 else found[0], layout.box_queries)
+
+
+def _one_box(
+    number: int,
+    layout: PackedLayout,
+    settings: AttentionSettings,
+    query_PHD: Tensor,
+    key_PGD: Tensor,
+    value_PGD: Tensor,
+) -> Tensor:
+    query, key, value = (
+        tensor.unflatten(0, (layout.boxes[number].rows, -1)).transpose(1, 2)
+        for tensor in (query_PHD, key_PGD, value_PGD)
+    )
+    dtype = query.dtype
+    if query.device.type == "cpu" and dtype in (torch.bfloat16, torch.float16):
+        # torch's CPU kernel takes 1.5 to 20 times as long for a backward pass in half precision as in single.
+        query, key, value = query.float(), key.float(), value.float()
+    mask = layout.mask(number, settings.window, query.dtype)
+    found_RHQD = F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        dropout_p=settings.dropout,
+        is_causal=mask is None,
+        scale=settings.scaling,
+        enable_gqa=settings.grouped,
+    )
+    return found_RHQD.transpose(1, 2).flatten(0, 1).to(dtype)
+
+
+class _TokensToSlots(torch.autograd.Function):
+    """[T, ...] -> [P, ...]. Pads get exactly zero gradient: nobody reads their queries, and no real query
+    sees their keys. So the backward is a plain gather, where indexing would add up; only the gradients of
+    shared tokens are added, slot by slot in a fixed order (on a CPU)."""
+
+    @staticmethod
+    def forward(ctx: Any, values_T: Tensor, slots: Slots) -> Tensor:
+        ctx.slots = slots
+        return values_T.index_select(0, slots.token_of_slot_P)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_P: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        slots: Slots = ctx.slots
+        gradient_T = gradient_P.index_select(0, slots.slot_of_token_T)
+        if slots.again is not None:
+            again, tokens = slots.again
+            gradient_T.index_add_(0, tokens, gradient_P.index_select(0, again))
+        return gradient_T, None
+
+
+class _SlotsToTokens(torch.autograd.Function):
+    """[P, ...] -> [T, ...], of slots that no two tokens share: what was computed for the pads is dropped."""
+
+    @staticmethod
+    def forward(ctx: Any, values_P: Tensor, slots: Slots) -> Tensor:
+        ctx.slots = slots
+        return values_P.index_select(0, slots.slot_of_token_T)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_T: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        slots: Slots = ctx.slots
+        gradient_P = gradient_T.new_zeros(len(slots.token_of_slot_P), *gradient_T.shape[1:])
+        return gradient_P.index_copy_(0, slots.slot_of_token_T, gradient_T), None

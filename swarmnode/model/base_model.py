@@ -1,0 +1,257 @@
+"""The model that a policy starts from: a causal LM as it was published, with its tokenizer.
+
+models folder or hub -> [base_model] -> policy.py (adapter), rollout/select.py (engine)
+
+Nothing that a stranger wrote is ever run: `trust_remote_code` is off and only safetensors weights are read.
+
+Precision: bfloat16 where the hardware multiplies in it, else float32. Never float16: its range starts at
+6e-8, and a gradient that was divided by the tokens of a step would vanish below that.
+"""
+
+import hashlib
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from swarmnode.config import PolicyConfig
+from swarmnode.errors import ModelError
+from swarmnode.hardware import find_card
+from swarmnode.memory_plan import ModelCard
+from swarmnode.model.budget import is_out_of_memory
+from swarmnode.model.hub import only_from_disk
+from swarmnode.model.nf4 import keep_differentiable, nf4_arguments
+from swarmnode.models import bf16_pays_on_cpu, card_of, find_model
+from swarmnode.native.compiler import library, turn_off
+
+FINGERPRINT_VALUES = 64
+"""Leading values of each tensor that enter the fingerprint: enough to tell two trainings apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A causal LM as loaded, before an adapter is put on it."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+    fingerprint: str
+    """Tells apart base models that an adapter could be mistaken for (names, shapes and leading weights)."""
+
+    @property
+    def family(self) -> str:
+        return str(self.model.config.model_type)
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in the base, LoRA layers that were put into it left out. NF4 packs two into a byte."""
+        return sum(p.numel() * (1 if p.is_floating_point() else 2) for _, p in _base_parameters(self.model))
+
+    @property
+    def is_quantized(self) -> bool:
+        return not all(p.is_floating_point() for _, p in _base_parameters(self.model))
+
+    @property
+    def card(self) -> ModelCard | None:
+        """What its memory depends on; None for an architecture that the arithmetic does not know."""
+        config = self.model.config.get_text_config().to_dict()
+        return card_of(self.name, config, self.parameters, [n for n, _ in _base_parameters(self.model)]).card
+
+    @property
+    def max_positions(self) -> int | None:
+        """Longest sequence the model was made for; None for models without such a bound (ALiBi)."""
+        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The tokenizer's end of sequence, and those the model's generation config adds (chat models do)."""
+        return end_tokens(self.tokenizer, self.model.generation_config)
+
+
+def end_tokens(tokenizer: Any, generation_config: Any) -> tuple[int, ...]:
+    """The tokens that end an answer, the tokenizer's own first. `generation_config` None: there is none."""
+    extra = None if generation_config is None else generation_config.eos_token_id
+    listed = [] if extra is None else [extra] if isinstance(extra, int) else list(extra)
+    return tuple(dict.fromkeys([tokenizer.eos_token_id, *listed]))
+
+
+def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
+    """Load a folder or a hub name as a causal LM with its tokenizer.
+
+    Raises ModelError that says which of the two could not be found or loaded, and what to do.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as transformers_logging
+
+    # Its bars count tensors, not minutes; the hub's own bars for downloads stay.
+    transformers_logging.disable_progress_bar()
+    source = find_model(spec)
+    local = only_from_disk(source)
+    device = find_device(config.device)
+    if config.cpu_kernels == "off":
+        turn_off()
+    elif device.type == "cpu":
+        library()  # Now, and not in the first round, if it has to be compiled.
+    hidden = 0 if config.quantization == "nf4" else hidden_size(read_config(spec, source))
+    dtype = find_dtype(config.dtype, device, hidden)
+    quantized = nf4_arguments(dtype, device) if config.quantization == "nf4" else {}
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(
+            source, trust_remote_code=False, local_files_only=local
+        )
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            source,
+            dtype=dtype,
+            trust_remote_code=False,
+            use_safetensors=True,
+            local_files_only=local,
+            **quantized,
+        )
+        if not quantized:
+            model.to(device)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise ModelError(
+                f"{spec} does not fit into memory: {_first_line(error)}",
+                hint="choose a smaller --model; `swarmnode doctor` prints what one takes",
+            ) from error
+        raise cannot_load(spec, error) from error
+    if tokenizer.eos_token_id is None:
+        raise ModelError(
+            f"the tokenizer of {spec} has no end-of-sequence token", hint="choose another --model"
+        )
+    model.eval()
+    loaded = LoadedModel(spec, model, tokenizer, _fingerprint(model))
+    if loaded.is_quantized:  # Also one that was published so.
+        keep_differentiable(model)
+    return loaded
+
+
+def read_config(spec: str, source: str) -> Any:
+    """The configuration of a model as transformers has it. Raises ModelError where there is none."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(
+            source, trust_remote_code=False, local_files_only=only_from_disk(source)
+        )
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        raise cannot_load(spec, error) from error
+
+
+def hidden_size(config: Any) -> int:
+    """The width of a model, or 0 where its configuration does not tell."""
+    return int(getattr(config.get_text_config(), "hidden_size", 0))
+
+
+def cannot_load(spec: str, error: Exception) -> ModelError:
+    """In our words, with what to do."""
+    return ModelError(f"cannot load {spec} as a causal LM: {_first_line(error)}", hint=_advice(spec))
+
+
+def _advice(spec: str) -> str:
+    if Path(spec).expanduser().is_dir():
+        return "the folder must hold config.json, tokenizer files and safetensors weights"
+    return "check the name and the connection (private models need `hf auth login`), or try --model tiny"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def find_device(name: str) -> torch.device:
+    if name != "auto":
+        try:
+            return torch.empty(0, device=name).device
+        except (RuntimeError, AssertionError) as error:
+            raise ModelError(
+                f"policy.device = {name} cannot be used: {find_card(name).problem or _first_line(error)}",
+                hint=find_card(name).advice or "see `swarmnode doctor`, or use auto",
+            ) from error
+    with warnings.catch_warnings():
+        # What torch says of a driver that is too old, hardware.py says with what to do.
+        warnings.simplefilter("ignore")
+        works = torch.cuda.is_available()
+    if works:
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def find_dtype(name: str, device: torch.device, hidden: int = 0) -> torch.dtype:
+    """As asked for, or the fastest that is exact enough for a model of width `hidden` (0: any, float32 on a
+    CPU). A card without bfloat16 (Turing and older) emulates it far slower than it does float32, so there
+    `auto` is float32."""
+    if name == "auto":
+        on_cpu = device.type == "cpu" and bf16_pays_on_cpu(hidden)
+        on_card = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if on_cpu or on_card else torch.float32
+    dtype = torch.float32 if name == "float32" else torch.bfloat16
+    try:
+        one = torch.ones(1, 1, dtype=dtype, device=device)
+        (one @ one).item()
+    except (RuntimeError, TypeError) as error:
+        raise ModelError(
+            f"policy.dtype = {name} cannot be used on {device.type}: {_first_line(error)}",
+            hint="use auto or float32",
+        ) from error
+    return dtype
+
+
+def _base_parameters(model: Any) -> Iterator[tuple[str, nn.Parameter]]:
+    return ((name, parameter) for name, parameter in model.named_parameters() if ".lora_" not in name)
+
+
+class _Recomputed:
+    """The forward of a layer that keeps its inputs and computes the rest again in the backward pass.
+
+    transformers' own switch works in train mode only, and train mode turns dropout on in some families. The
+    random state is not kept: in eval mode nothing draws from it.
+    """
+
+    def __init__(self, forward: Any) -> None:
+        self.forward = forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        from torch.utils.checkpoint import checkpoint
+
+        return checkpoint(self.forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
+def enable_checkpointing(model: Any) -> int:
+    """Trade a third more time for activations of one layer instead of all (Chen et al. 2016), in eval mode.
+
+    Returns the number of layers; 0: transformers knows no layers of this model that can be computed again.
+    What the forward pass depends on must stay until the backward pass is done (LoRA routes, PEFT's switches).
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for layer in layers:
+        if not isinstance(layer.forward, _Recomputed):
+            layer.forward = _Recomputed(layer.forward)  # pyright: ignore[reportAttributeAccessIssue]
+    return len(layers)
+
+
+def disable_checkpointing(model: Any) -> None:
+    """Undo `enable_checkpointing`."""
+    for layer in model.modules():
+        if isinstance(layer.forward, _Recomputed):
+            layer.forward = layer.forward.forward
+
+
+def _fingerprint(model: Any) -> str:
+    return fingerprint((name, p.shape, p.detach().flatten()) for name, p in sorted(model.named_parameters()))
+
+
+def fingerprint(parameters: Iterable[tuple[str, Sequence[int], Tensor]]) -> str:
+    """Of (name, shape, at least FINGERPRINT_VALUES leading values) by name. Rounded to bfloat16, so that a
+    node whose home moves to a machine that loads the model in another type finds its checkpoints."""
+    digest = hashlib.sha256()
+    for name, shape, values in parameters:
+        head = values[:FINGERPRINT_VALUES].to(torch.bfloat16).float().cpu()
+        digest.update(f"{name} {tuple(shape)} ".encode() + head.numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,195 @@
+"""Lets the decoder layers of a Llama, Qwen2 or Qwen3 model run on our arithmetic where it is the same.
+
+policy.py -> lora_patch.py (which adapter has the tokens) -> [dense_patch] -> dense_layer.py, attention
+                                                                  |
+                                                                  v  all else: transformers' own forward
+
+Like `lora_patch`, single modules get another `forward`, and every call looks at them as they are then: what
+PEFT, a hook, a cache or a mode of training changes sends the call down transformers' path.
+"""
+
+import logging
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from swarmnode.model.dense_layer import Adapted, DenseLayer, into_attention, out_of_attention
+from swarmnode.model.lora_patch import sole_adapter
+from swarmnode.model.token_passes import Norm
+
+logger = logging.getLogger(__name__)
+
+FAMILIES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+"""model_type -> what transformers' classes of the family begin with."""
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+TYPES = (torch.float32, torch.float64, torch.bfloat16)
+
+
+def fuse_layers(model: nn.Module) -> int:
+    """Let the decoder layers of a causal LM run on `dense_layer.py`, and return how many can.
+
+    Layers that are patched already, and those on another device than a CPU, count and are left alone. Not
+    one of them is touched where one is not exactly what this file knows: the log says why.
+    """
+    layers = _layers(model)
+    reason = next((reason for layer in layers if (reason := _why_not(layer)) is not None), None)
+    if not layers or reason is not None:
+        logger.info(
+            "decoder layers keep transformers' forward: %s", reason or "their family is not known here"
+        )
+        return 0
+    for layer in layers:
+        if "forward" not in vars(layer):
+            layer.forward = _DenseForward(layer)
+    return len(layers)
+
+
+def restore_layers(model: nn.Module) -> None:
+    """Undo `fuse_layers`, once nothing else stands before these layers (`disable_checkpointing`)."""
+    for layer in _layers(model):
+        if isinstance(vars(layer).get("forward"), _DenseForward):
+            del layer.forward
+
+
+class _DenseForward:
+    """Stands in for `forward` of one decoder layer; that of its class stays below."""
+
+    __slots__ = ("_attend_eagerly", "_layer", "_parts", "_windowed")
+
+    def __init__(self, layer: Any) -> None:
+        self._layer = layer
+        self._parts = [part for part in layer.modules() if part is not layer]
+        modeling = import_module(type(layer).__module__)
+        self._attend_eagerly = modeling.eager_attention_forward
+        self._windowed = modeling.__name__.rsplit("_", 1)[-1] != "llama"
+
+    def __call__(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = False,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        **others: Any,
+    ) -> Tensor:
+        """As transformers calls a decoder layer: [B, T, D] in and out."""
+        dense = None
+        if past_key_values is None and position_embeddings is not None:
+            dense = self._dense(hidden_states)
+        if dense is None or position_embeddings is None:
+            return type(self._layer).forward(
+                self._layer, hidden_states, attention_mask=attention_mask, position_ids=position_ids,
+                past_key_values=past_key_values, use_cache=use_cache,
+                position_embeddings=position_embeddings, **others,
+            )  # fmt: skip
+        shape = hidden_states.shape[:2]
+        hidden_MD = hidden_states.flatten(0, 1)
+        cos_ME, sin_ME = (
+            part.to(hidden_MD.dtype).expand(*shape, -1).flatten(0, 1) for part in position_embeddings
+        )
+        heads = into_attention(hidden_MD, cos_ME, sin_ME, dense)
+        queries, keys, values = (part.unflatten(0, shape).transpose(1, 2) for part in heads)
+        others |= {"position_ids": position_ids, "use_cache": use_cache}
+        attended_BTHE = self._attend(queries, keys, values, attention_mask, others)
+        attended_MX = attended_BTHE.reshape(len(hidden_MD), -1)
+        return out_of_attention(attended_MX, hidden_MD, dense).unflatten(0, shape)
+
+    def _attend(
+        self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, others: dict[str, Any]
+    ) -> Tensor:
+        """With the attention that the model is set to, called as its own layers call it."""
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        module = self._layer.self_attn
+        window = {"sliding_window": module.sliding_window} if self._windowed else {}
+        name = module.config._attn_implementation
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(name, self._attend_eagerly)
+        dropout = module.attention_dropout if module.training else 0.0
+        found, _ = attend(
+            module, queries, keys, values, mask, dropout=dropout, scaling=module.scaling, **window, **others
+        )
+        return found
+
+    def _dense(self, hidden_BTD: Tensor) -> DenseLayer | None:
+        """This layer as it is now, or None where only transformers' own forward is right."""
+        layer = self._layer
+        attention, mlp = layer.self_attn, layer.mlp
+        norms = [layer.input_layernorm, layer.post_attention_layernorm]
+        norms += [attention.q_norm, attention.k_norm] if hasattr(attention, "q_norm") else []
+        dtype = hidden_BTD.dtype
+        tokens = hidden_BTD.shape[0] * hidden_BTD.shape[1]
+        if (
+            hidden_BTD.device.type != "cpu"
+            or dtype not in TYPES
+            or torch.is_autocast_enabled("cpu")
+            # For fewer tokens, arranging the weights costs more than it saves.
+            or tokens < hidden_BTD.shape[2]
+            or any(norm.weight.requires_grad or norm.weight.dtype is not dtype for norm in norms)
+            or any(_is_watched(part) for part in self._parts)
+        ):
+            return None
+        modules = [getattr(attention if name in PROJECTIONS[:4] else mlp, name) for name in PROJECTIONS]
+        adapted: list[Adapted] = []
+        for module in modules:
+            adapter = sole_adapter(module, tokens)
+            if adapter is None or module.base_layer.weight.dtype is not dtype:
+                return None
+            adapted.append(Adapted(module.base_layer.weight, module.base_layer.bias, adapter))
+        scales = [Norm(norm.weight, norm.variance_epsilon) for norm in norms]
+        return DenseLayer(
+            head_dim=attention.head_dim,
+            before=scales[0],
+            qkv=(adapted[0], adapted[1], adapted[2]),
+            head_norms=(scales[2], scales[3]) if len(scales) > 2 else (None, None),
+            out=(adapted[3],),
+            after=scales[1],
+            gate_up=(adapted[4], adapted[5]),
+            down=(adapted[6],),
+        )
+
+
+def _layers(model: nn.Module) -> list[Any]:
+    """Decoder layers of the families that are known here."""
+    known = tuple(
+        getattr(import_module(f"transformers.models.{name}.modeling_{name}"), f"{prefix}DecoderLayer")
+        for name, prefix in FAMILIES.items()
+    )
+    return [module for module in model.modules() if type(module) in known]
+
+
+def _why_not(layer: Any) -> str | None:
+    """What about the layer itself keeps transformers' forward in place."""
+    prefix = type(layer).__name__.removesuffix("DecoderLayer")
+    modeling = import_module(type(layer).__module__)
+    expected = {
+        "self_attn": "Attention",
+        "mlp": "MLP",
+        "input_layernorm": "RMSNorm",
+        "post_attention_layernorm": "RMSNorm",
+    }
+    if prefix == "Qwen3":
+        expected |= {"self_attn.q_norm": "RMSNorm", "self_attn.k_norm": "RMSNorm"}
+    for name, kind in expected.items():
+        module = layer.get_submodule(name)
+        if type(module) is not getattr(modeling, prefix + kind):
+            return f"its {name} is a {type(module).__name__}"
+        if "forward" in vars(module):
+            return f"another library has replaced the forward of its {name}"
+    if layer.self_attn.config.hidden_act != "silu":
+        return f"its activation is {layer.self_attn.config.hidden_act}, not silu"
+    if "forward" in vars(layer) and not isinstance(layer.forward, _DenseForward):
+        return "another forward stands before its layers already"
+    return None
+
+
+def _is_watched(module: nn.Module) -> bool:
+    """Whether somebody waits for this module to be called."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )

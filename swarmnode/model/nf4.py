@@ -1,0 +1,63 @@
+"""Frozen weights in 4 bits: what transformers is told, and what bitsandbytes must not do to them afterwards.
+
+policy.quantization -> [nf4] -> base_model.py
+
+The format is NF4 with double quantization (QLoRA, arXiv 2305.14314, section 3). Products are computed in the
+type of the model: each takes its weight apart first, so 4 bits save memory, and cost time where it is scarce.
+"""
+
+import logging
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from swarmnode.errors import ModelError
+
+logger = logging.getLogger(__name__)
+
+DEVICES = ("cuda", "cpu")
+"""Where bitsandbytes has been seen to train; `cuda` is also what torch calls a ROCm card."""
+
+
+def nf4_arguments(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """For `from_pretrained`. Raises ModelError where 4 bits cannot be had."""
+    missing = [name for name in ("bitsandbytes", "accelerate") if find_spec(name) is None]
+    if device.type not in DEVICES or missing:
+        reason = f"{' and '.join(missing)} is not installed"
+        if device.type not in DEVICES:
+            reason = f"it needs a CUDA card or a CPU, and this is {device.type}"
+        raise ModelError(
+            f"policy.quantization = nf4 cannot be had: {reason}",
+            hint="pip install 'swarmnode[quant]', or --set policy.quantization=none",
+        )
+    if device.type == "cpu":
+        logger.warning(
+            "4-bit weights on a CPU are for models that would not fit otherwise: every product takes its"
+            " weight apart first, which makes sampling two to three times as slow"
+        )
+    from transformers import BitsAndBytesConfig
+
+    config = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+    return {"quantization_config": config, "device_map": {"": device}}
+
+
+def keep_differentiable(model: Any) -> None:
+    """Keep 4-bit weights of `model` in the one format that gradients flow through. Before any forward.
+
+    On a CPU with AVX512-BF16, bitsandbytes rearranges them in place in the first forward pass without
+    gradients (it rounds their scales to bfloat16, too), and what multiplies with the result has no backward:
+    after an engine had sampled once, training would go on with wrong gradients and not a word.
+    """
+    if find_spec("bitsandbytes") is None:
+        return  # Then nothing here is of that kind.
+    from bitsandbytes.nn import Linear4bit  # pyright: ignore
+
+    for module in model.modules():
+        if isinstance(module, Linear4bit):
+            module.support_avx512bf16_for_cpu = False

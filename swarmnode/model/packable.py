@@ -1,0 +1,157 @@
+"""Whether a model takes packed rows, and the one switch on it that lets it.
+
+base_model -> [prepare_for_packing] -> forward.py
+                     |
+               attention.py
+
+Rather than keep a list of families, both ways are tried.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swarmnode.errors import ModelError
+from swarmnode.model.attention import PACKED_ATTENTION, REPLACED, packed_attention
+from swarmnode.model.layout import packed_layout
+
+KNOWN_LAYERS = {"full_attention", "sliding_attention"}
+"""Layer types of transformers' configs that this file computes. Chunks and states it does not."""
+
+PROBE_LENGTHS = (5, 11, 3)
+PROBE_PROMPT = 4
+"""So many tokens at the front of each row are the same, and stand in the packed row once."""
+
+SAME_LOGITS = 1e-4
+SAME_LOGITS_HALF = 6e-2
+"""Relative differences up to which packed and single logits count as one. In bfloat16 that is 16 times its
+step: leaks between sequences are looked for apart, what is left are forwards that do something else."""
+
+TIMES_ROUNDING = 5.0
+"""So many times the rounding of the model's own type: what a row differs by from itself with more behind it,
+which under causal attention is rounding alone."""
+
+LEAK_OF_ROUNDING = 0.25
+"""Share of the rounding that other content around a run, of the same lengths, may change it by. The products
+are of the same shapes, so it changes nothing at all; some libraries sum in an order of their own."""
+
+
+def prepare_for_packing(model: Any) -> str | None:
+    """Let a causal LM of transformers take packed rows. None when it does; else why not, and it is as it was.
+
+    Whether it computes the same is tried: three short rows, and three with one prompt, packed in two orders,
+    against each row alone, and against each other with other tokens around them. The first is measured by the
+    rounding of the model's own type; the second has none, and shows the smallest leak between sequences.
+    Layers that carry something from token to token past the attention (states, convolutions) so fail. No
+    gradient is taken, the random state is left alone, and other threads may use the model meanwhile.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    config = model.config.get_text_config()
+    others = set(getattr(config, "layer_types", None) or ()) - KNOWN_LAYERS
+    if others:
+        return f"it has layers of type {', '.join(sorted(others))}"
+    if config._attn_implementation not in (REPLACED, PACKED_ATTENTION):
+        return f"its attention is {config._attn_implementation}, packing replaces {REPLACED}"
+    plain = ALL_ATTENTION_FUNCTIONS[REPLACED]
+    AttentionInterface.register(PACKED_ATTENTION, partial(packed_attention, plain))
+    AttentionMaskInterface.register(PACKED_ATTENTION, ALL_MASK_ATTENTION_FUNCTIONS[REPLACED])
+    model.set_attn_implementation(PACKED_ATTENTION)
+    if config._attn_implementation != PACKED_ATTENTION:
+        return "transformers cannot change its attention"
+    reason = _difference(model, config)
+    if reason is not None:
+        model.set_attn_implementation(REPLACED)
+    return reason
+
+
+def _difference(model: Any, config: Any) -> str | None:
+    """Why packed logits are not those of the single rows, or None."""
+    device = model.device
+    vocabulary = model.get_input_embeddings().num_embeddings
+    prompt, *rows = [
+        (torch.arange(n, device=device) * 7 + n + 1) % vocabulary for n in (PROBE_PROMPT, *PROBE_LENGTHS)
+    ]
+    windows_seen: set[int | None] = set()
+    cuda = [device] if device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices=cuda), torch.no_grad():
+            alone = [_logits(model, row) for row in rows]
+            behind = [_logits(model, torch.cat([prompt, row])) for row in rows]
+            rounding = _rounding(model, rows, alone)
+            packed = partial(_packed_logits, model, prompt, windows_seen=windows_seen)
+            far = max(
+                _apart(packed(rows[::turn]), _single(prompt, alone[::turn], behind[::turn]))
+                for turn in (1, -1)
+            )
+            leak = max(_leak(packed, rows, number, vocabulary) for number in range(len(rows)))
+    except torch.OutOfMemoryError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, RuntimeError, ModelError) as error:
+        return f"its forward refuses a packed row ({type(error).__name__}: {str(error).splitlines()[0]})"
+    same = SAME_LOGITS if model.dtype in (torch.float32, torch.float64) else SAME_LOGITS_HALF
+    if not far <= max(same, TIMES_ROUNDING * rounding):
+        return f"packed, its logits differ by {far:.1e} from those of single rows"
+    if not leak <= max(SAME_LOGITS, LEAK_OF_ROUNDING * rounding):
+        return f"packed, its logits change by {leak:.1e} with other sequences around them"
+    if _window(config) not in windows_seen:
+        return "its layers keep their sliding window to themselves"
+    return None
+
+
+def _logits(model: Any, ids_T: Tensor) -> Tensor:
+    return model(input_ids=ids_T[None], use_cache=False).logits[0].double()
+
+
+def _packed_logits(
+    model: Any, prompt: Tensor, rows: Sequence[Tensor], *, windows_seen: set[int | None]
+) -> Tensor:
+    """Of one packed row: the rows on their own, then the prompt once and the rows behind it."""
+    runs = [*rows, prompt, *rows]
+    prompts = [None] * (len(rows) + 1) + [len(rows)] * len(rows)
+    layout = packed_layout([len(run) for run in runs], prompt.device, prompts)
+    return model(**layout.arguments(torch.cat(runs)[None]), windows_seen=windows_seen).logits[0].double()
+
+
+def _single(prompt: Tensor, alone: Sequence[Tensor], behind: Sequence[Tensor]) -> Tensor:
+    """The same from rows that were computed one by one."""
+    cut = len(prompt)
+    return torch.cat([*alone, behind[0][:cut], *(logits[cut:] for logits in behind)])
+
+
+def _leak(
+    packed: Callable[[list[Tensor]], Tensor], rows: list[Tensor], number: int, vocabulary: int
+) -> float:
+    """How much one row changes, on its own and behind the prompt, when the others are other tokens."""
+    others = [row if index == number else (row + 1) % vocabulary for index, row in enumerate(rows)]
+    sizes = [len(row) for row in rows]
+    own, changed = (
+        [runs[number], runs[len(rows) + 1 + number]]
+        for runs in (packed(some).split([*sizes, PROBE_PROMPT, *sizes]) for some in (rows, others))
+    )
+    return _apart(torch.cat(changed), torch.cat(own))
+
+
+def _rounding(model: Any, rows: Sequence[Tensor], alone: Sequence[Tensor]) -> float:
+    """What rows differ by from themselves with more tokens behind them, which they do not see."""
+    longer = [_logits(model, torch.cat([row, *(row.flip(0),) * times])) for row in rows for times in (1, 3)]
+    twice = [logits for logits in alone for _ in range(2)]
+    return max(_apart(more[: len(once)], once) for more, once in zip(longer, twice, strict=True))
+
+
+def _apart(found: Tensor, expected: Tensor) -> float:
+    """Relative difference, by the root of the mean square: a maximum of rounding errors says little."""
+    return ((found - expected).norm() / expected.norm()).item()
+
+
+def _window(config: Any) -> int | None:
+    """The window that at least one layer must have told the attention; None: no window, or not in all."""
+    layers = getattr(config, "layer_types", None)
+    if layers is not None and "sliding_attention" not in layers:
+        return None
+    return getattr(config, "sliding_window", None)

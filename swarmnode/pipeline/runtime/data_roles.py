@@ -1,0 +1,250 @@
+"""What the members of stage 0 do with a pipeline: reinforcement learning as one node of the swarm, or text.
+
+node.py -> [RolloutRole] -> Node, PipelineLearner, PipelineEngine (rollouts through the stages)
+                 -> [TextRole]    -> TextFeed (cross-entropy on plain text)
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swarmnode.errors import EngineError
+from swarmnode.node.assemble import build_exchange, longest_sequence
+from swarmnode.node.monitors import shown
+from swarmnode.node.node import NetworkParts, Node
+from swarmnode.node.policies import plain_error
+from swarmnode.node.status import NodeStatus
+from swarmnode.node.summary import Summary
+from swarmnode.pipeline.plans.planning import Agreed
+from swarmnode.pipeline.rollouts.engine import PipelineEngine
+from swarmnode.pipeline.rollouts.remote_chain import ChainSettings, RemoteChain
+from swarmnode.pipeline.rollouts.ways import Members, StagePath, path_of_depth, path_of_prompt
+from swarmnode.pipeline.running.seat import IterationReport
+from swarmnode.pipeline.runtime.learner import PipelineLearner
+from swarmnode.pipeline.runtime.link import Course, RoleChanged, own_paths
+from swarmnode.pipeline.runtime.node import PipelineNode
+from swarmnode.pipeline.stages.sources import TextFeed, TextSettings, TextSource
+from swarmnode.rollout.renderer import Renderer
+from swarmnode.tasks.task import Task
+from swarmnode.training.checkpoint_store import CheckpointStore
+from swarmnode.training.records import TrainReport
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """What rollouts are made with."""
+
+    tasks: Mapping[str, Task]
+    tasks_of_others: Mapping[str, Task]
+    """The same ones, to judge what strangers sent."""
+    tokenizer: Any
+    eos_token_ids: tuple[int, ...]
+    store: CheckpointStore
+    seed: int
+
+
+class RolloutRole:
+    """A node of the swarm whose policy the whole pipeline holds."""
+
+    def __init__(self, pipeline: PipelineNode, asking: Asking) -> None:
+        self._pipeline = pipeline
+        self._asking = asking
+        self._stopped = False
+        self._chain: RemoteChain | None = None
+        self._paths: tuple[StagePath, ...] = ()
+        self._node: Node | None = None
+        self.summary: Summary | None = None
+
+    @property
+    def status(self) -> NodeStatus | None:
+        return self._node.status if self._node is not None else None
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._pipeline.link.stop()
+        if self._node is not None:
+            self._node.request_stop()
+
+    def replanned(self, agreed: Agreed) -> None:
+        own = agreed.node_of(self._pipeline.peer_id)
+        if own is None or agreed.stage_of(self._pipeline.peer_id) != 0:
+            return
+        self._paths = self._paths_of(agreed)
+        if self._chain is not None:
+            self._chain.adopt_members(_members(agreed, own))
+
+    async def run(self) -> str:
+        pipeline, agreed = self._pipeline, self._pipeline.place.agreed
+        assert agreed is not None, "data roles begin under a plan"
+        self.replanned(agreed)
+        learner = self._learner(agreed)
+        config = pipeline.parts.config
+        self._node = node = Node(
+            config,
+            learner,
+            pipeline.monitor,
+            peer_id=pipeline.peer_id,
+            name=pipeline.parts.key.name,
+            model=pipeline.parts.whole.name,
+            seed=self._asking.seed,
+            network=self._network() if config.exchange.enabled else None,
+            pipeline=lambda: pipeline.pipeline_status,
+        )
+        if self._stopped:
+            node.request_stop()
+        try:
+            async with node:
+                self.summary = await node.run()
+        except BaseExceptionGroup as group:
+            self._raise_if_moved(group)
+            raise
+        return self.summary.stopped
+
+    def _raise_if_moved(self, group: BaseExceptionGroup[BaseException]) -> None:
+        """Where we do not hold stage 0 any more, neither engine nor link can go on: that is no error."""
+        if group.subgroup((RoleChanged, EngineError)) is None:
+            return
+        if (changed := group.subgroup(RoleChanged)) is not None:
+            raise plain_error(changed) from group
+        agreed = self._pipeline.place.agreed
+        if agreed is None or agreed.stage_of(self._pipeline.peer_id) != 0:
+            raise RoleChanged("under the new plan we hold another stage") from group
+
+    def _learner(self, agreed: Agreed) -> PipelineLearner:
+        pipeline, asking = self._pipeline, self._asking
+        config, whole = pipeline.parts.config, pipeline.parts.whole
+        own = agreed.node_of(pipeline.peer_id)
+        assert own is not None, "data roles begin in a seat"
+        self._chain = RemoteChain(
+            pipeline.decode,
+            asyncio.get_running_loop(),
+            _members(agreed, own),
+            # Of the moment: after a rejoin there is another.
+            on_lost=lambda peer_id, why: pipeline.membership.lost(peer_id, why),
+            settings=ChainSettings(step_timeout_s=config.pipeline.step_timeout_s),
+        )
+        engine = PipelineEngine(
+            self._chain,
+            asking.eos_token_ids,
+            choose_path=self._choose_path,
+            max_running=config.rollout.slots,
+            max_length=longest_sequence(config, whole.name, whole.max_positions),
+            version=pipeline.member.iteration,
+            newest=lambda: pipeline.member.iteration,
+        )
+        return PipelineLearner(
+            config,
+            pipeline.link,
+            engine,
+            Renderer(asking.tokenizer, asking.eos_token_ids),
+            asking.tasks,
+            asking.store,
+            author=pipeline.peer_id,
+            seed=asking.seed,
+            base_name=whole.name,
+            fingerprint=whole.fingerprint,
+            packed=whole.cut.packing_obstacle is None and config.training.packing == "auto",
+            micro_batch_tokens=pipeline.parts.place.max_tokens,
+            device=pipeline.parts.place.stage.device,
+            choose_path=self._choose_path,
+        )
+
+    def _network(self) -> NetworkParts:
+        pipeline, asking = self._pipeline, self._asking
+        config, whole = pipeline.parts.config, pipeline.parts.whole
+        longest = longest_sequence(config, whole.name, whole.max_positions)
+        exchange = build_exchange(
+            config,
+            pipeline.parts.host,
+            pipeline.parts.key,
+            asking.tasks_of_others,
+            Renderer(asking.tokenizer, asking.eos_token_ids),
+            family=whole.family,
+            parameters=round(whole.card.parameters),
+            longest_prompt=longest - config.rollout.max_tokens,
+        )
+        return NetworkParts(pipeline.parts.host, exchange, discovery=None)
+
+    def _choose_path(self, prompt_ids: Sequence[int]) -> StagePath:
+        return path_of_prompt(self._paths, prompt_ids)
+
+    def _paths_of(self, agreed: Agreed) -> tuple[StagePath, ...]:
+        """Of rollouts: those that they will be trained along, or of the depth that is set."""
+        stages, depth = len(agreed.partition.stages), self._pipeline.parts.config.pipeline.depth
+        if depth is not None:
+            return (path_of_depth(stages, min(depth, stages)),)
+        return tuple(own_paths(agreed, self._pipeline.peer_id).values())
+
+
+class TextRole:
+    """Cross-entropy on the text of a folder."""
+
+    summary: Summary | None = None
+
+    def __init__(self, pipeline: PipelineNode, tokenizer: Any, seed: int) -> None:
+        """Raises ConfigError for text that cannot be read."""
+        config, whole = pipeline.parts.config, pipeline.parts.whole
+        tokens = min(config.pipeline.micro_batch_tokens, whole.max_positions or 1024, 1024)
+        settings = TextSettings(
+            sequence_tokens=tokens,
+            batch_sequences=max(1, config.pipeline.micro_batch_tokens // tokens),
+            seed=seed,
+        )
+        self._pipeline = pipeline
+        self._source = TextSource.read(
+            Path(config.pipeline.text).expanduser(),
+            tokenizer,
+            settings,
+            device=pipeline.parts.place.stage.device,
+            packed=whole.cut.packing_obstacle is None,
+        )
+        self._stopped = False
+
+    @property
+    def status(self) -> NodeStatus | None:
+        return None
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._pipeline.link.stop()
+
+    def replanned(self, agreed: Agreed) -> None:
+        """Text does not depend on the plan."""
+
+    async def run(self) -> str:
+        pipeline = self._pipeline
+        while not (self._stopped or pipeline.done):
+            report = await pipeline.link.drive(self._feed)
+            if report is None:
+                break
+            self._tell(report)
+        return "stopped on request" if self._stopped else f"{pipeline.member.iteration} rounds are done"
+
+    def _feed(self, course: Course) -> TextFeed:
+        return TextFeed(self._source, self._pipeline.peer_id, course.iteration)
+
+    def _tell(self, report: IterationReport) -> None:
+        loss = report.sums.loss / report.tokens if report.tokens else None
+        seconds = report.makespan_s + report.closing_s
+        logger.info(
+            "iteration %d: loss %s over %d tokens in %.2f s",
+            report.iteration + 1, shown(loss, ".4f"), report.tokens, seconds,
+        )  # fmt: skip
+        self._pipeline.trained(
+            TrainReport(
+                tokens=report.tokens,
+                optimizer_steps=int(report.stepped),
+                loss=loss,
+                grad_norm=report.grad_norm,
+                seconds=seconds,
+            )
+        )
+
+
+def _members(agreed: Agreed, own: int) -> Members:
+    return Members(agreed.digest, agreed.peers, agreed.plan.instance.stage_of, own)

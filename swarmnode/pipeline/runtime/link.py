@@ -1,0 +1,151 @@
+"""The pipeline as a data node drives it: an iteration at a time, asked for by a thread or by a task.
+
+PipelineLearner (its threads) -> [PipelineLink] -> standing.py (which plan), member.py (iterations)
+
+An iteration that cannot be had under one plan is tried again under the next: members come and go, and what
+the learner wants trained waits here meanwhile.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from swarmnode.errors import ModelError, PipelineError
+from swarmnode.pipeline.plans.planning import Agreed
+from swarmnode.pipeline.running.member import PipelineMember
+from swarmnode.pipeline.running.seat import Feed, IterationReport
+from swarmnode.pipeline.runtime.learnt import WholeState
+from swarmnode.pipeline.runtime.place import StagePlace
+from swarmnode.pipeline.runtime.standing import Standing
+from swarmnode.pipeline.stages.local import StagePath
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_TRIES = 8
+"""Plans under which one iteration is tried."""
+
+
+class RoleChanged(PipelineError):
+    """Under the new plan this member does not start micro-batches any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What an iteration is driven with, once the members have agreed on it."""
+
+    iteration: int
+    paths: Mapping[int, StagePath]
+    """Of each agent that starts here."""
+    waves: int
+    """Micro-batches of each agent."""
+
+
+class PipelineLink:
+    """Drives iterations on the event loop that it was made on."""
+
+    def __init__(
+        self,
+        peer_id: str,
+        standing: Standing,
+        member: PipelineMember,
+        place: StagePlace,
+        *,
+        after_step: Callable[[IterationReport], None],
+    ) -> None:
+        """`after_step` is called on the event loop with every report."""
+        self._peer_id = peer_id
+        self._standing = standing
+        self._member = member
+        self._place = place
+        self._after_step = after_step
+        self._loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+
+    @property
+    def iteration(self) -> int:
+        """Optimizer steps taken: the policy version. From any thread."""
+        return self._member.iteration
+
+    def stop(self) -> None:
+        """Begin no iteration any more. From any thread."""
+        self._loop.call_soon_threadsafe(self._stopping.set)
+
+    def train(self, feed: Callable[[Course], Feed]) -> IterationReport | None:
+        """`drive`, for a thread; it blocks."""
+        return self.call(self.drive(feed))
+
+    def whole_state(self) -> WholeState:
+        """The adapters of all stages with their moments, of the newest step that all members still have; for
+        a thread. With full training there is no adapter: the members' own checkpoints hold the weights."""
+        return self.call(self._place.whole_state(self._member.iteration))
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Have the event loop do something, and wait for it."""
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        except CancelledError as error:
+            raise PipelineError("the pipeline is being left") from error
+
+    async def drive(self, feed: Callable[[Course], Feed]) -> IterationReport | None:
+        """One iteration to its end; None when we were stopped before it began.
+
+        `feed` is called with every plan under which it is tried. Raises RoleChanged, PipelineError.
+        """
+        for _ in range(MAX_TRIES):
+            try:
+                agreed = await self._agreed()
+                if agreed is None:
+                    return None
+                report = await self._member.train(
+                    feed(course_of(agreed, self._peer_id, self._member.iteration))
+                )
+            except RoleChanged:
+                self._standing.membership.rests()
+                raise
+            except ModelError as error:
+                logger.warning("iteration %d is tried again: %s", self._member.iteration, error)
+                self._standing.membership.rests()
+                await asyncio.sleep(1.0)
+                continue
+            self._after_step(report)
+            return report
+        raise PipelineError(
+            f"no iteration could be run under {MAX_TRIES} plans", hint="look at the other members' logs"
+        )
+
+    async def _agreed(self) -> Agreed | None:
+        """The plan for the next iteration, once we are seated under it; None when we are stopped first."""
+        waiting = asyncio.ensure_future(self._seated())
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done() or self._stopping.is_set():
+                return None
+            return waiting.result()
+        finally:
+            waiting.cancel()
+            stopping.cancel()
+
+    async def _seated(self) -> Agreed:
+        agreed = await self._standing.agreed(self._member.iteration)
+        await self._place.seated.wait()
+        return agreed
+
+
+def course_of(agreed: Agreed, peer_id: str, iteration: int) -> Course:
+    """Raises RoleChanged where no agent starts at this peer."""
+    paths = own_paths(agreed, peer_id)
+    if not paths:
+        raise RoleChanged("under the new plan other members start the micro-batches")
+    return Course(iteration, paths, agreed.plan.instance.waves)
+
+
+def own_paths(agreed: Agreed, peer_id: str) -> dict[int, StagePath]:
+    """The stages of each agent that starts at this peer."""
+    plan, own = agreed.plan, agreed.node_of(peer_id)
+    return {agent: plan.stages(agent) for agent, path in enumerate(plan.paths) if path[0] == own}

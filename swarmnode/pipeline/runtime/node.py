@@ -1,0 +1,357 @@
+"""A member of a pipeline as a whole: its network, its place, and what it does there.
+
+run.py -> [PipelineNode] -> standing.py (which plan), place.py (its stage)
+                        |
+     stage 0: a Node with a PipelineLearner, or text; any other stage: serve until it ends
+
+What a member does follows from the plan, and may change with it. It ends after its rounds, when it is told
+to, or with an error that no other plan would mend.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+import msgspec
+from torch import Tensor
+
+from swarmnode.errors import CheckpointError
+from swarmnode.node.board import StatusBoard
+from swarmnode.node.monitors import Monitor
+from swarmnode.node.status import NodeStatus, Phase, PipelineStatus
+from swarmnode.node.summary import Summary, summarise
+from swarmnode.node.supervisor import supervise
+from swarmnode.pipeline.joining.membership import Membership
+from swarmnode.pipeline.joining.outcomes import Outcomes
+from swarmnode.pipeline.joining.probes import LinkProber, ProbeService
+from swarmnode.pipeline.keeping.averaging import ReplicaExchange
+from swarmnode.pipeline.keeping.states import StateService
+from swarmnode.pipeline.plans.costs import Observation
+from swarmnode.pipeline.plans.planning import Agreed
+from swarmnode.pipeline.rollouts.decode import DecodeNode
+from swarmnode.pipeline.running.member import PipelineMember
+from swarmnode.pipeline.running.seat import IterationReport
+from swarmnode.pipeline.runtime.learnt import majority_state
+from swarmnode.pipeline.runtime.link import PipelineLink, RoleChanged
+from swarmnode.pipeline.runtime.parts import DataRole, PipelineParts
+from swarmnode.pipeline.runtime.place import StagePlace
+from swarmnode.pipeline.runtime.standing import Standing
+from swarmnode.pipeline.runtime.steps import Steps
+from swarmnode.pipeline.runtime.view import PipelineView
+from swarmnode.training.records import TrainReport
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.5
+
+LINGER_S = 5.0
+"""A member that is stopped stays for so long while data nodes live: they may have been stopped with it."""
+
+FEWEST_TO_GO_ON = 2
+"""Members, however many the first plan waited for."""
+
+
+class PipelineNode:
+    """`async with PipelineNode(...) as node: summary = await node.run()`."""
+
+    def __init__(
+        self, parts: PipelineParts, monitor: Monitor, data_role: Callable[["PipelineNode"], DataRole]
+    ) -> None:
+        """`data_role` makes what is done on stage 0, whenever we come to hold it."""
+        config = parts.config
+        self.parts = parts
+        self._monitor = monitor
+        self._data_role = data_role
+        self._role: DataRole | None = None
+        self._stopping = asyncio.Event()
+        self._stack = AsyncExitStack()
+        self._view = PipelineView(config.pipeline.name, parts.key.peer_id)
+        self._outcomes = Outcomes(parts.plan.micro_batch_tokens)
+        self._board = StatusBoard(
+            peer_id=parts.key.peer_id,
+            name=parts.key.name,
+            swarm=config.swarm.name,
+            model=parts.whole.name,
+            rounds_limit=config.node.rounds,
+        )
+
+    @property
+    def peer_id(self) -> str:
+        return self.parts.key.peer_id
+
+    @property
+    def status(self) -> NodeStatus:
+        own = self._role.status if self._role is not None else None
+        status = self._board.status if own is None else own
+        if self.standing.trouble:
+            phase = Phase("coming back to the pipeline", status.phase.since, self.standing.trouble)
+            status = msgspec.structs.replace(status, phase=phase)
+        return msgspec.structs.replace(
+            status, pipeline=self.pipeline_status, network=self._board.status.network
+        )
+
+    @property
+    def membership(self) -> Membership:
+        """That of the moment."""
+        return self.standing.membership
+
+    @property
+    def monitor(self) -> Monitor:
+        return self._monitor
+
+    @property
+    def pipeline_status(self) -> PipelineStatus:
+        return self._view.status
+
+    @property
+    def done(self) -> bool:
+        limit = self.parts.config.node.rounds
+        return limit is not None and self.member.iteration >= limit
+
+    def observed(self) -> dict[str, Observation]:
+        """What we tell others of the members that our micro-batches passed."""
+        return self._outcomes.observed(time.monotonic())
+
+    def request_stop(self) -> None:
+        """End after the iteration in hand."""
+        self._stopping.set()
+        if self._role is not None:
+            self._role.stop()
+
+    def trained(self, report: TrainReport) -> None:
+        """An iteration on text is over: shown, and one more record for machines to read."""
+        self._board.enter("training", f"iteration {self.member.iteration}")
+        self._board.counted(self._view.counters, self.member.iteration)
+        self._board.learned(report)
+        self._monitor.round_done(self.status)
+
+    async def __aenter__(self) -> Self:
+        parts, enter = self.parts, self._stack.enter_async_context
+        config, host = parts.config, parts.host
+        async with self._stack:
+            await enter(host)
+            await ProbeService(host).serve()
+            averager = await enter(ReplicaExchange(host, parts.key))
+            self.states = await enter(StateService(host))
+            self.states.offer_earlier(parts.earlier)
+            self.member = await enter(
+                PipelineMember(
+                    host,
+                    key=parts.key,
+                    averager=averager,
+                    settings=parts.member,
+                    reload=self._reload,
+                    idle=parts.idle,
+                )
+            )
+            if parts.idle is not None:
+                await self.member.in_stage_thread(parts.idle.rehearse)
+                parts.idle.follow(self.member.times)
+            self.decode = await enter(
+                DecodeNode(
+                    host,
+                    run_in_stage_thread=self.member.in_stage_thread,
+                    version=lambda: self.place.version,
+                    codec=config.pipeline.codec,
+                )
+            )
+            self.place = StagePlace(
+                parts.whole,
+                parts.place,
+                self.peer_id,
+                member=self.member,
+                decode=self.decode,
+                states=self.states,
+                averager=averager,
+                checkpoints=parts.checkpoints,
+                living=lambda: self.membership.members(),
+            )
+            self._prober = LinkProber(host, rng=random.Random(parts.key.peer_id))
+            self.standing = Standing(
+                self._new_membership, steps=lambda: self.member.iteration, left=self.place.seated.clear
+            )
+            self.member.on_lost = self._suspect
+            self.decode.on_silent = lambda peer_id, why: self.membership.lost(peer_id, why)
+            self.link = self._new_link()
+            if parts.earlier:
+                self.membership.stepped(max(held.holding.iteration for held in parts.earlier))
+            await enter(self.standing)
+            await self._look()
+            self._stack = self._stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def run(self) -> Summary:
+        """Hold a place and do what belongs to it, until it ends."""
+        steps = Steps(self.member, self.place, self.standing)
+        async with asyncio.TaskGroup() as services:
+            owned = [
+                services.create_task(supervise("discovery", self.parts.discovery.run)),
+                services.create_task(supervise("probes", lambda: self._prober.run(self.membership.members))),
+                services.create_task(steps.follow()),
+                services.create_task(steps.hand_on()),
+                services.create_task(supervise("screen", self._keep_looking)),
+            ]
+            if self.parts.idle is not None:
+                owned.append(services.create_task(supervise("idle rollouts", self.parts.idle.serve)))
+            try:
+                reason = await self._work()
+                await self._let_data_nodes_save()
+            finally:
+                await self._use_idle_time(False)
+            for task in owned:
+                task.cancel()
+        await self.place.leave(hand_over=not self.done)
+        self._board.enter("stopped", reason)
+        self._monitor.tick(self.status)
+        if self._role is None:
+            self._view.counters.round = self.member.iteration
+        told = self._role.summary if self._role is not None else None
+        return told or summarise(self.status, self._view.counters, reason)
+
+    # What it does
+
+    async def _work(self) -> str:
+        while not self._stopping.is_set():
+            if self.done and not self._is_needed():
+                return f"{self.member.iteration} rounds are done"
+            has_data = self._has_data()
+            # A node that learns from tasks has an exchange of its own on this host, and rollouts to fill it.
+            await self._use_idle_time(not has_data or bool(self.parts.config.pipeline.text))
+            if not has_data:
+                await self._serve()
+                continue
+            # Of its own: the one before has been stopped with its role.
+            self.link = self._new_link()
+            self._role = self._data_role(self)
+            try:
+                return await self._role.run()
+            except RoleChanged as error:
+                logger.info("%s", error.message)
+                self._role = None
+        return "stopped on request"
+
+    async def _use_idle_time(self, wanted: bool) -> None:
+        if self.parts.idle is not None:
+            await (self.parts.idle.share(self.parts.host) if wanted else self.parts.idle.rest())
+
+    def _is_needed(self) -> bool:
+        """Whether a data node may still evaluate, or collect the stages for its last checkpoint."""
+        agreed = self.place.agreed
+        data = agreed.partition.stages[0].peers if agreed is not None else ()
+        return self.peer_id not in data and not set(data).isdisjoint(self.membership.members())
+
+    async def _let_data_nodes_save(self) -> None:
+        """Where all are stopped at once, the data nodes' last checkpoint still needs what we hold."""
+        for _ in range(round(LINGER_S / TICK_S)):
+            if self.place.part is None or not self._is_needed():
+                return
+            await asyncio.sleep(TICK_S)
+
+    def _has_data(self) -> bool:
+        agreed = self.place.agreed
+        if agreed is None or not self.place.seated.is_set():
+            return False
+        return agreed.stage_of(self.peer_id) == 0
+
+    async def _serve(self) -> None:
+        """Hold the stage for a while: others drive."""
+        part = self.place.part
+        if part is None:
+            waiting = f"{len(self.membership.members())} members so far"
+            self._board.enter("waiting for a place in the pipeline", waiting)
+        else:
+            layers = f"layers {part.first_layer} to {part.end_layer - 1}"
+            self._board.enter("serving", f"{layers}, iteration {self.member.iteration}")
+        try:
+            async with asyncio.timeout(TICK_S):
+                await self._stopping.wait()
+        except TimeoutError:
+            pass
+
+    # What happens to it
+
+    def _new_link(self) -> PipelineLink:
+        return PipelineLink(self.peer_id, self.standing, self.member, self.place, after_step=self._after_step)
+
+    def _new_membership(self) -> Membership:
+        parts, settings = self.parts, self.parts.membership
+        if self.place.plans:
+            # Whoever comes back goes on with those that are there: the others may be gone for good.
+            settings = replace(settings, at_least=min(settings.at_least, FEWEST_TO_GO_ON))
+        return Membership(
+            parts.host,
+            parts.key,
+            settings=settings,
+            plan=parts.plan,
+            model=parts.whole.fingerprint,
+            costs=parts.costs,
+            links=self._prober.links,
+            on_agreed=self._take_place,
+            prepare=self.place.prepare,
+            observed=self.observed,
+        )
+
+    async def _reload(self, peers: tuple[str, ...], stage: int, steps: int) -> Mapping[str, Tensor]:
+        """The state of our stage after so many steps, from replicas whose weights are the majority's. They
+        offer it right after the step. Raises CheckpointError."""
+        part = self.place.part
+        if part is None:
+            raise CheckpointError("no stage is held here")
+        with_ends = self.parts.place.stage.trainable == "full"
+        return await majority_state(self.states, peers, part, iteration=steps, with_ends=with_ends)
+
+    async def _take_place(self, agreed: Agreed) -> None:
+        await self.place.take(agreed)
+        if self._role is not None and self.place.seated.is_set():
+            self._role.replanned(agreed)
+
+    def _after_step(self, report: IterationReport) -> None:
+        self._view.stepped(report)
+        agreed = self.place.agreed
+        # The next plan may be there already, whose nodes are others.
+        if agreed is not None and agreed.iteration <= report.iteration:
+            silent = self.member.lost.union(agreed.peers[node] for node in report.lost)
+            self._outcomes.add(agreed, report, silent, self.membership.claims(), time.monotonic())
+
+    def _suspect(self, peer_id: str, why: str) -> None:
+        logger.warning("%s does not answer: %s", peer_id, why)
+        self._view.lost(peer_id)
+        self.membership.lost(peer_id, why)
+
+    # What it shows
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await self._look()
+            self._monitor.tick(self.status)
+            await asyncio.sleep(TICK_S)
+
+    def _tell_of_the_dead(self) -> None:
+        """Whom the others have given up is not waited for, in an iteration or by a rollout."""
+        living = set(self.membership.members())
+        for peer_id in self.place.agreed.peers if self.place.agreed is not None else ():
+            if peer_id not in living:
+                self.member.lose(peer_id, "is no member any more")
+                self.decode.lose(peer_id, "is no member any more")
+
+    async def _look(self) -> None:
+        self._tell_of_the_dead()
+        self._outcomes.keep(self.membership.claims())
+        await self._board.look_at(self.parts.host)
+        idle = self.parts.idle
+        if idle is not None and idle.exchange_stats is not None:
+            self._board.shared(idle.exchange_stats, {})
+        self._view.look_at(
+            self.place, members=len(self.membership.members()), iteration=self.member.iteration, idle=idle
+        )

@@ -1,0 +1,145 @@
+"""What the settings of a member come to: what it refuses, plans with, and waits for. Decides, starts nothing.
+
+Config -> [check, plan_settings, membership_settings] -> run.py
+"""
+
+import logging
+from pathlib import Path
+
+from swarmnode.config import Config
+from swarmnode.errors import ConfigError
+from swarmnode.model.base_model import find_device, find_dtype
+from swarmnode.node.assemble import longest_sequence
+from swarmnode.pipeline.joining.known_members import MembershipSettings
+from swarmnode.pipeline.plans.planning import PlanSettings
+from swarmnode.pipeline.plans.sizes import Training, model_costs
+from swarmnode.pipeline.stages.whole_model import WholeModel
+from swarmnode.pipeline.wire.messages import MAX_BACK
+
+logger = logging.getLogger(__name__)
+
+TEXT_WAVES = 4
+MOST_WAVES = 256
+CODEC_BYTES = {"none": 4.0, "fp16": 2.0, "int8": 1.0625}
+"""Of a number on its way, scales included."""
+
+
+def check(config: Config) -> None:
+    """Raises ConfigError for settings that a pipeline does not have."""
+    training, rollout, pipeline = config.training, config.rollout, config.pipeline
+    unusable = {
+        "node.policies": config.node.policies > 1,
+        "tasks.mixes": bool(config.tasks.mixes),
+        "policy.quantization": config.policy.quantization != "none",
+        "rollout.engine": rollout.engine == "vllm",
+        "rollout.overlap": rollout.overlap == "on",
+        "training.kl_coef": training.kl_coef > 0,
+        "training.lora": training.lora == "peft",
+        "training.micro_batch_tokens": training.micro_batch_tokens is not None,
+    }
+    for key, used in unusable.items():
+        if used:
+            raise ConfigError(
+                f"{key} is not available in a pipeline", hint=f"leave {key} as it is by default"
+            )
+    most = pipeline.slots * waves_of(config)
+    if most > MAX_BACK:
+        raise ConfigError(
+            f"pipeline.slots x pipeline.waves is {most} micro-batches of one data node",
+            hint=f"at most {MAX_BACK}",
+        )
+    check_idle(config)
+
+
+def check_idle(config: Config) -> None:
+    """Raises ConfigError for rollouts that nobody would get."""
+    if config.pipeline.idle_model and not config.exchange.enabled:
+        raise ConfigError(
+            "pipeline.idle_model would generate rollouts for nobody: exchange.enabled is off",
+            hint="switch the exchange on, or leave pipeline.idle_model empty",
+        )
+
+
+def plan_settings(config: Config, whole: WholeModel) -> PlanSettings:
+    """What all members have to agree on before they can plan together."""
+    pipeline, tokens = config.pipeline, batch_tokens(config, whole)
+    dtype = find_dtype(config.policy.dtype, find_device(config.policy.device))
+    number_bytes = dtype.itemsize
+    training = Training(
+        pipeline.trainable,
+        config.policy.lora_rank,
+        number_bytes,
+        tokens,
+        recomputed=config.training.gradient_checkpointing == "on",
+    )
+    return PlanSettings(
+        model=model_costs(whole.card, training),
+        micro_batch_tokens=tokens,
+        token_bytes=round(whole.card.hidden * min(CODEC_BYTES[pipeline.codec], number_bytes)),
+        skip=pipeline.skip,
+        slots=pipeline.slots,
+        waves=waves_of(config),
+        stages=pipeline.stages,
+        search_tasks=pipeline.search_tasks,
+        others=(
+            ("codec", pipeline.codec),
+            ("trainable", pipeline.trainable),
+            ("lora_alpha", str(config.policy.lora_alpha)),
+            ("lora_targets", ",".join(config.policy.lora_targets)),
+            ("learning_rate", str(config.training.learning_rate)),
+            ("grad_clip", str(config.training.grad_clip)),
+            ("loss", config.training.loss),
+            ("dtype", str(dtype)),
+            ("text", "yes" if pipeline.text else "no"),
+        ),
+    )
+
+
+def holds_data(config: Config) -> bool:
+    """Whether we can be in stage 0: we may, and what micro-batches are made of is here."""
+    pipeline = config.pipeline
+    if not pipeline.data or not pipeline.text:
+        return pipeline.data
+    found = Path(pipeline.text).expanduser().exists()
+    if not found:
+        logger.warning(
+            "pipeline.text is %s, which is not here: this member holds stages other than that of the data",
+            pipeline.text,
+        )
+    return found
+
+
+def membership_settings(config: Config) -> MembershipSettings:
+    """Who may be a member, and how many the first plan waits for."""
+    pipeline = config.pipeline
+    return MembershipSettings(
+        swarm=config.swarm.name,
+        name=pipeline.name,
+        allowed=frozenset(pipeline.members) if pipeline.members else None,
+        at_least=pipeline.wait_for_members,
+    )
+
+
+def batch_tokens(config: Config, whole: WholeModel) -> int:
+    """Tokens of one micro-batch: the longest sequence travels alone, so there is room for it at least."""
+    if config.pipeline.text:
+        return config.pipeline.micro_batch_tokens
+    longest = longest_sequence(config, whole.name, whole.max_positions)
+    return max(config.pipeline.micro_batch_tokens, longest)
+
+
+def waves_of(config: Config) -> int:
+    """As many as a round of full answers to the longest prompts fills, where nothing is set.
+
+    >>> waves_of(Config())
+    22
+    """
+    pipeline, rollout = config.pipeline, config.rollout
+    if pipeline.waves is not None:
+        return pipeline.waves
+    if pipeline.text:
+        return TEXT_WAVES
+    groups = max(rollout.groups, config.exchange.local_groups + config.exchange.external_groups)
+    longest = rollout.max_prompt_tokens + rollout.max_tokens
+    in_one = max(1, pipeline.micro_batch_tokens // longest)
+    return max(1, min(MOST_WAVES, -(-groups * rollout.group_size // (pipeline.slots * in_one))))

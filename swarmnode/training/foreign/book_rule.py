@@ -1,0 +1,147 @@
+"""Rules `book` and `own_book`: verified right answers are kept, and replayed where we fail.
+
+own groups (all of a round), J external groups -> [BookRule] -> Lessons: the own groups, and M of the book
+
+No foreign group is trained on with its sender's advantages: a stranger's failures are negatives on text that
+we would hardly write, and its mean reward would set our baseline. What it got right is a lesson, and stays
+one. Every answer that our own judge gave full marks (marks.py) goes into the book, ours too. A replayed one
+has a constant advantage, no behaviour probability, and stands in the step of the own groups, under its
+normaliser.
+
+A stranger's answer ends with our end of text. Where an answer ended is not believed of strangers
+(exchange/validation.py): right answers marked "length" beside wrong ones marked "stop" made EOS what tells
+them apart, and unlearnt it. That needs wrong answers, and a claim. Here there are no wrong answers, and
+no claim is asked: the judge gave full marks to the text as it stands, so stopping there is right, whoever
+wrote it. As in supervised learning, every position before the end teaches not to stop. What is left to an
+attacker is to choose right answers that are short. That teaches brevity where our judge is content with it,
+by the text as much as by its end; `teach_ends` turns the end off.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from swarmnode.training.foreign import marks as marking
+from swarmnode.training.foreign.book import Answer, Book, Entries, Entry, Mend
+from swarmnode.training.foreign.lessons import Lessons, Replay, as_they_are
+from swarmnode.training.foreign.marks import TaskMarks, needs_of
+from swarmnode.training.foreign.rule_state import pack, unpack
+from swarmnode.training.foreign.sharing import SharingRule
+from swarmnode.types import Completion, Example, RolloutGroup
+
+
+class BookState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    marks: marking.Saved
+    entries: Entries
+
+
+class BookRule:
+    """Replays what our own judge gave full marks; under `own_book` only what we found ourselves."""
+
+    keeps_own = True
+
+    def __init__(self, settings: SharingRule, seed: int, mend: Mend | None = None) -> None:
+        self._settings = settings
+        self._seed = seed
+        self._mend = mend
+        self.marks = TaskMarks()
+        self.book = Book(settings.book_size, settings.answers_per_example)
+
+    def lessons(
+        self,
+        own: Sequence[RolloutGroup],
+        external: Sequence[RolloutGroup],
+        *,
+        version: int,
+        foreign_share: float = 1.0,
+    ) -> Lessons:
+        foreign = external if self._settings.name == "book" else ()
+        self.marks.see(own, foreign)
+        mended, refused = self._enter(own, foreign)
+        self.book.keep_only(lambda entry: self.marks.has_full(entry.task, entry.reward))
+        pass_rates = self.marks.pass_rates
+        rng = random.Random(f"{self._seed}:{version}:book")
+        drawn = self.book.draw(self._settings.book_replayed, pass_rates, rng, foreign_share)
+        return Lessons(
+            own=as_they_are(own),
+            external=(),
+            replayed=tuple(self._replay(entry) for entry in drawn),
+            shaped=self._settings.shaped,
+            book=len(self.book),
+            book_foreign=self.book.foreign,
+            mended=mended,
+            refused=refused,
+            pass_rates=pass_rates,
+        )
+
+    def needs(self) -> Mapping[str, float]:
+        return needs_of(self.marks.pass_rates)
+
+    def wanted_examples(self) -> Sequence[Example]:
+        return ()
+
+    def state(self) -> bytes:
+        return pack(self._settings.name, BookState(self.marks.by_task, self.book.entries))
+
+    def restore(self, data: bytes, tasks: Mapping[str, str] | None = None) -> None:
+        saved = unpack(data, self._settings.name, BookState)
+        if saved is None:
+            return
+        self.marks.by_task = dict(saved.marks)
+        if tasks is not None:
+            self.marks.keep_only(tasks)
+        for entry in saved.entries:
+            if tasks is None or tasks.get(entry.task) == entry.version:
+                self.book.add(entry)
+
+    def _enter(self, own: Sequence[RolloutGroup], foreign: Sequence[RolloutGroup]) -> tuple[int, int]:
+        """Returns how many answers of others were cut on their way in, and how many were refused."""
+        found = [answer for group in own for answer in full_answers(group, self.marks, own=True)]
+        given = [answer for group in foreign for answer in full_answers(group, self.marks, own=False)]
+        kept = self._mend(given) if self._mend is not None and given else given
+        for answer in (*found, *kept):
+            if answer.token_ids:
+                self.book.add(_entry(answer))
+        as_given = {(answer.example.key, answer.token_ids) for answer in given}
+        mended = sum((answer.example.key, answer.token_ids) not in as_given for answer in kept)
+        return mended, len(given) - len(kept)
+
+    def _replay(self, entry: Entry) -> Replay:
+        ends = entry.ended or self._settings.teach_ends
+        return Replay(entry.prompt, entry.token_ids, self._settings.book_weight, ends, entry.own)
+
+
+def full_answers(group: RolloutGroup, marks: TaskMarks, *, own: bool) -> list[Answer]:
+    """The different answers of a group that our own judge gave full marks."""
+    task, found = group.example.key.task, dict[tuple[int, ...], Answer]()
+    for completion, reward in zip(group.completions, group.rewards, strict=True):
+        if completion.finish == "abort" or reward is None or not marks.has_full(task, reward):
+            continue
+        ended = completion.finish == "stop"
+        token_ids = _without_end(completion)
+        if token_ids:
+            answer = Answer(group.example, completion.text, token_ids, reward, group.author, own, ended)
+            found.setdefault(token_ids, answer)
+    return list(found.values())
+
+
+def _without_end(completion: Completion) -> tuple[int, ...]:
+    """A completion that stopped has its end of text as its last token."""
+    return completion.token_ids[:-1] if completion.finish == "stop" else completion.token_ids
+
+
+def _entry(answer: Answer) -> Entry:
+    key = answer.example.key
+    return Entry(
+        key.task,
+        key.version,
+        key.seed,
+        key.index,
+        answer.example.prompt,
+        answer.token_ids,
+        answer.reward,
+        answer.author,
+        answer.own,
+        answer.ended,
+    )

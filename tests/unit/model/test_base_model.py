@@ -1,0 +1,160 @@
+"""Loading a base model: precision, 4 bits, and layers that are computed again."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+from swarmnode.config import PolicyConfig
+from swarmnode.errors import ModelError
+from swarmnode.hardware import cpu_has_bf16
+from swarmnode.model import nf4
+from swarmnode.model.base_model import (
+    LoadedModel,
+    disable_checkpointing,
+    enable_checkpointing,
+    load_base_model,
+)
+from swarmnode.model.policy import Policy
+from swarmnode.native.compiler import library, turned_off
+
+IDS = torch.arange(2, 34)[None]
+
+
+def test_four_bits_without_bitsandbytes_are_refused_with_a_way_out(
+    quick_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nf4, "find_spec", lambda name: None if name == "bitsandbytes" else name)
+    with pytest.raises(ModelError) as caught:
+        load_base_model(str(quick_model), PolicyConfig(quantization="nf4", device="cpu"))
+    assert caught.value.message == "policy.quantization = nf4 cannot be had: bitsandbytes is not installed"
+    assert "swarmnode[quant]" in caught.value.hint
+
+
+def test_four_bits_are_refused_where_bitsandbytes_does_not_train() -> None:
+    with pytest.raises(ModelError, match="it needs a CUDA card or a CPU, and this is mps"):
+        nf4.nf4_arguments(torch.float32, torch.device("mps"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_four_bits_on_a_cpu_train_and_say_that_they_are_slow(
+    quick_model: Path, caplog: pytest.LogCaptureFixture, dtype: str
+) -> None:
+    pytest.importorskip("bitsandbytes")
+    config = PolicyConfig(quantization="nf4", dtype=dtype, device="cpu", lora_rank=4)  # pyright: ignore[reportArgumentType]
+    whole = load_base_model(str(quick_model), PolicyConfig(device="cpu"))
+    packed = load_base_model(str(quick_model), config)
+    assert "4-bit weights on a CPU" in caplog.text
+    assert packed.is_quantized and packed.parameters == whole.parameters
+    assert packed.card == whole.card and packed.fingerprint != whole.fingerprint
+    size = {
+        loaded: sum(p.numel() * p.element_size() for p in loaded.model.model.layers.parameters())
+        for loaded in (whole, packed)
+    }
+    assert size[packed] < size[whole] / 7
+    policy = Policy(packed, config, seed=0)
+    gradients, _ = gradients_and_saved(policy)
+    # What a rollout engine does with the same layers.
+    with torch.inference_mode():
+        policy.model(input_ids=IDS)
+    again, _ = gradients_and_saved(policy)
+    assert all(torch.equal(gradients[name], again[name]) for name in policy.trainable())
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("auto", torch.float32), ("bfloat16", torch.bfloat16)])
+def test_a_cpu_computes_narrow_models_in_float32_unless_asked(
+    quick_model: Path, name: str, dtype: torch.dtype
+) -> None:
+    config = PolicyConfig(dtype=name, device="cpu")  # pyright: ignore[reportArgumentType]
+    assert load_base_model(str(quick_model), config).model.dtype == dtype
+
+
+def test_a_node_does_without_our_kernels_when_told_so(quick_model: Path) -> None:
+    with turned_off():
+        load_base_model(str(quick_model), PolicyConfig(device="cpu", cpu_kernels="off"))
+        assert library() is None
+
+
+def test_a_wide_model_is_loaded_as_the_units_of_this_cpu_suggest(quick_model: Path, tmp_path: Path) -> None:
+    wide = Qwen3Config(
+        vocab_size=258, hidden_size=256, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, head_dim=8, tie_word_embeddings=True,
+    )  # fmt: skip
+    Qwen3ForCausalLM(wide).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(quick_model).save_pretrained(tmp_path)
+    expected = torch.bfloat16 if cpu_has_bf16() else torch.float32
+    assert load_base_model(str(tmp_path), PolicyConfig(device="cpu")).model.dtype == expected
+    assert (
+        load_base_model(str(tmp_path), PolicyConfig(device="cpu", dtype="float32")).model.dtype
+        == torch.float32
+    )
+
+
+def test_a_model_that_does_not_fit_says_so_also_on_a_cpu(
+    quick_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    def too_large(*args: object, **kwargs: object) -> None:
+        torch.empty(2**58)
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", too_large)
+    with pytest.raises(ModelError, match="does not fit into memory"):
+        load_base_model(str(quick_model), PolicyConfig(device="cpu"))
+
+
+def test_an_adapter_does_not_count_as_part_of_the_base(base: LoadedModel) -> None:
+    parameters, card = base.parameters, base.card
+    Policy(base, PolicyConfig(lora_rank=4), seed=0)
+    assert (base.parameters, base.card) == (parameters, card)
+    assert card is not None and card.parameters == parameters and not base.is_quantized
+
+
+def gradients_and_saved(policy: Policy) -> tuple[dict[str, torch.Tensor], int]:
+    """Gradients of one pass, and the bytes that were kept between forward and backward."""
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    own = {parameter.untyped_storage().data_ptr() for parameter in policy.model.parameters()}
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        hidden = policy.model.model(input_ids=IDS, use_cache=False).last_hidden_state
+    size = sum(t.untyped_storage().nbytes() for pointer, t in kept.items() if pointer not in own)
+    hidden.square().sum().backward()
+    gradients = {name: p.grad.clone() for name, p in policy.trainable().items() if p.grad is not None}
+    policy.model.zero_grad(set_to_none=True)
+    return gradients, size
+
+
+def test_recomputed_layers_keep_less_and_give_the_same_gradients_in_eval_mode(nudged: Policy) -> None:
+    modes = [module.training for module in nudged.model.modules()]
+    plain, kept = gradients_and_saved(nudged)
+    assert enable_checkpointing(nudged.model) == 2
+    again, kept_again = gradients_and_saved(nudged)
+    assert kept_again < kept / 3
+    assert len(plain) == len(nudged.trainable())
+    assert all(torch.equal(plain[name], again[name]) for name in plain)
+    # transformers' own switch asks for train mode, in which some families drop activations out.
+    assert [module.training for module in nudged.model.modules()] == modes
+
+
+def test_checkpointing_can_be_turned_on_twice_and_off_once(nudged: Policy) -> None:
+    _, kept = gradients_and_saved(nudged)
+    layers = nudged.model.model.layers
+    enable_checkpointing(nudged.model)
+    once = [layer.forward for layer in layers]
+    enable_checkpointing(nudged.model)
+    assert [layer.forward for layer in layers] == once
+    disable_checkpointing(nudged.model)
+    assert gradients_and_saved(nudged)[1] == kept
+
+
+def test_a_model_has_one_fingerprint_in_whatever_type_it_is_loaded(quick_model: Path) -> None:
+    found = [
+        load_base_model(str(quick_model), PolicyConfig(device="cpu", dtype=dtype)).fingerprint
+        for dtype in ("float32", "bfloat16")
+    ]
+    assert found[0] == found[1], "else a home that moves to another machine loses its checkpoints"
