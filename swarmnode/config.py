@@ -148,7 +148,7 @@ class RolloutConfig(Section):
 
 class ExchangeConfig(Section):
     enabled: bool = True
-    """Share rollouts and train on others'. Off: plain local GRPO, no network at all."""
+    """Share rollouts and train on others'. Off: no network at all; see `rule` for what is left of it."""
     local_groups: int = Field(default=4, ge=0)
     """I: own groups to train on per round (SAPO section 3; 4/4 won the paper's comparison), where external
     ones take the places of own ones: under the rules book, own_book and rescue all of a round are."""
@@ -160,7 +160,7 @@ class ExchangeConfig(Section):
     fail; own_book: only our own, nothing is fetched; sapo: train on foreign groups as on own ones; successes:
     the same without foreign failures; rescue: a foreign success in place of a failure on the same example;
     hacpo: foreign groups weighed by who is how capable. A pipeline knows sapo and takes the others as
-    successes; with enabled=false all but own_book are plain GRPO."""
+    successes; with enabled=false book is own_book, and the others but own_book are plain GRPO."""
     book_size: int = Field(default=2000, ge=1, le=65536)
     """Answers that the book of rule=book and own_book holds, the oldest out."""
     book_replayed: int = Field(default=64, ge=0, le=4096)
