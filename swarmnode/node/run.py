@@ -63,7 +63,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Membership:
+class PolicyNode:
     """One policy's node, once it is built, and how its neighbours in this process hear that it is gone."""
 
     seat: Seat
@@ -88,7 +88,7 @@ class Membership:
 class Company:
     """The policies of this process: they start one after the other, and each dials those before it."""
 
-    def __init__(self, members: Sequence[Membership]) -> None:
+    def __init__(self, members: Sequence[PolicyNode]) -> None:
         self.members = members
         self.addresses: list[str] = []
         """Of those that are up."""
@@ -159,7 +159,7 @@ def _say_what_it_takes(config: Config, model: str) -> None:
 
 def _build_members(
     stack: ExitStack, screen: Screen, model: str, seats: Sequence[Seat], *, fresh: bool
-) -> list[Membership]:
+) -> list[PolicyNode]:
     """Load the base once and put a node on it for each seat."""
     first = seats[0]
     config = first.config
@@ -174,7 +174,7 @@ def _build_members(
     cohort, neighbourhood = cohort_of(seats), Neighbourhood()
     if fresh:
         _put_checkpoints_aside(config, model, first.paths, loaded)
-    members: list[Membership] = []
+    members: list[PolicyNode] = []
     for seat, local, own_screen in zip(seats, policies, screen.start_monitors(len(seats)), strict=True):
         monitor = Monitors([JsonlMonitor(seat.paths.logs / "metrics.jsonl"), own_screen])
         stack.callback(monitor.close)
@@ -202,7 +202,7 @@ def _build_members(
             tasks_of_others=tasks_of_others,
         )
         leave = (lambda: None) if cohort is None else cohort.leaving(seat.label)
-        members.append(Membership(seat, build, leave))
+        members.append(PolicyNode(seat, build, leave))
     return members
 
 
@@ -265,13 +265,13 @@ def _who(seat: Seat) -> str:
     return "this node" if seat.config.node.policies == 1 else f"policy {seat.number}"
 
 
-async def serve_one(members: Sequence[Membership]) -> list[Summary | BaseException]:
+async def serve_one(members: Sequence[PolicyNode]) -> list[Summary | BaseException]:
     """The only policy: its error is the process's."""
     (member,) = members
     return [await _serve(member, Company(members), lambda: stop_on_signals(member.request_stop))]
 
 
-async def serve_several(members: Sequence[Membership]) -> list[Summary | BaseException]:
+async def serve_several(members: Sequence[PolicyNode]) -> list[Summary | BaseException]:
     """All to their end, whatever becomes of the others. In the order of `members`."""
     company = Company(members)
     stop_on_signals(company.request_stop)
@@ -279,7 +279,7 @@ async def serve_several(members: Sequence[Membership]) -> list[Summary | BaseExc
     return list(await asyncio.gather(*served, return_exceptions=True))
 
 
-async def _serve_beside_others(member: Membership, company: Company) -> Summary:
+async def _serve_beside_others(member: PolicyNode, company: Company) -> Summary:
     policy_label.set(f"policy {member.seat.number}: ")
     try:
         return await _serve(member, company, lambda: None)
@@ -295,7 +295,7 @@ async def _serve_beside_others(member: Membership, company: Company) -> Summary:
         member.leave()
 
 
-async def _serve(member: Membership, company: Company, started: Callable[[], None]) -> Summary:
+async def _serve(member: PolicyNode, company: Company, started: Callable[[], None]) -> Summary:
     """One policy's node from its start to its end. `started` is called once others can reach it."""
     settings, paths = member.seat.config.node, member.seat.paths
     try:

@@ -5,7 +5,7 @@ membership.py -> [control] -> gossip, Host.request -> [control] -> membership.py
 A `Presence` is signed by its author for one pipeline of one swarm, so it can be gossiped, handed on in a
 proposal and believed whoever brings it. Everything else is a request to one member, whose transport tells the
 truth about who asks. Every request is answered at once with the `Status` of the one that was asked, or with a
-`Refusal`; what takes long (planning, loading) is started, and shows in later statuses.
+`RefusalReply`; what takes long (planning, loading) is started, and shows in later statuses.
 """
 
 from enum import StrEnum
@@ -18,7 +18,7 @@ from msgspec import Meta
 from swarmnode.errors import Rejected
 from swarmnode.identity.envelope import seal, unseal
 from swarmnode.identity.keys import NodeKey
-from swarmnode.pipeline.plans.costs import MAX_LAYERS, Announcement, PeerId, check
+from swarmnode.pipeline.plans.costs import MAX_LAYERS, CostAnnouncement, PeerId, check
 
 PROTOCOL = "/swarmnode/pipeline-control/1"
 VERSION = 1
@@ -44,7 +44,7 @@ Digest = Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")]
 Ends = Annotated[tuple[Annotated[int, Meta(ge=1, le=MAX_LAYERS)], ...], Meta(max_length=MAX_MEMBERS)]
 
 
-class Reason(StrEnum):
+class RefusalReason(StrEnum):
     """Why something was not taken. Values never come from the wire, so their number is bounded."""
 
     MALFORMED = "malformed"
@@ -80,7 +80,7 @@ class Reason(StrEnum):
     LEFT = "left"
 
 
-class Progress(StrEnum):
+class ProposalProgress(StrEnum):
     """How far a member is with the latest proposal that it took. In this order."""
 
     NONE = "none"
@@ -105,7 +105,7 @@ class Presence(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """Within the session, rising."""
     terms: Annotated[dict[Term, Term], Meta(max_length=MAX_TERMS)]
     """Model and settings that have to be equal on all members, by name."""
-    costs: Announcement
+    costs: CostAnnouncement
 
 
 class Status(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True):
@@ -130,7 +130,7 @@ class Status(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """Of the stage's weights at that iteration; empty while unknown."""
     epoch: Number = 0
     """The highest that it has taken a proposal of."""
-    progress: Progress = Progress.NONE
+    progress: ProposalProgress = ProposalProgress.NONE
     proposed: Digest = ""
     """The plan that it computed from that proposal."""
     detail: Annotated[str, Meta(max_length=MAX_DETAIL_CHARS)] = ""
@@ -182,7 +182,7 @@ class Hold(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     iteration: Number
 
 
-class Seat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="seat"):
+class TakeSeat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="seat"):
     """Take your place for this iteration."""
 
     epoch: Epoch
@@ -205,24 +205,24 @@ class Leave(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     """I am leaving."""
 
 
-Request = Ping | Introduce | Propose | Hold | Seat | Begin | Suspect | Leave
+Request = Ping | Introduce | Propose | Hold | TakeSeat | Begin | Suspect | Leave
 
 
-class Answered(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="status"):
+class StatusReply(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="status"):
     """The request was taken."""
 
     status: Status
 
 
-class Refusal(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="refusal"):
+class RefusalReply(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="refusal"):
     """The request was not taken."""
 
-    reason: Reason
+    reason: RefusalReason
     detail: Annotated[str, Meta(max_length=MAX_DETAIL_CHARS)] = ""
     """For people: what to do about it."""
 
 
-Reply = Answered | Refusal
+Reply = StatusReply | RefusalReply
 
 _T = TypeVar("_T")
 
@@ -266,7 +266,7 @@ def open_presence(sealed: bytes, *, topic: str, now_s: float) -> tuple[str, Pres
     presence = _decode(_presence_decoder, envelope.payload, MAX_PRESENCE_BYTES)
     check(presence.costs, author=envelope.author, now_s=now_s)
     if max(len(presence.costs.links), len(presence.costs.observed)) > MAX_MEMBERS:
-        raise Rejected(Reason.TOO_LARGE, f"more than {MAX_MEMBERS} links or observations")
+        raise Rejected(RefusalReason.TOO_LARGE, f"more than {MAX_MEMBERS} links or observations")
     return envelope.author, presence
 
 
@@ -296,10 +296,10 @@ def _context(topic: str) -> str:
 
 def _decode(decoder: msgspec.msgpack.Decoder[_T], data: bytes, max_bytes: int) -> _T:
     if len(data) > max_bytes:
-        raise Rejected(Reason.TOO_LARGE, f"{len(data)} bytes, at most {max_bytes}")
+        raise Rejected(RefusalReason.TOO_LARGE, f"{len(data)} bytes, at most {max_bytes}")
     if data[:1] != bytes([VERSION]):
-        raise Rejected(Reason.OTHER_VERSION if data else Reason.MALFORMED)
+        raise Rejected(RefusalReason.OTHER_VERSION if data else RefusalReason.MALFORMED)
     try:
         return decoder.decode(memoryview(data)[1:])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Rejected(Reason.MALFORMED, str(error)) from error
+        raise Rejected(RefusalReason.MALFORMED, str(error)) from error

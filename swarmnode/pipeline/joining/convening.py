@@ -14,17 +14,17 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from swarmnode.errors import NetworkError
-from swarmnode.pipeline.joining.asking import Refused
+from swarmnode.pipeline.joining.asking import MemberRefused
 from swarmnode.pipeline.joining.control import (
     Begin,
     Hold,
     Ping,
-    Progress,
+    ProposalProgress,
     Propose,
-    Reason,
+    RefusalReason,
     Request,
-    Seat,
     Status,
+    TakeSeat,
 )
 from swarmnode.pipeline.joining.following import MAX_EPOCH_LEAP
 from swarmnode.pipeline.joining.known_members import MembershipSettings
@@ -37,7 +37,7 @@ MAX_SILENT = 3
 """Looks in a row that a member may leave unanswered."""
 
 Ask = Callable[[str, Request], Awaitable[Status]]
-"""Ask a member, ourselves included. Raises Refused or NetworkError."""
+"""Ask a member, ourselves included. Raises MemberRefused or NetworkError."""
 
 
 @dataclass(slots=True)
@@ -127,7 +127,10 @@ class Round:
         )
         done = done and self._all_agree()
         done = done and await self._until(
-            self._members, lambda status: _reached(status, Progress.PREPARED), settings.prepare_s, epoch
+            self._members,
+            lambda status: _reached(status, ProposalProgress.PREPARED),
+            settings.prepare_s,
+            epoch,
         )
         iteration = await self._hold(epoch) if done else None
         agreed = self._agreed()
@@ -137,9 +140,11 @@ class Round:
         keeping = [peer for peer in self._members if peer not in loading]
         for peers, within_s in ((keeping, settings.iteration_s), (sorted(loading), 0.0)):
             within_s += settings.catch_up_s + settings.seat_s
-            if not await self._tell(peers, Seat(epoch, iteration)):
+            if not await self._tell(peers, TakeSeat(epoch, iteration)):
                 return self._out
-            if not await self._until(peers, lambda status: _reached(status, Progress.READY), within_s, epoch):
+            if not await self._until(
+                peers, lambda status: _reached(status, ProposalProgress.READY), within_s, epoch
+            ):
                 return self._out
         # We last: a word that gets lost is heard from our own status, as long as we are there to say it.
         self._out.begun = await self._tell([*others, self._own], Begin(epoch))
@@ -165,12 +170,16 @@ class Round:
         async def tell(peer: str) -> None:
             try:
                 self._statuses[peer] = await self._ask(peer, request)
-            except Refused as error:
-                if begun is not None and error.reason == Reason.BEGUN:
+            except MemberRefused as error:
+                if begun is not None and error.reason == RefusalReason.BEGUN:
                     begun.append(peer)
-                elif error.reason in (Reason.OUTBID, Reason.OTHER_EPOCH, Reason.NOT_CONVENER):
+                elif error.reason in (
+                    RefusalReason.OUTBID,
+                    RefusalReason.OTHER_EPOCH,
+                    RefusalReason.NOT_CONVENER,
+                ):
                     self._out.outbid[peer] = str(error)
-                elif error.reason == Reason.WRONG_PART:
+                elif error.reason == RefusalReason.WRONG_PART:
                     self._out.again[peer] = str(error)
                 else:
                     self._out.failed[peer] = f"refused {type(request).__name__.lower()}: {error}"
@@ -204,7 +213,7 @@ class Round:
         async def look(peer: str) -> None:
             try:
                 status = await self._ask(peer, Ping(self._statuses[self._own]))
-            except (NetworkError, Refused) as error:
+            except (NetworkError, MemberRefused) as error:
                 silent[peer] += 1
                 if silent[peer] >= MAX_SILENT:
                     self._out.again[peer] = str(error)
@@ -217,7 +226,7 @@ class Round:
                 self._out.outbid[peer] = f"has taken epoch {status.epoch}, the latest is {epoch}"
             elif status.epoch < epoch:
                 self._out.failed[peer] = "forgot the proposal: it was restarted"
-            elif status.progress == Progress.FAILED:
+            elif status.progress == ProposalProgress.FAILED:
                 told = self._out.failed if peer == self._own else self._out.again
                 told[peer] = status.detail or "failed"
 
@@ -245,6 +254,8 @@ class Round:
         return False
 
 
-def _reached(status: Status, progress: Progress) -> bool:
-    order = list(Progress)
-    return status.progress != Progress.FAILED and order.index(status.progress) >= order.index(progress)
+def _reached(status: Status, progress: ProposalProgress) -> bool:
+    order = list(ProposalProgress)
+    return status.progress != ProposalProgress.FAILED and order.index(status.progress) >= order.index(
+        progress
+    )

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 
 from swarmnode.errors import Rejected
 from swarmnode.exchange.reputation import TokenBucket
-from swarmnode.pipeline.joining.control import MAX_MEMBERS, Presence, Reason, Status, differing, open_presence
+from swarmnode.pipeline.joining.control import (
+    MAX_MEMBERS,
+    Presence,
+    RefusalReason,
+    Status,
+    differing,
+    open_presence,
+)
 from swarmnode.pipeline.plans.costs import MemberCosts
 
 logger = logging.getLogger(__name__)
@@ -79,7 +86,7 @@ class MembershipSettings:
 
 
 @dataclass(slots=True)
-class Known:
+class KnownMember:
     """One other member."""
 
     presence: Presence
@@ -121,11 +128,11 @@ class KnownMembers:
         self._terms = terms
         self.gone_at_s = float("-inf")
         """When a member was last lost, or left."""
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, KnownMember] = {}
         self._allowances: OrderedDict[str, TokenBucket] = OrderedDict()
         self._told: OrderedDict[str, str] = OrderedDict()
 
-    def __getitem__(self, peer_id: str) -> Known:
+    def __getitem__(self, peer_id: str) -> KnownMember:
         return self._known[peer_id]
 
     def __contains__(self, peer_id: str) -> bool:
@@ -140,19 +147,21 @@ class KnownMembers:
         if len(self._allowances) > MAX_TRACKED_PEERS:
             self._allowances.popitem(last=False)
         if not bucket.take(now=now_s):
-            raise Rejected(Reason.TOO_OFTEN, f"{peer_id} asks more than {REQUESTS_PER_S:g} times a second")
+            raise Rejected(
+                RefusalReason.TOO_OFTEN, f"{peer_id} asks more than {REQUESTS_PER_S:g} times a second"
+            )
 
     def open(self, sealed: bytes, *, wall_s: float) -> tuple[str, Presence]:
         """A presence that may take part; `wall_s` since the epoch. Raises Rejected."""
         author, presence = open_presence(sealed, topic=self._topic, now_s=wall_s)
         if self.settings.allowed is not None and author not in {*self.settings.allowed, self.own}:
             raise Rejected(
-                Reason.NOT_INVITED, f"{author} is not on the list of members of {self.settings.name!r}"
+                RefusalReason.NOT_INVITED, f"{author} is not on the list of members of {self.settings.name!r}"
             )
         wrong = differing(self._terms, presence.terms)
         if wrong:
             self._tell(author, wrong)
-            raise Rejected(Reason.OTHER_TERMS, f"{wrong}. Make them equal to take part")
+            raise Rejected(RefusalReason.OTHER_TERMS, f"{wrong}. Make them equal to take part")
         return author, presence
 
     def introduce(self, sealed: bytes, *, sender: str | None, wall_s: float, now_s: float) -> bool:
@@ -162,7 +171,7 @@ class KnownMembers:
         """
         author, presence = self.open(sealed, wall_s=wall_s)
         if sender not in (None, author):
-            raise Rejected(Reason.NOT_OWN, f"{sender} brings the presence of {author} as its own")
+            raise Rejected(RefusalReason.NOT_OWN, f"{sender} brings the presence of {author} as its own")
         if author == self.own:
             return False
         before = self._known.get(author)
@@ -173,12 +182,12 @@ class KnownMembers:
         if before is not None:
             # An old session may be replayed by others: only news of a later measurement replace it.
             if presence.costs.member.measured_at_s < before.presence.costs.member.measured_at_s:
-                raise Rejected(Reason.OLD_NEWS, f"an earlier session of {author}")
+                raise Rejected(RefusalReason.OLD_NEWS, f"an earlier session of {author}")
             before.presence, before.sealed = presence, sealed
             before.status, before.lives, before.joined_at_s, before.ping_at_s = None, False, now_s, now_s
             return True
         self._make_room()
-        self._known[author] = Known(presence, sealed, joined_at_s=now_s, ping_at_s=now_s)
+        self._known[author] = KnownMember(presence, sealed, joined_at_s=now_s, ping_at_s=now_s)
         return True
 
     def heard(self, peer_id: str, status: Status, now_s: float) -> bool:
@@ -282,14 +291,14 @@ class KnownMembers:
         ]
         return min([*ready, *([] if resigned and ready else [self.own])])
 
-    def _gone(self, known: Known, now_s: float) -> None:
+    def _gone(self, known: KnownMember, now_s: float) -> None:
         self.gone_at_s = now_s
         _lose(known, now_s)
         known.lives, known.ping_at_s = False, now_s + 5 * self.settings.ping_s
         if known.losses > FREE_LOSSES:
             self._bar(known, known.losses - FREE_LOSSES, now_s)
 
-    def _bar(self, known: Known, times: int, now_s: float) -> None:
+    def _bar(self, known: KnownMember, times: int, now_s: float) -> None:
         wait_s = min(MAX_BARRED_S, self.settings.barred_s * 2 ** min(times - 1, 16))
         known.barred_until_s = max(known.barred_until_s, now_s + wait_s)
 
@@ -298,7 +307,7 @@ class KnownMembers:
             return
         dead = [(known.heard_at_s, peer) for peer, known in self._known.items() if not known.lives]
         if not dead:
-            raise Rejected(Reason.FULL, f"the pipeline has {MAX_MEMBERS} members already")
+            raise Rejected(RefusalReason.FULL, f"the pipeline has {MAX_MEMBERS} members already")
         del self._known[min(dead)[1]]
 
     def _tell(self, author: str, wrong: str) -> None:
@@ -316,7 +325,7 @@ class KnownMembers:
         )
 
 
-def _lose(known: Known, now_s: float) -> None:
+def _lose(known: KnownMember, now_s: float) -> None:
     """One more loss, less those that it has lived down since."""
     # While it was away nothing is forgotten: it did not prove anything.
     lived_s = (known.heard_at_s if not known.lives else now_s) - known.unforgiven_since_s

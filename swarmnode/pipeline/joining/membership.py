@@ -21,22 +21,22 @@ from typing import Self
 from swarmnode.errors import ModelError, NetworkError, Rejected
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.host import Host, Subscription
-from swarmnode.pipeline.joining.asking import OwnPresence, Refused, as_refusal, ask
+from swarmnode.pipeline.joining.asking import MemberRefused, OwnPresence, as_refusal, ask
 from swarmnode.pipeline.joining.control import (
     MAX_REQUEST_BYTES,
     PROTOCOL,
-    Answered,
     Begin,
     Hold,
     Introduce,
     Leave,
     Ping,
     Propose,
-    Reason,
+    RefusalReason,
     Request,
-    Seat,
     Status,
+    StatusReply,
     Suspect,
+    TakeSeat,
     decode_request,
     encode,
     topic_of,
@@ -219,7 +219,7 @@ class Membership:
             try:
                 self._members.allow(message.sender, self._now_s())
                 if message.oversized:
-                    raise Rejected(Reason.TOO_LARGE, "a gossip message over the bound of the network")
+                    raise Rejected(RefusalReason.TOO_LARGE, "a gossip message over the bound of the network")
                 self._introduce(message.data, message.sender)
             except Rejected as error:
                 self._refuse(message.sender, error)
@@ -227,13 +227,13 @@ class Membership:
     async def _answer(self, peer_id: str, data: bytes) -> bytes:
         try:
             if not self._running:
-                raise Rejected(Reason.LEFT, f"no part in pipeline {self._settings.name} any more")
+                raise Rejected(RefusalReason.LEFT, f"no part in pipeline {self._settings.name} any more")
             self._members.allow(peer_id, self._now_s())
             self._take(peer_id, decode_request(data))
         except Rejected as error:
             self._refuse(peer_id, error)
             return encode(as_refusal(error))
-        return encode(Answered(self.status()))
+        return encode(StatusReply(self.status()))
 
     def _take(self, sender: str, request: Request) -> None:
         """Do what a member, or we ourselves, ask for. Raises Rejected."""
@@ -241,17 +241,17 @@ class Membership:
         if isinstance(request, Introduce):
             self._introduce(request.presence, sender)
         elif sender != self._host.peer_id and sender not in self._members:
-            raise Rejected(Reason.UNKNOWN_MEMBER, "introduce yourself first")
+            raise Rejected(RefusalReason.UNKNOWN_MEMBER, "introduce yourself first")
         match request:
             case Ping() if sender != self._host.peer_id:
                 if not self._members.heard(sender, request.status, now_s):
-                    raise Rejected(Reason.UNKNOWN_MEMBER, "introduce yourself again")
+                    raise Rejected(RefusalReason.UNKNOWN_MEMBER, "introduce yourself again")
                 follower.hear(sender, request.status, now_s)
             case Propose():
                 self._propose(sender, request, now_s)
             case Hold():
                 follower.hold(sender, request.epoch, request.iteration, now_s)
-            case Seat():
+            case TakeSeat():
                 follower.seat(sender, request.epoch, request.iteration, now_s)
             case Begin():
                 follower.begin(sender, request.epoch, now_s)
@@ -286,12 +286,12 @@ class Membership:
     # What is asked.
 
     async def _ask(self, peer_id: str, request: Request) -> Status:
-        """Ask a member, ourselves included. Raises Refused, NetworkError."""
+        """Ask a member, ourselves included. Raises MemberRefused, NetworkError."""
         if peer_id == self._host.peer_id:
             try:
                 self._take(peer_id, request)
             except Rejected as error:
-                raise Refused(as_refusal(error)) from error
+                raise MemberRefused(as_refusal(error)) from error
             return self.status()
         return await self._ask_within(peer_id, request, self._settings.answer_s)
 
@@ -304,7 +304,7 @@ class Membership:
     async def _try(self, peer_id: str, request: Request) -> None:
         try:
             await ask(self._host, peer_id, request, self._own.sealed, timeout_s=self._settings.answer_s)
-        except (NetworkError, Refused) as error:
+        except (NetworkError, MemberRefused) as error:
             logger.debug("%s was not told: %s", peer_id, error)
 
     # What goes on all the time.

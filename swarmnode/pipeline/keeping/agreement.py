@@ -1,6 +1,6 @@
 """Whose weights are right where the replicas of a stage differ after a step.
 
-averaging.py (what each replica says) -> [agreement_of] -> Agreement -> aligning.py (stay, take over, go back)
+averaging.py (what replicas say) -> [agreement_of] -> ReplicaVote -> aligning.py (stay, take over, go back)
                           two states that stand against each other -> [is_near] -> aligning.py
 
 Pure. The rule, in this order:
@@ -60,7 +60,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class ReplicaVote:
     """Whether our weights are right, by what the replicas that answered say."""
 
     agrees: bool
@@ -75,7 +75,7 @@ class Agreement:
     """Undecided: the sides of equal size, that with the smallest peer id first."""
 
 
-def agreement_of(us: str, said: Mapping[str, Weights], silent: Sequence[str] = ()) -> Agreement:
+def agreement_of(us: str, said: Mapping[str, Weights], silent: Sequence[str] = ()) -> ReplicaVote:
     """`said`: by peer id, ours among them.
 
     >>> said = {peer: Weights(mark * 64, "0" * 64) for peer, mark in (("a", "1"), ("b", "2"), ("c", "2"))}
@@ -91,7 +91,7 @@ def agreement_of(us: str, said: Mapping[str, Weights], silent: Sequence[str] = (
     largest = [side for side in sides if len(side.peers) == most]
     is_open = len(largest) > 1 and us in knowing
     right = largest[0]
-    return Agreement(
+    return ReplicaVote(
         agrees=not is_open and said[us].digest == right.digest,
         ask=tuple(peer for peer in right.peers if peer != us),
         silent=tuple(silent),

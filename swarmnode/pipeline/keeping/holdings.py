@@ -64,7 +64,7 @@ class HeldState:
         return cls(holding, state)
 
 
-class Standing(IntEnum):
+class HolderCredibility(IntEnum):
     """What speaks for a member that says it holds a state."""
 
     NONE = 0
@@ -85,14 +85,14 @@ class Seats:
     keepers: Mapping[str, str] = field(default_factory=dict[str, str])
     """By the peer id of the owner."""
 
-    def standing(self, peer_id: str, holding: Holding) -> Standing:
+    def standing(self, peer_id: str, holding: Holding) -> HolderCredibility:
         layers = holding.first_layer, holding.end_layer
         if self.ranges.get(peer_id) == layers:
-            return Standing.SEATED
+            return HolderCredibility.SEATED
         stage = [peer for peer, held in self.ranges.items() if held == layers]
         if any(self.keepers.get(peer) == peer_id for peer in stage):
-            return Standing.KEEPER
-        return Standing.FITS if stage else Standing.NONE
+            return HolderCredibility.KEEPER
+        return HolderCredibility.FITS if stage else HolderCredibility.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Offer:
     holding: Holding
     holders: tuple[str, ...]
     """In the order in which they are to be asked."""
-    standing: Standing = Standing.NONE
+    standing: HolderCredibility = HolderCredibility.NONE
     """The best of its holders."""
     backers: int = 1
     """How many holders have that standing."""
@@ -145,10 +145,12 @@ def offers(told: Mapping[str, Collection[Holding]], seats: Sequence[Seats] = ())
     more holders of that standing, then that of the smallest peer id: replicas compare their digests after
     every step, so what differs is the exception.
     """
-    holders: dict[Holding, list[tuple[Standing, str]]] = {}
+    holders: dict[Holding, list[tuple[HolderCredibility, str]]] = {}
     for peer_id in sorted(told):
         for holding in set(told[peer_id]):
-            standing = max((each.standing(peer_id, holding) for each in seats), default=Standing.NONE)
+            standing = max(
+                (each.standing(peer_id, holding) for each in seats), default=HolderCredibility.NONE
+            )
             holders.setdefault(holding, []).append((standing, peer_id))
     best: dict[tuple[int, int, bool, int], Offer] = {}
     found = [_offer(holding, those) for holding, those in holders.items()]
@@ -159,7 +161,7 @@ def offers(told: Mapping[str, Collection[Holding]], seats: Sequence[Seats] = ())
     return sorted(best.values(), key=lambda offer: offer.holding)
 
 
-def _offer(holding: Holding, holders: Sequence[tuple[Standing, str]]) -> Offer:
+def _offer(holding: Holding, holders: Sequence[tuple[HolderCredibility, str]]) -> Offer:
     best = max(standing for standing, _ in holders)
     asked = sorted(holders, key=lambda each: (-each[0], each[1]))
     backers = sum(standing == best for standing, _ in holders)
@@ -183,7 +185,7 @@ def covering(
     steps behind, and training mends that sooner than if the others went back to where those are.
     """
     within = [offer for offer in offered if at_least <= offer.holding.iteration <= at_most]
-    for standing in (Standing.KEEPER, Standing.FITS, Standing.NONE):
+    for standing in (HolderCredibility.KEEPER, HolderCredibility.FITS, HolderCredibility.NONE):
         trusted = [offer for offer in within if offer.standing >= standing]
         iterations = sorted({offer.holding.iteration for offer in trusted}, reverse=True)
         of_one = ([o for o in trusted if o.holding.iteration == each] for each in iterations)

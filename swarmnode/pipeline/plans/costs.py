@@ -1,6 +1,6 @@
 """What members and links cost: measured, announced, checked, smoothed, corrected by what others see.
 
-probes.py -> [MemberCosts, LinkCosts, Announcement] -> decoded, believed -> partition.py, measured.py
+probes.py -> [MemberCosts, LinkCosts, CostAnnouncement] -> decoded, believed -> partition.py, measured.py
 
 A claim is used for planning and for nothing else, and for no longer than it is fresh. A member that lies
 about its speed is corrected by what the others see: each announces how much longer the member took than it
@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from swarmnode.errors import Rejected
 from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS
-from swarmnode.pipeline.plans.partition import MAX_SPEED, Member
+from swarmnode.pipeline.plans.partition import MAX_SPEED, MemberResources
 
 MAX_ANNOUNCEMENT_BYTES = 64 * 1024
 """Claims of one member, links to MAX_LINKS others and its observations included."""
@@ -95,7 +95,7 @@ class Observation(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     micro_batches: Annotated[int, Meta(ge=1, le=2**31)]
 
 
-class Announcement(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class CostAnnouncement(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """All that one member contributes to planning."""
 
     member: MemberCosts
@@ -104,14 +104,14 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     observed: Annotated[dict[PeerId, Observation], Meta(max_length=MAX_LINKS)]
 
 
-_decoder = msgspec.msgpack.Decoder(Announcement)
+_decoder = msgspec.msgpack.Decoder(CostAnnouncement)
 
 
-def encode_announcement(announcement: Announcement) -> bytes:
+def encode_announcement(announcement: CostAnnouncement) -> bytes:
     return msgspec.msgpack.encode(announcement, order="deterministic")
 
 
-def decode_announcement(data: bytes, *, author: str, now_s: float) -> Announcement:
+def decode_announcement(data: bytes, *, author: str, now_s: float) -> CostAnnouncement:
     """A foreign announcement, bounded and complete. Raises Rejected: too_large, malformed, not_own, stale."""
     if len(data) > MAX_ANNOUNCEMENT_BYTES:
         raise Rejected("too_large", f"{len(data)} bytes, at most {MAX_ANNOUNCEMENT_BYTES}")
@@ -123,7 +123,7 @@ def decode_announcement(data: bytes, *, author: str, now_s: float) -> Announceme
     return announcement
 
 
-def check(announcement: Announcement, *, author: str, now_s: float) -> None:
+def check(announcement: CostAnnouncement, *, author: str, now_s: float) -> None:
     """What types cannot say; NaN and the infinities fall outside of any bound. Raises Rejected."""
     member = announcement.member
     if member.peer_id != author or author in announcement.links or author in announcement.observed:
@@ -175,7 +175,7 @@ def smoothed(before: Smoothed | None, sample: float, *, at_s: float) -> Smoothed
     return Smoothed(recent, before.value + SMOOTHING * (middle - before.value), at_s)
 
 
-def believed(announcements: Iterable[Announcement]) -> tuple[MemberCosts, ...]:
+def believed(announcements: Iterable[CostAnnouncement]) -> tuple[MemberCosts, ...]:
     """The members' costs, corrected by what others observed, sorted by peer id.
 
     Median over the observers (one vote each, whatever it says), drawn towards the claim while few
@@ -204,7 +204,7 @@ def observed(costs: MemberCosts, slowdowns: Sequence[float], micro_batches: int)
     return msgspec.structs.replace(costs, timings=timings)
 
 
-def _corrected(member: MemberCosts, announcements: Iterable[Announcement]) -> MemberCosts:
+def _corrected(member: MemberCosts, announcements: Iterable[CostAnnouncement]) -> MemberCosts:
     seen = [each.observed[member.peer_id] for each in announcements if member.peer_id in each.observed]
     batches = median_low([each.micro_batches for each in seen]) if seen else 0
     return observed(member, [each.slowdown for each in seen], batches)
@@ -220,14 +220,14 @@ def backward_s(member: MemberCosts, layers: int) -> float:
     return _interpolated([(t.layers, t.backward_s) for t in member.timings], layers)
 
 
-def as_member(costs: MemberCosts, *, layer_forward_s: float) -> Member:
+def as_member(costs: MemberCosts, *, layer_forward_s: float) -> MemberResources:
     """What partition.py needs to know; `layer_forward_s`: one token, one layer, on the reference device.
 
     A claim beyond all bounds is cut to them: one member's words keep nobody from planning.
     """
     most = costs.timings[-1]
     speed = min(MAX_SPEED, layer_forward_s * most.layers / most.forward_s)
-    return Member(costs.peer_id, costs.free_bytes, speed, costs.holds_data)
+    return MemberResources(costs.peer_id, costs.free_bytes, speed, costs.holds_data)
 
 
 def _interpolated(points: Sequence[tuple[int, float]], layers: int) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from swarmnode.pipeline.plans.costs import Announcement, Observation
+from swarmnode.pipeline.plans.costs import CostAnnouncement, Observation
 
 LONE = 4.0
 """The most that the word of one witness slows another member down."""
@@ -27,7 +27,9 @@ MIN_WITNESSES = 2
 """That find a member broken, before it is left out."""
 
 
-def heard(announcements: Sequence[Announcement], stage_of: Mapping[str, int]) -> tuple[Announcement, ...]:
+def heard(
+    announcements: Sequence[CostAnnouncement], stage_of: Mapping[str, int]
+) -> tuple[CostAnnouncement, ...]:
     """The announcements with those observations that count. Nobody is faster than it claims.
 
     `stage_of`: by peer id, under the plan that is left.
@@ -53,7 +55,7 @@ def heard(announcements: Sequence[Announcement], stage_of: Mapping[str, int]) ->
     )
 
 
-def dead_weight(announcements: Sequence[Announcement], stage_of: Mapping[str, int]) -> frozenset[str]:
+def dead_weight(announcements: Sequence[CostAnnouncement], stage_of: Mapping[str, int]) -> frozenset[str]:
     """Members that take micro-batches and do nothing, as more than half of the other data nodes saw."""
     present = {each.member.peer_id for each in announcements}
     witnesses = _witnesses(stage_of) & present
@@ -75,7 +77,7 @@ def _witnesses(stage_of: Mapping[str, int]) -> frozenset[str]:
 
 
 def _words(
-    announcements: Sequence[Announcement], stage_of: Mapping[str, int]
+    announcements: Sequence[CostAnnouncement], stage_of: Mapping[str, int]
 ) -> Mapping[str, Mapping[str, Observation]]:
     """By member that is announced: what each witness says of it."""
     witnesses = _witnesses(stage_of)

@@ -1,6 +1,6 @@
 """The moves of placement, and what a map and its paths would cost, both cheap: thousands are tried a second.
 
-placement.py -> [State.propose -> Change -> Price.after] -> placement.py accepts -> State.commit, Price.commit
+placement.py -> [propose -> Change -> Price.after] -> placement.py accepts -> commit to PlacementState and Price
 """
 
 import random
@@ -24,7 +24,7 @@ Snapshot = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class PlacementTable:
     """What every node would be in every stage."""
 
     forward_s: tuple[tuple[float, ...], ...]
@@ -41,10 +41,10 @@ class Change:
     nodes: tuple[int, int] | None = None
 
 
-class State:
+class PlacementState:
     """A map and paths that obey all rules, and the legal moves from here."""
 
-    def __init__(self, instance: Instance, table: Holding, paths: Paths) -> None:
+    def __init__(self, instance: Instance, table: PlacementTable, paths: Paths) -> None:
         self.instance = instance
         self.table = table
         self.paths = paths
@@ -59,7 +59,7 @@ class State:
         self.visits = [sum(len(self.visitors[node]) for node in nodes) for nodes in instance.stages]
 
     @classmethod
-    def of(cls, plan: Plan, table: Holding) -> "State":
+    def of(cls, plan: Plan, table: PlacementTable) -> "PlacementState":
         return cls(plan.instance, table, [list(path) for path in plan.paths])
 
     def snapshot(self) -> Snapshot:
@@ -154,7 +154,7 @@ class State:
 class Price:
     """The cheap price of a state, kept up to date: seconds, for comparing only."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: PlacementState) -> None:
         instance = state.instance
         self._state = state
         hops = instance.hop_s

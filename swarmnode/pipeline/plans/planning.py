@@ -19,7 +19,7 @@ import msgspec
 
 from swarmnode.errors import ConfigError, ModelError
 from swarmnode.pipeline.plans.costs import (
-    Announcement,
+    CostAnnouncement,
     MemberCosts,
     as_member,
     backward_s,
@@ -29,11 +29,11 @@ from swarmnode.pipeline.plans.costs import (
 from swarmnode.pipeline.plans.evidence import dead_weight, heard
 from swarmnode.pipeline.plans.instance import Instance
 from swarmnode.pipeline.plans.measured import IterationSettings
-from swarmnode.pipeline.plans.partition import Model, Partition, StagePart, Workload, partition
+from swarmnode.pipeline.plans.partition import Model, Partition, PipelineWorkload, PlannedStage, partition
 from swarmnode.pipeline.plans.placement import Effort, first_plan, search
 from swarmnode.pipeline.plans.plan import Plan, digest
 from swarmnode.pipeline.plans.refilling import Scene, refilled
-from swarmnode.pipeline.plans.schedule import Budget, schedule
+from swarmnode.pipeline.plans.schedule import SearchBudget, schedule
 from swarmnode.pipeline.plans.simulator import simulate
 
 MAX_SHOWN_CHARS = 64
@@ -103,7 +103,7 @@ class Former:
 class Inputs:
     """All that a plan is computed from. The order of announcements does not matter."""
 
-    announcements: tuple[Announcement, ...]
+    announcements: tuple[CostAnnouncement, ...]
     """Of the members that shall take part, one each."""
     settings: PlanSettings
     former: Former | None
@@ -151,7 +151,7 @@ class Agreed:
         """None: a spare member, or a stranger."""
         return self.partition.stage_of.get(peer_id)
 
-    def part_of(self, peer_id: str) -> StagePart | None:
+    def part_of(self, peer_id: str) -> PlannedStage | None:
         """The layers of a member."""
         stage = self.stage_of(peer_id)
         return None if stage is None else self.partition.stages[stage]
@@ -264,7 +264,7 @@ def _effort(tasks: int) -> Effort:
 def _scheduled(settings: PlanSettings, instance: Instance, start: Plan | None) -> Plan:
     tasks = instance.waves * (2 * instance.path_length + 1)
     agents = sum(instance.memory[node] for node in instance.stages[0])
-    budget = Budget(steps=max(16, settings.search_tasks // (tasks * agents)))
+    budget = SearchBudget(steps=max(16, settings.search_tasks // (tasks * agents)))
     return schedule(instance, seed=settings.seed, budget=budget, start=start).plan
 
 
@@ -286,7 +286,9 @@ def _alone(inputs: Inputs, member: MemberCosts) -> Agreed:
             f"{member.peer_id} is the only member left and holds no data", hint="add one that does"
         )
     layers = len(settings.model.layers)
-    part = StagePart(0, layers, held, slot, sum(layer.forward_s for layer in costs), peers=(member.peer_id,))
+    part = PlannedStage(
+        0, layers, held, slot, sum(layer.forward_s for layer in costs), peers=(member.peer_id,)
+    )
     slots = min(
         member.memory_slots, settings.slots, (member.free_bytes - held) // slot if slot else settings.slots
     )
@@ -316,7 +318,7 @@ def _scene(inputs: Inputs, costs: Sequence[MemberCosts]) -> Scene:
     }
     size_bytes = settings.token_bytes * settings.micro_batch_tokens
     hops = sorted(link.transfer_s(size_bytes) for link in links.values())
-    work = Workload(
+    work = PipelineWorkload(
         settings.skip,
         settings.micro_batch_tokens,
         settings.slots,

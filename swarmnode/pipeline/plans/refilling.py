@@ -17,8 +17,8 @@ from swarmnode.errors import ConfigError
 from swarmnode.pipeline.plans.costs import LinkCosts, MemberCosts, forward_s
 from swarmnode.pipeline.plans.instance import Instance, agents
 from swarmnode.pipeline.plans.measured import IterationSettings, instance_from
-from swarmnode.pipeline.plans.partition import Model, Partition, StagePart, Workload, path_length
-from swarmnode.pipeline.plans.placement_moves import Holding
+from swarmnode.pipeline.plans.partition import Model, Partition, PipelineWorkload, PlannedStage, path_length
+from swarmnode.pipeline.plans.placement_moves import PlacementTable
 from swarmnode.pipeline.plans.routes import first_paths
 from swarmnode.pipeline.plans.simulator import Simulator
 
@@ -42,12 +42,12 @@ class Scene:
     links: Mapping[tuple[str, str], LinkCosts]
     """From, to."""
     model: Model
-    work: Workload
+    work: PipelineWorkload
     iteration: IterationSettings
     gradient_bytes: int | None
     """Averaged for each layer."""
 
-    def measured(self, parts: Partition) -> tuple[Instance, Holding]:
+    def measured(self, parts: Partition) -> tuple[Instance, PlacementTable]:
         """The instance of this partition, and what each member would be in every other stage.
 
         Raises ConfigError when no link was measured, or a member cannot hold a micro-batch of its stage.
@@ -60,11 +60,11 @@ class Scene:
 
     def parts(self, ends: Sequence[int], groups: Groups) -> Partition:
         """The partition with these stages and replicas. Who is in no group is spare."""
-        model, stages = self.model, list[StagePart]()
+        model, stages = self.model, list[PlannedStage]()
         for first, end, group in zip((0, *ends), ends, groups, strict=False):
             layers = [*model.layers[first:end], *([model.ends] if first == 0 else [])]
             stages.append(
-                StagePart(
+                PlannedStage(
                     first,
                     end,
                     held_bytes=sum(cost.held_bytes for cost in layers),

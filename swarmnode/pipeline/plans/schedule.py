@@ -16,7 +16,7 @@ from random import Random
 from swarmnode.errors import ConfigError
 from swarmnode.pipeline.plans.bounds import makespan_bound_s
 from swarmnode.pipeline.plans.instance import Instance
-from swarmnode.pipeline.plans.moves import Draft, Neighbourhood, apply
+from swarmnode.pipeline.plans.moves import Draft, RandomMoves, apply
 from swarmnode.pipeline.plans.plan import Plan
 from swarmnode.pipeline.plans.routes import first_paths
 from swarmnode.pipeline.plans.simulator import Run, Simulator
@@ -43,7 +43,7 @@ STEPS_PER_LOOK = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class SearchBudget:
     """How long to search: whichever ends first. With steps alone, equal seeds give equal plans everywhere."""
 
     steps: int | None = None
@@ -64,7 +64,7 @@ class Scheduled:
     """Changes that were tried."""
 
 
-def schedule(instance: Instance, *, seed: int, budget: Budget, start: Plan | None = None) -> Scheduled:
+def schedule(instance: Instance, *, seed: int, budget: SearchBudget, start: Plan | None = None) -> Scheduled:
     """The best plan found within the budget, beginning at `start` or at a greedy plan.
 
     Raises ConfigError when the instance has no feasible plan.
@@ -98,11 +98,11 @@ def _draft(plan: Plan) -> Draft:
 
 
 class _Search:
-    def __init__(self, instance: Instance, seed: int, budget: Budget, start: Plan | None) -> None:
+    def __init__(self, instance: Instance, seed: int, budget: SearchBudget, start: Plan | None) -> None:
         self._instance, self._budget = instance, budget
         self._rng = Random(seed)
         self._simulator = Simulator(instance)
-        self._moves = Neighbourhood(instance, self._rng)
+        self._moves = RandomMoves(instance, self._rng)
         self._started_s = time.process_time()
         self._spent = 0.0
         self.steps = 0

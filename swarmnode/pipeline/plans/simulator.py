@@ -45,7 +45,7 @@ Recorded = tuple[int, int, int, int, float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ScheduledWork:
     """One piece of work on one node."""
 
     node: int
@@ -62,7 +62,7 @@ class Timeline:
 
     makespan_s: float
     """Until the last backward and the last averaging; infinite when agents are stuck."""
-    tasks: tuple[Task, ...]
+    tasks: tuple[ScheduledWork, ...]
     """In order of their start."""
     averaging: tuple[tuple[float, float], ...]
     """By stage: start and end of its averaging. Empty when the instance has none, or agents are stuck."""
@@ -183,7 +183,7 @@ def simulate(plan: Plan) -> Timeline:
     record: list[Recorded] = []
     run = simulator.run(plan.paths, plan.policies, plan.ranks, record=record)
     tasks = tuple(
-        Task(node, agent, wave, _kind(step, len(plan.paths[agent])), start, end)
+        ScheduledWork(node, agent, wave, _kind(step, len(plan.paths[agent])), start, end)
         for node, agent, wave, step, start, end in record
     )
     busy, last_backward = [0.0] * instance.node_count, [0.0] * instance.node_count

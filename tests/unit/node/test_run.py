@@ -15,7 +15,7 @@ from swarmnode.node.learner import Resumed, RoundRollouts
 from swarmnode.node.monitors import Monitors, policy_label
 from swarmnode.node.node import Node
 from swarmnode.node.policies import Seat, config_of
-from swarmnode.node.run import Membership, forget_earlier_runs, serve_several
+from swarmnode.node.run import PolicyNode, forget_earlier_runs, serve_several
 from swarmnode.node.running import Running, read_running, write_running
 from swarmnode.node.summary import Summary
 from swarmnode.paths import Paths, resolve_paths
@@ -62,7 +62,7 @@ class Company:
         self.others_left = threading.Event()
         self.members = [self.member(number, learner) for number, learner in enumerate(learners)]
 
-    def member(self, number: int, learner: FakeLearner) -> Membership:
+    def member(self, number: int, learner: FakeLearner) -> PolicyNode:
         def build(seat: Seat) -> Node:
             self.built.append(number)
             return Node(
@@ -72,7 +72,7 @@ class Company:
 
         key = NodeKey(bytes([number] * 32))
         seat = Seat(number, config_of(self.config, number), self.paths.policy(number), key, 0, {})
-        return Membership(seat, build, lambda: self.leave(number))
+        return PolicyNode(seat, build, lambda: self.leave(number))
 
     def leave(self, number: int) -> None:
         self.left.append(number)

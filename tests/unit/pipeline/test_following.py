@@ -3,7 +3,7 @@
 import pytest
 
 from swarmnode.errors import Rejected
-from swarmnode.pipeline.joining.control import Progress, Reason, Status
+from swarmnode.pipeline.joining.control import ProposalProgress, RefusalReason, Status
 from swarmnode.pipeline.joining.convening import former_of, next_epoch, target_iteration
 from swarmnode.pipeline.joining.following import MAX_EPOCH_LEAP, Follower, PlanIt, SeatIt
 from swarmnode.pipeline.plans.planning import Agreed, Former, Inputs, planned
@@ -23,7 +23,7 @@ def prepared(plan: Agreed = PLAN) -> Follower:
     assert isinstance(follower.job(0.0), PlanIt)
     follower.planned(INPUTS, plan)
     follower.prepared(plan)
-    assert follower.progress == Progress.PREPARED
+    assert follower.progress == ProposalProgress.PREPARED
     return follower
 
 
@@ -46,7 +46,7 @@ def test_an_iteration_that_runs_is_not_held_but_the_next_one_is():
     again = Inputs(INPUTS.announcements, INPUTS.settings, PLAN.former, 2)
     follower.propose("a", again, 0.0)
     follower.planned(again, planned(again))
-    with pytest.raises(Rejected, match=Reason.BEGUN):
+    with pytest.raises(Rejected, match=RefusalReason.BEGUN):
         follower.hold("a", 2, 0, 0.0)
     assert follower.may_begin(0)
     follower.hold("a", 2, 1, 0.0)
@@ -93,9 +93,9 @@ def test_of_two_proposals_the_higher_epoch_wins_then_the_smaller_peer_id():
     follower = Follower("c", catch_up_s=60.0)
     follower.propose("b", INPUTS, 0.0)
     follower.propose("a", INPUTS, 0.0)
-    with pytest.raises(Rejected, match=Reason.OUTBID):
+    with pytest.raises(Rejected, match=RefusalReason.OUTBID):
         follower.propose("b", INPUTS, 0.0)
-    with pytest.raises(Rejected, match=Reason.OTHER_EPOCH):
+    with pytest.raises(Rejected, match=RefusalReason.OTHER_EPOCH):
         follower.hold("b", 1, 0, 0.0)
     follower.propose("b", Inputs(INPUTS.announcements, INPUTS.settings, None, 2), 0.0)
     assert (follower.epoch, follower.by) == (2, "b")

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save
 
 from swarmnode.errors import CheckpointError, NetworkError
-from swarmnode.pipeline.keeping.holdings import HeldState, Holding, Seats, Standing, covering, offers
+from swarmnode.pipeline.keeping.holdings import HeldState, HolderCredibility, Holding, Seats, covering, offers
 from swarmnode.pipeline.keeping.state_messages import PROTOCOL
 from swarmnode.pipeline.keeping.states import StateLimits
 from swarmnode.pipeline.stages.stage_model import StagePart
@@ -57,10 +57,10 @@ def test_before_the_first_plan_everybody_counts_and_the_whole_model_of_a_data_no
 
 
 def test_standing_follows_from_the_plan() -> None:
-    assert SEATS.standing("c", said(8, 12, "c")) is Standing.SEATED
-    assert SEATS.standing("a", said(8, 12, "c")) is Standing.KEEPER
-    assert SEATS.standing("b", said(8, 12, "c")) is Standing.FITS
-    assert SEATS.standing("c", said(8, 13, "c")) is Standing.NONE
+    assert SEATS.standing("c", said(8, 12, "c")) is HolderCredibility.SEATED
+    assert SEATS.standing("a", said(8, 12, "c")) is HolderCredibility.KEEPER
+    assert SEATS.standing("b", said(8, 12, "c")) is HolderCredibility.FITS
+    assert SEATS.standing("c", said(8, 13, "c")) is HolderCredibility.NONE
 
 
 async def test_a_digest_that_is_no_text_is_a_malformed_answer() -> None:
