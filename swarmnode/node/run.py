@@ -50,7 +50,7 @@ from swarmnode.node.policies import (
     policies_beside,
 )
 from swarmnode.node.ports import check_status_port, choose_port, remember_port
-from swarmnode.node.running import Running, read_running, remove_running, write_running
+from swarmnode.node.running import RunningNode, read_running, remove_running, write_running
 from swarmnode.node.screen import Screen
 from swarmnode.node.signals import stop_on_signals
 from swarmnode.node.status import NodeStatus, invitation
@@ -321,7 +321,7 @@ async def _serve(member: PolicyNode, company: Company, started: Callable[[], Non
 def leave_note(status: NodeStatus, seat: Seat, http_port: int) -> None:
     """How `swarmnode status` finds this node, and which port it takes the next time."""
     paths, addresses = seat.paths, status.network.addresses
-    note = Running(os.getpid(), status.peer_id, seat.config.node.http, http_port, addresses)
+    note = RunningNode(os.getpid(), status.peer_id, seat.config.node.http, http_port, addresses)
     try:
         write_running(paths.running, note)
         remember_port(paths, addresses)

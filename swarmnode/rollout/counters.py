@@ -12,7 +12,7 @@ from swarmnode.rollout.engine import EngineStats, Request
 
 
 @dataclass(slots=True)
-class Counters:
+class EngineCounters:
     """Since the engine was made."""
 
     prompt_tokens: int = 0

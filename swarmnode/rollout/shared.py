@@ -28,10 +28,10 @@ from swarmnode.rollout.engine import (
     PolicyUpdate,
     Request,
 )
+from swarmnode.rollout.fair_lock import FairLock
 from swarmnode.rollout.requests import with_live_version
-from swarmnode.rollout.shared_member import FIRST_SERIAL, Member, Row, fair_shares
+from swarmnode.rollout.shared_member import FIRST_SERIAL, Member, MemberRow, fair_shares
 from swarmnode.rollout.shared_precedents import Precedents
-from swarmnode.rollout.turns import Turns
 
 MODES: frozenset[InFlight] = frozenset({"pin", "recompute", "abort"})
 """Not "keep": a request that names its version stays on it, and below every request names one."""
@@ -76,7 +76,7 @@ class SharedEngine:
         self._engine = engine
         self._expected = members
         self._members: dict[str, Member] = {}
-        self._turns = Turns()
+        self._turns = FairLock()
         self._precedents = Precedents()
         self._serials = count(FIRST_SERIAL)
         self._numbers = count()
@@ -224,7 +224,7 @@ class SharedEngine:
         member.forget_unused()
         return [*ended, *outputs, *waiting]
 
-    def _take_back(self, member: Member, rows: Sequence[Row]) -> list[Output]:
+    def _take_back(self, member: Member, rows: Sequence[MemberRow]) -> list[Output]:
         """Take rows out of the engine, as far as they came, in this order."""
         if not rows:
             return []

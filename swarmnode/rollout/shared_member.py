@@ -36,7 +36,7 @@ class KnownPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MemberRow:
     """A request that the engine works on."""
 
     name: str
@@ -59,7 +59,7 @@ class Member:
 
     def __init__(self, name: str, max_length: int, base: PolicyUpdate, version: int) -> None:
         self.name = name
-        self.rows: dict[str, Row] = {}
+        self.rows: dict[str, MemberRow] = {}
         self.policies = {base.version: KnownPolicy(base, version)}
         """By serial: the newest, and what somebody runs on or waits for."""
         self.newest = base.version
@@ -93,7 +93,7 @@ class Member:
         return len(self._queue)
 
     @property
-    def followers(self) -> list[Row]:
+    def followers(self) -> list[MemberRow]:
         """Rows that go along with a new policy."""
         return [row for row in self.rows.values() if row.request.version is None]
 
@@ -105,13 +105,13 @@ class Member:
         self._queue.submit(requests, self.live_versions)
         self.asleep = False
 
-    def start(self, count: int, numbers: Iterator[int]) -> list[Row]:
+    def start(self, count: int, numbers: Iterator[int]) -> list[MemberRow]:
         """The next requests in line get rows."""
-        rows: list[Row] = []
+        rows: list[MemberRow] = []
         for request in self._queue.take(count):
             self.last_start = next(numbers)
             name = f"{self.name}:{request.request_id}#{self.last_start}"
-            row = self.rows[name] = Row(name, request, self.serial_of(request.version))
+            row = self.rows[name] = MemberRow(name, request, self.serial_of(request.version))
             rows.append(row)
             if request.sampled:
                 self._reprefilled_tokens += len(request.prompt_ids) + len(request.sampled)
@@ -119,7 +119,7 @@ class Member:
                 self._prompt_tokens += len(request.prompt_ids)
         return rows
 
-    def left(self, row: Row, output: Output) -> Output:
+    def left(self, row: MemberRow, output: Output) -> Output:
         """A row is gone from the engine. Returns its output as the member knows it."""
         del self.rows[row.name]
         self._generated_tokens += len(output.sampled) - len(row.request.sampled)
@@ -129,7 +129,7 @@ class Member:
         """An output that the next `take_mail` hands out."""
         self._mail.append(output)
 
-    def put_back(self, rows: Sequence[Row], outputs: Sequence[Output]) -> None:
+    def put_back(self, rows: Sequence[MemberRow], outputs: Sequence[Output]) -> None:
         """Rows that were aborted wait before all others, to go on where they are."""
         again = [
             row.request.resumed(output.sampled)

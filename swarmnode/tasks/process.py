@@ -35,14 +35,14 @@ from swarmnode.tasks.messages import (
     Digested,
     Draw,
     Drawn,
+    DrawnExample,
     Failure,
     Load,
     Loaded,
+    MessageReader,
     Order,
-    Reader,
     Reply,
     Request,
-    Row,
     Score,
     Scored,
     frame,
@@ -103,7 +103,7 @@ class TaskProcess:
         self._printed = printed or self._log_line
         self._turn = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
-        self._reader: Reader | None = None
+        self._reader: MessageReader | None = None
         self._trace: IO[bytes] | None = None
         self._loaded: Loaded | None = None
         self._spawned = 0.0
@@ -247,7 +247,7 @@ class TaskProcess:
             raise TaskError(f"no process can be started for task {self.name}: {error.strerror}") from error
         finally:
             theirs.close()
-        self._reader = Reader(ours)
+        self._reader = MessageReader(ours)
         output = self._child.stdout
         assert output is not None
         threading.Thread(target=pass_on, args=(output, self._printed), daemon=True).start()
@@ -376,7 +376,7 @@ class IsolatedTask:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _example(self, seed: int, index: int, row: Row) -> Example:
+    def _example(self, seed: int, index: int, row: DrawnExample) -> Example:
         key = ExampleKey(self.name, self.version, seed, index)
         return Example(key, row.prompt, row.columns, row.conversational)
 

@@ -1,6 +1,6 @@
 """The moves of placement, and what a map and its paths would cost, both cheap: thousands are tried a second.
 
-placement.py -> [propose -> Change -> Price.after] -> placement.py accepts -> commit to PlacementState and Price
+placement.py -> [propose -> Change -> Price.after] -> accepted -> commit to PlacementState and Price
 """
 
 import random

@@ -34,7 +34,7 @@ FLOOR = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class BookCandidate:
     """An answer that our own judge gave full marks as it stands, before it enters the book."""
 
     example: Example
@@ -48,7 +48,7 @@ class Answer:
     """A policy of ours sampled the end of text behind it."""
 
 
-Mend = Callable[[Sequence[Answer]], Sequence[Answer]]
+Mend = Callable[[Sequence[BookCandidate]], Sequence[BookCandidate]]
 """What may be done to foreign answers on their way into the book: cut to what they need, or left out. Whoever
 changes an answer has it judged again first."""
 

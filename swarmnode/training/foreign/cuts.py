@@ -42,7 +42,7 @@ TOKEN_NATS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ReadingRequest:
     """A completion to be read after its prompt. `looks`: places where one asks for other tokens, too."""
 
     prompt_ids: tuple[int, ...]

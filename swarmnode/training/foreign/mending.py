@@ -23,7 +23,7 @@ from typing import Literal, Protocol
 
 from swarmnode.training.foreign.cuts import (
     Reading,
-    Row,
+    ReadingRequest,
     cuts_of,
     is_suspicious,
     runs_between,
@@ -57,7 +57,7 @@ READ_AT_LEAST = 4096
 
 SAME_REWARD = 1e-6
 
-Read = Callable[[Sequence[Row]], Sequence[Reading]]
+Read = Callable[[Sequence[ReadingRequest]], Sequence[Reading]]
 """What our policy says of these rows, in order (reading.py)."""
 
 Outcome = Literal["untouched", "mended", "refused"]
@@ -144,10 +144,10 @@ class _Case:
             self.refused = "too long"
         return self.refused is not None
 
-    def row(self, kept: tuple[int, ...], end: int, *, for_cuts: bool) -> Row:
+    def row(self, kept: tuple[int, ...], end: int, *, for_cuts: bool) -> ReadingRequest:
         ids = tuple(self.answer.token_ids[place] for place in kept)
         looks = _odd_places(kept, self.answer.odd) if for_cuts else None
-        return Row(self.answer.prompt_ids, (*ids, end), looks)
+        return ReadingRequest(self.answer.prompt_ids, (*ids, end), looks)
 
 
 def mend(
@@ -183,7 +183,7 @@ class _Mending:
     def mend(self, answers: Sequence[ForeignAnswer], read_at_most: int | None) -> list[MendedAnswer]:
         # Two authors may send one text, and one author may send it twice.
         distinct = {_key(one): one for one in answers if one.token_ids}
-        rows = [Row(one.prompt_ids, (*one.token_ids, self._end)) for one in distinct.values()]
+        rows = [ReadingRequest(one.prompt_ids, (*one.token_ids, self._end)) for one in distinct.values()]
         came_in = sum(map(_length, rows))
         self._left = max(READ_AT_MOST * came_in, READ_AT_LEAST) if read_at_most is None else read_at_most
         cases = {
@@ -383,5 +383,5 @@ def _key(answer: ForeignAnswer) -> tuple[ExampleKey, tuple[int, ...], frozenset[
     return answer.example.key, answer.token_ids, answer.odd
 
 
-def _length(row: Row) -> int:
+def _length(row: ReadingRequest) -> int:
     return len(row.prompt_ids) + len(row.token_ids)
