@@ -34,7 +34,7 @@ from swarmnode.pipeline.plans.evidence import is_broken
 logger = logging.getLogger(__name__)
 
 LEAST_BETWEEN_S = 2.0
-"""At most so often we announce what is new: links are measured one after the other."""
+"""The least time between two announcements of what is new: links are measured one after the other."""
 
 
 class MemberRefused(Rejected):

@@ -25,7 +25,7 @@ VERSION = 1
 """First byte of every request, reply and presence."""
 
 MAX_MEMBERS = 64
-"""Of one pipeline. More are better split into two: everyone pings everyone."""
+"""The most members of one pipeline. More are better split into two: everyone pings everyone."""
 
 MAX_PRESENCE_BYTES = 32 * 1024
 """Links to and observations of MAX_MEMBERS others are 10 KB; gossip allows 64 KiB."""
@@ -100,9 +100,9 @@ class Presence(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """A member, as it announces itself."""
 
     session: Number
-    """Of this run of the process; another one means that it was restarted and holds nothing."""
+    """Number of this run of the process; another one means that it was restarted and holds nothing."""
     sequence: Number
-    """Within the session, rising."""
+    """Number of the presence within the session, rising."""
     terms: Annotated[dict[Term, Term], Meta(max_length=MAX_TERMS)]
     """Model and settings that have to be equal on all members, by name."""
     costs: CostAnnouncement
@@ -113,7 +113,7 @@ class Status(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     session: Number
     sequence: Number
-    """Of its newest presence."""
+    """Sequence number of its newest presence."""
     iteration: Number
     """Optimizer steps taken."""
     busy: bool
@@ -121,13 +121,13 @@ class Status(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     in_force: Number = 0
     """Epoch of the plan that it works under; 0: none."""
     plan: Digest = ""
-    """Of that plan."""
+    """Digest of that plan."""
     stage: Annotated[int, Meta(ge=-1, lt=MAX_MEMBERS)] = -1
-    """That it holds; -1: none."""
+    """The stage that it holds; -1: none."""
     ends: Ends = ()
     """The layers behind each stage, as it knows them."""
     weights: Digest = ""
-    """Of the stage's weights at that iteration; empty while unknown."""
+    """Digest of the stage's weights at that iteration; empty while unknown."""
     epoch: Number = 0
     """The highest that it has taken a proposal of."""
     progress: ProposalProgress = ProposalProgress.NONE
@@ -146,7 +146,7 @@ class Ping(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     """Are you there?"""
 
     status: Status
-    """Of the one that asks."""
+    """Status of the one that asks."""
 
 
 class Introduce(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="introduce"):
@@ -160,7 +160,7 @@ class Propose(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
     epoch: Epoch
     ends: Ends
-    """Of the former stages; empty when nobody holds anything."""
+    """Where the former stages end; empty when nobody holds anything."""
     stage_of: Annotated[
         dict[PeerId, Annotated[int, Meta(ge=0, lt=MAX_MEMBERS)]], Meta(max_length=MAX_MEMBERS)
     ]
@@ -219,7 +219,7 @@ class RefusalReply(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
     reason: RefusalReason
     detail: Annotated[str, Meta(max_length=MAX_DETAIL_CHARS)] = ""
-    """For people: what to do about it."""
+    """What to do about it, for people."""
 
 
 Reply = StatusReply | RefusalReply

@@ -86,7 +86,7 @@ class Convener:
         """Whom we last planned around because they do nothing: once for each."""
 
     def start(self) -> None:
-        """From now on we listen who is there, before it can be our turn."""
+        """Begin to listen who is there, before it can be our turn."""
         self._started_at_s = _now_s()
 
     @property

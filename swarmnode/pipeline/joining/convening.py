@@ -86,7 +86,8 @@ def target_iteration(statuses: Iterable[Status]) -> int:
 
 
 def next_epoch(own: int, statuses: Iterable[Status]) -> int:
-    """Above every epoch in use. One far above the middle one is a lie that would use up the numbers."""
+    """An epoch above every one in use. One far above the middle one is a lie that would use up the
+    numbers."""
     said = sorted([own, *(each.epoch for each in statuses)])
     within = (said[(len(said) - 1) // 2] if own == 0 else own) + MAX_EPOCH_LEAP // 2
     return 1 + max(epoch for epoch in said if epoch <= within)

@@ -17,10 +17,12 @@ from swarmnode.pipeline.joining.control import MAX_DETAIL_CHARS, ProposalProgres
 from swarmnode.pipeline.plans.planning import Agreed, Former, Inputs, must_load
 
 MAX_EPOCH_LEAP = 10_000
-"""Of a proposal beyond what we know. Years of changes; it keeps anyone from using up the numbers."""
+"""The largest leap of a proposal's epoch beyond what we know. Years of changes; it keeps anyone from using up
+the numbers."""
 
 STEPS_TO_COME = 2
-"""Of a held member, at most: the step that closes now, and the one that data nodes have begun already."""
+"""The most steps that a held member still closes: the step that closes now, and the one that data nodes have
+begun already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,8 @@ class Follower:
         self.ordered_at_s = 0.0
         """When the convener last moved us."""
         self.stopped_since_s: float | None = None
-        """Since when one convener keeps us from working, whatever it ordered meanwhile; None: it does not."""
+        """The time since which one convener keeps us from working, whatever it ordered meanwhile; None: it
+        does not."""
         self._inputs: Inputs | None = None
         self._agreed: Agreed | None = None
         self._held_from = 0
@@ -74,7 +77,7 @@ class Follower:
         self._began = False
         self._overtaken = False
         self._said: dict[str, str] = {}
-        """By member of the latest proposal: the plan that it says it computed."""
+        """The plan that each member of the latest proposal says it computed."""
 
     def propose(self, sender: str, inputs: Inputs, now_s: float, *, usual_epoch: int = 0) -> None:
         """Take a proposal, unless a better one is known. The same one again changes nothing.

@@ -42,7 +42,7 @@ class Jobs:
         self.on_agreed = on_agreed
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Does one job after the other until cancelled."""
         follower, settings = self._follower, self._members.settings
         while True:
             self._give_up_waiting()

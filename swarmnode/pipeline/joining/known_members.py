@@ -26,13 +26,15 @@ logger = logging.getLogger(__name__)
 
 REQUESTS_PER_S = 10.0
 REQUESTS_BURST = 200.0
-"""Of one peer. A convener asks everyone twice a second while it convenes, everyone else every few seconds."""
+"""Requests that one peer may make at once. A convener asks everyone twice a second while it convenes,
+everyone else every few seconds."""
 
 MAX_TRACKED_PEERS = 1024
 """Whoever was not heard of for longest is forgotten, with its allowance."""
 
 UNREACHABLE_PINGS = 2
-"""In a row, a moment apart, in which a daemon is restarted: then the member is suspected."""
+"""So many unreachable pings in a row make a member suspected; between them lies a moment, in which a daemon
+is restarted."""
 
 PING_AGAIN_S = 1.5
 
@@ -51,7 +53,7 @@ class MembershipSettings:
 
     swarm: str
     name: str
-    """Of the pipeline within the swarm."""
+    """The pipeline's name within the swarm."""
     allowed: frozenset[str] | None = None
     """Peer ids that may take part. None: everyone who has the same model and settings."""
     at_least: int = 2
@@ -64,23 +66,23 @@ class MembershipSettings:
     confirm_s: float = 2.0
     """Deadline of the request that confirms a loss somebody reported."""
     announce_s: float = 60.0
-    """Between announcements with nothing new to say."""
+    """Time between announcements with nothing new to say."""
     settle_s: float = 5.0
     """Newcomers are planned with when no other came for so long."""
     links_s: float = 30.0
     """How long a newcomer that has not measured a link yet is waited for."""
     poll_s: float = 0.5
-    """Between two looks at how far the others are with a proposal."""
+    """Time between two looks at how far the others are with a proposal."""
     prepare_s: float = 900.0
-    """For computing a plan and loading the weights of a new stage, while training goes on."""
+    """Limit for computing a plan and loading the weights of a new stage, while training goes on."""
     iteration_s: float = 900.0
-    """For an iteration to end that runs while the next plan is agreed on."""
+    """Limit for the end of an iteration that runs while the next plan is agreed on."""
     seat_s: float = 300.0
-    """For taking a place, fetching its state included."""
+    """Limit for taking a place, fetching its state included."""
     catch_up_s: float = 60.0
     """A member that is behind waits so long for its own optimizer step; then it takes its place without."""
     retry_s: float = 30.0
-    """Before inputs that gave no plan are tried again."""
+    """Time before inputs that gave no plan are tried again."""
     barred_s: float = 30.0
     """A member that failed in a round, or was lost again and again, is left out so long at first."""
 
@@ -107,7 +109,7 @@ class KnownMember:
     """When the last of them was, or the last one was forgotten."""
     barred_until_s: float = 0.0
     convenes_from_s: float = 0.0
-    """Before this it may not propose."""
+    """The time before which it may not propose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +270,7 @@ class KnownMembers:
         return sorted(peer for peer, known in self._known.items() if known.lives)
 
     def claims(self) -> dict[str, Claim]:
-        """Of the others that answer."""
+        """What each of the others that answer claims."""
         said = {peer: self._known[peer].presence for peer in self.living()}
         return {peer: Claim(each.session, each.costs.member) for peer, each in said.items()}
 

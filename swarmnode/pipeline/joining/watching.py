@@ -38,7 +38,7 @@ class News:
         await self._changed.wait()
 
     async def pause(self, seconds: float) -> None:
-        """Until something changes, or so long."""
+        """Wait until something changes, or so long."""
         try:
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
@@ -67,7 +67,7 @@ class Watch:
         self._reported = asyncio.Event()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Pings the members and looks after suspects until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._ping_forever())
             tasks.create_task(self._confirm_forever())

@@ -43,9 +43,9 @@ class Weights(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     """What a replica says after a step."""
 
     digest: Digest
-    """Of its state."""
+    """Digest of the replica's state."""
     before: Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")] = ""
-    """Of the state that it can go back to; empty: it does not know whether that was the pipeline's."""
+    """Digest of the state that it can go back to; empty: it does not know whether that was the pipeline's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class ReplicaVote:
     """The replicas of the side that is right, without us: whom to fetch its state from."""
     silent: tuple[str, ...] = ()
     digest: str = ""
-    """Of the side that is right."""
+    """Digest of the side that is right."""
     differs: bool = False
     """Whether any two said different things."""
     rivals: tuple[Side, ...] = ()
@@ -118,7 +118,7 @@ def is_near(one: Mapping[str, Tensor], other: Mapping[str, Tensor], before: Mapp
 
 
 def _sides(said: Mapping[str, Weights]) -> list[Side]:
-    """In the order of their smallest peer ids."""
+    """The sides in the order of their smallest peer ids."""
     peers: dict[str, list[str]] = {}
     for peer_id in sorted(said):
         peers.setdefault(said[peer_id].digest, []).append(peer_id)

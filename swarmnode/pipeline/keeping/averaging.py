@@ -101,9 +101,9 @@ class ReplicaExchange(QuestionService):
         replicas: Sequence[str],
         expected: ContributionBounds,
     ) -> Combined:
-        """As `GradientExchange.combine`. A replica that is frozen costs `contribution_timeout_s` and the time
-        its bytes may take. Gradients of one's own that no replica would take count as none. Raises ModelError
-        for gradients that are none of this stage."""
+        """Implements `GradientExchange.combine`. A replica that is frozen costs `contribution_timeout_s` and
+        the time its bytes may take. Gradients of one's own that no replica would take count as none. Raises
+        ModelError for gradients that are none of this stage."""
         contribution = await self._own(own, exchange, expected)
         among = (*replicas, self._key.peer_id)
         ratio = self._settings.max_norm_ratio
@@ -125,7 +125,7 @@ class ReplicaExchange(QuestionService):
     async def compare(
         self, digest: str, exchange: StageIteration, replicas: Sequence[str], *, before: str = ""
     ) -> ReplicaVote:
-        """As `GradientExchange.compare`; who is right where replicas differ: agreement.py."""
+        """Implements `GradientExchange.compare`; agreement.py says who is right where replicas differ."""
         own, weights = self._key.peer_id, Weights(digest, before)
         self._answers.weigh(exchange, weights)
         others = sorted(set(replicas) - {own})

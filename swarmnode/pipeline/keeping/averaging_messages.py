@@ -17,7 +17,8 @@ from swarmnode.pipeline.wire.messages import MAX_PATH, Count, Digest
 
 PROTOCOL = "/swarmnode/pipeline-gradients/1"
 MAX_ROUNDS = 6
-"""Of agreeing. One more than deaths in as many rounds, which a stage with few replicas does not survive."""
+"""The most rounds of agreeing on contributors. One more than deaths in as many rounds, which a stage with few
+replicas does not survive."""
 
 NOT_HERE = "not_here"
 """It has nothing of that replica, or nothing any more. The empty head says so."""
@@ -44,7 +45,7 @@ class AskHeldGradients(About, frozen=True, kw_only=True, tag="holdings"):
 
 
 class AskDigest(About, frozen=True, kw_only=True, tag="digest"):
-    """Of the weights after the step, and before."""
+    """Asks for the digests of the weights after the step, and before."""
 
 
 Question = AskGradients | AskHeldGradients | AskDigest

@@ -42,7 +42,8 @@ class ContributionBounds:
     """What a replica may contribute at most; the same for all replicas of a stage under a plan."""
 
     shapes: Mapping[str, tuple[int, ...]]
-    """Of the stage's parameters, by global name: what a replica sends, and in which order, follows."""
+    """The shapes of the stage's parameters, by global name: what a replica sends, and in which order,
+    follows."""
     max_tokens: int
     """Learned from by one replica in one iteration: the agents that visit it x waves x most of one."""
     max_visits: int
@@ -62,7 +63,8 @@ class Combined:
     """The gradients of a stage's iteration."""
 
     sum: GradientSum
-    """Of the contributors; bitwise the same at each replica that has the same contributors."""
+    """The summed gradients of the contributors; bitwise the same at each replica that has the same
+    contributors."""
     contributors: tuple[str, ...]
     """Peer ids, sorted. One's own may be missing."""
     rejected: Mapping[str, ContributionFault]
@@ -74,7 +76,8 @@ class Combined:
 @dataclass(frozen=True, slots=True)
 class AveragingSettings:
     codec: CodecName = "none"
-    """Of the gradients on their way. fp16 halves the bytes; sums beyond 65504 are clamped to it."""
+    """Compression of the gradients on their way. fp16 halves the bytes; sums beyond 65504 are clamped to
+    it."""
     max_norm_ratio: float = 16.0
     """A replica's gradient a token may be so many times the (lower) median of the replicas' norms. Means over
     few micro-batches of unequal size differ by single digits."""
@@ -88,7 +91,7 @@ class AveragingSettings:
 
 @dataclass(slots=True)
 class ExchangeCounters:
-    """Since the start."""
+    """What averaging did since the start."""
 
     combined: int = 0
     rejected: Counter[ContributionFault] = field(default_factory=Counter[ContributionFault])
@@ -109,7 +112,7 @@ class StageIteration:
 
 
 class GradientExchange(Protocol):
-    """Among the replicas of one stage. `replicas` are peer ids, one's own among them."""
+    """Averages gradients among the replicas of one stage. `replicas` are peer ids, one's own among them."""
 
     async def combine(
         self,

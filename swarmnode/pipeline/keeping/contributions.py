@@ -139,7 +139,7 @@ def size_bytes(head: Head, expected: ContributionBounds) -> int:
 
 
 def most_bytes(expected: ContributionBounds) -> int:
-    """Of one contribution: every parameter, in float32."""
+    """The largest size of one contribution: every parameter, in float32."""
     return 4 * _size(sorted(expected.shapes), expected)
 
 
@@ -194,7 +194,7 @@ def _size(names: Sequence[str], expected: ContributionBounds) -> int:
 
 
 def _headers(head: Head, size: int) -> list[TensorHeader]:
-    """Of the pieces that a vector of this size travels in."""
+    """Headers of the pieces that a vector of this size is sent in."""
     block = INT8_BLOCK if head.codec == "int8" else 0
     sizes = [min(PIECE, size - first) for first in range(0, size, PIECE)]
     return [

@@ -13,7 +13,7 @@ from swarmnode.pipeline.keeping.holdings import HeldState, Holding, Seats
 
 
 class Copies:
-    """By the peer id of the owner, the newest of each."""
+    """Copies of other members' states: the newest of each owner, by its peer id."""
 
     def __init__(self, peer_id: str, *, most: int, most_bytes: int) -> None:
         """`peer_id`: ours. `most` copies of `most_bytes` together."""
@@ -23,7 +23,7 @@ class Copies:
         self._kept: dict[str, HeldState] = {}
         self._coming: dict[str, int] = {}
         self.seats: Seats | None = None
-        """Of the plan that says whose copies are ours to keep."""
+        """The seats of the plan that says whose copies are ours to keep."""
 
     def held(self) -> tuple[HeldState, ...]:
         return tuple(self._kept.values())

@@ -37,7 +37,7 @@ class Holding(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     end_layer: Layer
     """One past the last."""
     has_ends: bool
-    """With embedding, final norm and head."""
+    """Whether embedding, final norm and head are in it."""
     iteration: Count
     """Optimizer steps inside."""
     size_bytes: Count
@@ -81,9 +81,9 @@ class Seats:
     """Who holds which layers under a plan, and who keeps whose copy."""
 
     ranges: Mapping[str, tuple[int, int]]
-    """By peer id: the first layer, and one past the last."""
+    """The first layer of each peer id, and one past its last."""
     keepers: Mapping[str, str] = field(default_factory=dict[str, str])
-    """By the peer id of the owner."""
+    """Who keeps a copy, by the peer id of its owner."""
 
     def standing(self, peer_id: str, holding: Holding) -> HolderCredibility:
         layers = holding.first_layer, holding.end_layer
@@ -101,7 +101,7 @@ class Offer:
 
     holding: Holding
     holders: tuple[str, ...]
-    """In the order in which they are to be asked."""
+    """Its holders, in the order in which they are to be asked."""
     standing: HolderCredibility = HolderCredibility.NONE
     """The best of its holders."""
     backers: int = 1
@@ -114,7 +114,7 @@ class Assembled:
 
     tensors: dict[str, Tensor]
     iteration: int
-    """Of the oldest, where they are mixed."""
+    """Iteration of the oldest tensors, where they are mixed."""
 
 
 def layer_of(name: str) -> int | None:
@@ -196,8 +196,8 @@ def covering(
 
 
 def _cover(offered: Sequence[Offer], part: StagePart, needs_ends: bool) -> list[Offer] | None:
-    """From the left, always with the newest; of equals with what is most to be believed, then with what
-    reaches farthest."""
+    """Offers that cover the part from the left, always the newest; of equals with what is most to be
+    believed, then with what reaches farthest."""
     chosen: list[Offer] = []
     at = part.first_layer
     while at < part.end_layer:

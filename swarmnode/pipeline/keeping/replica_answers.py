@@ -45,7 +45,7 @@ class AveragingUnderWay:
 
     tally: ContributionTally
     published: list[Holdings] = field(default_factory=list[Holdings])
-    """By round."""
+    """What was held at the end of each round."""
     closed: Holdings | None = None
     silent: set[str] = field(default_factory=set[str])
     """It was closed without these, and they have not been heard of since."""
@@ -126,7 +126,8 @@ class ReplicaAnswers:
         return found
 
     def _check_scope(self, peer_id: str, exchange: StageIteration) -> None:
-        """Before anything is waited for. Of a plan that we have yet to take up nothing is known."""
+        """Refuse what the plan does not know, before anything is waited for. Nothing is known of a plan that
+        we have yet to take up."""
         scope = self.scope
         if scope is None or scope.plan != exchange.plan:
             return

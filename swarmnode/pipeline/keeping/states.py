@@ -63,20 +63,20 @@ KEPT_SEATS = 3
 """Plans by which is judged who should hold what: a copy may be of a member that has been gone for some."""
 
 DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
-"""Of what a state may hold: weights and Adam's moments."""
+"""Types of what a state may hold: weights and Adam's moments."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateLimits:
     max_state_bytes: int = 4 * 2**30
-    """Of one stage's state, its optimizer's moments included."""
+    """The largest size of one stage's state, its optimizer's moments included."""
     max_copies: int = 4
     max_copy_bytes: int = 4 * 2**30
-    """Of all copies together."""
+    """The largest size of all copies together."""
     copy_timeout_s: float = 600.0
-    """For one copy, whatever its size: who takes longer would keep others from being kept."""
+    """Limit of one copy, whatever its size: who takes longer would keep others from being kept."""
     answer_timeout_s: float = 10.0
-    """Without a state's bytes."""
+    """Limit of an answer that carries no state."""
     least_bytes_per_s: float = 250_000.0
     """Who is slower (2 Mbit/s) while it hands out a state counts as dead."""
 

@@ -40,7 +40,7 @@ MAX_WEIGHT_RATIO = 8.0
 the plan makes them, and the bound is how much more than an honest one a liar can weigh."""
 
 KEPT_HEADS = 2
-"""Of one replica: two prove that it equivocates, more prove nothing else."""
+"""The most heads kept of one replica: two prove that it equivocates, more prove nothing else."""
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -195,7 +195,8 @@ class ContributionTally:
         self._sound.clear()
 
     def _decisive(self, view: View) -> View:
-        """Without what does not decide: the bytes of who equivocates, and claims that nobody made good."""
+        """The view without what does not decide: the bytes of who equivocates, and claims that nobody made
+        good."""
         counting = _counting(view)
         return frozenset(
             (author, payload, author in counting and self._is_founded(payload)) for author, payload, _ in view
@@ -215,7 +216,8 @@ class ContributionTally:
 
 
 def sum_in_order(sums: Sequence[GradientSum]) -> GradientSum:
-    """As `sum_of_replicas`, in float32 and in place: new tensors, nothing of `sums` is written to."""
+    """The same as `sum_of_replicas`, in float32 and in place: new tensors, nothing of `sums` is written
+    to."""
     total: dict[str, Tensor] = {}
     for one in sums:
         for name, tensor in one.tensors.items():

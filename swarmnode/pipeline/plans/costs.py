@@ -26,7 +26,7 @@ MAX_ANNOUNCEMENT_BYTES = 64 * 1024
 MAX_TIMINGS = 16
 MAX_LAYERS = 512
 MAX_LINKS = 512
-"""As many members as an instance may have."""
+"""The most links that a member announces: as many members as an instance may have."""
 LEAST_TOKEN_S = 1e-12
 """No device computes faster, and what is divided by it stays a number."""
 MAX_TOKEN_S = 100.0
@@ -41,7 +41,7 @@ MAX_SLOWDOWN = 1000.0
 MAX_AGE_S = 1800.0
 """Claims older than this are not planned with: home machines and home links change within the hour."""
 MAX_CLOCK_SKEW_S = 120.0
-"""As for rollouts (exchange/limits.py): home machines without NTP drift by about this much."""
+"""The same as for rollouts (exchange/limits.py): home machines without NTP drift by about this much."""
 RECENT = 5
 """Samples of which the median is taken: two outliers in five leave no trace."""
 SMOOTHING = 0.3
@@ -71,9 +71,9 @@ class MemberCosts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     """Micro-batches in flight that it is willing to hold, however much memory there is."""
     holds_data: bool
     timings: Annotated[tuple[StageTiming, ...], Meta(min_length=1, max_length=MAX_TIMINGS)]
-    """By rising number of layers."""
+    """Measured stages, sorted by rising number of layers."""
     measured_at_s: Annotated[float, Meta(ge=0, le=2**40)]
-    """Since the epoch, by its own clock."""
+    """Seconds since the epoch, by its own clock."""
 
 
 class LinkCosts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -100,7 +100,7 @@ class CostAnnouncement(msgspec.Struct, frozen=True, array_like=True, forbid_unkn
 
     member: MemberCosts
     links: Annotated[dict[PeerId, LinkCosts], Meta(max_length=MAX_LINKS)]
-    """From this member to others."""
+    """Costs of the links from this member to others."""
     observed: Annotated[dict[PeerId, Observation], Meta(max_length=MAX_LINKS)]
 
 

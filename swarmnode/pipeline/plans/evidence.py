@@ -24,7 +24,7 @@ ENOUGH = 3
 """Micro-batches that a witness must have seen for that."""
 
 MIN_WITNESSES = 2
-"""That find a member broken, before it is left out."""
+"""So many witnesses must find a member broken before it is left out."""
 
 
 def heard(
@@ -79,7 +79,7 @@ def _witnesses(stage_of: Mapping[str, int]) -> frozenset[str]:
 def _words(
     announcements: Sequence[CostAnnouncement], stage_of: Mapping[str, int]
 ) -> Mapping[str, Mapping[str, Observation]]:
-    """By member that is announced: what each witness says of it."""
+    """What each witness says of a member, for every announced one."""
     witnesses = _witnesses(stage_of)
     found = {each.member.peer_id: dict[str, Observation]() for each in announcements}
     for each in announcements:

@@ -1,4 +1,4 @@
-"""From what was measured to what is planned with: an instance, and what every member would be elsewhere.
+"""Measurements become what is planned with: an instance, and what every member would be elsewhere.
 
 costs.py (believed), Partition -> [instance_from] -> Instance, PlacementTable -> placement.py -> schedule
 """
@@ -34,7 +34,7 @@ class IterationSettings:
     overhead_s: float = 0.0
     """What a hop costs beside the link: serialisation, copies."""
     gradient_bytes: tuple[int, ...] | None = None
-    """By stage: what its replicas average. None: nothing worth planning for."""
+    """What the replicas of each stage average. None: nothing worth planning for."""
     gap_s: float = 0.0
     """A member is not available so long after each task."""
     loss_factor: float = 0.25
@@ -120,7 +120,8 @@ def _backward_factor(members: Sequence[MemberCosts], parts: Partition) -> float:
 def _both_ends(
     names: Sequence[str], links: Mapping[tuple[str, str], LinkCosts]
 ) -> dict[tuple[int, int], LinkCosts]:
-    """By pair of nodes: the worse of both measurements; where there is none, worse than the worst of all."""
+    """Costs of the link of each pair of nodes: the worse of both measurements; where there is none, worse
+    than the worst of all."""
     measured = [cost for (one, other), cost in links.items() if one in names and other in names]
     if not measured:
         raise ConfigError("no link between the members was measured", hint="wait for the first probes")

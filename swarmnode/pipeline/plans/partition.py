@@ -23,7 +23,7 @@ from swarmnode.pipeline.plans.cuts import SPEED_GRID, Peer, StageCut, Sums, best
 PICO = 10**12
 """Seconds are rounded to picoseconds: below what a clock resolves, far above the last bits of a double."""
 MAX_SPEED = 1e6
-"""In relation to the reference device; NaN and infinity fall outside too."""
+"""The highest speed relative to the reference device; NaN and infinity fall outside too."""
 SKIP_TOLERANCE = 0.05
 """A number of stages is preferred when its paths skip what was asked to within this much."""
 MAX_LAYERS = 512
@@ -104,7 +104,7 @@ class Partition:
 
     @property
     def stage_of(self) -> dict[str, int]:
-        """By peer id; the spare are absent."""
+        """The stage of each peer id; the spare are absent."""
         return {peer: stage for stage, part in enumerate(self.stages) for peer in part.peers}
 
 

@@ -45,7 +45,7 @@ class Effort:
     starts: int = 8
     """Random maps to anneal from."""
     moves: int = 20_000
-    """Of annealing, each start."""
+    """Annealing moves from each start."""
     judged: int = 3
     """Maps that are polished, of those annealed."""
     polish: int = 2_000_000
@@ -62,9 +62,9 @@ class Placed:
     plan: Plan
     """The paths that the search found with it: a start for the scheduler."""
     makespan_s: float
-    """Of that plan, exact, averaging included where the instance has it."""
+    """The plan's exact makespan, averaging included where the instance has it."""
     given_s: float
-    """Of the given map with the paths the search started from."""
+    """Makespan of the given map with the paths the search started from."""
 
 
 def place(

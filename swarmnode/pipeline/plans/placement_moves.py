@@ -13,8 +13,9 @@ from swarmnode.pipeline.plans.instance import Instance, least_visits
 from swarmnode.pipeline.plans.plan import Plan
 
 POWER = 8
-"""Of the mean of round trips: near their maximum, yet every agent counts, since waiting grows with them all.
-Computed with products and roots, which every machine rounds alike, as it does not a general power."""
+"""Exponent of the power mean of round trips, which is near their maximum, yet every agent counts, since
+waiting grows with them all. Computed with products and roots, which every machine rounds alike, as it does
+not a general power."""
 NODE_MOVES = 0.4
 """Share of moves that swap two nodes; the others change paths."""
 
@@ -51,7 +52,7 @@ class PlacementState:
         self.stage_of = list(instance.stage_of)
         self.stages = [list(nodes) for nodes in instance.stages]
         self.visitors: list[list[int]] = [[] for _ in range(instance.node_count)]
-        """By node: the agents that visit it."""
+        """The agents that visit each node."""
         for agent, path in enumerate(paths):
             for node in path:
                 self.visitors[node].append(agent)
@@ -178,7 +179,7 @@ class Price:
         return self._value(total, self._averaging if swapped is None else self._averaging_after(swapped))
 
     def commit(self, change: Change) -> None:
-        """To be called once the state has made the change."""
+        """Takes the change into the price. To be called once the state has made the change."""
         for agent, path in change.paths:
             self._powers[agent] = self._power(path, None)
         if change.nodes is not None:

@@ -37,7 +37,7 @@ from swarmnode.pipeline.plans.schedule import SearchBudget, schedule
 from swarmnode.pipeline.plans.simulator import simulate
 
 MAX_SHOWN_CHARS = 64
-"""Of one setting in `terms`."""
+"""Characters shown of one setting in `terms`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +94,9 @@ class Former:
     """Who holds which layers now."""
 
     ends: tuple[int, ...]
-    """Of each stage, the first layer behind it."""
+    """The first layer behind each stage."""
     stage_of: Mapping[str, int]
-    """By peer id. Newcomers, and who holds layers of another division, are absent."""
+    """The stage of each peer id. Newcomers, and who holds layers of another division, are absent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Inputs:
     """All that a plan is computed from. The order of announcements does not matter."""
 
     announcements: tuple[CostAnnouncement, ...]
-    """Of the members that shall take part, one each."""
+    """Announcements of the members that shall take part, one each."""
     settings: PlanSettings
     former: Former | None
     """None: nobody holds anything worth keeping."""
@@ -125,13 +125,13 @@ class Agreed:
     digest: str
     """Names the plan in messages. Of paths, layers and epoch: the same plan made again is another one."""
     makespan_s: float
-    """Of one iteration, as predicted."""
+    """The predicted time of one iteration."""
     before: Former | None = None
     """Who held what when it was made: whose word counts for the state of a stage."""
 
     @property
     def peers(self) -> tuple[str, ...]:
-        """By node."""
+        """The peer id of each node."""
         return self.plan.instance.names
 
     @property
@@ -190,7 +190,7 @@ def planned(inputs: Inputs) -> Agreed:
 
 
 def _planned(inputs: Inputs, costs: Sequence[MemberCosts]) -> Agreed:
-    """With these members; others that are announced stay spare."""
+    """The plan with these members; others that are announced stay spare."""
     if len(costs) == 1:
         return _alone(inputs, costs[0])
     scene = _scene(inputs, costs)

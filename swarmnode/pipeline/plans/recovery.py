@@ -68,7 +68,8 @@ def repaired_path(
 
 
 def _taken(plan: Plan, load: Mapping[int, int]) -> Counter[int]:
-    """By node, slots that are not to be had: those of the plan's agents, or more where more are in use."""
+    """Slots of each node that are not to be had: those of the plan's agents, or more where more are in
+    use."""
     taken = Counter(node for path in plan.paths for node in path)
     for node, visits in load.items():
         taken[node] = max(taken[node], visits)

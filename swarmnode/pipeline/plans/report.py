@@ -21,7 +21,7 @@ from swarmnode.pipeline.plans.schedule import SearchBudget, schedule
 from swarmnode.pipeline.plans.simulator import Timeline, simulate
 
 TRIAL_SHARE = 0.1
-"""Of the budget, for each choice of data nodes of the full pipeline."""
+"""Share of the budget for each choice of data nodes of the full pipeline."""
 
 MAX_LAYOUTS = 20
 """Choices of data nodes that are tried: two full searches more than any other contender gets."""
@@ -45,13 +45,13 @@ class Contender:
     name: str
     skips: bool
     seconds: float
-    """For all micro-batches of the comparison."""
+    """Time for all micro-batches of the comparison."""
     in_flight: int
     """Micro-batches at once."""
     waves: float
     """Micro-batches of the comparison over those in flight; a broken number is interpolated."""
     cpu_s: float
-    """Of searching it."""
+    """CPU time that searching it took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class StageUse:
     visits: int
     """Micro-batches of a wave that come by; each holds one of the `slots`."""
     least_visits: int
-    """That it needs to learn as fast as the others."""
+    """Visits that the stage needs to learn as fast as the others."""
     slots: int
     averaging_s: float
     """0 where there is nothing to average."""
@@ -97,13 +97,13 @@ class Figures:
     in_flight: int
     waves: int
     skip_ratio: float
-    """Of the paths as planned: share of stages that a micro-batch does not visit."""
+    """Mean share of stages, over the planned paths, that a micro-batch does not visit."""
     slots_used: int
     slots: int
     seed: int
     steps: int
     plan_cpu_s: float
-    """Of the search that found the plan."""
+    """CPU time of the search that found the plan."""
     violations: tuple[str, ...]
     """Rules that the plan breaks; must be empty."""
     compared: tuple[Contender, ...]
@@ -111,7 +111,7 @@ class Figures:
     """1 - seconds / the fastest full pipeline's. None: the instance skips nothing."""
     stages: tuple[StageUse, ...]
     nodes: tuple[NodeUse, ...]
-    """By stage, those in none last."""
+    """The nodes sorted by stage, those in none last."""
     paths: tuple[tuple[int, ...], ...]
     digest: str
     """SHA-256 of the plan; members compare it before they run one."""

@@ -26,8 +26,8 @@ HOT, COLD = 0.09, 0.0045
 changes the way of one or two agents, and by so much their mean."""
 
 MEAN_WEIGHT = 1.0
-"""Of the agents' mean finish beside the makespan, in what annealing goes by. Most moves leave the makespan
-as it is; the mean leads to plans where the others are out of the way of the slowest."""
+"""Weight of the agents' mean finish beside the makespan, in what annealing goes by. Most moves leave the
+makespan as it is; the mean leads to plans where the others are out of the way of the slowest."""
 
 PREPARING = 0.1
 """Share of the budget that goes to the ways alone, collisions ignored, before they are looked at."""
@@ -85,7 +85,8 @@ def _plan(instance: Instance, draft: Draft) -> Plan:
 
 
 def _first_plans(instance: Instance) -> list[Plan]:
-    """By cheapest links, and round robin: the greedy one leaves the last agents what nobody wanted."""
+    """Two first plans, one by cheapest links and one round robin: the greedy one leaves the last agents what
+    nobody wanted."""
     return [Plan(instance, tuple(first_paths(instance, use_links=use))) for use in (True, False)]
 
 
@@ -196,7 +197,7 @@ def _cost_s(run: Run) -> float:
 
 
 def _share(spent: float, budget: float | None) -> float:
-    """Of a budget that may be unlimited, or nothing at all."""
+    """The share of a budget that is spent; the budget may be unlimited, or nothing at all."""
     if budget is None:
         return 0.0
     return spent / budget if budget > 0 else 1.0
