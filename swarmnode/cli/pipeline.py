@@ -107,7 +107,7 @@ def _picture(gantt: str) -> Path | None:
 
 
 def _check_folders(files: list[Path]) -> None:
-    """Before the search, not after it."""
+    """Refuse files that cannot be written before the search, not after it."""
     for path in files:
         if not path.absolute().parent.is_dir():
             raise StorageError(f"there is no folder for {path}", hint="create it, or name another file")
@@ -129,7 +129,7 @@ def _with_averaging(instance: "Instance", asked: bool) -> "Instance":
 
 
 def _effort(instance: "Instance", budget: "SearchBudget") -> "Effort":
-    """Of the search for a stage map: its own, or as many changes as the other searches try."""
+    """Effort of the search for a stage map: its own, or as many changes as the other searches try."""
     from swarmnode.pipeline.plans.instance import agents
     from swarmnode.pipeline.plans.placement import Effort
 

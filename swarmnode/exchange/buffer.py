@@ -58,7 +58,7 @@ class BufferSnapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
 
 
 class ReplayBuffer:
-    """At most `capacity` groups, and not too many of them by one author."""
+    """Accepted groups until they are drawn: at most `capacity`, and not too many of them by one author."""
 
     def __init__(self, capacity: int, *, max_age_s: float, max_age_versions: int) -> None:
         self.capacity = capacity

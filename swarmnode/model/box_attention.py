@@ -124,7 +124,7 @@ class _Part:
     matrices: int
     """One for each of the rows and each key head."""
     queries: slice
-    """Of the P query slots."""
+    """Where its queries lie among the P query slots."""
     keys: slice
 
     def of_queries(self, tensor_PX: Tensor, width: int) -> Tensor:

@@ -51,7 +51,7 @@ class TokenLogprobs:
 
     logprobs_N: Tensor
     entropy_N: Tensor
-    """Of the distribution that the token was drawn from, in nats."""
+    """Entropy of the distribution that the token was drawn from, in nats."""
 
 
 def head_logprobs(

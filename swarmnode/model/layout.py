@@ -292,7 +292,7 @@ def _boxed(runs: _Runs) -> tuple[list[int], tuple[Box, ...]]:
 
 
 def _slots(parts: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> TokenSlots:
-    """Of each part, which token fills each slot, and which slots are no pads."""
+    """The slots of parts that say which token fills each slot, and which slots are no pads."""
     token_of_slot_P = torch.cat([tokens for tokens, _ in parts])
     slots = torch.cat([real for _, real in parts]).nonzero()[:, 0]
     tokens, by_token = token_of_slot_P[slots].sort(stable=True)

@@ -74,12 +74,12 @@ RECIPE = Recipe(
         ),
     )
 )
-"""About 15 seconds of one core."""
+"""The recipe of the tiny policy: about 15 seconds of one core."""
 
 QUICK_RECIPE = replace(
     RECIPE, phases=(TrainingPhase("learning a little", 20, muon_lr=8e-3, adamw_lr=5e-3, ramp_steps=5),)
 )
-"""Under a second, for tests: the same shapes and files, but it cannot do anything yet."""
+"""A recipe of less than a second, for tests: the same shapes and files, but it cannot do anything yet."""
 
 
 def build_tiny(

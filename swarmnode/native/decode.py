@@ -25,7 +25,7 @@ class HeadLayout:
     group: int
     size: int
     eps: float
-    """Of the norm of queries and keys."""
+    """Epsilon of the norm of queries and keys."""
 
     @property
     def fused(self) -> int:
@@ -107,11 +107,11 @@ class Streams:
     words: Tensor
     """[2, windows + V or more] int32."""
     windows: int
-    """In each table of words; a power of two."""
+    """Windows in each table of words; a power of two."""
     steps: tuple[int, int]
-    """By which the window of a row moves on in each table."""
+    """How far the window of a row moves on in each table."""
     unit: float
-    """Of a sum of two words."""
+    """The unit of a sum of two words."""
     offsets: Tensor
     """[2, N], where the window of each row begins. They move."""
 

@@ -45,7 +45,8 @@ RELIEF_TIMEOUT_S = 0.5
 """A flooded daemon answers late, and meanwhile it grows."""
 
 MEMORY_RESTART_DELAY_S = 0.5
-"""Between two lives that were both ended for their size within STABLE_AFTER_S, whatever their number."""
+"""Pause between two lives that were both ended for their size within STABLE_AFTER_S, whatever their
+number."""
 
 PORT_ATTEMPTS = 5
 """Another process may take the port that we picked before the daemon does."""
@@ -104,7 +105,7 @@ class DaemonSupervisor:
 
     @property
     def control(self) -> ControlClient:
-        """Of the present life. Raises HostDown when there is none."""
+        """The control client of the present life. Raises HostDown when there is none."""
         if self._control is None:
             detail = self._status.detail or "it is not running"
             raise HostDown(f"the network process is {self._status.state}: {detail}")
@@ -127,7 +128,7 @@ class DaemonSupervisor:
 
     @property
     def pid(self) -> int | None:
-        """Of the daemon. None while there is none."""
+        """Process id of the daemon. None while there is none."""
         return self._process.pid if self._process and self._control else None
 
     async def start(self) -> str:
@@ -177,7 +178,7 @@ class DaemonSupervisor:
             self._trouble.set()
 
     def retire(self) -> None:
-        """From now on every call is HostDown. The daemon itself still runs, until `stop`."""
+        """Makes every call from now on HostDown. The daemon itself still runs, until `stop`."""
         self._control = None
         self._tell("closed", "")
 

@@ -91,7 +91,7 @@ class Company:
     def __init__(self, members: Sequence[PolicyNode]) -> None:
         self.members = members
         self.addresses: list[str] = []
-        """Of those that are up."""
+        """Addresses of the policies that are up."""
         self.announced = False
         """Another machine was told how to join."""
         self.left = 0
@@ -99,7 +99,7 @@ class Company:
 
     @property
     def others_go_on(self) -> bool:
-        """For one that ends and has not been counted yet."""
+        """Whether others go on, asked by a policy that ends and has not been counted yet."""
         return self.left + 1 < len(self.members)
 
     def request_stop(self) -> None:
@@ -240,7 +240,8 @@ def _build_node(
 
 
 def _put_checkpoints_aside(config: Config, model: str, paths: Paths, loaded: LocalPolicy) -> None:
-    """Of all policies that ever were here: half of them would otherwise be older than the others' start."""
+    """Archives the checkpoints of all policies that ever were here: half of them would otherwise be older
+    than the others' start."""
     for place in paths.policies():
         if archived := checkpoint_store(config, model, place, loaded.base).archive():
             logger.info("starting over; earlier checkpoints are kept in %s", archived)

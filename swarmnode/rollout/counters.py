@@ -13,7 +13,7 @@ from swarmnode.rollout.engine import EngineStats, Request
 
 @dataclass(slots=True)
 class EngineCounters:
-    """Since the engine was made."""
+    """What the engine did since it was made."""
 
     prompt_tokens: int = 0
     reprefilled_tokens: int = 0

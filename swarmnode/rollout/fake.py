@@ -36,7 +36,7 @@ class _Running:
     version: int
     stale: bool = False
     tokens: list[int] = field(default_factory=list[int])
-    """Since it started or was resumed."""
+    """Tokens since it started or was resumed."""
     spans: list[Span] = field(default_factory=list[Span])
 
     @property

@@ -174,7 +174,8 @@ def refuse_sequences(
 
 
 def not_finite(version: int) -> EngineError:
-    """For a policy that gives NaN. Whatever it sampled is worthless, so nothing of it is handed out."""
+    """The error for a policy that gives NaN. Whatever it sampled is worthless, so nothing of it is handed
+    out."""
     return EngineError(
         f"policy {version} gives NaN as probabilities; what it was sampling is dropped",
         hint="move the newest checkpoint away, start again, and lower the learning rate",

@@ -30,9 +30,10 @@ class KnownPolicy:
     """A version of a member."""
 
     update: PolicyUpdate
-    """As the engine knows it: `update.version` is the serial. Kept, because the engine forgets it."""
+    """The policy as the engine knows it: `update.version` is the serial. Kept, because the engine forgets
+    it."""
     version: int
-    """As the member knows it."""
+    """The version number that the member knows it by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +43,12 @@ class MemberRow:
     name: str
     """Its id there; never used twice."""
     request: Request
-    """As the member submitted it, or as far as it was when it was put back."""
+    """The request as the member submitted it, or as far as it was when it was put back."""
     serial: int
 
     @property
     def below(self) -> Request:
-        """As the engine is asked."""
+        """The request as the engine is asked."""
         request = self.request
         return Request(
             self.name, request.prompt_ids, request.sampling, request.sampled, self.serial, request.priority
@@ -61,7 +62,7 @@ class Member:
         self.name = name
         self.rows: dict[str, MemberRow] = {}
         self.policies = {base.version: KnownPolicy(base, version)}
-        """By serial: the newest, and what somebody runs on or waits for."""
+        """Policies by serial: the newest, and what somebody runs on or waits for."""
         self.newest = base.version
         self.asleep = False
         self.closed = False
@@ -219,7 +220,7 @@ class Member:
         self._named = {version: serial for version, serial in self._named.items() if serial in used}
 
     def translated(self, sampled: Sampled) -> Sampled:
-        """With the member's own version numbers."""
+        """What was sampled, with the member's own version numbers."""
         spans = (
             Span(self.policies[span.version].version, span.start, span.end, span.kv)
             if span.version >= FIRST_SERIAL

@@ -28,13 +28,15 @@ ALONE_EXAMPLES = 4
 """Examples whose answers are also scored one by one."""
 
 TIMEOUT_S = TasksConfig().score_timeout_s
-"""For loading the file, for each judgement and each draw: what a node grants unless it is set otherwise."""
+"""Limit of loading the file, of each judgement and of each draw: what a node grants unless it is set
+otherwise."""
 
 SLOW_DRAWS_PER_S = 1000.0
-"""Below this a peer's key of the highest index costs seconds to draw again."""
+"""The speed below which a peer's key of the highest index costs seconds to draw again."""
 
 SLOW_SCORES_PER_S = 100.0
-"""Below this, judging a round of 256 own and 256 foreign completions takes longer than training on them."""
+"""The speed below which judging a round of 256 own and 256 foreign completions takes longer than training on
+them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,8 @@ class TaskReport:
     scores_per_s: float | None
     sample: Example | None
     lets_through: Mapping[str, float] | None
-    """By what was put into right answers (probes.py): the share that had full marks with it all the same.
-    None: no right answer is known."""
+    """The share of right answers that still had full marks with each injection (probes.py). None: no right
+    answer is known."""
     findings: tuple[TaskFinding, ...]
 
     @property
@@ -100,7 +102,8 @@ def check_task(
 
 
 def _isolated(spec: str, timeout_s: float, **options: Any) -> IsolatedTask:
-    """As a node has it, built-in tasks too: what is looked at must not differ from what trains."""
+    """The task in a process of its own, as a node has it, built-in tasks too: what is looked at must not
+    differ from what trains."""
     task = isolate(spec, timeout_s, load_timeout_s=timeout_s, builtin=True, **options)
     assert isinstance(task, IsolatedTask)
     return task

@@ -80,7 +80,7 @@ class DrawnExample(msgspec.Struct, frozen=True):
 
 
 class Drawn(msgspec.Struct, frozen=True, tag=True):
-    """As many rows as there are, and why there are no more where drawing them failed."""
+    """Answers `Draw`: as many rows as there are, and why there are no more where drawing them failed."""
 
     rows: tuple[DrawnExample, ...]
     failure: Failure | None

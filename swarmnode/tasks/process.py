@@ -72,7 +72,7 @@ _BOOT = (
 )
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
-"""As faulthandler writes it."""
+"""A frame of a traceback as faulthandler writes it."""
 
 
 class TaskProcess:
@@ -340,14 +340,14 @@ class IsolatedTask:
             start, count = start + count, min(4 * count, MOST_ROWS)
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
-        """By the file's own rewards, of the example as its process draws it."""
+        """Scores by the file's own rewards, for the example as its process draws it."""
         key = example.key
         scored = self._process.ask(Score(key.seed, key.index, example.prompt, tuple(completions)))
         assert isinstance(scored, Scored)
         return list(scored.scores)
 
     def digest(self) -> str:
-        """Of all that is drawn, drawn anew."""
+        """The digest of all that is drawn, drawn anew."""
         digested = self._process.ask(Digest())
         assert isinstance(digested, Digested)
         return digested.digest

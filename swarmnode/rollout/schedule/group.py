@@ -63,7 +63,7 @@ class OpenGroup:
 
     @property
     def tokens(self) -> int:
-        """Of all members together, without those still in the engine."""
+        """Tokens of all completions together, without those still in the engine."""
         return sum(len(member.sampled) for member in self.members)
 
     @property
@@ -73,7 +73,7 @@ class OpenGroup:
 
     @property
     def name(self) -> str:
-        """For log lines."""
+        """The group's name in log lines."""
         return f"example {self.example.key.index} of {self.example.key.task}"
 
     def request_id(self, place: int) -> str:
@@ -97,7 +97,7 @@ class OpenGroup:
         self.members[place] = OpenCompletion(output.sampled, finish)
 
     def settle_age(self) -> None:
-        """With nothing in the engine, the spans say exactly how old the group is."""
+        """Takes the group's age from its spans, which say it exactly once nothing is in the engine."""
         self.oldest_version = oldest_of(member.sampled.oldest_version for member in self.members)
 
     def start_over(self) -> None:

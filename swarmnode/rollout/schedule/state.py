@@ -25,7 +25,7 @@ MAX_GROUP_SIZE = 4096
 """More members than any group has: a damaged file must not ask for memory without end."""
 
 MAX_STAGES = 64
-"""As many as a micro-batch visits at most (pipeline/wire/messages.py)."""
+"""The most stages on a token's path, as many as a micro-batch visits at most (pipeline/wire/messages.py)."""
 
 Stage = Annotated[int, msgspec.Meta(ge=0, lt=MAX_STAGES)]
 TokenId = Annotated[int, msgspec.Meta(ge=0)]

@@ -140,8 +140,8 @@ class VllmEngine:
         return self._hand_out(None)
 
     def abort(self, request_ids: Iterable[str] | None = None) -> Sequence[Output]:
-        """As every engine; beside this process vLLM samples on until it hears of it, so that a completion may
-        turn out to have ended by itself (finish "stop" or "length")."""
+        """Aborts as every engine does; beside this process vLLM samples on until it hears of it, so that a
+        completion may turn out to have ended by itself (finish "stop" or "length")."""
         chosen = None if request_ids is None else set(request_ids)
         waiting = self._queue.withdraw(chosen)
         aborted = self._abort_rows(lambda row: chosen is None or row.request.request_id in chosen)

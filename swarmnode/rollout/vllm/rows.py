@@ -24,7 +24,7 @@ class Row:
     """What its newest tokens are sampled from."""
     kv: Literal["fresh", "stale"] = "fresh"
     tokens: list[int] = field(default_factory=list[int])
-    """Since it started or was resumed."""
+    """Tokens since it started or was resumed."""
     logprobs: list[float] = field(default_factory=list[float])
     spans: list[Span] = field(default_factory=list[Span])
     """Those that are over."""

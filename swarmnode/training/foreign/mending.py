@@ -47,7 +47,7 @@ LONGEST_TOKENS = 1024
 """Longer doubtful answers are refused: one is read up to MOST_READINGS times."""
 
 MOST_READINGS = 1 + 2 * BEAM * MOST_CUTS + MOST_CUTS
-"""Of one answer: the whole, the beams, what comes back."""
+"""The most readings of one answer: the whole, the beams, what comes back."""
 
 READ_AT_MOST = 16
 """Tokens read for each that came in."""
@@ -125,7 +125,7 @@ class _Case:
     chosen: tuple[int, ...] | None = None
     refused: Why | None = None
     reward: float | None = None
-    """Of the whole answer, in the company of its parts."""
+    """Reward of the whole answer, in the company of its parts."""
 
     @property
     def whole(self) -> tuple[int, ...]:
@@ -195,7 +195,8 @@ class _Mending:
         return [self._result(one, cases.get(_key(one))) for one in answers]
 
     def _examine(self, cases: Sequence[_Case]) -> None:
-        """In waves: as many side by side as the round can pay for at worst, then more with what is left."""
+        """Examines the cases in waves: as many side by side as the round can pay for at worst, then more with
+        what is left."""
         waiting = [case for case in cases if not case.is_too_long()]
         while wave := self._affordable(waiting):
             waiting = waiting[len(wave) :]
@@ -254,7 +255,7 @@ class _Mending:
             case.chosen = case.best.kept
 
     def _passing(self, case: _Case, parts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """Of these parts, those that our judge gives as much as the whole."""
+        """Those of the parts that our judge gives as much as the whole."""
         texts = {kept: text for kept in parts if (text := self._text(case, kept)) is not None}
         if not texts:
             return []

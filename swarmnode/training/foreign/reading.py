@@ -29,7 +29,7 @@ class Reader:
         self._policy = policy
 
     def __call__(self, rows: Sequence[ReadingRequest]) -> list[Reading]:
-        """In order. Raises ModelError where no memory is left to try."""
+        """Readings of the rows, in order. Raises ModelError where no memory is left to try."""
         if not rows:
             return []
         samples = [self._sample(row) for row in rows]
