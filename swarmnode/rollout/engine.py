@@ -206,6 +206,10 @@ class Engine(Protocol):
         """The newest version; 0 (the base) before the first `set_policy`."""
         ...
 
+    def check(self, request: Request) -> None:
+        """Raise what `submit` would for what this request asks for, whatever its id. Changes nothing."""
+        ...
+
     def submit(self, requests: Iterable[Request]) -> None:
         """Queue all requests, or none: raises EngineError for an empty prompt, an id in flight, a version
         that is not live, one that cannot fit or has nothing left to sample."""

@@ -99,6 +99,9 @@ class FakeEngine:
     def policy_version(self) -> int:
         return self.updates[-1].version if self.updates else 0
 
+    def check(self, request: Request) -> None:
+        self._queue.check(request, self._live_versions())
+
     def submit(self, requests: Iterable[Request]) -> None:
         self._queue.submit(requests, self._live_versions())
 

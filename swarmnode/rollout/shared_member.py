@@ -102,6 +102,9 @@ class Member:
     def wants_a_step(self) -> bool:
         return not self._mail and self._error is None and bool(self.rows or len(self._queue))
 
+    def check(self, request: Request) -> None:
+        self._queue.check(request, self.live_versions)
+
     def submit(self, requests: Sequence[Request]) -> None:
         self._queue.submit(requests, self.live_versions)
         self.asleep = False

@@ -132,6 +132,9 @@ class TorchEngine(ABC):
     def policy_version(self) -> int:
         return self._newest.version
 
+    def check(self, request: Request) -> None:
+        self._queue.check(request, self._live_versions())
+
     def submit(self, requests: Iterable[Request]) -> None:
         self._line_up(self._queue.submit(requests, self._live_versions()))
 

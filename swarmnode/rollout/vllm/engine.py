@@ -122,11 +122,13 @@ class VllmEngine:
     def policy_version(self) -> int:
         return self._policies.newest.version
 
+    def check(self, request: Request) -> None:
+        self._refuse_requests([request])
+        self._queue.check(request, self._live_versions())
+
     def submit(self, requests: Iterable[Request]) -> None:
         accepted = list(requests)
-        refuse_temperatures(accepted)
-        if not self._policies.has_base(self._policies.newest):
-            refuse_base(request.version for request in accepted)
+        self._refuse_requests(accepted)
         self._queue.submit(accepted, self._live_versions())
         self._wake()
 
@@ -319,6 +321,11 @@ class VllmEngine:
         """Versions that waiting requests want and that have to stay live for them."""
         versions = {request.version for request in self._queue.waiting}
         return {version for version in versions if version is not None and version != BASE_VERSION}
+
+    def _refuse_requests(self, requests: Sequence[Request]) -> None:
+        refuse_temperatures(requests)
+        if not self._policies.has_base(self._policies.newest):
+            refuse_base(request.version for request in requests)
 
     def _refuse(self, policy: LoadedPolicy, inflight: InFlight) -> None:
         rows = self._running.values()
