@@ -113,7 +113,7 @@ def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
         )
         if not quantized:
             model.to(device)
-    except Exception as error:
+    except Exception as error:  # A broken tokenizer.json is a bare Exception of the tokenizers library.
         if is_out_of_memory(error):
             raise ModelError(
                 f"{spec} does not fit into memory: {_first_line(error)}",
