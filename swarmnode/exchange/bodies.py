@@ -42,8 +42,8 @@ FOREIGN_PART = 4
 
 
 class BodyStore:
-    """Compressed bodies by SHA-256, bounded in bytes and number. The oldest leave first, because old headers are
-    not selected any more."""
+    """Compressed bodies by SHA-256, bounded in bytes and number. The oldest leave first, because old headers
+    are not selected any more."""
 
     def __init__(self, *, max_bytes: int, max_bodies: int) -> None:
         self._max_bytes = max_bytes
