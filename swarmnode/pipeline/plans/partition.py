@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from swarmnode.errors import ConfigError, ModelError
-from swarmnode.pipeline.plans.cuts import SPEED_GRID, Peer, StageCut, Sums, best_cut, endless, feasible
+from swarmnode.pipeline.plans.cuts import SPEED_GRID, LayerDivision, Peer, Sums, best_cut, endless, feasible
 
 PICO = 10**12
 """Seconds are rounded to picoseconds: below what a clock resolves, far above the last bits of a double."""
@@ -178,7 +178,7 @@ def _micro_batch_ps(answer: Partition, work: PipelineWorkload, speed: dict[str, 
 
 
 def _finish(
-    model: Model, peers: tuple[Peer, ...], work: PipelineWorkload, stages: int, cut: StageCut
+    model: Model, peers: tuple[Peer, ...], work: PipelineWorkload, stages: int, cut: LayerDivision
 ) -> Partition:
     sums = _sums(model, work, stages)
     groups, spare = _use_the_rest(sums, cut, peers)
@@ -191,7 +191,7 @@ def _finish(
 
 
 def _use_the_rest(
-    sums: Sums, cut: StageCut, peers: tuple[Peer, ...]
+    sums: Sums, cut: LayerDivision, peers: tuple[Peer, ...]
 ) -> tuple[list[list[Peer]], tuple[str, ...]]:
     """Members that the optimum did not need join the busiest stage that they can hold."""
     groups = [list(group) for group in cut.groups]
