@@ -90,9 +90,9 @@ class ProposalProgress(StrEnum):
     HELD = "held"
     """Does not begin the iteration named under the former plan."""
     READY = "ready"
-    """Seated under the new plan."""
+    """Has taken its assignment under the new plan."""
     BEGUN = "begun"
-    """All are seated: micro-batches may be sent."""
+    """All have taken theirs: micro-batches may be sent."""
     FAILED = "failed"
 
 
@@ -182,15 +182,15 @@ class Hold(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     iteration: Number
 
 
-class TakeSeat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="seat"):
-    """Take your place for this iteration."""
+class TakeAssignment(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="seat"):
+    """Take up your assignment from this iteration on."""
 
     epoch: Epoch
     iteration: Number
 
 
 class Begin(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="begin"):
-    """Everyone has a place."""
+    """Everyone has an assignment."""
 
     epoch: Epoch
 
@@ -205,7 +205,7 @@ class Leave(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     """I am leaving."""
 
 
-Request = Ping | Introduce | Propose | Hold | TakeSeat | Begin | Suspect | Leave
+Request = Ping | Introduce | Propose | Hold | TakeAssignment | Begin | Suspect | Leave
 
 
 class StatusReply(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="status"):

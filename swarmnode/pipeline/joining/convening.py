@@ -4,8 +4,8 @@ convener.py: who lives, what they hold -> [former_of, Round] -> requests to ever
 
 The convener knows no more than others and decides nothing that they do not check: it names the inputs, each
 member computes the plan, and the round goes on only with members that came to the same one. Members that keep
-their layers are seated first, so that those who have to load find somebody to load from. Whatever fails ends
-the round, names who failed, and the next round, with a higher epoch, is held without them.
+their layers are assigned first, so that those who have to load find somebody to load from. Whatever fails
+ends the round, names who failed, and the next round, with a higher epoch, is held without them.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from swarmnode.pipeline.joining.control import (
     RefusalReason,
     Request,
     Status,
-    TakeSeat,
+    TakeAssignment,
 )
 from swarmnode.pipeline.joining.following import MAX_EPOCH_LEAP
 from swarmnode.pipeline.joining.known_members import MembershipSettings
@@ -48,8 +48,8 @@ class Outcome:
     failed: dict[str, str] = field(default_factory=dict[str, str])
     """Members that did not do their part, and why. Ourselves: no plan of these inputs."""
     again: dict[str, str] = field(default_factory=dict[str, str])
-    """Members that may do better next time, and why: they moved meanwhile, could not take their place, or did
-    not answer. The dead among them are not in the next round."""
+    """Members that may do better next time, and why: they moved meanwhile, could not take their assignment,
+    or did not answer. The dead among them are not in the next round."""
     outbid: dict[str, str] = field(default_factory=dict[str, str])
     """Members that say another convener's proposal is on its way, and how they say it."""
     resign: bool = False
@@ -140,8 +140,8 @@ class Round:
         loading = {*must_load(agreed, former)}
         keeping = [peer for peer in self._members if peer not in loading]
         for peers, within_s in ((keeping, settings.iteration_s), (sorted(loading), 0.0)):
-            within_s += settings.catch_up_s + settings.seat_s
-            if not await self._tell(peers, TakeSeat(epoch, iteration)):
+            within_s += settings.catch_up_s + settings.assignment_s
+            if not await self._tell(peers, TakeAssignment(epoch, iteration)):
                 return self._out
             if not await self._until(
                 peers, lambda status: _reached(status, ProposalProgress.READY), within_s, epoch

@@ -1,12 +1,12 @@
 """One member's part in a change of plan: what it may be told, and what it has to do next. Decides, acts not.
 
-requests of the convener -> [Follower] -> jobs for membership.py (plan, prepare, seat), progress for statuses
+requests of the convener -> [Follower] -> jobs for membership.py (plan, prepare, take), progress for statuses
 
 none -> planning -> prepared -> held -> ready -> begun, each on the convener's word, failed from anywhere. The
-former plan is in force until the place under the new one is taken, so training goes on while others plan and
-load. A held member begins no iteration from the one named on; since all are held before any is seated, no
-iteration runs under two plans. A proposal with a higher (epoch, smaller peer id) replaces one half-way, so
-two conveners at once end up with one plan.
+former plan is in force until the assignment under the new one is taken, so training goes on while others plan
+and load. A held member begins no iteration from the one named on; since all are held before any takes its
+assignment, no iteration runs under two plans. A proposal with a higher (epoch, smaller peer id) replaces one
+half-way, so two conveners at once end up with one plan.
 """
 
 from collections.abc import Collection
@@ -34,19 +34,19 @@ class PlanIt:
 
 @dataclass(frozen=True, slots=True)
 class PrepareIt:
-    """Load what the new place needs as far as that goes ahead of time, then report `prepared`."""
+    """Load what the new assignment needs as far as that goes ahead of time, then report `prepared`."""
 
     agreed: Agreed
 
 
 @dataclass(frozen=True, slots=True)
-class SeatIt:
-    """Take the place, then report `seated`."""
+class TakeIt:
+    """Take up the assignment, then report `taken`."""
 
     agreed: Agreed
 
 
-Job = PlanIt | PrepareIt | SeatIt
+Job = PlanIt | PrepareIt | TakeIt
 
 
 class Follower:
@@ -73,7 +73,7 @@ class Follower:
         self._inputs: Inputs | None = None
         self._agreed: Agreed | None = None
         self._held_from = 0
-        self._seat_ordered = False
+        self._take_ordered = False
         self._began = False
         self._overtaken = False
         self._said: dict[str, str] = {}
@@ -98,7 +98,7 @@ class Follower:
         self.epoch, self.by, self.detail = inputs.epoch, sender, ""
         self.progress, self._inputs, self._agreed = ProposalProgress.PLANNING, inputs, None
         self._said = {}
-        self._seat_ordered, self.ordered_at_s = False, now_s
+        self._take_ordered, self.ordered_at_s = False, now_s
 
     def hold(self, sender: str, epoch: int, iteration: int, now_s: float) -> None:
         self._check(sender, epoch)
@@ -110,19 +110,19 @@ class Follower:
         if self.stopped_since_s is None:
             self.stopped_since_s = now_s
 
-    def seat(self, sender: str, epoch: int, iteration: int, now_s: float) -> None:
+    def take(self, sender: str, epoch: int, iteration: int, now_s: float) -> None:
         self._check(sender, epoch)
         if self.progress in (ProposalProgress.READY, ProposalProgress.BEGUN):
             return
         if self.progress != ProposalProgress.HELD or iteration != self._held_from:
             raise Rejected(RefusalReason.NOT_READY, f"{self.progress} for iteration {self._held_from}")
-        if not self._seat_ordered:
-            self._seat_ordered, self.ordered_at_s = True, now_s
+        if not self._take_ordered:
+            self._take_ordered, self.ordered_at_s = True, now_s
 
     def begin(self, sender: str, epoch: int, now_s: float) -> None:
         self._check(sender, epoch)
         if self.progress not in (ProposalProgress.READY, ProposalProgress.BEGUN):
-            raise Rejected(RefusalReason.NOT_READY, f"{self.progress}, not seated")
+            raise Rejected(RefusalReason.NOT_READY, f"{self.progress}, assignment not taken")
         self._begin(now_s)
 
     def stepped(self, iteration: int, weights: str, now_s: float) -> None:
@@ -136,7 +136,7 @@ class Follower:
         self.iteration, self.weights = iteration, weights
 
     def hear(self, sender: str, status: Status, now_s: float) -> None:
-        """Another member's status: which plan it came to. Where it says that the plan of our seat has begun,
+        """Another member's status: which plan it came to. Where it says that our plan has begun,
         the word got lost; where it goes by a newer plan than ours, we have missed one."""
         is_in_it = self._inputs and any(each.member.peer_id == sender for each in self._inputs.announcements)
         if is_in_it and status.epoch == self.epoch and status.proposed:
@@ -151,14 +151,14 @@ class Follower:
         """What is to be done now, one thing at a time. `living`: the others that we hear ourselves."""
         if self.progress == ProposalProgress.PLANNING and self._inputs is not None:
             return PlanIt(self._inputs) if self._agreed is None else PrepareIt(self._agreed)
-        if self.progress == ProposalProgress.HELD and self._seat_ordered and self._agreed and not self.busy:
+        if self.progress == ProposalProgress.HELD and self._take_ordered and self._agreed and not self.busy:
             # Further behind, or under a plan that others have left, it has no step to come.
             behind = self._held_from - self.iteration
             waits = self.in_force is not None and 0 < behind <= STEPS_TO_COME and not self._overtaken
             is_time = not waits or now_s >= self.ordered_at_s + self._catch_up_s
             # The convener's word alone does not do: it may have told others something else.
             if is_time and not self.unconvinced(living):
-                return SeatIt(replace(self._agreed, iteration=self._held_from))
+                return TakeIt(replace(self._agreed, iteration=self._held_from))
         return None
 
     def unconvinced(self, living: Collection[str]) -> list[str]:
@@ -183,14 +183,14 @@ class Follower:
         if agreed is self._agreed and self.progress == ProposalProgress.PLANNING:
             self.progress = ProposalProgress.PREPARED
 
-    def seating(self) -> None:
-        """The former place is about to be left."""
+    def taking(self) -> None:
+        """The former assignment is about to be left."""
         self.in_force, self._began = None, False
         if self.stopped_since_s is None:
             self.stopped_since_s = self.ordered_at_s
 
-    def seated(self, agreed: Agreed) -> None:
-        """Even when the proposal was replaced meanwhile, this is the place we have now."""
+    def taken(self, agreed: Agreed) -> None:
+        """Even when the proposal was replaced meanwhile, this is the assignment we have now."""
         self.in_force, self._began, self.iteration = agreed, False, agreed.iteration
         self._overtaken = False
         if agreed.epoch == self.epoch and self.progress == ProposalProgress.HELD:

@@ -77,7 +77,7 @@ class MembershipSettings:
     """Limit for computing a plan and loading the weights of a new stage, while training goes on."""
     iteration_s: float = 900.0
     """Limit for the end of an iteration that runs while the next plan is agreed on."""
-    seat_s: float = 300.0
+    assignment_s: float = 300.0
     """Limit for taking a place, fetching its state included."""
     catch_up_s: float = 60.0
     """A member that is behind waits so long for its own optimizer step; then it takes its place without."""

@@ -1,4 +1,4 @@
-"""A member's place in the pipeline: who else there is, which plan holds, and when it changes.
+"""A member's assignment in the pipeline: who else there is, which plan holds, and when it changes.
 
 probes.py, costs -> announcements, pings -> [Membership] -> on_agreed(Agreed) -> stages; agreed(k) -> drivers
 
@@ -36,7 +36,7 @@ from swarmnode.pipeline.joining.control import (
     Status,
     StatusReply,
     Suspect,
-    TakeSeat,
+    TakeAssignment,
     decode_request,
     encode,
     topic_of,
@@ -62,9 +62,10 @@ class Membership:
                           on_agreed=node.take_place) as membership:
         plan = await membership.agreed(worker.iteration)
 
-    `on_agreed` takes our place: it loads the stage if need be, fetches its state and seats the member, and
-    may raise SwarmnodeError. `agreed.iteration` may differ from that of the weights at hand: then they are
-    fetched from a replica (states.py), or kept where no replica has others. `part_of(own)` None: a spare one.
+    `on_agreed` takes our assignment: it loads the stage if need be, fetches its state and assigns the member,
+    and may raise SwarmnodeError. `agreed.iteration` may differ from that of the weights at hand: then they
+    are fetched from a replica (states.py), or kept where no replica has others. `part_of(own)` None: a spare
+    one.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class Membership:
     async def agreed(self, iteration: int) -> Agreed:
         """The plan for this iteration, in which we are a data node; from now on the iteration runs here.
 
-        Returns at once when nothing changed, else when everyone has a place under the new plan. Raises
+        Returns at once when nothing changed, else when everyone has an assignment under the new plan. Raises
         ModelError when this membership ends first.
         """
         self.rests()
@@ -251,8 +252,8 @@ class Membership:
                 self._propose(sender, request, now_s)
             case Hold():
                 follower.hold(sender, request.epoch, request.iteration, now_s)
-            case TakeSeat():
-                follower.seat(sender, request.epoch, request.iteration, now_s)
+            case TakeAssignment():
+                follower.take(sender, request.epoch, request.iteration, now_s)
             case Begin():
                 follower.begin(sender, request.epoch, now_s)
             case Suspect():
@@ -323,9 +324,8 @@ class Membership:
     def _why_waiting(self) -> str:
         follower = self._follower
         if follower.in_force is None:
-            return (
-                f"no place yet, {len(self._members.living())} other members, {self._convener.turn()} convenes"
-            )
+            others = len(self._members.living())
+            return f"no assignment yet, {others} other members, {self._convener.turn()} convenes"
         if follower.is_waiting:
             return f"{follower.by} is changing it, epoch {follower.epoch}"
         return "the others go by a newer one" if self._is_outdated() else "we are spare in the present one"

@@ -20,7 +20,7 @@ own gradients may move), or a stage that stands still; nobody takes over what it
 three replicas are a majority. Who knows nothing follows whoever says it does. Who makes up weights every time
 keeps its stage from learning until it is left out (`pipeline.members`), and every member's log names it.
 Honest replicas that lost sight of each other in the middle of an exchange and differ by more than rounding
-stay apart (4), until they are given a seat anew.
+stay apart (4), until they are given an assignment anew.
 """
 
 from collections.abc import Mapping, Sequence

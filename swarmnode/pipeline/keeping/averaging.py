@@ -76,7 +76,7 @@ class ReplicaExchange(QuestionService):
     """A `GradientExchange` over streams.
 
     async with ReplicaExchange(host, key) as exchange:
-        exchange.admit(seat.peers)
+        exchange.admit(assignment.peers)
         combined = await exchange.combine(worker.take_gradients(), StageIteration(plan, 1, 7), ...)
     """
 

@@ -28,7 +28,7 @@ from swarmnode.pipeline.joining.control import (
 )
 from swarmnode.pipeline.joining.convener import Outbid
 from swarmnode.pipeline.joining.convening import Round
-from swarmnode.pipeline.joining.following import MAX_EPOCH_LEAP, Follower, SeatIt
+from swarmnode.pipeline.joining.following import MAX_EPOCH_LEAP, Follower, TakeIt
 from swarmnode.pipeline.joining.known_members import FORGIVEN_S, FREE_LOSSES, KnownMembers
 from swarmnode.pipeline.plans.costs import CostAnnouncement, StageTiming, forward_s
 from swarmnode.pipeline.plans.planning import Agreed, Inputs, planned
@@ -106,7 +106,7 @@ def test_a_place_that_takes_for_ever_is_given_up():
         nodes[1].membership._jobs.on_agreed = hangs  # pyright: ignore[reportPrivateUsage]
         await until(lambda: nodes[1].membership.status().progress == ProposalProgress.FAILED, 60)
 
-    told(story, count=3, settings=replace(SETTINGS, seat_s=10.0), trains=False)
+    told(story, count=3, settings=replace(SETTINGS, assignment_s=10.0), trains=False)
 
 
 # What is answered to a convener (11, 12).
@@ -182,11 +182,11 @@ def test_a_convener_that_begins_again_and_again_is_seen_to_stop_us():
         follower.planned(again, plan)
         follower.prepared(plan)
         follower.hold("a", epoch, 0, time_s)
-        follower.seat("a", epoch, 0, time_s)
+        follower.take("a", epoch, 0, time_s)
         job = follower.job(time_s)
-        assert isinstance(job, SeatIt)
-        follower.seating()
-        follower.seated(job.agreed)
+        assert isinstance(job, TakeIt)
+        follower.taking()
+        follower.taken(job.agreed)
         time_s += 60
     assert follower.stopped_since_s == 0.0
     follower.begin("a", 5, time_s)
@@ -209,12 +209,12 @@ def test_nobody_is_seated_before_each_living_member_of_the_plan_told_us_of_the_s
     follower.planned(INPUTS, PLAN)
     follower.prepared(PLAN)
     follower.hold("a", 1, 0, 0.0)
-    follower.seat("a", 1, 0, 0.0)
+    follower.take("a", 1, 0, 0.0)
     follower.hear("a", status(epoch=1, proposed=PLAN.digest), 0.0)
     follower.hear("c", status(epoch=1, proposed="0" * 64), 0.0)
     assert follower.job(0.0, ["a", "c"]) is None and follower.unconvinced(["a", "c"]) == ["c"]
     follower.hear("c", status(epoch=1, proposed=PLAN.digest), 0.0)
-    assert isinstance(follower.job(0.0, ["a", "c"]), SeatIt)
+    assert isinstance(follower.job(0.0, ["a", "c"]), TakeIt)
 
 
 def test_a_newcomer_does_not_use_up_the_epochs_on_one_members_word():
