@@ -37,7 +37,7 @@ from swarmnode.network.memory import MemoryNetwork
 from swarmnode.pipeline.keeping.combining import Alone
 from swarmnode.pipeline.plans.instance import Instance
 from swarmnode.pipeline.plans.plan import Plan, digest
-from swarmnode.pipeline.plans.schedule import Budget, schedule
+from swarmnode.pipeline.plans.schedule import SearchBudget, schedule
 from swarmnode.pipeline.plans.simulator import simulate
 from swarmnode.pipeline.running.idle import IdleRollouts, IdleStats
 from swarmnode.pipeline.running.idle_budget import IdleSettings
@@ -268,7 +268,7 @@ async def measure(
     disable_progress_bar()
     small_model(NODES).save_pretrained(folder)
     own = small_model(2)
-    plan = schedule(instance(), seed=0, budget=Budget(steps=2000)).plan
+    plan = schedule(instance(), seed=0, budget=SearchBudget(steps=2000)).plan
     switches = [Switch(own, node) for node in range(NODES)]
     without: list[Iteration] = []
     having: list[Iteration] = []

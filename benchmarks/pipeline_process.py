@@ -31,10 +31,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from swarmnode.identity import keys
 from swarmnode.network.p2pd import P2pdHost
 from swarmnode.pipeline.keeping.averaging import ReplicaExchange
-from swarmnode.pipeline.keeping.combining import ExchangeSettings
+from swarmnode.pipeline.keeping.combining import AveragingSettings
 from swarmnode.pipeline.plans.instance import HOP_OVERHEAD_S, Instance
 from swarmnode.pipeline.plans.plan import Plan, digest
-from swarmnode.pipeline.plans.simulator import Task, simulate
+from swarmnode.pipeline.plans.simulator import ScheduledWork, simulate
 from swarmnode.pipeline.running.member import PipelineMember
 from swarmnode.pipeline.running.seat import IterationReport, MemberSettings, Seat
 from swarmnode.pipeline.stages.loading import load_stage
@@ -187,7 +187,7 @@ async def _serve(setup: Setup, node: int, pipe: Connection) -> None:
     key = keys.load_or_create(key_path)
     async with AsyncExitStack() as stack:
         host = await stack.enter_async_context(P2pdHost(key_path))
-        exchange = await stack.enter_async_context(ReplicaExchange(host, key, ExchangeSettings()))
+        exchange = await stack.enter_async_context(ReplicaExchange(host, key, AveragingSettings()))
         pipe.send((host.peer_id, (await host.addresses())[0]))
         everybody: Sequence[tuple[str, str]] = await asyncio.to_thread(pipe.recv)
         for _, address in everybody[node + 1 :]:
@@ -315,7 +315,7 @@ def link(hop_s: float, bandwidth: bool) -> LinkSpeed:
 def most_waits_s(plan: Plan) -> float:
     """What its messages wait for links that they share, of the agent that waits most; roughly, since the plan
     goes on as if nobody waited. An upper bound on what the simulator overlooks, where little waits."""
-    steps: defaultdict[tuple[int, int], list[Task]] = defaultdict(list)
+    steps: defaultdict[tuple[int, int], list[ScheduledWork]] = defaultdict(list)
     for task in simulate(plan).tasks:
         steps[task.agent, task.wave].append(task)
     sent = sorted(

@@ -89,7 +89,7 @@ class TasksConfig(Section):
     names: tuple[str, ...] = ("builtin",)
     """Built-in task names, `builtin` for all eight, or paths of task files."""
     mixes: tuple[str, ...] = ()
-    """With several policies: the tasks of each, names joined by commas. Policy k takes entry k, and the first
+    """The tasks of each of several policies, names joined by commas. Policy k takes entry k, and the first
     again after the last; more entries than policies are refused. Empty: all policies take `names`."""
     eval_examples: int = Field(default=64, ge=1, le=1024)
     """Held-out examples per task in an evaluation."""

@@ -1,4 +1,4 @@
-"""From settings to the parts of a node.
+"""The parts of a node are built from its settings.
 
 config, paths -> [assemble] -> LocalPolicy, PolicyLearner, NetworkParts -> run.py, offline.py, fitting.py
 

@@ -63,7 +63,7 @@ class LocalNode:
     model: str
     """A folder, or what else `join` takes for one."""
     label: str
-    """Before each of its lines."""
+    """The word before each of its lines."""
     process: subprocess.Popen[str] | None = None
     last_line: str = ""
     story: deque[str] = field(default_factory=lambda: deque[str](maxlen=LAST_LINES))

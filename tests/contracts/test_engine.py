@@ -610,6 +610,20 @@ def test_a_request_that_cannot_work_is_refused_with_all_that_came_with_it(
     assert bookkeeper.step() == ()
 
 
+@pytest.mark.parametrize("why", [why for why in REFUSED if why != "twice"])
+def test_a_check_refuses_what_submitting_would(bookkeeper: Engine, why: str) -> None:
+    with pytest.raises(EngineError):
+        bookkeeper.check(REFUSED[why])
+
+
+def test_a_check_lets_through_what_can_be_submitted_and_changes_nothing(bookkeeper: Engine) -> None:
+    bookkeeper.check(ask((5,)))
+    assert bookkeeper.stats().waiting == 0
+    bookkeeper.submit([ask((5,))])
+    bookkeeper.check(ask((5,)))  # Whether the id is in flight is not its question.
+    assert bookkeeper.stats().waiting == 1
+
+
 def test_an_id_in_flight_is_refused(bookkeeper: Engine) -> None:
     bookkeeper.submit([ask((5,))])
     bookkeeper.step()

@@ -16,65 +16,67 @@ from swarmnode.pipeline.joining.control import (
     MAX_DETAIL_CHARS,
     MAX_REPLY_BYTES,
     PROTOCOL,
-    Answered,
     Introduce,
     Presence,
-    Reason,
-    Refusal,
+    RefusalReason,
+    RefusalReply,
     Request,
     Status,
+    StatusReply,
     decode_reply,
     encode,
     open_presence,
     seal_presence,
 )
-from swarmnode.pipeline.plans.costs import Announcement, LinkCosts, MemberCosts, Observation
+from swarmnode.pipeline.plans.costs import CostAnnouncement, LinkCosts, MemberCosts, Observation
 from swarmnode.pipeline.plans.evidence import is_broken
 
 logger = logging.getLogger(__name__)
 
 LEAST_BETWEEN_S = 2.0
-"""At most so often we announce what is new: links are measured one after the other."""
+"""The least time between two announcements of what is new: links are measured one after the other."""
 
 
-class Refused(Rejected):
+class MemberRefused(Rejected):
     """A member did not take a request."""
 
-    def __init__(self, refusal: Refusal) -> None:
+    def __init__(self, refusal: RefusalReply) -> None:
         super().__init__(refusal.reason, refusal.detail)
 
 
 async def ask(host: Host, peer_id: str, request: Request, sealed: bytes, *, timeout_s: float) -> Status:
     """A member's answer. Who does not know us yet is told first: `sealed` is our presence.
 
-    Raises Refused, NetworkError.
+    Raises MemberRefused, NetworkError.
     """
     reply = await _exchange(host, peer_id, request, timeout_s)
-    if isinstance(reply, Refusal) and reply.reason == Reason.UNKNOWN_MEMBER:
+    if isinstance(reply, RefusalReply) and reply.reason == RefusalReason.UNKNOWN_MEMBER:
         reply = await _exchange(host, peer_id, Introduce(sealed), timeout_s)
-        if isinstance(reply, Answered):
+        if isinstance(reply, StatusReply):
             reply = await _exchange(host, peer_id, request, timeout_s)
-    if isinstance(reply, Refusal):
-        if reply.reason == Reason.OTHER_TERMS:
+    if isinstance(reply, RefusalReply):
+        if reply.reason == RefusalReason.OTHER_TERMS:
             logger.warning("%s does not let us take part: %s", peer_id, ascii(reply.detail))
-        raise Refused(reply)
+        raise MemberRefused(reply)
     return reply.status
 
 
-def as_refusal(error: Rejected) -> Refusal:
+def as_refusal(error: Rejected) -> RefusalReply:
     """The refusal that a peer gets for what it sent."""
-    reason = Reason(error.reason) if error.reason in set(Reason) else Reason.MALFORMED
-    return Refusal(reason, str(error)[:MAX_DETAIL_CHARS])
+    reason = RefusalReason(error.reason) if error.reason in set(RefusalReason) else RefusalReason.MALFORMED
+    return RefusalReply(reason, str(error)[:MAX_DETAIL_CHARS])
 
 
-async def _exchange(host: Host, peer_id: str, request: Request, timeout_s: float) -> Answered | Refusal:
+async def _exchange(
+    host: Host, peer_id: str, request: Request, timeout_s: float
+) -> StatusReply | RefusalReply:
     data = await host.request(
         peer_id, PROTOCOL, encode(request), timeout_s=timeout_s, max_response_bytes=MAX_REPLY_BYTES
     )
     try:
         return decode_reply(data)
     except Rejected as error:
-        raise Refused(as_refusal(error)) from error
+        raise MemberRefused(as_refusal(error)) from error
 
 
 class OwnPresence:
@@ -100,12 +102,12 @@ class OwnPresence:
         self.session = secrets.randbits(48)
         self.sequence = 0
         self.sealed = b""
-        self.announced = Announcement(costs(), {}, {})
+        self.announced = CostAnnouncement(costs(), {}, {})
         """What the others were last told."""
 
     def renew(self) -> None:
         """Seal what holds now. Raises Rejected when no member would take it, as with costs too old."""
-        announced = Announcement(self._costs(), dict(self._links()), dict(self._observed()))
+        announced = CostAnnouncement(self._costs(), dict(self._links()), dict(self._observed()))
         presence = Presence(
             session=self.session,
             sequence=self.sequence + 1,

@@ -5,7 +5,7 @@ membership.py -> [control] -> gossip, Host.request -> [control] -> membership.py
 A `Presence` is signed by its author for one pipeline of one swarm, so it can be gossiped, handed on in a
 proposal and believed whoever brings it. Everything else is a request to one member, whose transport tells the
 truth about who asks. Every request is answered at once with the `Status` of the one that was asked, or with a
-`Refusal`; what takes long (planning, loading) is started, and shows in later statuses.
+`RefusalReply`; what takes long (planning, loading) is started, and shows in later statuses.
 """
 
 from enum import StrEnum
@@ -18,14 +18,14 @@ from msgspec import Meta
 from swarmnode.errors import Rejected
 from swarmnode.identity.envelope import seal, unseal
 from swarmnode.identity.keys import NodeKey
-from swarmnode.pipeline.plans.costs import MAX_LAYERS, Announcement, PeerId, check
+from swarmnode.pipeline.plans.costs import MAX_LAYERS, CostAnnouncement, PeerId, check
 
 PROTOCOL = "/swarmnode/pipeline-control/1"
 VERSION = 1
 """First byte of every request, reply and presence."""
 
 MAX_MEMBERS = 64
-"""Of one pipeline. More are better split into two: everyone pings everyone."""
+"""The most members of one pipeline. More are better split into two: everyone pings everyone."""
 
 MAX_PRESENCE_BYTES = 32 * 1024
 """Links to and observations of MAX_MEMBERS others are 10 KB; gossip allows 64 KiB."""
@@ -44,7 +44,7 @@ Digest = Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")]
 Ends = Annotated[tuple[Annotated[int, Meta(ge=1, le=MAX_LAYERS)], ...], Meta(max_length=MAX_MEMBERS)]
 
 
-class Reason(StrEnum):
+class RefusalReason(StrEnum):
     """Why something was not taken. Values never come from the wire, so their number is bounded."""
 
     MALFORMED = "malformed"
@@ -80,7 +80,7 @@ class Reason(StrEnum):
     LEFT = "left"
 
 
-class Progress(StrEnum):
+class ProposalProgress(StrEnum):
     """How far a member is with the latest proposal that it took. In this order."""
 
     NONE = "none"
@@ -90,9 +90,9 @@ class Progress(StrEnum):
     HELD = "held"
     """Does not begin the iteration named under the former plan."""
     READY = "ready"
-    """Seated under the new plan."""
+    """Has taken its assignment under the new plan."""
     BEGUN = "begun"
-    """All are seated: micro-batches may be sent."""
+    """All have taken theirs: micro-batches may be sent."""
     FAILED = "failed"
 
 
@@ -100,12 +100,12 @@ class Presence(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """A member, as it announces itself."""
 
     session: Number
-    """Of this run of the process; another one means that it was restarted and holds nothing."""
+    """Number of this run of the process; another one means that it was restarted and holds nothing."""
     sequence: Number
-    """Within the session, rising."""
+    """Number of the presence within the session, rising."""
     terms: Annotated[dict[Term, Term], Meta(max_length=MAX_TERMS)]
     """Model and settings that have to be equal on all members, by name."""
-    costs: Announcement
+    costs: CostAnnouncement
 
 
 class Status(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True):
@@ -113,7 +113,7 @@ class Status(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     session: Number
     sequence: Number
-    """Of its newest presence."""
+    """Sequence number of its newest presence."""
     iteration: Number
     """Optimizer steps taken."""
     busy: bool
@@ -121,16 +121,16 @@ class Status(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     in_force: Number = 0
     """Epoch of the plan that it works under; 0: none."""
     plan: Digest = ""
-    """Of that plan."""
+    """Digest of that plan."""
     stage: Annotated[int, Meta(ge=-1, lt=MAX_MEMBERS)] = -1
-    """That it holds; -1: none."""
+    """The stage that it holds; -1: none."""
     ends: Ends = ()
     """The layers behind each stage, as it knows them."""
     weights: Digest = ""
-    """Of the stage's weights at that iteration; empty while unknown."""
+    """Digest of the stage's weights at that iteration; empty while unknown."""
     epoch: Number = 0
     """The highest that it has taken a proposal of."""
-    progress: Progress = Progress.NONE
+    progress: ProposalProgress = ProposalProgress.NONE
     proposed: Digest = ""
     """The plan that it computed from that proposal."""
     detail: Annotated[str, Meta(max_length=MAX_DETAIL_CHARS)] = ""
@@ -146,7 +146,7 @@ class Ping(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     """Are you there?"""
 
     status: Status
-    """Of the one that asks."""
+    """Status of the one that asks."""
 
 
 class Introduce(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="introduce"):
@@ -160,7 +160,7 @@ class Propose(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
     epoch: Epoch
     ends: Ends
-    """Of the former stages; empty when nobody holds anything."""
+    """Where the former stages end; empty when nobody holds anything."""
     stage_of: Annotated[
         dict[PeerId, Annotated[int, Meta(ge=0, lt=MAX_MEMBERS)]], Meta(max_length=MAX_MEMBERS)
     ]
@@ -182,15 +182,15 @@ class Hold(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     iteration: Number
 
 
-class Seat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="seat"):
-    """Take your place for this iteration."""
+class TakeAssignment(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="seat"):
+    """Take up your assignment from this iteration on."""
 
     epoch: Epoch
     iteration: Number
 
 
 class Begin(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="begin"):
-    """Everyone has a place."""
+    """Everyone has an assignment."""
 
     epoch: Epoch
 
@@ -205,24 +205,24 @@ class Leave(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     """I am leaving."""
 
 
-Request = Ping | Introduce | Propose | Hold | Seat | Begin | Suspect | Leave
+Request = Ping | Introduce | Propose | Hold | TakeAssignment | Begin | Suspect | Leave
 
 
-class Answered(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="status"):
+class StatusReply(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="status"):
     """The request was taken."""
 
     status: Status
 
 
-class Refusal(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="refusal"):
+class RefusalReply(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="refusal"):
     """The request was not taken."""
 
-    reason: Reason
+    reason: RefusalReason
     detail: Annotated[str, Meta(max_length=MAX_DETAIL_CHARS)] = ""
-    """For people: what to do about it."""
+    """What to do about it, for people."""
 
 
-Reply = Answered | Refusal
+Reply = StatusReply | RefusalReply
 
 _T = TypeVar("_T")
 
@@ -266,7 +266,7 @@ def open_presence(sealed: bytes, *, topic: str, now_s: float) -> tuple[str, Pres
     presence = _decode(_presence_decoder, envelope.payload, MAX_PRESENCE_BYTES)
     check(presence.costs, author=envelope.author, now_s=now_s)
     if max(len(presence.costs.links), len(presence.costs.observed)) > MAX_MEMBERS:
-        raise Rejected(Reason.TOO_LARGE, f"more than {MAX_MEMBERS} links or observations")
+        raise Rejected(RefusalReason.TOO_LARGE, f"more than {MAX_MEMBERS} links or observations")
     return envelope.author, presence
 
 
@@ -296,10 +296,10 @@ def _context(topic: str) -> str:
 
 def _decode(decoder: msgspec.msgpack.Decoder[_T], data: bytes, max_bytes: int) -> _T:
     if len(data) > max_bytes:
-        raise Rejected(Reason.TOO_LARGE, f"{len(data)} bytes, at most {max_bytes}")
+        raise Rejected(RefusalReason.TOO_LARGE, f"{len(data)} bytes, at most {max_bytes}")
     if data[:1] != bytes([VERSION]):
-        raise Rejected(Reason.OTHER_VERSION if data else Reason.MALFORMED)
+        raise Rejected(RefusalReason.OTHER_VERSION if data else RefusalReason.MALFORMED)
     try:
         return decoder.decode(memoryview(data)[1:])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Rejected(Reason.MALFORMED, str(error)) from error
+        raise Rejected(RefusalReason.MALFORMED, str(error)) from error

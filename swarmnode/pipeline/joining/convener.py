@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from swarmnode.errors import NetworkError
-from swarmnode.pipeline.joining.asking import OwnPresence, Refused
-from swarmnode.pipeline.joining.control import Ping, Progress, Propose, Status
+from swarmnode.pipeline.joining.asking import MemberRefused, OwnPresence
+from swarmnode.pipeline.joining.control import Ping, ProposalProgress, Propose, Status
 from swarmnode.pipeline.joining.convening import Ask, Outcome, Round, former_of, next_epoch
 from swarmnode.pipeline.joining.following import Follower
 from swarmnode.pipeline.joining.known_members import KnownMembers
@@ -86,7 +86,7 @@ class Convener:
         """Whom we last planned around because they do nothing: once for each."""
 
     def start(self) -> None:
-        """From now on we listen who is there, before it can be our turn."""
+        """Begin to listen who is there, before it can be our turn."""
         self._started_at_s = _now_s()
 
     @property
@@ -146,7 +146,7 @@ class Convener:
     def _is_in_force(self, statuses: dict[str, Status]) -> bool:
         """Whether exactly these members work under the plan that we work under."""
         plan = self._follower.in_force
-        if plan is None or self._follower.progress != Progress.BEGUN:
+        if plan is None or self._follower.progress != ProposalProgress.BEGUN:
             return False
         return plan.members == set(statuses) and all(each.plan == plan.digest for each in statuses.values())
 
@@ -166,7 +166,7 @@ class Convener:
         plan = self._follower.in_force
         if plan is None or plan.digest != digest or sessions != self._sessions(others):
             return False
-        if self._follower.progress != Progress.BEGUN:
+        if self._follower.progress != ProposalProgress.BEGUN:
             return False
         told = self._statuses(others)
         barred = False
@@ -183,7 +183,7 @@ class Convener:
         """Why a member that seems to have left the plan is to be barred; empty where it is not."""
         try:
             status = await self._ask(peer, Ping(self._status()))
-        except (NetworkError, Refused) as error:
+        except (NetworkError, MemberRefused) as error:
             logger.debug("%s does not say where it stands: %s", peer, error)
         else:
             if status.plan == plan.digest:
@@ -252,7 +252,7 @@ class Convener:
                 self._suspect(peer, str(error))
                 # Before it is planned with again, there is time to see whether it lives.
                 await asyncio.sleep(self._members.settings.confirm_s)
-            except Refused as error:
+            except MemberRefused as error:
                 logger.debug("%s does not say where it stands: %s", peer, error)
 
     def _conclude(self, outcome: Outcome, sessions: frozenset[tuple[str, int]]) -> None:

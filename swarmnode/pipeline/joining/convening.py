@@ -4,8 +4,8 @@ convener.py: who lives, what they hold -> [former_of, Round] -> requests to ever
 
 The convener knows no more than others and decides nothing that they do not check: it names the inputs, each
 member computes the plan, and the round goes on only with members that came to the same one. Members that keep
-their layers are seated first, so that those who have to load find somebody to load from. Whatever fails ends
-the round, names who failed, and the next round, with a higher epoch, is held without them.
+their layers are assigned first, so that those who have to load find somebody to load from. Whatever fails
+ends the round, names who failed, and the next round, with a higher epoch, is held without them.
 """
 
 import asyncio
@@ -14,17 +14,17 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from swarmnode.errors import NetworkError
-from swarmnode.pipeline.joining.asking import Refused
+from swarmnode.pipeline.joining.asking import MemberRefused
 from swarmnode.pipeline.joining.control import (
     Begin,
     Hold,
     Ping,
-    Progress,
+    ProposalProgress,
     Propose,
-    Reason,
+    RefusalReason,
     Request,
-    Seat,
     Status,
+    TakeAssignment,
 )
 from swarmnode.pipeline.joining.following import MAX_EPOCH_LEAP
 from swarmnode.pipeline.joining.known_members import MembershipSettings
@@ -37,7 +37,7 @@ MAX_SILENT = 3
 """Looks in a row that a member may leave unanswered."""
 
 Ask = Callable[[str, Request], Awaitable[Status]]
-"""Ask a member, ourselves included. Raises Refused or NetworkError."""
+"""Ask a member, ourselves included. Raises MemberRefused or NetworkError."""
 
 
 @dataclass(slots=True)
@@ -48,8 +48,8 @@ class Outcome:
     failed: dict[str, str] = field(default_factory=dict[str, str])
     """Members that did not do their part, and why. Ourselves: no plan of these inputs."""
     again: dict[str, str] = field(default_factory=dict[str, str])
-    """Members that may do better next time, and why: they moved meanwhile, could not take their place, or did
-    not answer. The dead among them are not in the next round."""
+    """Members that may do better next time, and why: they moved meanwhile, could not take their assignment,
+    or did not answer. The dead among them are not in the next round."""
     outbid: dict[str, str] = field(default_factory=dict[str, str])
     """Members that say another convener's proposal is on its way, and how they say it."""
     resign: bool = False
@@ -86,7 +86,8 @@ def target_iteration(statuses: Iterable[Status]) -> int:
 
 
 def next_epoch(own: int, statuses: Iterable[Status]) -> int:
-    """Above every epoch in use. One far above the middle one is a lie that would use up the numbers."""
+    """An epoch above every one in use. One far above the middle one is a lie that would use up the
+    numbers."""
     said = sorted([own, *(each.epoch for each in statuses)])
     within = (said[(len(said) - 1) // 2] if own == 0 else own) + MAX_EPOCH_LEAP // 2
     return 1 + max(epoch for epoch in said if epoch <= within)
@@ -127,7 +128,10 @@ class Round:
         )
         done = done and self._all_agree()
         done = done and await self._until(
-            self._members, lambda status: _reached(status, Progress.PREPARED), settings.prepare_s, epoch
+            self._members,
+            lambda status: _reached(status, ProposalProgress.PREPARED),
+            settings.prepare_s,
+            epoch,
         )
         iteration = await self._hold(epoch) if done else None
         agreed = self._agreed()
@@ -136,10 +140,12 @@ class Round:
         loading = {*must_load(agreed, former)}
         keeping = [peer for peer in self._members if peer not in loading]
         for peers, within_s in ((keeping, settings.iteration_s), (sorted(loading), 0.0)):
-            within_s += settings.catch_up_s + settings.seat_s
-            if not await self._tell(peers, Seat(epoch, iteration)):
+            within_s += settings.catch_up_s + settings.assignment_s
+            if not await self._tell(peers, TakeAssignment(epoch, iteration)):
                 return self._out
-            if not await self._until(peers, lambda status: _reached(status, Progress.READY), within_s, epoch):
+            if not await self._until(
+                peers, lambda status: _reached(status, ProposalProgress.READY), within_s, epoch
+            ):
                 return self._out
         # We last: a word that gets lost is heard from our own status, as long as we are there to say it.
         self._out.begun = await self._tell([*others, self._own], Begin(epoch))
@@ -165,12 +171,16 @@ class Round:
         async def tell(peer: str) -> None:
             try:
                 self._statuses[peer] = await self._ask(peer, request)
-            except Refused as error:
-                if begun is not None and error.reason == Reason.BEGUN:
+            except MemberRefused as error:
+                if begun is not None and error.reason == RefusalReason.BEGUN:
                     begun.append(peer)
-                elif error.reason in (Reason.OUTBID, Reason.OTHER_EPOCH, Reason.NOT_CONVENER):
+                elif error.reason in (
+                    RefusalReason.OUTBID,
+                    RefusalReason.OTHER_EPOCH,
+                    RefusalReason.NOT_CONVENER,
+                ):
                     self._out.outbid[peer] = str(error)
-                elif error.reason == Reason.WRONG_PART:
+                elif error.reason == RefusalReason.WRONG_PART:
                     self._out.again[peer] = str(error)
                 else:
                     self._out.failed[peer] = f"refused {type(request).__name__.lower()}: {error}"
@@ -204,7 +214,7 @@ class Round:
         async def look(peer: str) -> None:
             try:
                 status = await self._ask(peer, Ping(self._statuses[self._own]))
-            except (NetworkError, Refused) as error:
+            except (NetworkError, MemberRefused) as error:
                 silent[peer] += 1
                 if silent[peer] >= MAX_SILENT:
                     self._out.again[peer] = str(error)
@@ -217,7 +227,7 @@ class Round:
                 self._out.outbid[peer] = f"has taken epoch {status.epoch}, the latest is {epoch}"
             elif status.epoch < epoch:
                 self._out.failed[peer] = "forgot the proposal: it was restarted"
-            elif status.progress == Progress.FAILED:
+            elif status.progress == ProposalProgress.FAILED:
                 told = self._out.failed if peer == self._own else self._out.again
                 told[peer] = status.detail or "failed"
 
@@ -245,6 +255,8 @@ class Round:
         return False
 
 
-def _reached(status: Status, progress: Progress) -> bool:
-    order = list(Progress)
-    return status.progress != Progress.FAILED and order.index(status.progress) >= order.index(progress)
+def _reached(status: Status, progress: ProposalProgress) -> bool:
+    order = list(ProposalProgress)
+    return status.progress != ProposalProgress.FAILED and order.index(status.progress) >= order.index(
+        progress
+    )

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 
 from swarmnode.errors import SwarmnodeError
-from swarmnode.pipeline.joining.following import Follower, Job, PlanIt, PrepareIt, SeatIt
+from swarmnode.pipeline.joining.following import Follower, Job, PlanIt, PrepareIt, TakeIt
 from swarmnode.pipeline.joining.known_members import KnownMembers
 from swarmnode.pipeline.joining.watching import News
 from swarmnode.pipeline.plans.planning import Agreed, planned
@@ -42,7 +42,7 @@ class Jobs:
         self.on_agreed = on_agreed
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Does one job after the other until cancelled."""
         follower, settings = self._follower, self._members.settings
         while True:
             self._give_up_waiting()
@@ -76,18 +76,18 @@ class Jobs:
                     async with asyncio.timeout(settings.prepare_s):
                         await self.prepare(agreed)
                 follower.prepared(agreed)
-            case SeatIt(agreed):
-                follower.seating()
-                async with asyncio.timeout(settings.seat_s):
+            case TakeIt(agreed):
+                follower.taking()
+                async with asyncio.timeout(settings.assignment_s):
                     await self.on_agreed(agreed)
-                follower.seated(agreed)
+                follower.taken(agreed)
                 place = agreed.place_of(self._members.own)
                 logger.info("epoch %d from iteration %d: %s", agreed.epoch, agreed.iteration, place)
 
     def _give_up_waiting(self) -> None:
         """A convener that lives but does not go on is passed over."""
         settings, follower, since_s = self._members.settings, self._follower, self._follower.stopped_since_s
-        longest_s = settings.iteration_s + 2 * (settings.seat_s + settings.catch_up_s)
+        longest_s = settings.iteration_s + 2 * (settings.assignment_s + settings.catch_up_s)
         if since_s is not None and _now_s() - since_s > longest_s:
             why = f"it left changes of plan half-way for {longest_s:.0f} s"
             self._members.pass_over(follower.by, why, _now_s())

@@ -12,20 +12,29 @@ from dataclasses import dataclass
 
 from swarmnode.errors import Rejected
 from swarmnode.exchange.reputation import TokenBucket
-from swarmnode.pipeline.joining.control import MAX_MEMBERS, Presence, Reason, Status, differing, open_presence
+from swarmnode.pipeline.joining.control import (
+    MAX_MEMBERS,
+    Presence,
+    RefusalReason,
+    Status,
+    differing,
+    open_presence,
+)
 from swarmnode.pipeline.plans.costs import MemberCosts
 
 logger = logging.getLogger(__name__)
 
 REQUESTS_PER_S = 10.0
 REQUESTS_BURST = 200.0
-"""Of one peer. A convener asks everyone twice a second while it convenes, everyone else every few seconds."""
+"""Requests that one peer may make at once. A convener asks everyone twice a second while it convenes,
+everyone else every few seconds."""
 
 MAX_TRACKED_PEERS = 1024
 """Whoever was not heard of for longest is forgotten, with its allowance."""
 
 UNREACHABLE_PINGS = 2
-"""In a row, a moment apart, in which a daemon is restarted: then the member is suspected."""
+"""So many unreachable pings in a row make a member suspected; between them lies a moment, in which a daemon
+is restarted."""
 
 PING_AGAIN_S = 1.5
 
@@ -44,7 +53,7 @@ class MembershipSettings:
 
     swarm: str
     name: str
-    """Of the pipeline within the swarm."""
+    """The pipeline's name within the swarm."""
     allowed: frozenset[str] | None = None
     """Peer ids that may take part. None: everyone who has the same model and settings."""
     at_least: int = 2
@@ -57,29 +66,29 @@ class MembershipSettings:
     confirm_s: float = 2.0
     """Deadline of the request that confirms a loss somebody reported."""
     announce_s: float = 60.0
-    """Between announcements with nothing new to say."""
+    """Time between announcements with nothing new to say."""
     settle_s: float = 5.0
     """Newcomers are planned with when no other came for so long."""
     links_s: float = 30.0
     """How long a newcomer that has not measured a link yet is waited for."""
     poll_s: float = 0.5
-    """Between two looks at how far the others are with a proposal."""
+    """Time between two looks at how far the others are with a proposal."""
     prepare_s: float = 900.0
-    """For computing a plan and loading the weights of a new stage, while training goes on."""
+    """Limit for computing a plan and loading the weights of a new stage, while training goes on."""
     iteration_s: float = 900.0
-    """For an iteration to end that runs while the next plan is agreed on."""
-    seat_s: float = 300.0
-    """For taking a place, fetching its state included."""
+    """Limit for the end of an iteration that runs while the next plan is agreed on."""
+    assignment_s: float = 300.0
+    """Limit for taking a place, fetching its state included."""
     catch_up_s: float = 60.0
     """A member that is behind waits so long for its own optimizer step; then it takes its place without."""
     retry_s: float = 30.0
-    """Before inputs that gave no plan are tried again."""
+    """Time before inputs that gave no plan are tried again."""
     barred_s: float = 30.0
     """A member that failed in a round, or was lost again and again, is left out so long at first."""
 
 
 @dataclass(slots=True)
-class Known:
+class KnownMember:
     """One other member."""
 
     presence: Presence
@@ -100,7 +109,7 @@ class Known:
     """When the last of them was, or the last one was forgotten."""
     barred_until_s: float = 0.0
     convenes_from_s: float = 0.0
-    """Before this it may not propose."""
+    """The time before which it may not propose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +130,11 @@ class KnownMembers:
         self._terms = terms
         self.gone_at_s = float("-inf")
         """When a member was last lost, or left."""
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, KnownMember] = {}
         self._allowances: OrderedDict[str, TokenBucket] = OrderedDict()
         self._told: OrderedDict[str, str] = OrderedDict()
 
-    def __getitem__(self, peer_id: str) -> Known:
+    def __getitem__(self, peer_id: str) -> KnownMember:
         return self._known[peer_id]
 
     def __contains__(self, peer_id: str) -> bool:
@@ -140,19 +149,21 @@ class KnownMembers:
         if len(self._allowances) > MAX_TRACKED_PEERS:
             self._allowances.popitem(last=False)
         if not bucket.take(now=now_s):
-            raise Rejected(Reason.TOO_OFTEN, f"{peer_id} asks more than {REQUESTS_PER_S:g} times a second")
+            raise Rejected(
+                RefusalReason.TOO_OFTEN, f"{peer_id} asks more than {REQUESTS_PER_S:g} times a second"
+            )
 
     def open(self, sealed: bytes, *, wall_s: float) -> tuple[str, Presence]:
         """A presence that may take part; `wall_s` since the epoch. Raises Rejected."""
         author, presence = open_presence(sealed, topic=self._topic, now_s=wall_s)
         if self.settings.allowed is not None and author not in {*self.settings.allowed, self.own}:
             raise Rejected(
-                Reason.NOT_INVITED, f"{author} is not on the list of members of {self.settings.name!r}"
+                RefusalReason.NOT_INVITED, f"{author} is not on the list of members of {self.settings.name!r}"
             )
         wrong = differing(self._terms, presence.terms)
         if wrong:
             self._tell(author, wrong)
-            raise Rejected(Reason.OTHER_TERMS, f"{wrong}. Make them equal to take part")
+            raise Rejected(RefusalReason.OTHER_TERMS, f"{wrong}. Make them equal to take part")
         return author, presence
 
     def introduce(self, sealed: bytes, *, sender: str | None, wall_s: float, now_s: float) -> bool:
@@ -162,7 +173,7 @@ class KnownMembers:
         """
         author, presence = self.open(sealed, wall_s=wall_s)
         if sender not in (None, author):
-            raise Rejected(Reason.NOT_OWN, f"{sender} brings the presence of {author} as its own")
+            raise Rejected(RefusalReason.NOT_OWN, f"{sender} brings the presence of {author} as its own")
         if author == self.own:
             return False
         before = self._known.get(author)
@@ -173,12 +184,12 @@ class KnownMembers:
         if before is not None:
             # An old session may be replayed by others: only news of a later measurement replace it.
             if presence.costs.member.measured_at_s < before.presence.costs.member.measured_at_s:
-                raise Rejected(Reason.OLD_NEWS, f"an earlier session of {author}")
+                raise Rejected(RefusalReason.OLD_NEWS, f"an earlier session of {author}")
             before.presence, before.sealed = presence, sealed
             before.status, before.lives, before.joined_at_s, before.ping_at_s = None, False, now_s, now_s
             return True
         self._make_room()
-        self._known[author] = Known(presence, sealed, joined_at_s=now_s, ping_at_s=now_s)
+        self._known[author] = KnownMember(presence, sealed, joined_at_s=now_s, ping_at_s=now_s)
         return True
 
     def heard(self, peer_id: str, status: Status, now_s: float) -> bool:
@@ -259,7 +270,7 @@ class KnownMembers:
         return sorted(peer for peer, known in self._known.items() if known.lives)
 
     def claims(self) -> dict[str, Claim]:
-        """Of the others that answer."""
+        """What each of the others that answer claims."""
         said = {peer: self._known[peer].presence for peer in self.living()}
         return {peer: Claim(each.session, each.costs.member) for peer, each in said.items()}
 
@@ -282,14 +293,14 @@ class KnownMembers:
         ]
         return min([*ready, *([] if resigned and ready else [self.own])])
 
-    def _gone(self, known: Known, now_s: float) -> None:
+    def _gone(self, known: KnownMember, now_s: float) -> None:
         self.gone_at_s = now_s
         _lose(known, now_s)
         known.lives, known.ping_at_s = False, now_s + 5 * self.settings.ping_s
         if known.losses > FREE_LOSSES:
             self._bar(known, known.losses - FREE_LOSSES, now_s)
 
-    def _bar(self, known: Known, times: int, now_s: float) -> None:
+    def _bar(self, known: KnownMember, times: int, now_s: float) -> None:
         wait_s = min(MAX_BARRED_S, self.settings.barred_s * 2 ** min(times - 1, 16))
         known.barred_until_s = max(known.barred_until_s, now_s + wait_s)
 
@@ -298,7 +309,7 @@ class KnownMembers:
             return
         dead = [(known.heard_at_s, peer) for peer, known in self._known.items() if not known.lives]
         if not dead:
-            raise Rejected(Reason.FULL, f"the pipeline has {MAX_MEMBERS} members already")
+            raise Rejected(RefusalReason.FULL, f"the pipeline has {MAX_MEMBERS} members already")
         del self._known[min(dead)[1]]
 
     def _tell(self, author: str, wrong: str) -> None:
@@ -316,7 +327,7 @@ class KnownMembers:
         )
 
 
-def _lose(known: Known, now_s: float) -> None:
+def _lose(known: KnownMember, now_s: float) -> None:
     """One more loss, less those that it has lived down since."""
     # While it was away nothing is forgotten: it did not prove anything.
     lived_s = (known.heard_at_s if not known.lives else now_s) - known.unforgiven_since_s

@@ -1,4 +1,4 @@
-"""A member's place in the pipeline: who else there is, which plan holds, and when it changes.
+"""A member's assignment in the pipeline: who else there is, which plan holds, and when it changes.
 
 probes.py, costs -> announcements, pings -> [Membership] -> on_agreed(Agreed) -> stages; agreed(k) -> drivers
 
@@ -21,22 +21,22 @@ from typing import Self
 from swarmnode.errors import ModelError, NetworkError, Rejected
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.host import Host, Subscription
-from swarmnode.pipeline.joining.asking import OwnPresence, Refused, as_refusal, ask
+from swarmnode.pipeline.joining.asking import MemberRefused, OwnPresence, as_refusal, ask
 from swarmnode.pipeline.joining.control import (
     MAX_REQUEST_BYTES,
     PROTOCOL,
-    Answered,
     Begin,
     Hold,
     Introduce,
     Leave,
     Ping,
     Propose,
-    Reason,
+    RefusalReason,
     Request,
-    Seat,
     Status,
+    StatusReply,
     Suspect,
+    TakeAssignment,
     decode_request,
     encode,
     topic_of,
@@ -62,9 +62,10 @@ class Membership:
                           on_agreed=node.take_place) as membership:
         plan = await membership.agreed(worker.iteration)
 
-    `on_agreed` takes our place: it loads the stage if need be, fetches its state and seats the member, and
-    may raise SwarmnodeError. `agreed.iteration` may differ from that of the weights at hand: then they are
-    fetched from a replica (states.py), or kept where no replica has others. `part_of(own)` None: a spare one.
+    `on_agreed` takes our assignment: it loads the stage if need be, fetches its state and assigns the member,
+    and may raise SwarmnodeError. `agreed.iteration` may differ from that of the weights at hand: then they
+    are fetched from a replica (states.py), or kept where no replica has others. `part_of(own)` None: a spare
+    one.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class Membership:
     async def agreed(self, iteration: int) -> Agreed:
         """The plan for this iteration, in which we are a data node; from now on the iteration runs here.
 
-        Returns at once when nothing changed, else when everyone has a place under the new plan. Raises
+        Returns at once when nothing changed, else when everyone has an assignment under the new plan. Raises
         ModelError when this membership ends first.
         """
         self.rests()
@@ -219,7 +220,7 @@ class Membership:
             try:
                 self._members.allow(message.sender, self._now_s())
                 if message.oversized:
-                    raise Rejected(Reason.TOO_LARGE, "a gossip message over the bound of the network")
+                    raise Rejected(RefusalReason.TOO_LARGE, "a gossip message over the bound of the network")
                 self._introduce(message.data, message.sender)
             except Rejected as error:
                 self._refuse(message.sender, error)
@@ -227,13 +228,13 @@ class Membership:
     async def _answer(self, peer_id: str, data: bytes) -> bytes:
         try:
             if not self._running:
-                raise Rejected(Reason.LEFT, f"no part in pipeline {self._settings.name} any more")
+                raise Rejected(RefusalReason.LEFT, f"no part in pipeline {self._settings.name} any more")
             self._members.allow(peer_id, self._now_s())
             self._take(peer_id, decode_request(data))
         except Rejected as error:
             self._refuse(peer_id, error)
             return encode(as_refusal(error))
-        return encode(Answered(self.status()))
+        return encode(StatusReply(self.status()))
 
     def _take(self, sender: str, request: Request) -> None:
         """Do what a member, or we ourselves, ask for. Raises Rejected."""
@@ -241,18 +242,18 @@ class Membership:
         if isinstance(request, Introduce):
             self._introduce(request.presence, sender)
         elif sender != self._host.peer_id and sender not in self._members:
-            raise Rejected(Reason.UNKNOWN_MEMBER, "introduce yourself first")
+            raise Rejected(RefusalReason.UNKNOWN_MEMBER, "introduce yourself first")
         match request:
             case Ping() if sender != self._host.peer_id:
                 if not self._members.heard(sender, request.status, now_s):
-                    raise Rejected(Reason.UNKNOWN_MEMBER, "introduce yourself again")
+                    raise Rejected(RefusalReason.UNKNOWN_MEMBER, "introduce yourself again")
                 follower.hear(sender, request.status, now_s)
             case Propose():
                 self._propose(sender, request, now_s)
             case Hold():
                 follower.hold(sender, request.epoch, request.iteration, now_s)
-            case Seat():
-                follower.seat(sender, request.epoch, request.iteration, now_s)
+            case TakeAssignment():
+                follower.take(sender, request.epoch, request.iteration, now_s)
             case Begin():
                 follower.begin(sender, request.epoch, now_s)
             case Suspect():
@@ -286,12 +287,12 @@ class Membership:
     # What is asked.
 
     async def _ask(self, peer_id: str, request: Request) -> Status:
-        """Ask a member, ourselves included. Raises Refused, NetworkError."""
+        """Ask a member, ourselves included. Raises MemberRefused, NetworkError."""
         if peer_id == self._host.peer_id:
             try:
                 self._take(peer_id, request)
             except Rejected as error:
-                raise Refused(as_refusal(error)) from error
+                raise MemberRefused(as_refusal(error)) from error
             return self.status()
         return await self._ask_within(peer_id, request, self._settings.answer_s)
 
@@ -304,7 +305,7 @@ class Membership:
     async def _try(self, peer_id: str, request: Request) -> None:
         try:
             await ask(self._host, peer_id, request, self._own.sealed, timeout_s=self._settings.answer_s)
-        except (NetworkError, Refused) as error:
+        except (NetworkError, MemberRefused) as error:
             logger.debug("%s was not told: %s", peer_id, error)
 
     # What goes on all the time.
@@ -323,9 +324,8 @@ class Membership:
     def _why_waiting(self) -> str:
         follower = self._follower
         if follower.in_force is None:
-            return (
-                f"no place yet, {len(self._members.living())} other members, {self._convener.turn()} convenes"
-            )
+            others = len(self._members.living())
+            return f"no assignment yet, {others} other members, {self._convener.turn()} convenes"
         if follower.is_waiting:
             return f"{follower.by} is changing it, epoch {follower.epoch}"
         return "the others go by a newer one" if self._is_outdated() else "we are spare in the present one"

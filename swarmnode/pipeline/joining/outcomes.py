@@ -31,7 +31,8 @@ FAULT_EVERY_S = 20.0
 dead: who slept and woke up is not taken for broken."""
 
 NOTED = 1.5
-"""Below this a member is as fast as it claims: links and other work of a machine vary by as much."""
+"""The slowdown below which a member is as fast as it claims: links and other work of a machine vary by as
+much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +46,13 @@ class Seen:
 
 
 class Outcomes:
-    """Of one data node. Clocks are given; the tables hold members of the pipeline only."""
+    """What one data node saw of the members on its paths. Clocks are given; the tables hold members of the
+    pipeline only."""
 
     def __init__(self, micro_batch_tokens: int) -> None:
         self._tokens = micro_batch_tokens
         self._seen: dict[str, tuple[int, tuple[Seen, ...]]] = {}
-        """By peer: the session that it is about, and what was seen, oldest first."""
+        """The session of each peer that was seen, and what was seen of it, oldest first."""
 
     def add(
         self,
@@ -94,7 +96,8 @@ class Outcomes:
     def _slowdowns(
         self, agreed: Agreed, passages: Iterable[Passage], claims: Mapping[str, Claim]
     ) -> dict[str, list[float]]:
-        """By peer, of each micro-batch that passed it: what it took at most, over what it claims."""
+        """The slowdowns of each peer, one for every micro-batch that passed it: what it took at most, over
+        what it claims."""
         passages = [each for each in passages if each.planned_s > 0]
         instance, found = agreed.plan.instance, dict[str, list[float]]()
         # What slows all of them down, as work of our own does, is nobody's fault.

@@ -44,14 +44,14 @@ FIRST_BULK_BYTES = 64 * 1024
 BULK_GROWTH = 4
 ECHO_BYTES = 16
 LEAST_TRANSFER_S = 1e-4
-"""Below this a transfer cannot be told from the noise of the clock."""
+"""The time below which a transfer cannot be told from the noise of the clock."""
 BYTES_PER_S = 512 * 1024.0
 BURST_BYTES = 8.0 * 1024 * 1024
 """What we accept of one peer: two full probes at once, and one every eight seconds."""
 ECHOES_PER_S = 2.0
 BURST_ECHOES = 64.0
 MAX_TRACKED_PEERS = 1024
-"""As many as could be members; whoever was not heard of for longest is forgotten."""
+"""The most peers tracked, as many as could be members; whoever was not heard of for longest is forgotten."""
 TICK_S = 1.0
 
 Kept = TypeVar("Kept")
@@ -67,7 +67,7 @@ class ProbeSettings:
     long_enough_s: float = 0.2
     """A bulk transfer that takes so long beyond the round trip tells the bandwidth."""
     timeout_s: float = 10.0
-    """For each request."""
+    """Limit of each request."""
     refresh_s: float = 300.0
     """A link is measured again after this long, tried again when it failed."""
 
@@ -93,7 +93,7 @@ class ProbeService:
         """Probes beyond a peer's allowance."""
 
     async def serve(self) -> None:
-        """To be called once the host is up."""
+        """Answers the probes of others. To be called once the host is up."""
         await self._host.serve(PROTOCOL, self.answer, max_request_bytes=MAX_PROBE_BYTES)
 
     async def answer(self, peer_id: str, request: bytes) -> bytes:
@@ -117,7 +117,7 @@ class _Link:
     """Seconds for one byte: what adds up, so what is averaged."""
     due_at_s: float = 0.0
     failures: int = 0
-    """In a row."""
+    """Failed probes in a row."""
 
 
 class LinkProber:
@@ -165,7 +165,7 @@ class LinkProber:
             link.due_at_s = self._clock() + self._settings.refresh_s
 
     def links(self) -> dict[str, LinkCosts]:
-        """By peer, what is fresh enough to be announced."""
+        """The link to each peer, where it is fresh enough to be announced."""
         now = self._clock()
         found: dict[str, LinkCosts] = {}
         for peer_id, link in self._links.items():
@@ -263,7 +263,7 @@ def _digest(probe: bytes) -> bytes:
 
 
 def _link_costs(latency_s: float, bytes_per_s: float) -> LinkCosts:
-    """Within the bounds of an announcement."""
+    """The costs of a link, clamped to the bounds of an announcement."""
     return LinkCosts(
         min(max(latency_s, 0.0), MAX_LATENCY_S), min(max(bytes_per_s, MIN_BYTES_PER_S), MAX_BYTES_PER_S)
     )

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 
 from swarmnode.errors import NetworkError, PeerUnreachable
-from swarmnode.pipeline.joining.asking import Refused
+from swarmnode.pipeline.joining.asking import MemberRefused
 from swarmnode.pipeline.joining.control import Ping, Request, Status, Suspect
 from swarmnode.pipeline.joining.known_members import KnownMembers
 
@@ -21,7 +21,7 @@ MAX_ASKED_AT_ONCE = 16
 LOOKS_PER_PING = 4
 
 AskWithin = Callable[[str, Request, float], Awaitable[Status]]
-"""Ask a member, with a deadline in seconds. Raises Refused, NetworkError."""
+"""Ask a member, with a deadline in seconds. Raises MemberRefused, NetworkError."""
 
 
 class News:
@@ -38,7 +38,7 @@ class News:
         await self._changed.wait()
 
     async def pause(self, seconds: float) -> None:
-        """Until something changes, or so long."""
+        """Wait until something changes, or so long."""
         try:
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
@@ -67,7 +67,7 @@ class Watch:
         self._reported = asyncio.Event()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Pings the members and looks after suspects until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._ping_forever())
             tasks.create_task(self._confirm_forever())
@@ -87,7 +87,7 @@ class Watch:
     async def _look(self, peer: str) -> None:
         try:
             await self._ask(peer, Ping(self._status()), self._members.settings.confirm_s)
-        except (NetworkError, Refused) as error:
+        except (NetworkError, MemberRefused) as error:
             logger.debug("%s does not say where it stands: %s", peer, error)
 
     async def _ping_forever(self) -> None:
@@ -118,14 +118,14 @@ class Watch:
                 # Nobody listens there: no need to wait as long as for somebody who is slow.
                 if self._members.unreachable(peer, _now_s()):
                     self.suspect(peer, str(error))
-            except (NetworkError, Refused) as error:
+            except (NetworkError, MemberRefused) as error:
                 logger.debug("no answer to a ping: %s", error)
 
     async def _confirm(self, peer: str, why: str) -> None:
         settings = self._members.settings
         try:
             await self._ask(peer, Ping(self._status()), settings.confirm_s)
-        except Refused as error:
+        except MemberRefused as error:
             logger.debug("%s lives, though reported lost (%s): %s", peer, why, error)
         except NetworkError as error:
             if self._gone(peer, f"{why}; {error}") and self._turn() != self._members.own:
@@ -134,7 +134,7 @@ class Watch:
     async def _tell(self, peer: str, request: Request) -> None:
         try:
             await self._ask(peer, request, self._members.settings.answer_s)
-        except (NetworkError, Refused) as error:
+        except (NetworkError, MemberRefused) as error:
             logger.debug("%s was not told: %s", peer, error)
 
     def _gone(self, peer: str, why: str) -> bool:

@@ -1,6 +1,6 @@
 """Whose weights are right where the replicas of a stage differ after a step.
 
-averaging.py (what each replica says) -> [agreement_of] -> Agreement -> aligning.py (stay, take over, go back)
+averaging.py (what replicas say) -> [agreement_of] -> ReplicaVote -> aligning.py (stay, take over, go back)
                           two states that stand against each other -> [is_near] -> aligning.py
 
 Pure. The rule, in this order:
@@ -20,7 +20,7 @@ own gradients may move), or a stage that stands still; nobody takes over what it
 three replicas are a majority. Who knows nothing follows whoever says it does. Who makes up weights every time
 keeps its stage from learning until it is left out (`pipeline.members`), and every member's log names it.
 Honest replicas that lost sight of each other in the middle of an exchange and differ by more than rounding
-stay apart (4), until they are given a seat anew.
+stay apart (4), until they are given an assignment anew.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,9 +43,9 @@ class Weights(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     """What a replica says after a step."""
 
     digest: Digest
-    """Of its state."""
+    """Digest of the replica's state."""
     before: Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")] = ""
-    """Of the state that it can go back to; empty: it does not know whether that was the pipeline's."""
+    """Digest of the state that it can go back to; empty: it does not know whether that was the pipeline's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class ReplicaVote:
     """Whether our weights are right, by what the replicas that answered say."""
 
     agrees: bool
@@ -68,14 +68,14 @@ class Agreement:
     """The replicas of the side that is right, without us: whom to fetch its state from."""
     silent: tuple[str, ...] = ()
     digest: str = ""
-    """Of the side that is right."""
+    """Digest of the side that is right."""
     differs: bool = False
     """Whether any two said different things."""
     rivals: tuple[Side, ...] = ()
     """Undecided: the sides of equal size, that with the smallest peer id first."""
 
 
-def agreement_of(us: str, said: Mapping[str, Weights], silent: Sequence[str] = ()) -> Agreement:
+def agreement_of(us: str, said: Mapping[str, Weights], silent: Sequence[str] = ()) -> ReplicaVote:
     """`said`: by peer id, ours among them.
 
     >>> said = {peer: Weights(mark * 64, "0" * 64) for peer, mark in (("a", "1"), ("b", "2"), ("c", "2"))}
@@ -91,7 +91,7 @@ def agreement_of(us: str, said: Mapping[str, Weights], silent: Sequence[str] = (
     largest = [side for side in sides if len(side.peers) == most]
     is_open = len(largest) > 1 and us in knowing
     right = largest[0]
-    return Agreement(
+    return ReplicaVote(
         agrees=not is_open and said[us].digest == right.digest,
         ask=tuple(peer for peer in right.peers if peer != us),
         silent=tuple(silent),
@@ -118,7 +118,7 @@ def is_near(one: Mapping[str, Tensor], other: Mapping[str, Tensor], before: Mapp
 
 
 def _sides(said: Mapping[str, Weights]) -> list[Side]:
-    """In the order of their smallest peer ids."""
+    """The sides in the order of their smallest peer ids."""
     peers: dict[str, list[str]] = {}
     for peer_id in sorted(said):
         peers.setdefault(said[peer_id].digest, []).append(peer_id)

@@ -31,25 +31,25 @@ from collections.abc import Collection, Sequence
 from swarmnode.errors import NetworkError, Rejected
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.streams import StreamHost
-from swarmnode.pipeline.keeping.agreement import Agreement, Weights, agreement_of
+from swarmnode.pipeline.keeping.agreement import ReplicaVote, Weights, agreement_of
 from swarmnode.pipeline.keeping.averaging_messages import (
     MAX_ROUNDS,
     NOT_HERE,
     PROTOCOL,
     AskDigest,
     AskGradients,
-    AskHoldings,
+    AskHeldGradients,
     decode_holdings,
     decode_weights,
     encode,
 )
 from swarmnode.pipeline.keeping.combining import (
+    AveragingSettings,
     Combined,
-    Exchange,
+    ContributionBounds,
+    ContributionFault,
     ExchangeCounters,
-    ExchangeSettings,
-    Expected,
-    Fault,
+    StageIteration,
 )
 from swarmnode.pipeline.keeping.contributions import (
     MAX_HEAD_BYTES,
@@ -62,8 +62,8 @@ from swarmnode.pipeline.keeping.contributions import (
     read_values,
     size_bytes,
 )
-from swarmnode.pipeline.keeping.replica_answers import ReplicaAnswers, Running, Scope
-from swarmnode.pipeline.keeping.tally import KEPT_HEADS, MAX_REPLICAS, Holdings, Tally
+from swarmnode.pipeline.keeping.replica_answers import AveragingUnderWay, ReplicaAnswers, Scope
+from swarmnode.pipeline.keeping.tally import KEPT_HEADS, MAX_REPLICAS, ContributionTally, Holdings
 from swarmnode.pipeline.stages.visits import GradientSum
 from swarmnode.pipeline.wire.questions import QuestionLimits, QuestionService
 
@@ -76,14 +76,14 @@ class ReplicaExchange(QuestionService):
     """A `GradientExchange` over streams.
 
     async with ReplicaExchange(host, key) as exchange:
-        exchange.admit(seat.peers)
-        combined = await exchange.combine(worker.take_gradients(), Exchange(plan, 1, 7), ...)
+        exchange.admit(assignment.peers)
+        combined = await exchange.combine(worker.take_gradients(), StageIteration(plan, 1, 7), ...)
     """
 
-    def __init__(self, host: StreamHost, key: NodeKey, settings: ExchangeSettings | None = None) -> None:
+    def __init__(self, host: StreamHost, key: NodeKey, settings: AveragingSettings | None = None) -> None:
         """`key`: the one that the host's peer id is of."""
         self._key = key
-        self._settings = settings or ExchangeSettings()
+        self._settings = settings or AveragingSettings()
         self.counters = ExchangeCounters()
         self._answers = ReplicaAnswers(self._note_late)
         most = KEPT_HEADS * MAX_REPLICAS * MAX_HEAD_BYTES
@@ -95,29 +95,37 @@ class ReplicaExchange(QuestionService):
         self._answers.scope = scope
 
     async def combine(
-        self, own: GradientSum, exchange: Exchange, replicas: Sequence[str], expected: Expected
+        self,
+        own: GradientSum,
+        exchange: StageIteration,
+        replicas: Sequence[str],
+        expected: ContributionBounds,
     ) -> Combined:
-        """As `GradientExchange.combine`. A replica that is frozen costs `contribution_timeout_s` and the time
-        its bytes may take. Gradients of one's own that no replica would take count as none. Raises ModelError
-        for gradients that are none of this stage."""
+        """Implements `GradientExchange.combine`. A replica that is frozen costs `contribution_timeout_s` and
+        the time its bytes may take. Gradients of one's own that no replica would take count as none. Raises
+        ModelError for gradients that are none of this stage."""
         contribution = await self._own(own, exchange, expected)
         among = (*replicas, self._key.peer_id)
         ratio = self._settings.max_norm_ratio
-        running = Running(Tally(contribution, exchange, tuple(set(among)), expected, max_norm_ratio=ratio))
+        running = AveragingUnderWay(
+            ContributionTally(contribution, exchange, tuple(set(among)), expected, max_norm_ratio=ratio)
+        )
         self._answers.open(exchange, running)
         answering = await self._gather(running)
         agreed = await self._agree(running, answering)
         combined = await asyncio.to_thread(running.tally.result, agreed=agreed)
-        running.silent = {peer for peer, fault in combined.rejected.items() if fault == Fault.SILENT}
+        running.silent = {
+            peer for peer, fault in combined.rejected.items() if fault == ContributionFault.SILENT
+        }
         running.closed = running.tally.holdings(closed=True)
         self._answers.tell()
         self._count(combined)
         return combined
 
     async def compare(
-        self, digest: str, exchange: Exchange, replicas: Sequence[str], *, before: str = ""
-    ) -> Agreement:
-        """As `GradientExchange.compare`; who is right where replicas differ: agreement.py."""
+        self, digest: str, exchange: StageIteration, replicas: Sequence[str], *, before: str = ""
+    ) -> ReplicaVote:
+        """Implements `GradientExchange.compare`; agreement.py says who is right where replicas differ."""
         own, weights = self._key.peer_id, Weights(digest, before)
         self._answers.weigh(exchange, weights)
         others = sorted(set(replicas) - {own})
@@ -137,7 +145,9 @@ class ReplicaExchange(QuestionService):
         silent = [peer for peer in others if peer not in said]
         return agreement_of(own, {own: weights, **said}, silent)
 
-    async def _own(self, own: GradientSum, exchange: Exchange, expected: Expected) -> Contribution:
+    async def _own(
+        self, own: GradientSum, exchange: StageIteration, expected: ContributionBounds
+    ) -> Contribution:
         codec = self._settings.codec
         try:
             return await asyncio.to_thread(contribute, own, exchange, expected, self._key, codec=codec)
@@ -146,25 +156,27 @@ class ReplicaExchange(QuestionService):
             self.counters.rejected[fault_of(rejected)] += 1
             return contribute(NOTHING, exchange, expected, self._key)
 
-    async def _gather(self, running: Running) -> list[str]:
+    async def _gather(self, running: AveragingUnderWay) -> list[str]:
         """Ask everyone at once; those that answered at all."""
         others = [peer for peer in running.tally.replicas if peer != self._key.peer_id]
         async with asyncio.TaskGroup() as tasks:
             asked = {peer: tasks.create_task(self._first_of(peer, running)) for peer in others}
         return [peer for peer, task in asked.items() if task.result()]
 
-    async def _first_of(self, peer_id: str, running: Running) -> bool:
+    async def _first_of(self, peer_id: str, running: AveragingUnderWay) -> bool:
         tally = running.tally
         try:
             tally.add(await self._fetch(peer_id, peer_id, tally))
         except Rejected as rejected:
-            tally.fail(peer_id, Fault.SILENT if rejected.reason == NOT_HERE else fault_of(rejected))
+            tally.fail(
+                peer_id, ContributionFault.SILENT if rejected.reason == NOT_HERE else fault_of(rejected)
+            )
         except NetworkError:
-            tally.fail(peer_id, Fault.SILENT)
+            tally.fail(peer_id, ContributionFault.SILENT)
             return False
         return True
 
-    async def _fetch(self, peer_id: str, author: str, tally: Tally) -> Contribution:
+    async def _fetch(self, peer_id: str, author: str, tally: ContributionTally) -> Contribution:
         """A replica's contribution from any of them. Raises Rejected, NetworkError."""
         exchange, heads = tally.exchange, list[SignedHead]()
 
@@ -185,11 +197,11 @@ class ReplicaExchange(QuestionService):
         try:
             return await asyncio.to_thread(read_values, heads[0], data, tally.expected)
         except Rejected as rejected:
-            if rejected.reason != Fault.BAD_DIGEST:
+            if rejected.reason != ContributionFault.BAD_DIGEST:
                 tally.fail(author, fault_of(rejected), heads[0])
             raise
 
-    async def _agree(self, running: Running, answering: Sequence[str]) -> bool:
+    async def _agree(self, running: AveragingUnderWay, answering: Sequence[str]) -> bool:
         """Step 2: whether all that answer say the same in the end."""
         tally = running.tally
         for number in range(MAX_ROUNDS):
@@ -206,7 +218,9 @@ class ReplicaExchange(QuestionService):
                 return True
         return False
 
-    async def _hear(self, running: Running, answering: Sequence[str], number: int) -> dict[str, Holdings]:
+    async def _hear(
+        self, running: AveragingUnderWay, answering: Sequence[str], number: int
+    ) -> dict[str, Holdings]:
         """What each holds at the end of a round; who does not say is dead from here on."""
         async with asyncio.TaskGroup() as tasks:
             asked = {
@@ -214,9 +228,9 @@ class ReplicaExchange(QuestionService):
             }
         return {peer: found for peer, task in asked.items() if (found := task.result()) is not None}
 
-    async def _holdings_of(self, peer_id: str, tally: Tally, number: int) -> Holdings | None:
+    async def _holdings_of(self, peer_id: str, tally: ContributionTally, number: int) -> Holdings | None:
         exchange = tally.exchange
-        question = AskHoldings(
+        question = AskHeldGradients(
             plan=exchange.plan, stage=exchange.stage, iteration=exchange.iteration, round=number
         )
         # It may have begun a whole step later than we did, and waited as long for one that is dead.
@@ -227,12 +241,12 @@ class ReplicaExchange(QuestionService):
         except (NetworkError, Rejected):
             return None
 
-    async def _fetch_lacking(self, tally: Tally) -> None:
+    async def _fetch_lacking(self, tally: ContributionTally) -> None:
         async with asyncio.TaskGroup() as tasks:
             for signed, holders in tally.lacking():
                 tasks.create_task(self._from_any(signed, holders, tally))
 
-    async def _from_any(self, signed: SignedHead, holders: Sequence[str], tally: Tally) -> None:
+    async def _from_any(self, signed: SignedHead, holders: Sequence[str], tally: ContributionTally) -> None:
         for peer_id in holders:
             try:
                 tally.add(await self._fetch(peer_id, signed.author, tally))
@@ -240,7 +254,7 @@ class ReplicaExchange(QuestionService):
             except (Rejected, NetworkError):
                 tally.doubt(peer_id, signed)
 
-    async def _weights_of(self, peer_id: str, exchange: Exchange, timeout_s: float) -> Weights | None:
+    async def _weights_of(self, peer_id: str, exchange: StageIteration, timeout_s: float) -> Weights | None:
         question = AskDigest(plan=exchange.plan, stage=exchange.stage, iteration=exchange.iteration)
         try:
             head, _ = await self.questions.ask(peer_id, encode(question), timeout_s=timeout_s)
@@ -248,7 +262,7 @@ class ReplicaExchange(QuestionService):
         except (NetworkError, Rejected):
             return None
 
-    def _fetch_s(self, tally: Tally) -> float:
+    def _fetch_s(self, tally: ContributionTally) -> float:
         """Contributions of all others share the line."""
         many = (len(tally.replicas) - 1) * most_bytes(tally.expected)
         return self._settings.contribution_timeout_s + many / self._settings.least_bytes_per_s

@@ -11,13 +11,14 @@ from msgspec import Meta
 from swarmnode.errors import Rejected
 from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS
 from swarmnode.pipeline.keeping.agreement import Weights
-from swarmnode.pipeline.keeping.combining import Exchange, Fault
+from swarmnode.pipeline.keeping.combining import ContributionFault, StageIteration
 from swarmnode.pipeline.keeping.tally import Holdings
 from swarmnode.pipeline.wire.messages import MAX_PATH, Count, Digest
 
 PROTOCOL = "/swarmnode/pipeline-gradients/1"
 MAX_ROUNDS = 6
-"""Of agreeing. One more than deaths in as many rounds, which a stage with few replicas does not survive."""
+"""The most rounds of agreeing on contributors. One more than deaths in as many rounds, which a stage with few
+replicas does not survive."""
 
 NOT_HERE = "not_here"
 """It has nothing of that replica, or nothing any more. The empty head says so."""
@@ -29,8 +30,8 @@ class About(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     iteration: Count
 
     @property
-    def exchange(self) -> Exchange:
-        return Exchange(self.plan, self.stage, self.iteration)
+    def exchange(self) -> StageIteration:
+        return StageIteration(self.plan, self.stage, self.iteration)
 
 
 class AskGradients(About, frozen=True, kw_only=True, tag="gradients"):
@@ -39,15 +40,15 @@ class AskGradients(About, frozen=True, kw_only=True, tag="gradients"):
     author: Annotated[str, Meta(max_length=MAX_PEER_ID_CHARS)]
 
 
-class AskHoldings(About, frozen=True, kw_only=True, tag="holdings"):
+class AskHeldGradients(About, frozen=True, kw_only=True, tag="holdings"):
     round: Annotated[int, Meta(ge=0, lt=MAX_ROUNDS)]
 
 
 class AskDigest(About, frozen=True, kw_only=True, tag="digest"):
-    """Of the weights after the step, and before."""
+    """Asks for the digests of the weights after the step, and before."""
 
 
-Question = AskGradients | AskHoldings | AskDigest
+Question = AskGradients | AskHeldGradients | AskDigest
 _T = TypeVar("_T")
 
 _encoder = msgspec.msgpack.Encoder()
@@ -79,4 +80,4 @@ def _decode(decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Rejected(Fault.MALFORMED, str(error)) from error
+        raise Rejected(ContributionFault.MALFORMED, str(error)) from error

@@ -62,7 +62,7 @@ RECORD = "stage.json"
 ANY_STEP = 2**53
 
 
-class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StageRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """stage.json."""
 
     format: int
@@ -76,7 +76,7 @@ class StageCheckpoint:
     """A folder whose record could be read. Whether its state is whole, `read` says."""
 
     folder: Path
-    record: Record
+    record: StageRecord
 
     def read(self) -> HeldState:
         """Verify and read. Raises DamagedCheckpoint."""
@@ -111,7 +111,9 @@ class StageCheckpoints:
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir()
             write_synced(aside / STATE, [held.state.data])
-            write_synced(aside / RECORD, [msgspec.json.encode(Record(STAGE_FORMAT, self.model, holding))])
+            write_synced(
+                aside / RECORD, [msgspec.json.encode(StageRecord(STAGE_FORMAT, self.model, holding))]
+            )
             sync(aside)
             self._replace(target, aside)
             sync(self.folder)
@@ -130,7 +132,7 @@ class StageCheckpoints:
         checkpoints: list[StageCheckpoint] = []
         for folder in self._folders():
             try:
-                record = msgspec.json.decode((folder / RECORD).read_bytes(), type=Record)
+                record = msgspec.json.decode((folder / RECORD).read_bytes(), type=StageRecord)
             except (OSError, msgspec.MsgspecError) as error:
                 logger.warning("checkpoint %s is damaged, skipping it: %s", folder.name, error)
                 continue

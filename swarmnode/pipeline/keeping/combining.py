@@ -1,7 +1,7 @@
 """What a stage's replicas must agree on before and after an optimizer step: the seam to averaging.py.
 
 member (GradientSum of its own) -> [GradientExchange.combine] -> Combined -> StageWorker.apply
-member (digest of its weights) -> [GradientExchange.compare] -> Agreement (agreement.py) -> aligning.py
+member (digest of its weights) -> [GradientExchange.compare] -> ReplicaVote (agreement.py) -> aligning.py
 """
 
 from collections import Counter
@@ -12,12 +12,12 @@ from typing import Protocol
 
 from torch import Tensor
 
-from swarmnode.pipeline.keeping.agreement import Agreement
+from swarmnode.pipeline.keeping.agreement import ReplicaVote
 from swarmnode.pipeline.stages.visits import GradientSum
 from swarmnode.pipeline.wire.messages import CodecName
 
 
-class Fault(StrEnum):
+class ContributionFault(StrEnum):
     """Why a replica's gradients are not in the sum."""
 
     SILENT = "silent"
@@ -38,18 +38,21 @@ class Fault(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ContributionBounds:
     """What a replica may contribute at most; the same for all replicas of a stage under a plan."""
 
     shapes: Mapping[str, tuple[int, ...]]
-    """Of the stage's parameters, by global name: what a replica sends, and in which order, follows."""
+    """The shapes of the stage's parameters, by global name: what a replica sends, and in which order,
+    follows."""
     max_tokens: int
     """Learned from by one replica in one iteration: the agents that visit it x waves x most of one."""
     max_visits: int
     """Micro-batches of one replica in one iteration; those that it takes for a lost one included."""
 
     @classmethod
-    def of(cls, parameters: Mapping[str, Tensor], *, max_tokens: int, max_visits: int) -> "Expected":
+    def of(
+        cls, parameters: Mapping[str, Tensor], *, max_tokens: int, max_visits: int
+    ) -> "ContributionBounds":
         """`parameters`: `StageModel.trainable()`."""
         shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         return cls(shapes, max_tokens, max_visits)
@@ -60,19 +63,21 @@ class Combined:
     """The gradients of a stage's iteration."""
 
     sum: GradientSum
-    """Of the contributors; bitwise the same at each replica that has the same contributors."""
+    """The summed gradients of the contributors; bitwise the same at each replica that has the same
+    contributors."""
     contributors: tuple[str, ...]
     """Peer ids, sorted. One's own may be missing."""
-    rejected: Mapping[str, Fault]
+    rejected: Mapping[str, ContributionFault]
     """The other replicas, and why."""
     agreed: bool = True
     """Whether all replicas that answer said that they sum the same. False: `compare` will find out."""
 
 
 @dataclass(frozen=True, slots=True)
-class ExchangeSettings:
+class AveragingSettings:
     codec: CodecName = "none"
-    """Of the gradients on their way. fp16 halves the bytes; sums beyond 65504 are clamped to it."""
+    """Compression of the gradients on their way. fp16 halves the bytes; sums beyond 65504 are clamped to
+    it."""
     max_norm_ratio: float = 16.0
     """A replica's gradient a token may be so many times the (lower) median of the replicas' norms. Means over
     few micro-batches of unequal size differ by single digits."""
@@ -86,10 +91,10 @@ class ExchangeSettings:
 
 @dataclass(slots=True)
 class ExchangeCounters:
-    """Since the start."""
+    """What averaging did since the start."""
 
     combined: int = 0
-    rejected: Counter[Fault] = field(default_factory=Counter[Fault])
+    rejected: Counter[ContributionFault] = field(default_factory=Counter[ContributionFault])
     stragglers: int = 0
     """Replicas that asked after an exchange was closed without them."""
     disagreements: int = 0
@@ -97,7 +102,7 @@ class ExchangeCounters:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class StageIteration:
     """Which iteration of which stage it is about."""
 
     plan: str
@@ -107,17 +112,21 @@ class Exchange:
 
 
 class GradientExchange(Protocol):
-    """Among the replicas of one stage. `replicas` are peer ids, one's own among them."""
+    """Averages gradients among the replicas of one stage. `replicas` are peer ids, one's own among them."""
 
     async def combine(
-        self, own: GradientSum, exchange: Exchange, replicas: Sequence[str], expected: Expected
+        self,
+        own: GradientSum,
+        exchange: StageIteration,
+        replicas: Sequence[str],
+        expected: ContributionBounds,
     ) -> Combined:
         """The sum over all replicas whose contribution is sound. Bounded in time whatever they do."""
         ...
 
     async def compare(
-        self, digest: str, exchange: Exchange, replicas: Sequence[str], *, before: str = ""
-    ) -> Agreement:
+        self, digest: str, exchange: StageIteration, replicas: Sequence[str], *, before: str = ""
+    ) -> ReplicaVote:
         """`digest`: of the state after the step. `before`: of the one that we can go back to; empty where we
         do not know that the pipeline was there."""
         ...
@@ -127,11 +136,15 @@ class Alone:
     """The exchange of a stage without replicas."""
 
     async def combine(
-        self, own: GradientSum, exchange: Exchange, replicas: Sequence[str], expected: Expected
+        self,
+        own: GradientSum,
+        exchange: StageIteration,
+        replicas: Sequence[str],
+        expected: ContributionBounds,
     ) -> Combined:
         return Combined(own, tuple(replicas[:1]), {})
 
     async def compare(
-        self, digest: str, exchange: Exchange, replicas: Sequence[str], *, before: str = ""
-    ) -> Agreement:
-        return Agreement(agrees=True, digest=digest)
+        self, digest: str, exchange: StageIteration, replicas: Sequence[str], *, before: str = ""
+    ) -> ReplicaVote:
+        return ReplicaVote(agrees=True, digest=digest)

@@ -23,7 +23,7 @@ from swarmnode.errors import ModelError, Rejected
 from swarmnode.identity.envelope import seal, unseal
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.streams import Buffer
-from swarmnode.pipeline.keeping.combining import Exchange, Expected, Fault
+from swarmnode.pipeline.keeping.combining import ContributionBounds, ContributionFault, StageIteration
 from swarmnode.pipeline.stages.visits import GradientSum
 from swarmnode.pipeline.wire.codec import INT8_BLOCK, decode, encode
 from swarmnode.pipeline.wire.messages import MAX_PATH, CodecName, Count, Digest, TensorHeader
@@ -77,7 +77,12 @@ _decoder = msgspec.msgpack.Decoder(Head)
 
 
 def contribute(
-    own: GradientSum, exchange: Exchange, expected: Expected, key: NodeKey, *, codec: CodecName = "none"
+    own: GradientSum,
+    exchange: StageIteration,
+    expected: ContributionBounds,
+    key: NodeKey,
+    *,
+    codec: CodecName = "none",
 ) -> Contribution:
     """One's own. Raises Rejected: not_finite; ModelError for gradients that are none of this stage."""
     names = sorted(expected.shapes)
@@ -103,7 +108,7 @@ def contribute(
 
 
 def open_head(
-    sealed: bytes, exchange: Exchange, *, among: Sequence[str], author: str | None = None
+    sealed: bytes, exchange: StageIteration, *, among: Sequence[str], author: str | None = None
 ) -> SignedHead:
     """A head that one of these peers signed for this exchange; `author`: exactly that one.
 
@@ -112,40 +117,40 @@ def open_head(
     try:
         envelope = unseal(sealed, CONTEXT, max_bytes=MAX_HEAD_BYTES)
     except Rejected as rejected:
-        raise Rejected(Fault.BAD_SIGNATURE, str(rejected)) from rejected
+        raise Rejected(ContributionFault.BAD_SIGNATURE, str(rejected)) from rejected
     if envelope.author not in among or author not in (None, envelope.author):
-        raise Rejected(Fault.BAD_SIGNATURE, f"signed by {envelope.author}")
+        raise Rejected(ContributionFault.BAD_SIGNATURE, f"signed by {envelope.author}")
     try:
         head = _decoder.decode(envelope.payload)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Rejected(Fault.MALFORMED, str(error)) from error
-    if Exchange(head.plan, head.stage, head.iteration) != exchange:
-        raise Rejected(Fault.MALFORMED, "signed for another iteration, stage or plan")
+        raise Rejected(ContributionFault.MALFORMED, str(error)) from error
+    if StageIteration(head.plan, head.stage, head.iteration) != exchange:
+        raise Rejected(ContributionFault.MALFORMED, "signed for another iteration, stage or plan")
     return SignedHead(head, envelope.author, envelope.payload, bytes(sealed))
 
 
-def size_bytes(head: Head, expected: Expected) -> int:
+def size_bytes(head: Head, expected: ContributionBounds) -> int:
     """How many bytes belong to a head. Raises Rejected: wrong_shape, weight. Nothing was allocated before."""
     if head.tokens > expected.max_tokens or head.visits > expected.max_visits:
-        raise Rejected(Fault.WEIGHT, f"{head.tokens} tokens in {head.visits} micro-batches")
+        raise Rejected(ContributionFault.WEIGHT, f"{head.tokens} tokens in {head.visits} micro-batches")
     if not head.tokens and any(head.present):
-        raise Rejected(Fault.WEIGHT, "gradients of no token")
+        raise Rejected(ContributionFault.WEIGHT, "gradients of no token")
     return sum(header.payload_bytes for header in _headers(head, _size(_names(head, expected), expected)))
 
 
-def most_bytes(expected: Expected) -> int:
-    """Of one contribution: every parameter, in float32."""
+def most_bytes(expected: ContributionBounds) -> int:
+    """The largest size of one contribution: every parameter, in float32."""
     return 4 * _size(sorted(expected.shapes), expected)
 
 
-def read_values(signed: SignedHead, data: Buffer, expected: Expected) -> Contribution:
+def read_values(signed: SignedHead, data: Buffer, expected: ContributionBounds) -> Contribution:
     """The gradients behind a head. Raises Rejected: bad_digest, not_finite, malformed, and as `size_bytes`.
 
     Takes seconds where there are gigabytes.
     """
     head = signed.head
     if len(data) != size_bytes(head, expected) or hashlib.sha256(data).hexdigest() != head.digest:
-        raise Rejected(Fault.BAD_DIGEST, f"of {len(data)} bytes of {signed.author}")
+        raise Rejected(ContributionFault.BAD_DIGEST, f"of {len(data)} bytes of {signed.author}")
     names = _names(head, expected)
     flat = torch.empty(_size(names, expected), dtype=torch.float32)
     # torch reads from what it could write to.
@@ -156,36 +161,40 @@ def read_values(signed: SignedHead, data: Buffer, expected: Expected) -> Contrib
         start, first = end, first + header.size
     norm = torch.linalg.vector_norm(flat, dtype=torch.float64).item()
     if not math.isfinite(norm):
-        raise Rejected(Fault.NOT_FINITE)
+        raise Rejected(ContributionFault.NOT_FINITE)
     sizes = [math.prod(expected.shapes[name]) for name in names]
     parts = zip(names, flat.split(sizes) if names else [], strict=True)
     tensors = {name: part.view(expected.shapes[name]) for name, part in parts}
     return Contribution(signed, data, GradientSum(tensors, head.tokens, head.visits), norm)
 
 
-def fault_of(rejected: Rejected) -> Fault:
+def fault_of(rejected: Rejected) -> ContributionFault:
     """Reasons of the codec and of envelopes among them: what is not ours to name is malformed."""
-    return Fault(rejected.reason) if rejected.reason in set(Fault) else Fault.MALFORMED
+    return (
+        ContributionFault(rejected.reason)
+        if rejected.reason in set(ContributionFault)
+        else ContributionFault.MALFORMED
+    )
 
 
 def _bits(flags: Sequence[bool]) -> bytes:
     return sum(flag << index for index, flag in enumerate(flags)).to_bytes(-(-len(flags) // 8), "little")
 
 
-def _names(head: Head, expected: Expected) -> list[str]:
+def _names(head: Head, expected: ContributionBounds) -> list[str]:
     names = sorted(expected.shapes)
     bits = int.from_bytes(head.present, "little")
     if len(head.present) != -(-len(names) // 8) or bits >> len(names):
-        raise Rejected(Fault.WRONG_SHAPE, f"this stage has {len(names)} parameters")
+        raise Rejected(ContributionFault.WRONG_SHAPE, f"this stage has {len(names)} parameters")
     return [name for index, name in enumerate(names) if bits >> index & 1]
 
 
-def _size(names: Sequence[str], expected: Expected) -> int:
+def _size(names: Sequence[str], expected: ContributionBounds) -> int:
     return sum(math.prod(expected.shapes[name]) for name in names)
 
 
 def _headers(head: Head, size: int) -> list[TensorHeader]:
-    """Of the pieces that a vector of this size travels in."""
+    """Headers of the pieces that a vector of this size is sent in."""
     block = INT8_BLOCK if head.codec == "int8" else 0
     sizes = [min(PIECE, size - first) for first in range(0, size, PIECE)]
     return [

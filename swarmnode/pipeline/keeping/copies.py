@@ -9,11 +9,11 @@ that have left stay as long as there is room: they are for that.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from swarmnode.pipeline.keeping.holdings import HeldState, Holding, Seats
+from swarmnode.pipeline.keeping.holdings import HeldState, Holding, LayerAssignments
 
 
 class Copies:
-    """By the peer id of the owner, the newest of each."""
+    """Copies of other members' states: the newest of each owner, by its peer id."""
 
     def __init__(self, peer_id: str, *, most: int, most_bytes: int) -> None:
         """`peer_id`: ours. `most` copies of `most_bytes` together."""
@@ -22,8 +22,8 @@ class Copies:
         self._most_bytes = most_bytes
         self._kept: dict[str, HeldState] = {}
         self._coming: dict[str, int] = {}
-        self.seats: Seats | None = None
-        """Of the plan that says whose copies are ours to keep."""
+        self.assignments: LayerAssignments | None = None
+        """The assignments of the plan that says whose copies are ours to keep."""
 
     def held(self) -> tuple[HeldState, ...]:
         return tuple(self._kept.values())
@@ -33,10 +33,10 @@ class Copies:
         return self._kept.get(peer_id)
 
     def is_ours_to_keep(self, peer_id: str, holding: Holding) -> bool:
-        seats = self.seats
-        if seats is None or seats.keepers.get(peer_id) != self._peer_id:
+        assignments = self.assignments
+        if assignments is None or assignments.keepers.get(peer_id) != self._peer_id:
             return False
-        return seats.ranges.get(peer_id) == (holding.first_layer, holding.end_layer)
+        return assignments.ranges.get(peer_id) == (holding.first_layer, holding.end_layer)
 
     def is_coming(self, peer_id: str) -> bool:
         """Whether one of this peer is being fetched."""

@@ -6,8 +6,8 @@ Pure. Layers are named globally, so states of any partition cover the layers of 
 iteration only, since layers of different iterations make a model that nobody trained.
 
 Anyone may say that it holds anything. So what counts first is who may be expected to hold it: the members of
-that stage under the plans that were run, and the keepers of their copies (`Seats`). Their word is taken
-before any other's, then that of the larger number; how far a state reaches decides only among equals.
+that stage under the plans that were run, and the keepers of their copies (`LayerAssignments`). Their word is
+taken before any other's, then that of the larger number; how far a state reaches decides only among equals.
 """
 
 import re
@@ -37,7 +37,7 @@ class Holding(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     end_layer: Layer
     """One past the last."""
     has_ends: bool
-    """With embedding, final norm and head."""
+    """Whether embedding, final norm and head are in it."""
     iteration: Count
     """Optimizer steps inside."""
     size_bytes: Count
@@ -64,7 +64,7 @@ class HeldState:
         return cls(holding, state)
 
 
-class Standing(IntEnum):
+class HolderCredibility(IntEnum):
     """What speaks for a member that says it holds a state."""
 
     NONE = 0
@@ -72,27 +72,27 @@ class Standing(IntEnum):
     """The layers are those of a stage."""
     KEEPER = 2
     """It was to keep a copy of such a stage."""
-    SEATED = 3
+    ASSIGNED = 3
     """It is a member of that stage."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seats:
+class LayerAssignments:
     """Who holds which layers under a plan, and who keeps whose copy."""
 
     ranges: Mapping[str, tuple[int, int]]
-    """By peer id: the first layer, and one past the last."""
+    """The first layer of each peer id, and one past its last."""
     keepers: Mapping[str, str] = field(default_factory=dict[str, str])
-    """By the peer id of the owner."""
+    """Who keeps a copy, by the peer id of its owner."""
 
-    def standing(self, peer_id: str, holding: Holding) -> Standing:
+    def credibility(self, peer_id: str, holding: Holding) -> HolderCredibility:
         layers = holding.first_layer, holding.end_layer
         if self.ranges.get(peer_id) == layers:
-            return Standing.SEATED
+            return HolderCredibility.ASSIGNED
         stage = [peer for peer, held in self.ranges.items() if held == layers]
         if any(self.keepers.get(peer) == peer_id for peer in stage):
-            return Standing.KEEPER
-        return Standing.FITS if stage else Standing.NONE
+            return HolderCredibility.KEEPER
+        return HolderCredibility.FITS if stage else HolderCredibility.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +101,11 @@ class Offer:
 
     holding: Holding
     holders: tuple[str, ...]
-    """In the order in which they are to be asked."""
-    standing: Standing = Standing.NONE
+    """Its holders, in the order in which they are to be asked."""
+    credibility: HolderCredibility = HolderCredibility.NONE
     """The best of its holders."""
     backers: int = 1
-    """How many holders have that standing."""
+    """How many holders have that credibility."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Assembled:
 
     tensors: dict[str, Tensor]
     iteration: int
-    """Of the oldest, where they are mixed."""
+    """Iteration of the oldest tensors, where they are mixed."""
 
 
 def layer_of(name: str) -> int | None:
@@ -138,31 +138,35 @@ def of_part(tensors: Mapping[str, Tensor], part: StagePart) -> dict[str, Tensor]
     }
 
 
-def offers(told: Mapping[str, Collection[Holding]], seats: Sequence[Seats] = ()) -> list[Offer]:
-    """What members say they hold, by peer id, as offers. `seats`: of the plans that were run.
+def offers(
+    told: Mapping[str, Collection[Holding]], assignments: Sequence[LayerAssignments] = ()
+) -> list[Offer]:
+    """What members say they hold, by peer id, as offers. `assignments`: of the plans that were run.
 
-    Of two digests of the same layers and iteration that of the better standing counts, of equals the one with
-    more holders of that standing, then that of the smallest peer id: replicas compare their digests after
-    every step, so what differs is the exception.
+    Of two digests of the same layers and iteration that of the better credibility counts, of equals the one
+    with more holders of that credibility, then that of the smallest peer id: replicas compare their digests
+    after every step, so what differs is the exception.
     """
-    holders: dict[Holding, list[tuple[Standing, str]]] = {}
+    holders: dict[Holding, list[tuple[HolderCredibility, str]]] = {}
     for peer_id in sorted(told):
         for holding in set(told[peer_id]):
-            standing = max((each.standing(peer_id, holding) for each in seats), default=Standing.NONE)
-            holders.setdefault(holding, []).append((standing, peer_id))
+            credibility = max(
+                (each.credibility(peer_id, holding) for each in assignments), default=HolderCredibility.NONE
+            )
+            holders.setdefault(holding, []).append((credibility, peer_id))
     best: dict[tuple[int, int, bool, int], Offer] = {}
     found = [_offer(holding, those) for holding, those in holders.items()]
-    for offer in sorted(found, key=lambda o: (-o.standing, -o.backers, o.holders, o.holding)):
+    for offer in sorted(found, key=lambda o: (-o.credibility, -o.backers, o.holders, o.holding)):
         holding = offer.holding
         what = (holding.first_layer, holding.end_layer, holding.has_ends, holding.iteration)
         best.setdefault(what, offer)
     return sorted(best.values(), key=lambda offer: offer.holding)
 
 
-def _offer(holding: Holding, holders: Sequence[tuple[Standing, str]]) -> Offer:
-    best = max(standing for standing, _ in holders)
+def _offer(holding: Holding, holders: Sequence[tuple[HolderCredibility, str]]) -> Offer:
+    best = max(credibility for credibility, _ in holders)
     asked = sorted(holders, key=lambda each: (-each[0], each[1]))
-    backers = sum(standing == best for standing, _ in holders)
+    backers = sum(credibility == best for credibility, _ in holders)
     return Offer(holding, tuple(peer for _, peer in asked), best, backers)
 
 
@@ -183,8 +187,8 @@ def covering(
     steps behind, and training mends that sooner than if the others went back to where those are.
     """
     within = [offer for offer in offered if at_least <= offer.holding.iteration <= at_most]
-    for standing in (Standing.KEEPER, Standing.FITS, Standing.NONE):
-        trusted = [offer for offer in within if offer.standing >= standing]
+    for credibility in (HolderCredibility.KEEPER, HolderCredibility.FITS, HolderCredibility.NONE):
+        trusted = [offer for offer in within if offer.credibility >= credibility]
         iterations = sorted({offer.holding.iteration for offer in trusted}, reverse=True)
         of_one = ([o for o in trusted if o.holding.iteration == each] for each in iterations)
         for chosen in [trusted] if mixed else of_one:
@@ -194,8 +198,8 @@ def covering(
 
 
 def _cover(offered: Sequence[Offer], part: StagePart, needs_ends: bool) -> list[Offer] | None:
-    """From the left, always with the newest; of equals with what is most to be believed, then with what
-    reaches farthest."""
+    """Offers that cover the part from the left, always the newest; of equals with what is most to be
+    believed, then with what reaches farthest."""
     chosen: list[Offer] = []
     at = part.first_layer
     while at < part.end_layer:
@@ -206,7 +210,7 @@ def _cover(offered: Sequence[Offer], part: StagePart, needs_ends: bool) -> list[
             reaching,
             key=lambda o: (
                 o.holding.iteration,
-                o.standing,
+                o.credibility,
                 o.backers,
                 o.holding.end_layer,
                 -o.holding.size_bytes,
@@ -221,7 +225,7 @@ def _cover(offered: Sequence[Offer], part: StagePart, needs_ends: bool) -> list[
         chosen.append(
             min(
                 with_ends,
-                key=lambda o: (-o.holding.iteration, -o.standing, -o.backers, o.holding.size_bytes),
+                key=lambda o: (-o.holding.iteration, -o.credibility, -o.backers, o.holding.size_bytes),
             )
         )
     return chosen

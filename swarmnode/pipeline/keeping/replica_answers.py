@@ -15,8 +15,8 @@ from typing import TypeVar
 from swarmnode.errors import Rejected
 from swarmnode.pipeline.keeping.agreement import Weights
 from swarmnode.pipeline.keeping.averaging_messages import AskDigest, AskGradients, decode_question, encode
-from swarmnode.pipeline.keeping.combining import Exchange
-from swarmnode.pipeline.keeping.tally import Holdings, Tally
+from swarmnode.pipeline.keeping.combining import StageIteration
+from swarmnode.pipeline.keeping.tally import ContributionTally, Holdings
 from swarmnode.pipeline.wire.questions import Answer
 
 KEPT_EXCHANGES = 2
@@ -40,12 +40,12 @@ class Scope:
 
 
 @dataclass(slots=True)
-class Running:
+class AveragingUnderWay:
     """An exchange, as others may ask for it."""
 
-    tally: Tally
+    tally: ContributionTally
     published: list[Holdings] = field(default_factory=list[Holdings])
-    """By round."""
+    """What was held at the end of each round."""
     closed: Holdings | None = None
     silent: set[str] = field(default_factory=set[str])
     """It was closed without these, and they have not been heard of since."""
@@ -62,15 +62,15 @@ class ReplicaAnswers:
         """`note_late` is called when a replica asks after an exchange was closed without it."""
         self.scope: Scope | None = None
         self._note_late = note_late
-        self._running: OrderedDict[Exchange, Running] = OrderedDict()
-        self._weights: OrderedDict[Exchange, Weights] = OrderedDict()
+        self._running: OrderedDict[StageIteration, AveragingUnderWay] = OrderedDict()
+        self._weights: OrderedDict[StageIteration, Weights] = OrderedDict()
         self._changed = asyncio.Event()
         self._waiting: Counter[str] = Counter()
 
-    def running(self, exchange: Exchange) -> Running | None:
+    def running(self, exchange: StageIteration) -> AveragingUnderWay | None:
         return self._running.get(exchange)
 
-    def open(self, exchange: Exchange, running: Running) -> None:
+    def open(self, exchange: StageIteration, running: AveragingUnderWay) -> None:
         """An exchange has begun here. The bytes of those before are let go."""
         for former in self._running.values():
             former.tally.release()
@@ -79,7 +79,7 @@ class ReplicaAnswers:
             self._running.popitem(last=False)
         self.tell()
 
-    def weigh(self, exchange: Exchange, weights: Weights) -> None:
+    def weigh(self, exchange: StageIteration, weights: Weights) -> None:
         """The step of an exchange is taken here."""
         self._weights[exchange] = weights
         if len(self._weights) > KEPT_EXCHANGES:
@@ -125,8 +125,9 @@ class ReplicaAnswers:
             self._waiting += Counter()  # forgets the peers at zero
         return found
 
-    def _check_scope(self, peer_id: str, exchange: Exchange) -> None:
-        """Before anything is waited for. Of a plan that we have yet to take up nothing is known."""
+    def _check_scope(self, peer_id: str, exchange: StageIteration) -> None:
+        """Refuse what the plan does not know, before anything is waited for. Nothing is known of a plan that
+        we have yet to take up."""
         scope = self.scope
         if scope is None or scope.plan != exchange.plan:
             return

@@ -14,7 +14,7 @@ from swarmnode.pipeline.wire.messages import Count, Digest
 
 PROTOCOL = "/swarmnode/pipeline-states/1"
 MAX_HOLDINGS = 32
-"""That one member may say it has."""
+"""The most holdings that one member may say it has."""
 
 KEPT = b"kept"
 """The answer to a copy that is kept now; any other means that it is not."""
@@ -66,7 +66,7 @@ def decode_holdings(data: bytes) -> tuple[Holding, ...]:
 
 
 def decode_size(data: bytes) -> int:
-    """Of a state, in bytes. Raises Rejected: wrong_size."""
+    """The size of a state in bytes. Raises Rejected: wrong_size."""
     try:
         return _sizes.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -30,8 +30,8 @@ from swarmnode.pipeline.keeping.holdings import (
     Assembled,
     HeldState,
     Holding,
+    LayerAssignments,
     Offer,
-    Seats,
     covering,
     layer_of,
     of_part,
@@ -59,31 +59,31 @@ KEPT_OWN = 2
 """States of one's own: who fetches the last one across a boundary can finish, and a copy that is one step old
 still finds the layers beside it at the same iteration."""
 
-KEPT_SEATS = 3
+KEPT_ASSIGNMENTS = 3
 """Plans by which is judged who should hold what: a copy may be of a member that has been gone for some."""
 
 DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
-"""Of what a state may hold: weights and Adam's moments."""
+"""Types of what a state may hold: weights and Adam's moments."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateLimits:
     max_state_bytes: int = 4 * 2**30
-    """Of one stage's state, its optimizer's moments included."""
+    """The largest size of one stage's state, its optimizer's moments included."""
     max_copies: int = 4
     max_copy_bytes: int = 4 * 2**30
-    """Of all copies together."""
+    """The largest size of all copies together."""
     copy_timeout_s: float = 600.0
-    """For one copy, whatever its size: who takes longer would keep others from being kept."""
+    """Limit of one copy, whatever its size: who takes longer would keep others from being kept."""
     answer_timeout_s: float = 10.0
-    """Without a state's bytes."""
+    """Limit of an answer that carries no state."""
     least_bytes_per_s: float = 250_000.0
     """Who is slower (2 Mbit/s) while it hands out a state counts as dead."""
 
 
 class StateService(QuestionService):
     """async with StateService(host) as states:
-    states.admit(seat.peers, Seats({peer: (0, 8), ...}, {peer: keeper, ...}))
+    states.admit(assignment.peers, LayerAssignments({peer: (0, 8), ...}, {peer: keeper, ...}))
     states.settle()
     states.publish(HeldState.of(part, worker.iteration, worker.state(optimizer)))
     """
@@ -100,27 +100,31 @@ class StateService(QuestionService):
         self._copies = Copies(
             host.peer_id, most=self._limits.max_copies, most_bytes=self._limits.max_copy_bytes
         )
-        self._former: Seats | None = None
-        self._settled: list[Seats] = []
+        self._former: LayerAssignments | None = None
+        self._settled: list[LayerAssignments] = []
         self.failures: Counter[str] = Counter()
         """Why holders did not give what they said they have."""
 
     def admit(
-        self, peers: Collection[str], seats: Seats | None = None, *, former: Seats | None = None
+        self,
+        peers: Collection[str],
+        assignments: LayerAssignments | None = None,
+        *,
+        former: LayerAssignments | None = None,
     ) -> None:
         """Answer these members from now on. Copies of those that have left stay: they are for that.
 
-        `seats`: of the plan that is taken up, for whose copies we keep. `former`: of the one before, as the
-        members agree on it: its members, and those of plans that we settled under, are believed first. While
-        neither is known (all begin from disk) everybody counts the same.
+        `assignments`: of the plan that is taken up, for whose copies we keep. `former`: of the one before, as
+        the members agree on it: its members, and those of plans that we settled under, are believed first.
+        While neither is known (all begin from disk) everybody counts the same.
         """
         self.questions.admit(peers)
-        self._copies.seats, self._former = seats, former
+        self._copies.assignments, self._former = assignments, former
 
     def settle(self) -> None:
         """We hold what the present plan gives us, and so may the others: their word counts for its stages."""
-        if self._copies.seats is not None:
-            self._settled = [*self._settled[1 - KEPT_SEATS :], self._copies.seats]
+        if self._copies.assignments is not None:
+            self._settled = [*self._settled[1 - KEPT_ASSIGNMENTS :], self._copies.assignments]
 
     def offer_earlier(self, held: Sequence[HeldState]) -> None:
         """What an earlier run has left on this disk, until the first step is taken from it: others may still
@@ -154,7 +158,7 @@ class StateService(QuestionService):
 
     async def find(self, peers: Collection[str]) -> list[Offer]:
         """What these members hold; who does not answer holds nothing."""
-        return offers(await self._told(peers), self._seats)
+        return offers(await self._told(peers), self._assignments)
 
     async def fetch(self, offer: Offer) -> StageState:
         """Its bytes from whichever holder gives them. Raises CheckpointError where none does."""
@@ -203,7 +207,7 @@ class StateService(QuestionService):
         told, own = await self._told(peers), {self._peer_id: self.holdings()}
         most = self._limits.max_state_bytes if most_bytes is None else most_bytes
         # Others come first: of equals the first counts, and whoever asks may have lost track.
-        every = (*offers(told, self._seats), *offers(own, self._seats))
+        every = (*offers(told, self._assignments), *offers(own, self._assignments))
         offered = [offer for offer in every if offer.holding.size_bytes <= most]
         while True:
             chosen = covering(
@@ -239,7 +243,7 @@ class StateService(QuestionService):
         return tensors, None
 
     @property
-    def _seats(self) -> tuple[Seats, ...]:
+    def _assignments(self) -> tuple[LayerAssignments, ...]:
         return (*self._settled, *([self._former] if self._former is not None else ()))
 
     async def _told(self, peers: Collection[str]) -> dict[str, tuple[Holding, ...]]:

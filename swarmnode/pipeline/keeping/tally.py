@@ -1,6 +1,6 @@
 """Which contributions of an iteration count: from what each replica says it holds to one set and its sum.
 
-averaging.py (what arrives) -> [Tally] -> Combined
+averaging.py (what arrives) -> [ContributionTally] -> Combined
 
 Pure bookkeeping. Replicas tell each other which signed heads they have seen, and which of them with sound
 bytes behind. Everything that one replica saw reaches all that still answer, so they come to the same set, and
@@ -19,7 +19,12 @@ from msgspec import Meta
 from torch import Tensor
 
 from swarmnode.errors import Rejected
-from swarmnode.pipeline.keeping.combining import Combined, Exchange, Expected, Fault
+from swarmnode.pipeline.keeping.combining import (
+    Combined,
+    ContributionBounds,
+    ContributionFault,
+    StageIteration,
+)
 from swarmnode.pipeline.keeping.contributions import (
     MAX_HEAD_BYTES,
     Contribution,
@@ -35,7 +40,7 @@ MAX_WEIGHT_RATIO = 8.0
 the plan makes them, and the bound is how much more than an honest one a liar can weigh."""
 
 KEPT_HEADS = 2
-"""Of one replica: two prove that it equivocates, more prove nothing else."""
+"""The most heads kept of one replica: two prove that it equivocates, more prove nothing else."""
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -58,15 +63,15 @@ View = frozenset[tuple[str, bytes, bool]]
 """(author, signed head, sound)"""
 
 
-class Tally:
+class ContributionTally:
     """One iteration of one stage, as one of its replicas sees it."""
 
     def __init__(
         self,
         own: Contribution,
-        exchange: Exchange,
+        exchange: StageIteration,
         replicas: Sequence[str],
-        expected: Expected,
+        expected: ContributionBounds,
         *,
         max_norm_ratio: float,
     ) -> None:
@@ -80,7 +85,7 @@ class Tally:
         self._unsound: set[bytes] = set()
         self._holders: dict[bytes, set[str]] = {}
         self._doubted: set[tuple[str, bytes]] = set()
-        self._faults: dict[str, Fault] = {}
+        self._faults: dict[str, ContributionFault] = {}
         self._adopted: frozenset[str] | None = None
         self.add(own)
 
@@ -99,7 +104,7 @@ class Tally:
         self.note(contribution.signed)
         self._sound[contribution.signed.payload] = contribution
 
-    def fail(self, author: str, fault: Fault, head: SignedHead | None = None) -> None:
+    def fail(self, author: str, fault: ContributionFault, head: SignedHead | None = None) -> None:
         """Nothing sound came of this replica so far. `head`: its bytes are what it signed, and not sound."""
         self._faults[author] = fault
         if head is not None:
@@ -132,7 +137,7 @@ class Tally:
             try:
                 self.note(signed)
             except Rejected as rejected:
-                self._faults[signed.author] = Fault(rejected.reason)
+                self._faults[signed.author] = ContributionFault(rejected.reason)
         return frozenset(view)
 
     def doubt(self, peer_id: str, head: SignedHead) -> None:
@@ -180,8 +185,8 @@ class Tally:
         weighed = _within(candidates, MAX_WEIGHT_RATIO, lambda one: float(one.sum.tokens))
         chosen = _within(weighed, self._max_norm_ratio, lambda one: one.norm / max(one.sum.tokens, 1))
         names = tuple(one.signed.author for one in chosen)
-        outliers = {one.signed.author: Fault.WEIGHT for one in candidates}
-        outliers |= {one.signed.author: Fault.NORM for one in weighed}
+        outliers = {one.signed.author: ContributionFault.WEIGHT for one in candidates}
+        outliers |= {one.signed.author: ContributionFault.NORM for one in weighed}
         rejected = {author: self._fault(author, outliers) for author in self.replicas if author not in names}
         return Combined(sum_in_order([one.sum for one in chosen]), names, rejected, agreed)
 
@@ -190,7 +195,8 @@ class Tally:
         self._sound.clear()
 
     def _decisive(self, view: View) -> View:
-        """Without what does not decide: the bytes of who equivocates, and claims that nobody made good."""
+        """The view without what does not decide: the bytes of who equivocates, and claims that nobody made
+        good."""
         counting = _counting(view)
         return frozenset(
             (author, payload, author in counting and self._is_founded(payload)) for author, payload, _ in view
@@ -199,18 +205,19 @@ class Tally:
     def _is_founded(self, payload: bytes) -> bool:
         return payload in self._sound or bool(self._holders.get(payload))
 
-    def _fault(self, author: str, outliers: Mapping[str, Fault]) -> Fault:
+    def _fault(self, author: str, outliers: Mapping[str, ContributionFault]) -> ContributionFault:
         if len(self._heads.get(author, {})) > 1:
-            return Fault.EQUIVOCATION
+            return ContributionFault.EQUIVOCATION
         if author in outliers:
             return outliers[author]
         if self.found(author) is not None:
-            return Fault.LATE
-        return self._faults.get(author, Fault.SILENT)
+            return ContributionFault.LATE
+        return self._faults.get(author, ContributionFault.SILENT)
 
 
 def sum_in_order(sums: Sequence[GradientSum]) -> GradientSum:
-    """As `sum_of_replicas`, in float32 and in place: new tensors, nothing of `sums` is written to."""
+    """The same as `sum_of_replicas`, in float32 and in place: new tensors, nothing of `sums` is written
+    to."""
     total: dict[str, Tensor] = {}
     for one in sums:
         for name, tensor in one.tensors.items():

@@ -27,7 +27,7 @@ from swarmnode.pipeline.rollouts.chain import Chain, Feed, Stop, Stopped
 from swarmnode.pipeline.rollouts.feeding import Feeder, RecoveryCounts
 from swarmnode.pipeline.rollouts.stage_cache import Segments
 from swarmnode.pipeline.rollouts.ways import ChoosePath, StagePath
-from swarmnode.rollout.decode.running import Policy
+from swarmnode.rollout.decode.running import DecodePolicy
 from swarmnode.rollout.decode.scoring import LOGITS_AT_ONCE
 from swarmnode.rollout.decode.torch_engine import LoraPairs, TorchEngine
 from swarmnode.rollout.decode.weights import Layers
@@ -73,7 +73,7 @@ class PipelineEngine(TorchEngine):
             max_length=max_length,
             exact_resume=True,
         )
-        first = Policy(version, [], is_base=version == 0)
+        first = DecodePolicy(version, [], is_base=version == 0)
         super().__init__(capabilities, eos_token_ids, chain.vocabulary, first, chain.device)
         self._chain = chain
         self._newest_version = newest
@@ -235,7 +235,7 @@ class PipelineEngine(TorchEngine):
 
     # Policies
 
-    def _check_versions(self, staying: Iterable[Policy]) -> None:
+    def _check_versions(self, staying: Iterable[DecodePolicy]) -> None:
         for policy in staying:
             raise EngineError(
                 f"a request in flight stays on policy {policy.version}, and a pipeline has one at a time",
@@ -249,19 +249,19 @@ class PipelineEngine(TorchEngine):
         self._chain.adopt(pairs)
         return []
 
-    def _base(self) -> Policy:
+    def _base(self) -> DecodePolicy:
         is_base = self._newest.is_base if self._chain.takes_policies else self._newest.version == 0
         if not is_base:
             raise EngineError(
                 f"the stages carry policy {self._newest.version}, so the base cannot be sampled from",
                 hint="update to a policy without tensors first",
             )
-        return Policy(BASE_VERSION, [], is_base=True)
+        return DecodePolicy(BASE_VERSION, [], is_base=True)
 
     # Scores
 
     def _logits(
-        self, policy: Policy, sequences: Sequence[Sequence[int]], tails: Sequence[int]
+        self, policy: DecodePolicy, sequences: Sequence[Sequence[int]], tails: Sequence[int]
     ) -> Iterator[Tensor]:
         by_path: dict[StagePath, list[int]] = {}
         for place, (ids, tail) in enumerate(zip(sequences, tails, strict=True)):

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import CheckpointError, NetworkError
-from swarmnode.pipeline.keeping.agreement import Agreement, is_near
-from swarmnode.pipeline.keeping.combining import Exchange, GradientExchange
+from swarmnode.pipeline.keeping.agreement import ReplicaVote, is_near
+from swarmnode.pipeline.keeping.combining import GradientExchange, StageIteration
 from swarmnode.pipeline.running.seat import Reload
 from swarmnode.pipeline.running.workplace import Workplace
 from swarmnode.pipeline.stages.stage_model import StageModel
@@ -114,7 +114,7 @@ class Alignment:
             return Aligned(packed.digest, agrees=False, is_right=False)
         return await self._adopted(tensors, whole=whole)
 
-    async def _settle(self, agreement: Agreement, packed: StageState, full: StageState) -> Aligned:
+    async def _settle(self, agreement: ReplicaVote, packed: StageState, full: StageState) -> Aligned:
         """Nobody has a majority. `packed` is what was compared, `full` has the moments too."""
         place, before = self._place, self._before
         whole, names = packed is full, [", ".join(side.peers) for side in agreement.rivals]
@@ -177,19 +177,19 @@ class Alignment:
     async def _packed(self, *, whole: bool) -> StageState:
         return await self._place.queue.call(self._place.worker.state, self._optimizer if whole else None)
 
-    async def _compared(self, digest: str) -> Agreement:
+    async def _compared(self, digest: str) -> ReplicaVote:
         place, seat = self._place, self._place.seat
         try:
             async with asyncio.timeout(place.settings.close_timeout_s):
                 return await self._averager.compare(
                     digest,
-                    Exchange(seat.digest, seat.stage, place.iteration),
+                    StageIteration(seat.digest, seat.stage, place.iteration),
                     seat.replicas,
                     before=self._before.digest if self._before is not None else "",
                 )
         except (NetworkError, TimeoutError) as error:
             logger.warning("the replicas' weights were not compared: %s", error)
-            return Agreement(agrees=True, digest=digest)
+            return ReplicaVote(agrees=True, digest=digest)
 
 
 def _checked(

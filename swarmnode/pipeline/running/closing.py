@@ -17,7 +17,13 @@ from dataclasses import dataclass, field
 import torch
 
 from swarmnode.errors import NetworkError, Rejected
-from swarmnode.pipeline.keeping.combining import Alone, Combined, Exchange, Expected, GradientExchange
+from swarmnode.pipeline.keeping.combining import (
+    Alone,
+    Combined,
+    ContributionBounds,
+    GradientExchange,
+    StageIteration,
+)
 from swarmnode.pipeline.running.aligning import Alignment, Offer, nobody
 from swarmnode.pipeline.running.journeys import Drive
 from swarmnode.pipeline.running.seat import IterationReport, Reload
@@ -213,13 +219,13 @@ class Closing:
         place, seat = self._place, self._place.seat
         us = seat.peers[seat.own]
         most = seat.plan.micro_batches
-        expected = Expected.of(
+        expected = ContributionBounds.of(
             place.worker.model.trainable(), max_tokens=most * place.worker.max_tokens, max_visits=most
         )
         try:
             # It bounds itself; ended from here, the survivors would step on different sums.
             return await self._averager.combine(
-                own, Exchange(seat.digest, seat.stage, place.iteration), seat.replicas, expected
+                own, StageIteration(seat.digest, seat.stage, place.iteration), seat.replicas, expected
             )
         except NetworkError as error:
             # Where the others did without us, the next comparison of weights brings us back to theirs.

@@ -3,7 +3,7 @@
 planning.py (Agreed) -> [pipeline_seats] -> place.py -> averaging.py, states.py
 """
 
-from swarmnode.pipeline.keeping.holdings import Seats
+from swarmnode.pipeline.keeping.holdings import LayerAssignments
 from swarmnode.pipeline.keeping.replica_answers import Scope
 from swarmnode.pipeline.plans.planning import Agreed
 from swarmnode.pipeline.plans.recovery import neighbour_of
@@ -24,23 +24,23 @@ def scope_of(agreed: Agreed, peer_id: str) -> Scope | None:
     return Scope(agreed.digest, stage, frozenset(part.peers), agreed.iteration)
 
 
-def seats_of(agreed: Agreed) -> Seats:
+def seats_of(agreed: Agreed) -> LayerAssignments:
     """Who holds which layers under a plan, and who keeps whose copy."""
     parts, plan = agreed.partition.stages, agreed.plan
     nodes = {peer: neighbour_of(plan, node) for node, peer in enumerate(agreed.peers)}
-    return Seats(
+    return LayerAssignments(
         {peer: (part.first, part.end) for part in parts for peer in part.peers},
         {peer: agreed.peers[keeper] for peer, keeper in nodes.items() if keeper is not None},
     )
 
 
-def former_seats(agreed: Agreed) -> Seats | None:
+def former_seats(agreed: Agreed) -> LayerAssignments | None:
     """Who held which layers before, as all members agree on it; None: nobody did."""
     before = agreed.before
     if before is None:
         return None
     starts = (0, *before.ends)
-    return Seats(
+    return LayerAssignments(
         {
             peer: (starts[stage], before.ends[stage])
             for peer, stage in before.stage_of.items()

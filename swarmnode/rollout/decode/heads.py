@@ -20,7 +20,7 @@ class Heads:
 
     def __init__(self, shape: Shape, norm: RmsNorm, device: torch.device) -> None:
         self.shape = shape
-        self.layout = decode.Heads(shape.kv_heads, shape.group, shape.head_dim, shape.norm_eps)
+        self.layout = decode.HeadLayout(shape.kv_heads, shape.group, shape.head_dim, shape.norm_eps)
         """The same for the kernels."""
         self._norm = norm
         self._on_cpu = device.type == "cpu"

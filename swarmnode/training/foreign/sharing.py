@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from swarmnode.config import Config, RuleName
 
 KEEP_OWN: frozenset[RuleName] = frozenset({"book", "own_book", "rescue"})
-"""Under these, all own groups are trained on. Under the others, external ones take their places."""
+"""The rules under which all own groups are trained on. Under the others, external ones take their places."""
 
 
 ADAPT: frozenset[RuleName] = frozenset({"book", "successes", "rescue"})
-"""Under these, others' answers are taken by whether they go our way (sharing_gauge.py). Under those that
-learn from others' failures too it is only shown: to push down what we would hardly write disagrees with our
-own gradient even where the whole helps (`sapo`, four specialists: -0.06 +- 0.01, and 30 % more reward than
-alone)."""
+"""The rules under which others' answers are taken by whether they go our way (sharing_gauge.py). Under those
+that learn from others' failures too it is only shown: to push down what we would hardly write disagrees with
+our own gradient even where the whole helps (`sapo`, four specialists: -0.06 +- 0.01, and 30 % more reward
+than alone)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ MAX_EXAMPLES = 4096
 """Examples whose rewards are kept, the oldest out: some hundred rounds of the demonstration policy."""
 
 MAX_AUTHORS = 16
-"""Of whom rewards are kept for one example."""
+"""The most authors of whom rewards are kept for one example."""
 
 WITHOUT_SPREAD: frozenset[LossName] = frozenset({"dr_grpo", "rloo"})
 """Their advantages are differences of rewards, which are bounded by the rewards."""
@@ -74,7 +74,7 @@ class WideGroups:
         return self._rule.wanted_examples()
 
     def state(self) -> bytes:
-        """That of the rule: what others got on examples of the last rounds is forgotten."""
+        """The state of the rule alone: what others got on examples of the last rounds is forgotten."""
         return self._rule.state()
 
     def restore(self, data: bytes, tasks: Mapping[str, str] | None = None) -> None:

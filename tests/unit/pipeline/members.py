@@ -13,8 +13,13 @@ from swarmnode.errors import CheckpointError
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import StreamHost
-from swarmnode.pipeline.keeping.agreement import Agreement, Weights, agreement_of
-from swarmnode.pipeline.keeping.combining import Combined, Exchange, Expected, Fault
+from swarmnode.pipeline.keeping.agreement import ReplicaVote, Weights, agreement_of
+from swarmnode.pipeline.keeping.combining import (
+    Combined,
+    ContributionBounds,
+    ContributionFault,
+    StageIteration,
+)
 from swarmnode.pipeline.plans.instance import Instance
 from swarmnode.pipeline.plans.plan import Plan, digest
 from swarmnode.pipeline.running.member import PipelineMember
@@ -84,19 +89,23 @@ class OfOne:
     own: str
 
     async def combine(
-        self, own: GradientSum, exchange: Exchange, replicas: Sequence[str], expected: Expected
+        self,
+        own: GradientSum,
+        exchange: StageIteration,
+        replicas: Sequence[str],
+        expected: ContributionBounds,
     ) -> Combined:
         kept = self.all._sums.setdefault((exchange.stage, exchange.iteration), {})
         kept[self.own] = own
         found = await self.all.gather(kept, replicas)
-        absent = {peer: Fault.SILENT for peer in set(replicas) - found.keys()}
+        absent = {peer: ContributionFault.SILENT for peer in set(replicas) - found.keys()}
         return Combined(
             sum_of_replicas([found[peer] for peer in sorted(found)]), tuple(sorted(found)), absent
         )
 
     async def compare(
-        self, digest: str, exchange: Exchange, replicas: Sequence[str], *, before: str = ""
-    ) -> Agreement:
+        self, digest: str, exchange: StageIteration, replicas: Sequence[str], *, before: str = ""
+    ) -> ReplicaVote:
         kept = self.all._said.setdefault((exchange.stage, exchange.iteration), {})
         kept[self.own] = Weights(digest, before)
         found = await self.all.gather(kept, replicas)

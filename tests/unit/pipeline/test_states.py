@@ -17,8 +17,8 @@ from swarmnode.network.streams import ByteStream
 from swarmnode.pipeline.keeping.holdings import (
     HeldState,
     Holding,
+    LayerAssignments,
     Offer,
-    Seats,
     covering,
     layer_of,
     of_part,
@@ -70,9 +70,9 @@ def ids(hosts: list[MemoryHost]) -> list[str]:
     return [host.peer_id for host in hosts]
 
 
-def kept_by(keeper: MemoryHost, owners: dict[MemoryHost, tuple[int, int]]) -> Seats:
+def kept_by(keeper: MemoryHost, owners: dict[MemoryHost, tuple[int, int]]) -> LayerAssignments:
     ranges = {owner.peer_id: layers for owner, layers in owners.items()}
-    return Seats(ranges, dict.fromkeys(ranges, keeper.peer_id))
+    return LayerAssignments(ranges, dict.fromkeys(ranges, keeper.peer_id))
 
 
 def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

@@ -140,7 +140,7 @@ def quick_membership(config: Config) -> MembershipSettings:
         retry_s=0.5,
         barred_s=0.5,
         iteration_s=20.0,
-        seat_s=20.0,
+        assignment_s=20.0,
     )
 
 

@@ -16,7 +16,7 @@ from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.pipeline.keeping.averaging import ReplicaExchange
 from swarmnode.pipeline.keeping.checkpoints import StageCheckpoints
 from swarmnode.pipeline.keeping.states import StateService
-from swarmnode.pipeline.plans.partition import Partition, StagePart
+from swarmnode.pipeline.plans.partition import Partition, PlannedStage
 from swarmnode.pipeline.plans.plan import Plan, digest
 from swarmnode.pipeline.plans.planning import Agreed
 from swarmnode.pipeline.rollouts.decode import DecodeNode
@@ -104,7 +104,7 @@ class Home:
         most = max(map(len, nodes))
         plan = Plan(instance, tuple(tuple(stage[n % len(stage)] for stage in nodes) for n in range(most)))
         parts = tuple(
-            StagePart(first, end, 1000, 1000, 1e-3, tuple(sorted(one.peer_id for one in stage)))
+            PlannedStage(first, end, 1000, 1000, 1e-3, tuple(sorted(one.peer_id for one in stage)))
             for stage, first, end in zip(stages, (0, *ends), ends, strict=False)
         )
         name = hashlib.sha256(f"{digest(plan)}{self._epoch}".encode()).hexdigest()

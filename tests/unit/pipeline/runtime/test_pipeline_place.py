@@ -312,7 +312,7 @@ async def test_the_whole_of_a_step_is_put_together_from_all_members_or_the_lack_
         equal({**state.adapter, **state.optimizer}, together(first, second))
         assert not any("/" in name for name in state.adapter)
         found.kill(second)
-        first.states._copies.seats = None  # pyright: ignore[reportPrivateUsage]
+        first.states._copies.assignments = None  # pyright: ignore[reportPrivateUsage]
         first.states._copies._kept.clear()  # pyright: ignore[reportPrivateUsage]
         with pytest.raises(PipelineError, match="no members hold layers 0 to 5"):
             await first.place.whole_state(1)

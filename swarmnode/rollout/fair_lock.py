@@ -1,6 +1,6 @@
 """One thread at a time, in the order in which they came.
 
-threads of several policies -> [Turns] -> shared.py, one engine
+threads of several policies -> [FairLock] -> shared.py, one engine
 
 A plain lock would not do: whoever steps an engine in a loop takes it again before anybody else has woken up.
 """
@@ -15,10 +15,10 @@ LONGEST_TURN_S = 900.0
 """Nobody needs the engine for longer at once: one step of a large model takes seconds, loading it minutes."""
 
 
-class Turns:
+class FairLock:
     """A lock that is fair. `with turns: ...` raises EngineError when those before us never end.
 
-    >>> turns = Turns()
+    >>> turns = FairLock()
     >>> with turns: 1 + 1
     2
     """
