@@ -4,7 +4,8 @@ duplicate_class_names: public class names that more than one module of swarmnode
 modules_loaded: modules of ours in `sys.modules` at the end of `swarmnode join --rounds 1` with the tiny
     policy, which was built before. Packages are counted, what its task processes load is not.
 frames_to_loss: Python frames of ours between the function of the command `join` and the call of the loss in
-    the first optimizer step of that run, across coroutines and threads; neither of the two is counted.
+    the first optimizer step of that run, across coroutines and threads; neither of the two is counted,
+    and no comprehension.
 files_to_loss: the files in which these frames stand, that of `join` and that of the loss included.
 fragment_docstrings: docstrings that begin with a preposition or with "That".
 readme_words: words of README.md as `wc -w` counts them: all of its source, code blocks and links too.

@@ -23,6 +23,9 @@ from weakref import WeakKeyDictionary
 LOSS_MODULE, LOSS = "swarmnode.training.losses", "policy_loss"
 """The function that computes the loss of a micro-batch, whatever its name in the settings."""
 
+COMPREHENSIONS = ("<listcomp>", "<dictcomp>", "<setcomp>")
+"""Frames of their own in Python 3.11 and no longer in 3.12: they count in neither."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -65,7 +68,7 @@ class Trail:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and not _runs_tasks(frame):
             path = Path(frame.f_code.co_filename)
-            if path.is_relative_to(self._folder):
+            if path.is_relative_to(self._folder) and frame.f_code.co_name not in COMPREHENSIONS:
                 found.append(Step(path.relative_to(self._folder).as_posix(), frame.f_code.co_qualname))
             frame = frame.f_back
         return [*self._origin(frame), *reversed(found)]

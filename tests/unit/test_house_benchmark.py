@@ -93,7 +93,7 @@ async def rounds(loss):
         return await asyncio.get_running_loop().run_in_executor(pool, train, loss)
 
 def train(loss):
-    return loss()
+    return [loss() for _ in range(1)][0]
 """
 
 
