@@ -19,7 +19,7 @@ from torch import Tensor
 
 from swarmnode.errors import EngineError
 from swarmnode.model.layout import PackedLayout, packed_layout
-from swarmnode.training.advantage import LossName, group_advantages
+from swarmnode.training.advantage import Advantage, group_advantages, standardised
 from swarmnode.training.foreign.agreement import Source
 from swarmnode.types import RolloutGroup, Span
 
@@ -115,15 +115,15 @@ def to_samples(
     prompt_ids: tuple[int, ...],
     *,
     rewards: Sequence[float | None] | None = None,
-    loss: LossName = "dapo",
+    advantage: Advantage = standardised,
     policy: int = 0,
 ) -> list[TrainingSample] | None:
     """Trainable completions of a group, or None when the group has no gradient (all rewards equal).
 
-    `rewards` are the shaped ones where there are any, `loss` names the advantage that belongs to it. Aborted,
-    empty and unscored completions are left out; their group-mates keep their advantages.
+    `rewards` are the shaped ones where there are any, `advantage` is that of the loss. Aborted, empty and
+    unscored completions are left out; their group-mates keep their advantages.
     """
-    advantages = group_advantages(group.rewards if rewards is None else rewards, loss)
+    advantages = group_advantages(group.rewards if rewards is None else rewards, advantage)
     if advantages is None:
         return None
     return credited_samples(group, prompt_ids, advantages, policy=policy)

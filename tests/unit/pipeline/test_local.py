@@ -24,7 +24,7 @@ from swarmnode.pipeline.stages.local import (
 from swarmnode.pipeline.stages.stage_model import StageSettings
 from swarmnode.training.forward import Forward
 from swarmnode.training.logprob import completion_logprobs
-from swarmnode.training.losses import StepSize
+from swarmnode.training.losses import LOSSES, StepSize
 from swarmnode.training.round import MeasuredRound, RoundOfPolicy, completion_tokens
 from swarmnode.training.together import train_together
 from tests.unit.pipeline.tiny_models import (
@@ -125,7 +125,7 @@ def test_activations_computed_again_give_the_same_gradients(model: Any, folder: 
     same(pipeline_gradients(found, (0, 1), cross_entropy(TOKENS), packed=True), expected)
 
 
-@pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"])
+@pytest.mark.parametrize("loss", LOSSES)
 def test_a_step_of_each_policy_loss_is_the_single_machines(model: Any, folder: Path, loss: Any) -> None:
     config = TrainingConfig(
         loss=loss, kl_coef=0.1, entropy_coef=0.01, grad_clip=1e9, packing="auto", correction="tis"
