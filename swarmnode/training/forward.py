@@ -1,6 +1,6 @@
 """What all policies on one base share while they train: the model, how batches are laid out, and their size.
 
-packing, lora_patch, logprob -> [forward] -> together.py
+packing, lora_patch, logprob -> [forward] -> step.py
 """
 
 import logging

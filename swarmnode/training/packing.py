@@ -144,6 +144,15 @@ def credited_samples(
     ]
 
 
+def completion_tokens(samples: Sequence[TrainingSample]) -> int:
+    """Tokens that are learned from: those of all completions.
+
+    >>> completion_tokens([])
+    0
+    """
+    return sum(len(sample.completion_ids) for sample in samples)
+
+
 def micro_batches(
     samples: Sequence[TrainingSample],
     max_tokens: int,

@@ -25,8 +25,9 @@ from swarmnode.pipeline.stages.stage_model import StageSettings
 from swarmnode.training.forward import Forward
 from swarmnode.training.logprob import completion_logprobs
 from swarmnode.training.losses import LOSSES, StepSize
-from swarmnode.training.round import MeasuredRound, RoundOfPolicy, completion_tokens
-from swarmnode.training.together import train_together
+from swarmnode.training.packing import completion_tokens
+from swarmnode.training.round import MeasuredRound, RoundOfPolicy
+from swarmnode.training.step import train_round
 from tests.unit.pipeline.tiny_models import (
     LAYERS,
     SETTINGS,
@@ -146,7 +147,7 @@ def step_of_single_machine(policy: Policy, config: TrainingConfig) -> dict[str, 
     before = {name: p.detach().clone() for name, p in policy.trainable().items()}
     optimizer = torch.optim.SGD(policy.trainable().values(), lr=1.0)
     forward = Forward(policy, config, temperature=0.9, top_p=0.8)
-    train_together([RoundOfPolicy(policy, optimizer, config, forward, 16, [samples()], MeasuredRound())])
+    train_round(RoundOfPolicy(policy, optimizer, config, forward, 16, [samples()], MeasuredRound()))
     return {name: before[name] - p.detach() for name, p in policy.trainable().items()}
 
 

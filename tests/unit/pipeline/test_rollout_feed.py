@@ -17,10 +17,10 @@ from swarmnode.pipeline.stages.local import LocalPipeline, StagePath
 from swarmnode.pipeline.stages.rollout_feed import PathSamples, RolloutFeed, nearest_path, weight_of
 from swarmnode.training.forward import Forward
 from swarmnode.training.losses import LOSSES, loss_of
-from swarmnode.training.packing import TrainingSample
+from swarmnode.training.packing import TrainingSample, completion_tokens
 from swarmnode.training.records import TrainReport
-from swarmnode.training.round import MeasuredRound, RoundOfPolicy, completion_tokens
-from swarmnode.training.together import train_together
+from swarmnode.training.round import MeasuredRound, RoundOfPolicy
+from swarmnode.training.step import train_round
 from swarmnode.types import one_span
 from tests.own_losses import OWN_LOSSES
 from tests.unit.pipeline.tiny_models import (
@@ -108,7 +108,7 @@ def trained_alone(
     forward = Forward(policy, config, temperature=TEMPERATURE)
     policy.version = VERSION
     alone = RoundOfPolicy(policy, optimizer, config, forward, MAX_TOKENS, [trained], MeasuredRound())
-    (report,) = train_together([alone])
+    report = train_round(alone)
     return {name: before[name] - p.detach() for name, p in policy.trainable().items()}, report
 
 
