@@ -20,7 +20,7 @@ import torch
 
 from swarmnode.config import TrainingConfig
 from swarmnode.pipeline.rollouts.ways import ChoosePath
-from swarmnode.pipeline.stages.local import LossInputs, StagePath, policy_gradient
+from swarmnode.pipeline.stages.objectives import LossInputs, StagePath, policy_gradient
 from swarmnode.training.losses import LossOutput, StepSize, loss_of
 from swarmnode.training.off_policy import MeasuredTokens
 from swarmnode.training.packing import MicroBatch, TrainingSample, micro_batches

@@ -14,14 +14,9 @@ from swarmnode.config import TrainingConfig
 from swarmnode.errors import ModelError
 from swarmnode.model.policy import Policy
 from swarmnode.pipeline.stages.cutting import try_cut
-from swarmnode.pipeline.stages.local import (
-    LocalPipeline,
-    LossInputs,
-    Objective,
-    cross_entropy,
-    policy_gradient,
-)
+from swarmnode.pipeline.stages.objectives import LossInputs, Objective, cross_entropy, policy_gradient
 from swarmnode.pipeline.stages.stage_model import StageSettings
+from swarmnode.testing.local_pipeline import LocalPipeline
 from swarmnode.training.forward import Forward
 from swarmnode.training.logprob import completion_logprobs
 from swarmnode.training.losses import LOSSES, StepSize
