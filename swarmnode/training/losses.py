@@ -123,7 +123,7 @@ class Loss:
         return tokens if self.mean_over == "tokens" else answers
 
     def share_N(self, batch: TokenBatch, step: StepSize) -> Tensor:
-        """By how much each token of a micro-batch counts in the mean over a step of size `step`. [N]"""
+        """The share of each token of a micro-batch in the mean over a step of size `step`. [N]"""
         counted = self.counted(answers=step.sequences, tokens=step.tokens)
         match self.mean_over:
             case "tokens" | "answer_sums":

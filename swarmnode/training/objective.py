@@ -23,7 +23,7 @@ from swarmnode.training.packing import MicroBatch, completion_tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ScoredTokens:
     """The N completion tokens of a micro-batch with all the log-probabilities that a loss may ask for."""
 
     current: TokenLogprobs
@@ -61,7 +61,7 @@ def shares_of(batch: MicroBatch) -> Iterator[Share]:
 def objective(
     batch: MicroBatch,
     share: Share,
-    scored: Scored,
+    scored: ScoredTokens,
     step: StepSize,
     config: TrainingConfig,
     *,

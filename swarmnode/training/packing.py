@@ -1,4 +1,4 @@
-"""From completions with credit to the micro-batches of one optimizer step.
+"""Completions with credit become the micro-batches of one optimizer step.
 
 advantage -> [packing] -> layout.py, attention, logprob -> losses
 
@@ -67,7 +67,7 @@ class OwnTokens:
     mask_N: Tensor
     """True where a completion token is one of them."""
     logprobs_M: Tensor
-    """As recorded when they were sampled."""
+    """Log-probabilities recorded when they were sampled."""
     versions_M: Tensor
     """The policy version that sampled the token. On the CPU, only measured with; `stale_M` too."""
     stale_M: Tensor
@@ -79,7 +79,7 @@ class MicroBatch:
     """Samples that pass the model together: packed [1, T], or right-padded [B, T]."""
 
     samples: tuple[TrainingSample, ...]
-    """In the order of the batch; those of one policy are neighbours."""
+    """Samples in the order of the batch; those of one policy are neighbours."""
     input_ids_BT: Tensor
     position_ids_BT: Tensor
     """Counted from 0 in every sample."""

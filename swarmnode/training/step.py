@@ -4,8 +4,8 @@ trainer.py -> RoundOfPolicy -> [train_round] -> TrainReport, policy.version + 1
                                     |
                forward.py (log-probabilities), objective.py (loss), backward, clip, optimizer
 
-First the log-probabilities that stay as they are while the round trains (`Known`). Then, for every step, the
-gradient is summed over micro-batches (`take_step`), clipped, and followed (`OptimizerStep.update`).
+First the log-probabilities that stay as they are while the round trains (`KnownLogprobs`). Then, for every
+step, the gradient is summed over micro-batches (`take_step`), clipped, and followed (`OptimizerStep.update`).
 
 Where several policies learn on one base (together.py), a step is that of each of them, and their samples
 share the micro-batches. All that decides is still each policy's own: the size that its loss is divided by,
@@ -22,7 +22,7 @@ from torch import Tensor
 from swarmnode.model.head import TokenLogprobs
 from swarmnode.training.foreign.agreement import SOURCES, Source
 from swarmnode.training.forward import Forward
-from swarmnode.training.objective import Scored, Share, objective, shares_of
+from swarmnode.training.objective import ScoredTokens, Share, objective, shares_of
 from swarmnode.training.packing import MicroBatch, TrainingSample
 from swarmnode.training.records import TrainReport
 from swarmnode.training.round import RoundOfPolicy, StepSums
@@ -50,7 +50,7 @@ def train_round(one: RoundOfPolicy) -> TrainReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownLogprobs:
     """Log-probabilities that do not change while the round trains."""
 
     prox: Logprobs
@@ -59,21 +59,23 @@ class Known:
     reference: Logprobs
     """Those under the base model; empty when no KL divergence to it is asked for."""
 
-    def beside(self, current: TokenLogprobs, batch: MicroBatch) -> Scored:
+    def beside(self, current: TokenLogprobs, batch: MicroBatch) -> ScoredTokens:
         """What the loss of a micro-batch needs, with what is known of its samples."""
         now = zip(batch.samples, current.logprobs_N.detach().split(batch.completion_lengths), strict=True)
         prox_N = torch.cat([self.prox.get(id(sample), row) for sample, row in now])
         if not self.reference:
-            return Scored(current, prox_N, None)
-        return Scored(current, prox_N, torch.cat([self.reference[id(sample)] for sample in batch.samples]))
+            return ScoredTokens(current, prox_N, None)
+        return ScoredTokens(
+            current, prox_N, torch.cat([self.reference[id(sample)] for sample in batch.samples])
+        )
 
 
-def known_before(rounds: Sequence[RoundOfPolicy]) -> Known:
+def known_before(rounds: Sequence[RoundOfPolicy]) -> KnownLogprobs:
     """What is known before the first update of these rounds; all stand on one base."""
     forward, config = rounds[0].forward, rounds[0].config
     later = [sample for one in rounds for step in one.steps[1:] for sample in step]
     every = [sample for one in rounds for step in one.steps for sample in step]
-    return Known(
+    return KnownLogprobs(
         prox=_logprobs(forward, later, reference=False),
         reference=_logprobs(forward, every, reference=True) if config.kl_coef else {},
     )
@@ -100,7 +102,7 @@ class OptimizerStep:
         if self._compared is not None:
             self._compared.forget()
 
-    def loss(self, batch: MicroBatch, share: Share, scored: Scored) -> Tensor:
+    def loss(self, batch: MicroBatch, share: Share, scored: ScoredTokens) -> Tensor:
         """The policy's part of the loss of one micro-batch more."""
         one = self.round
         output, own = objective(batch, share, scored, self._size, one.config, version=one.policy.version)
@@ -134,7 +136,7 @@ class OptimizerStep:
         self.round.optimizer.zero_grad(set_to_none=True)
 
 
-def take_step(steps: Sequence[OptimizerStep], known: Known) -> None:
+def take_step(steps: Sequence[OptimizerStep], known: KnownLogprobs) -> None:
     """Take one optimizer step: a policy's, or that of several, whose samples share the micro-batches."""
     forward = steps[0].round.forward
     samples = [sample for one in steps for sample in one.samples]
@@ -146,7 +148,9 @@ def take_step(steps: Sequence[OptimizerStep], known: Known) -> None:
     _forget(steps)
 
 
-def _accumulate(steps: Sequence[OptimizerStep], samples: Sequence[TrainingSample], known: Known) -> None:
+def _accumulate(
+    steps: Sequence[OptimizerStep], samples: Sequence[TrainingSample], known: KnownLogprobs
+) -> None:
     """Sum up the gradients of one optimizer step over its micro-batches. Samples of all sources share them,
     unless somebody wants to see the gradients grow, source by source."""
     for one in steps:
@@ -160,7 +164,9 @@ def _accumulate(steps: Sequence[OptimizerStep], samples: Sequence[TrainingSample
             one.part_ends(source)
 
 
-def _add_gradients(steps: Sequence[OptimizerStep], samples: Sequence[TrainingSample], known: Known) -> None:
+def _add_gradients(
+    steps: Sequence[OptimizerStep], samples: Sequence[TrainingSample], known: KnownLogprobs
+) -> None:
     forward, config = steps[0].round.forward, steps[0].round.config
     of_policy = {one.round.policy.number: one for one in steps}
     for batch in forward.batches(samples):
@@ -173,7 +179,7 @@ def _add_gradients(steps: Sequence[OptimizerStep], samples: Sequence[TrainingSam
 
 @torch.no_grad()
 def _logprobs(forward: Forward, samples: Sequence[TrainingSample], *, reference: bool) -> Logprobs:
-    """Those of all samples under the policies as they are, or under the base model."""
+    """Log-probabilities of all samples under the policies as they are, or under the base model."""
 
     def measure() -> Logprobs:
         found: Logprobs = {}

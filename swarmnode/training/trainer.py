@@ -99,8 +99,9 @@ class Trainer:
     def _shuffled_steps(
         self, samples: Sequence[TrainingSample], replayed: Sequence[TrainingSample] = ()
     ) -> list[list[TrainingSample]]:
-        """As few steps as the setting allows, of equal size: a last one of few samples would be noise.
-        What is replayed is spread over the steps that there are anyway, or is a step of its own."""
+        """The samples of each optimizer step: as few steps as the setting allows, of equal size, because a
+        last one of few samples would be noise. What is replayed is spread over the steps that there are
+        anyway, or is a step of its own."""
         order, more = list(samples), list(replayed)
         chance = random.Random(f"{self.seed}:{self.policy.version}")
         chance.shuffle(order)

@@ -19,7 +19,7 @@ from swarmnode.config import TrainingConfig
 from swarmnode.model.head import TokenLogprobs, head_logprobs
 from swarmnode.pipeline.stages.stage_model import StageModel
 from swarmnode.training.losses import LossOutput, StepSize
-from swarmnode.training.objective import Scored, objective, shares_of
+from swarmnode.training.objective import ScoredTokens, objective, shares_of
 from swarmnode.training.off_policy import MeasuredTokens
 from swarmnode.training.packing import MicroBatch
 
@@ -106,7 +106,7 @@ def policy_gradient(
         batch, wanted = inputs.batch, config.entropy_coef > 0
         found = batch_logprobs(stage, hidden_BTD, batch, temperature, top_p=top_p, entropy_gradient=wanted)
         prox_N = found.logprobs_N.detach() if inputs.prox_N is None else inputs.prox_N
-        scored = Scored(found, prox_N, inputs.reference_N)
+        scored = ScoredTokens(found, prox_N, inputs.reference_N)
         (share,) = shares_of(batch)  # A pipeline has one policy.
         output, measured = objective(batch, share, scored, step, config, version=version)
         if measure is not None:
