@@ -13,8 +13,9 @@ its gradient norm, its optimizer, its version.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -139,42 +140,39 @@ class OptimizerStep:
 def take_step(steps: Sequence[OptimizerStep], known: KnownLogprobs) -> None:
     """Take one optimizer step: a policy's, or that of several, whose samples share the micro-batches."""
     forward = steps[0].round.forward
-    samples = [sample for one in steps for sample in one.samples]
-    forward.with_memory_to_spare(
-        lambda: _accumulate(steps, samples, known), lambda: _forget(steps), _longest(samples)
-    )
+    longest = max(_longest(one.samples) for one in steps)
+    forward.with_memory_to_spare(partial(_add_gradients, steps, known), partial(_forget, steps), longest)
     for one in steps:
         one.update()
     _forget(steps)
 
 
-def _accumulate(
-    steps: Sequence[OptimizerStep], samples: Sequence[TrainingSample], known: KnownLogprobs
-) -> None:
-    """Sum up the gradients of one optimizer step over its micro-batches. Samples of all sources share them,
-    unless somebody wants to see the gradients grow, source by source."""
+def _add_gradients(steps: Sequence[OptimizerStep], known: KnownLogprobs) -> None:
+    """Sum up the gradients of one optimizer step over its micro-batches."""
+    forward, config = steps[0].round.forward, steps[0].round.config
+    of_policy = {one.round.policy.number: one for one in steps}
     for one in steps:
         one.begin()
-    if not any(one.compares_sources for one in steps):
-        _add_gradients(steps, samples, known)
-        return
-    for source in SOURCES:
-        _add_gradients(steps, [sample for sample in samples if sample.source == source], known)
+    for source, samples in _parts(steps):
+        for batch in forward.batches(samples):
+            with forward.policies_of(batch):
+                current = forward.logprobs(batch, entropy_gradient=config.entropy_coef > 0)
+                scored = known.beside(current, batch)
+                losses = [of_policy[share.policy].loss(batch, share, scored) for share in shares_of(batch)]
+                torch.stack(losses).sum().backward()
         for one in steps:
             one.part_ends(source)
 
 
-def _add_gradients(
-    steps: Sequence[OptimizerStep], samples: Sequence[TrainingSample], known: KnownLogprobs
-) -> None:
-    forward, config = steps[0].round.forward, steps[0].round.config
-    of_policy = {one.round.policy.number: one for one in steps}
-    for batch in forward.batches(samples):
-        with forward.policies_of(batch):
-            current = forward.logprobs(batch, entropy_gradient=config.entropy_coef > 0)
-            scored = known.beside(current, batch)
-            losses = [of_policy[share.policy].loss(batch, share, scored) for share in shares_of(batch)]
-            torch.stack(losses).sum().backward()
+def _parts(steps: Sequence[OptimizerStep]) -> Iterator[tuple[Source, Sequence[TrainingSample]]]:
+    """Samples that may share micro-batches, with the source up to which the gradients then go: all samples,
+    unless somebody wants to see the gradients grow source by source."""
+    samples = [sample for one in steps for sample in one.samples]
+    if not any(one.compares_sources for one in steps):
+        yield SOURCES[-1], samples
+        return
+    for source in SOURCES:
+        yield source, [sample for sample in samples if sample.source == source]
 
 
 @torch.no_grad()
