@@ -3,6 +3,7 @@
 files, environment, command line -> config_layers.py -> [config] -> everybody
 """
 
+import re
 from ipaddress import IPv4Address
 from typing import Any, Literal, get_origin
 
@@ -10,6 +11,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 RuleName = Literal["sapo", "successes", "book", "own_book", "rescue", "hacpo"]
 """The rules by which a node learns from others (training/foreign/rules.py)."""
+
+LOSS_NAMES = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo")
+"""Our own losses. They stand here, too, so that a misspelt one is refused without torch: each is a record in
+`LOSSES` of training/losses.py, and a test holds the two equal."""
+
+IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+"""`package.module:name`, as of a loss of one's own."""
 
 
 class Section(BaseModel):
@@ -189,9 +197,10 @@ class ExchangeConfig(Section):
 
 
 class TrainingConfig(Section):
-    loss: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"] = "dapo"
+    loss: str = "dapo"
     """The objective with its advantages. dapo averages over tokens, grpo over answers first, dr_grpo divides
-    by a constant, gspo clips whole answers, cispo keeps clipped tokens, rloo compares with the others."""
+    by a constant, gspo clips whole answers, cispo keeps clipped tokens, rloo compares with the others. Or a
+    loss of your own, as mymodule:name."""
     learning_rate: float = Field(default=1e-4, gt=0)
     """AdamW learning rate of the adapter."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
@@ -234,6 +243,13 @@ class TrainingConfig(Section):
     says that it is faster; addmm: fused, without it; peft: as PEFT computes it."""
     gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
     """Compute activations again in the backward pass. auto: where the longest sequence would not fit else."""
+
+    @field_validator("loss")
+    @classmethod
+    def _loss_is_known_or_can_be_imported(cls, name: str) -> str:
+        if name not in LOSS_NAMES and not IMPORT_PATH.fullmatch(name):
+            raise ValueError(f"no such loss: {', '.join(LOSS_NAMES)}, or one of your own as mymodule:name")
+        return name
 
 
 class PipelineConfig(Section):

@@ -23,7 +23,7 @@ from swarmnode.pipeline.plans.recovery import deadline_s, predicted_s, repaired_
 from swarmnode.pipeline.running.journeys import Drive, Failure, Journey
 from swarmnode.pipeline.running.seat import Feed, Passage
 from swarmnode.pipeline.running.workplace import Workplace, visit_of
-from swarmnode.pipeline.stages.local import LossInputs
+from swarmnode.pipeline.stages.objectives import LossInputs
 from swarmnode.pipeline.stages.visits import StageInput, Visit
 from swarmnode.pipeline.wire.messages import (
     MAX_ATTEMPTS,

@@ -11,7 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from swarmnode.pipeline.plans.plan import Plan
-from swarmnode.pipeline.stages.local import LossInputs, Objective, StagePath
+from swarmnode.pipeline.stages.objectives import LossInputs, Objective, StagePath
 from swarmnode.pipeline.wire.messages import CodecName
 
 

@@ -20,7 +20,7 @@ from swarmnode.pipeline.running.seat import Feed, IterationReport
 from swarmnode.pipeline.runtime.learnt import WholeState
 from swarmnode.pipeline.runtime.place import StagePlace
 from swarmnode.pipeline.runtime.standing import Standing
-from swarmnode.pipeline.stages.local import StagePath
+from swarmnode.pipeline.stages.objectives import StagePath
 
 logger = logging.getLogger(__name__)
 

@@ -50,6 +50,7 @@ from swarmnode.pipeline.stages.stage_state import pack_state
 from swarmnode.pipeline.stages.whole_model import WholeModel, load_tokenizer, open_model
 from swarmnode.tasks.task import Task
 from swarmnode.training.checkpoint_store import CheckpointStore
+from swarmnode.training.losses import loss_of
 
 logger = logging.getLogger(__name__)
 
@@ -258,6 +259,8 @@ def _data_role(
     seat: Seat, whole: WholeModel, tasks_of_others: Mapping[str, Task]
 ) -> Callable[[PipelineNode], DataRole]:
     """Made where it is needed: most members never see a tokenizer."""
+    if holds_data(seat.config) and not seat.config.pipeline.text:
+        loss_of(seat.config.training.loss)  # One that cannot be imported is refused before we are a member.
 
     def make(node: PipelineNode) -> DataRole:
         tokenizer, ends = load_tokenizer(whole)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from swarmnode.errors import ConfigError
-from swarmnode.pipeline.stages.local import LossInputs, Objective, StagePath, cross_entropy
+from swarmnode.pipeline.stages.objectives import LossInputs, Objective, StagePath, cross_entropy
 from swarmnode.training.packing import MicroBatch, TrainingSample, micro_batches
 
 MAX_TEXT_BYTES = 512 * 1024 * 1024

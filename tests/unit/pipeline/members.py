@@ -25,7 +25,7 @@ from swarmnode.pipeline.plans.plan import Plan, digest
 from swarmnode.pipeline.running.member import PipelineMember
 from swarmnode.pipeline.running.seat import MemberSettings, Seat
 from swarmnode.pipeline.stages.loading import WeightFolder, load_stage
-from swarmnode.pipeline.stages.local import LossInputs, Objective, StagePath, cross_entropy
+from swarmnode.pipeline.stages.objectives import LossInputs, Objective, StagePath, cross_entropy
 from swarmnode.pipeline.stages.stage import StageWorker
 from swarmnode.pipeline.stages.stage_model import Cut, StagePart, StageSettings
 from swarmnode.pipeline.stages.stage_state import StageState, unpack_states

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from swarmnode.errors import ModelError, Rejected
 from swarmnode.pipeline.plans.plan import Plan, Policy, digest, violations
 from swarmnode.pipeline.stages.cutting import try_cut
-from swarmnode.pipeline.stages.local import LocalPipeline, LossInputs, cross_entropy
+from swarmnode.pipeline.stages.objectives import LossInputs, cross_entropy
 from swarmnode.pipeline.stages.stage import StageWorker
 from swarmnode.pipeline.stages.stage_model import StagePart, build_stage
 from swarmnode.pipeline.wire.codec import encode
@@ -31,6 +31,7 @@ from swarmnode.pipeline.wire.messages import (
     StepDone,
 )
 from swarmnode.pipeline.wire.signing import signed
+from swarmnode.testing.local_pipeline import LocalPipeline
 from swarmnode.training.packing import MicroBatch, TrainingSample, micro_batches
 from swarmnode.types import one_span
 from tests.unit.pipeline.members import (

@@ -17,7 +17,7 @@ from swarmnode.pipeline.running.closing import strays
 from swarmnode.pipeline.running.relay import Slots
 from swarmnode.pipeline.running.seat import IterationReport
 from swarmnode.pipeline.stages.cutting import try_cut
-from swarmnode.pipeline.stages.local import LossInputs, StagePath
+from swarmnode.pipeline.stages.objectives import LossInputs, StagePath
 from swarmnode.pipeline.stages.stage import StageWorker
 from swarmnode.pipeline.wire.messages import Finished, Refusal
 from tests.unit.pipeline.members import PATIENT, QUICK, Crew, ListFeed, crew, instance_of, stage_worker

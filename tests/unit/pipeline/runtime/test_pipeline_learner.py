@@ -21,7 +21,7 @@ from swarmnode.pipeline.running.seat import Feed, IterationReport, LossSums
 from swarmnode.pipeline.runtime.learner import PipelineLearner
 from swarmnode.pipeline.runtime.learnt import WholeState
 from swarmnode.pipeline.runtime.link import Course
-from swarmnode.pipeline.stages.local import LocalPipeline, StagePath
+from swarmnode.pipeline.stages.objectives import StagePath
 from swarmnode.pipeline.stages.stage_model import StageSettings
 from swarmnode.pipeline.stages.stage_state import unpack_states
 from swarmnode.pipeline.stages.whole_model import WholeModel, load_tokenizer, open_model
@@ -29,6 +29,7 @@ from swarmnode.rollout.engine import Request
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.tasks.loader import load_tasks
 from swarmnode.testing import FakeEngine
+from swarmnode.testing.local_pipeline import LocalPipeline
 from swarmnode.training.adam import adam
 from swarmnode.training.checkpoint import check_has_adapter
 from swarmnode.training.checkpoint_store import CheckpointStore

@@ -14,10 +14,10 @@ from swarmnode.pipeline.rollouts.chain import Stop, Stopped
 from swarmnode.pipeline.rollouts.stage_cache import Segments
 from swarmnode.pipeline.runtime.node import PipelineNode
 from swarmnode.pipeline.runtime.parts import DataRole
-from swarmnode.pipeline.stages.local import LocalPipeline
 from swarmnode.pipeline.stages.sources import TextFeed
 from swarmnode.pipeline.stages.stage_model import StageSettings
 from swarmnode.pipeline.stages.whole_model import WholeModel, open_model
+from swarmnode.testing.local_pipeline import LocalPipeline
 from swarmnode.training.adam import adam
 from tests.unit.pipeline.runtime.pipeline_home import KEYS, Gate, Home, Member, equal, home, text_of, until
 from tests.unit.pipeline.tiny_models import CPU, LAYERS, saved, tiny_model

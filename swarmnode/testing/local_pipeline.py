@@ -1,148 +1,33 @@
-"""The whole pipeline inside one process, and the losses at its end.
+"""The whole pipeline inside one process: the reference that members over the network are tested against.
 
 packing (MicroBatch) -> [LocalPipeline] -> gradients per stage
                               |
-                stage.py, along a path; losses.py on the data stage
+                stage.py, along a path; objectives.py on the data stage
 
-What members do over the network is done here by calls: the reference that they are tested against. With
-nothing skipped its gradients are those of a single machine.
-
-The path is part of the policy: hidden states that took another one are those of another policy. So all
-log-probabilities of a micro-batch, those before the update and those of the base too, are taken along the
-path that its loss takes, and `LossInputs` carries it.
+What members do over the network is done here by calls. With nothing skipped its gradients are those of a
+single machine.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from swarmnode.config import TrainingConfig
 from swarmnode.errors import ModelError
-from swarmnode.model.head import TokenLogprobs, head_logprobs
+from swarmnode.model.head import TokenLogprobs
 from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.loading import WeightFolder, load_config, load_stage
+from swarmnode.pipeline.stages.objectives import LossInputs, Objective, StagePath, batch_logprobs
 from swarmnode.pipeline.stages.stage import Activations, StageWorker
-from swarmnode.pipeline.stages.stage_model import Cut, StageModel, StagePart, StageSettings
+from swarmnode.pipeline.stages.stage_model import Cut, StagePart, StageSettings
 from swarmnode.pipeline.stages.visits import GradientSum, StageInput, Visit
-from swarmnode.training.corrections import batch_weights, token_weights
-from swarmnode.training.losses import LossOutput, StepSize, TokenBatch, policy_loss
-from swarmnode.training.off_policy import MeasuredTokens
+from swarmnode.training.losses import LossOutput
 from swarmnode.training.packing import MicroBatch
 
 MAX_TOKENS = 1 << 20
-"""Of a micro-batch within one process: nobody here is a stranger."""
-
-StagePath = tuple[int, ...]
-"""Stages in order of visit. The data stage, 0, comes first; the others at most once, in any order."""
-
-
-@dataclass(frozen=True, slots=True)
-class LossInputs:
-    """A micro-batch with what its loss needs to know, all of it along one path."""
-
-    batch: MicroBatch
-    path: StagePath
-    prox_N: Tensor | None = None
-    """Log-probabilities under the policy before the round's first update. None: it has not moved since."""
-    reference_N: Tensor | None = None
-    """Under the base model. None: not wanted."""
-    weight: int | None = None
-    """What a sum over the micro-batch is divided by, with the others' of the step, to be a mean: answers for
-    a loss over answers. None: its tokens."""
-
-    @property
-    def tokens(self) -> int:
-        """What is learned from: the micro-batch's weight."""
-        return len(self.batch.targets_N) if self.weight is None else self.weight
-
-
-Objective = Callable[[StageModel, Tensor, LossInputs], LossOutput]
-"""(data stage, hidden states [B, T, D] at the end of the path, inputs) -> a loss with its graph."""
-
-
-def batch_logprobs(
-    stage: StageModel,
-    hidden_BTD: Tensor,
-    batch: MicroBatch,
-    temperature: float | Tensor = 1.0,
-    *,
-    top_p: float = 1.0,
-    entropy_gradient: bool = False,
-) -> TokenLogprobs:
-    """Of the N completion tokens, from hidden states at the end of a path; on the data stage."""
-    predictors_ND = hidden_BTD.flatten(0, 1)[batch.predictors_N]
-    return head_logprobs(
-        stage.head,
-        stage.final_norm(predictors_ND),
-        batch.targets_N,
-        temperature,
-        top_p=top_p,
-        entropy_gradient=entropy_gradient,
-    )
-
-
-def cross_entropy(step_tokens: int) -> Objective:
-    """Minus the mean log-probability over the completion tokens of a step of `step_tokens`, in nats."""
-
-    def loss(stage: StageModel, hidden_BTD: Tensor, inputs: LossInputs) -> LossOutput:
-        found = batch_logprobs(stage, hidden_BTD, inputs.batch)
-        value = -found.logprobs_N.sum() / step_tokens
-        return LossOutput(value, torch.zeros((), dtype=torch.long), None, found.entropy_N.detach().sum())
-
-    return loss
-
-
-Measure = Callable[[LossInputs, LossOutput, MeasuredTokens], None]
-"""Told what was measured of a micro-batch, each time that its loss is taken."""
-
-
-def policy_gradient(
-    step: StepSize,
-    config: TrainingConfig,
-    *,
-    temperature: float,
-    top_p: float = 1.0,
-    version: int,
-    measure: Measure | None = None,
-) -> Objective:
-    """The node's own losses (losses.py) with its corrections for who sampled a token, for one policy.
-
-    `step` is the size of the whole optimizer step; `version` the policy's newest, which the age of a token
-    counts from.
-    """
-
-    def loss(stage: StageModel, hidden_BTD: Tensor, inputs: LossInputs) -> LossOutput:
-        batch, wanted = inputs.batch, config.entropy_coef > 0
-        found = batch_logprobs(stage, hidden_BTD, batch, temperature, top_p=top_p, entropy_gradient=wanted)
-        prox_N = found.logprobs_N.detach() if inputs.prox_N is None else inputs.prox_N
-        own = batch.own
-        log_ratio_M, age_M = prox_N[own.mask_N] - own.logprobs_M, version - own.versions_M
-        weights = token_weights(log_ratio_M, config, age_M)
-        tokens = TokenBatch(
-            logprobs_N=found.logprobs_N,
-            prox_N=prox_N,
-            advantages_N=batch.advantages_N,
-            weights_N=batch_weights(prox_N, own.mask_N, weights.values_M, batch.shaped_N),
-            entropy_N=found.entropy_N,
-            reference_N=inputs.reference_N,
-            lengths=batch.completion_lengths,
-        )
-        output = policy_loss(tokens, step, config)
-        if measure is not None:
-            measured = MeasuredTokens(
-                log_ratio_M=log_ratio_M.detach().cpu().double(),
-                age_M=age_M,
-                stale_M=own.stale_M,
-                corrected_M=weights.corrected_M.cpu(),
-                too_old_M=weights.too_old_M.cpu(),
-            )
-            measure(inputs, output, measured)
-        return output
-
-    return loss
+"""Most tokens of a micro-batch within one process: nobody here is a stranger."""
 
 
 class LocalPipeline:
@@ -199,7 +84,8 @@ class LocalPipeline:
         top_p: float = 1.0,
         reference: bool = False,
     ) -> TokenLogprobs:
-        """Of the completion tokens along a path, without gradient. `reference`: under the base model."""
+        """Log-probabilities of the completion tokens along a path, without gradient. `reference`: under the
+        base model."""
         item = _item(Visit(0, self._data.iteration, self._waves), batch, batch.input_ids_BT)
         for worker in self._along(path):
             item = _item(item.visit, batch, worker.evaluate(item, reference=reference))

@@ -1,8 +1,6 @@
-"""Fakes for your own tests: a learner without torch, an engine without a model, a network without sockets.
+"""A task without a model to answer it, and a learner without torch.
 
-Each keeps the whole contract of the thing it stands for; ours and yours run against the same ones.
-
->>> from swarmnode.testing import FakeLearner, FakeTask, MemoryNetwork
+FakeTask -> [FakeLearner] -> node.py, as a real learner would be
 """
 
 import random
@@ -12,16 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 
 from swarmnode.errors import StorageError
-from swarmnode.network.memory import MemoryNetwork
 from swarmnode.node.learner import Generation, Resumed, RoundRollouts
-from swarmnode.rollout.fake import FakeEngine
 from swarmnode.tasks.rounds import draw_round
 from swarmnode.tasks.task import score_strictly
 from swarmnode.training.checkpoint_writer import CheckpointWriter
 from swarmnode.training.records import Counters, Evaluation, TrainReport
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, one_span
-
-__all__ = ["FakeEngine", "FakeLearner", "FakeTask", "MemoryNetwork"]
 
 
 class FakeTask:
