@@ -35,8 +35,8 @@ from swarmnode.pipeline.keeping.combining import ExchangeSettings
 from swarmnode.pipeline.plans.instance import HOP_OVERHEAD_S, Instance
 from swarmnode.pipeline.plans.plan import Plan, digest
 from swarmnode.pipeline.plans.simulator import Task, simulate
+from swarmnode.pipeline.running.assignment import Assignment, IterationReport, MemberSettings
 from swarmnode.pipeline.running.member import PipelineMember
-from swarmnode.pipeline.running.seat import IterationReport, MemberSettings, Seat
 from swarmnode.pipeline.stages.loading import load_stage
 from swarmnode.pipeline.stages.sources import TextFeed, TextSettings, TextSource
 from swarmnode.pipeline.stages.stage import StageWorker
@@ -253,7 +253,9 @@ class _Node:
             return
         if run not in self._workers:
             self._workers[run] = self._new_worker(plan)
-        self._member.seat(Seat(plan, digest(plan), self._peers, self._node, iteration), *self._workers[run])
+        self._member.assign(
+            Assignment(plan, digest(plan), self._peers, self._node, iteration), *self._workers[run]
+        )
 
     def _new_worker(self, plan: Plan) -> tuple[StageWorker, torch.optim.Optimizer]:
         stage, count = plan.instance.stage_of[self._node], len(plan.instance.stages)

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from swarmnode.errors import EngineError
-from swarmnode.pipeline.rollouts.chain import Chain, Feed, Stop, Stopped
+from swarmnode.pipeline.rollouts.chain import Chain, ChainFeed, Stopped, StopReason
+from swarmnode.pipeline.rollouts.routing import ChoosePath, Route, StagePath
 from swarmnode.pipeline.rollouts.stage_cache import Segments
-from swarmnode.pipeline.rollouts.ways import ChoosePath, StagePath, Way
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class _Sequence:
 @dataclass(slots=True)
 class _Session:
     number: int
-    way: Way
+    route: Route
     cells: set[int] = field(default_factory=set[int])
     """In use."""
 
@@ -77,7 +77,7 @@ class _Trouble:
 @dataclass(frozen=True, slots=True)
 class _Load:
     path: StagePath
-    feed: Feed
+    feed: ChainFeed
     rows: tuple[int, ...]
 
 
@@ -96,8 +96,8 @@ class Feeder:
     def path_for(self, prompt_ids: Sequence[int], wanted: StagePath = ()) -> StagePath:
         """How a sequence with this prompt goes: as wanted, if that is a path here and every stage is held."""
         for path in (wanted, self._choose_path(prompt_ids)):
-            if path and (way := self._chain.way(path)) is not None:
-                return way.stages
+            if path and (route := self._chain.route(path)) is not None:
+                return route.stages
         raise EngineError(
             f"{self._choose_path(prompt_ids)} is no path through this pipeline",
             hint="it begins at stage 0 and visits no stage twice",
@@ -167,7 +167,7 @@ class Feeder:
             for load, result in zip(loads, results, strict=True):
                 if not isinstance(result, Stopped):
                     found |= self._fed(load, result)
-                elif result.why in (Stop.LOST, Stop.FORGOTTEN):
+                elif result.why in (StopReason.LOST, StopReason.FORGOTTEN):
                     failed.append((load, result))
                 else:
                     unhelpful = result
@@ -200,10 +200,10 @@ class Feeder:
         return sequence.path
 
     def _open(self, path: StagePath) -> _Session:
-        way = self._chain.way(path)
-        assert way is not None  # path_for has found it
+        route = self._chain.route(path)
+        assert route is not None  # path_for has found it
         self._numbers += 1
-        self._sessions[path] = session = _Session(self._numbers, way)
+        self._sessions[path] = session = _Session(self._numbers, route)
         return session
 
     def _load(self, path: StagePath, rows: Sequence[int], version: int) -> _Load:
@@ -240,7 +240,7 @@ class Feeder:
             forks=tuple(forks),
         )
         ids = tuple(token for _, _, brought in chosen for token in brought)
-        feed = Feed(session.way, session.number, ids, segments, version)
+        feed = ChainFeed(session.route, session.number, ids, segments, version)
         return _Load(path, feed, tuple(row for row, _, _ in chosen))
 
     def _lenders(self, path: StagePath) -> dict[tuple[int, ...], int]:
@@ -281,7 +281,7 @@ class Feeder:
                     f"{stopped.detail}",
                     hint="what was sampled is kept; look at the members of the pipeline",
                 )
-            if stopped.why is Stop.LOST and stopped.node is not None:
+            if stopped.why is StopReason.LOST and stopped.node is not None:
                 self._chain.give_up(stopped.node, stopped.detail)
                 self.counts.lost_nodes += 1
             where = "" if stopped.node is None else f"node {stopped.node} "
@@ -299,4 +299,4 @@ class Feeder:
 
     def _close(self, path: StagePath) -> None:
         session = self._sessions.pop(path)
-        self._chain.close_session(session.way, session.number)
+        self._chain.close_session(session.route, session.number)

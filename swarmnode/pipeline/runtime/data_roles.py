@@ -21,10 +21,10 @@ from swarmnode.node.summary import Summary
 from swarmnode.pipeline.plans.planning import Agreed
 from swarmnode.pipeline.rollouts.engine import PipelineEngine
 from swarmnode.pipeline.rollouts.remote_chain import ChainSettings, RemoteChain
-from swarmnode.pipeline.rollouts.ways import Members, StagePath, path_of_depth, path_of_prompt
-from swarmnode.pipeline.running.seat import IterationReport
+from swarmnode.pipeline.rollouts.routing import StageHolders, StagePath, path_of_depth, path_of_prompt
+from swarmnode.pipeline.running.assignment import IterationReport
 from swarmnode.pipeline.runtime.learner import PipelineLearner
-from swarmnode.pipeline.runtime.link import Course, RoleChanged, own_paths
+from swarmnode.pipeline.runtime.link import IterationPlan, RoleChanged, own_paths
 from swarmnode.pipeline.runtime.node import PipelineNode
 from swarmnode.pipeline.stages.sources import TextFeed, TextSettings, TextSource
 from swarmnode.rollout.renderer import Renderer
@@ -79,7 +79,7 @@ class RolloutRole:
             self._chain.adopt_members(_members(agreed, own))
 
     async def run(self) -> str:
-        pipeline, agreed = self._pipeline, self._pipeline.place.agreed
+        pipeline, agreed = self._pipeline, self._pipeline.assigned_stage.agreed
         assert agreed is not None, "data roles begin under a plan"
         self.replanned(agreed)
         learner = self._learner(agreed)
@@ -111,7 +111,7 @@ class RolloutRole:
             return
         if (changed := group.subgroup(RoleChanged)) is not None:
             raise plain_error(changed) from group
-        agreed = self._pipeline.place.agreed
+        agreed = self._pipeline.assigned_stage.agreed
         if agreed is None or agreed.stage_of(self._pipeline.peer_id) != 0:
             raise RoleChanged("under the new plan we hold another stage") from group
 
@@ -149,8 +149,8 @@ class RolloutRole:
             base_name=whole.name,
             fingerprint=whole.fingerprint,
             packed=whole.cut.packing_obstacle is None and config.training.packing == "auto",
-            micro_batch_tokens=pipeline.parts.place.max_tokens,
-            device=pipeline.parts.place.stage.device,
+            micro_batch_tokens=pipeline.parts.assigned_stage.max_tokens,
+            device=pipeline.parts.assigned_stage.stage.device,
             choose_path=self._choose_path,
         )
 
@@ -200,7 +200,7 @@ class TextRole:
             Path(config.pipeline.text).expanduser(),
             tokenizer,
             settings,
-            device=pipeline.parts.place.stage.device,
+            device=pipeline.parts.assigned_stage.stage.device,
             packed=whole.cut.packing_obstacle is None,
         )
         self._stopped = False
@@ -225,8 +225,8 @@ class TextRole:
             self._tell(report)
         return "stopped on request" if self._stopped else f"{pipeline.member.iteration} rounds are done"
 
-    def _feed(self, course: Course) -> TextFeed:
-        return TextFeed(self._source, self._pipeline.peer_id, course.iteration)
+    def _feed(self, iteration_plan: IterationPlan) -> TextFeed:
+        return TextFeed(self._source, self._pipeline.peer_id, iteration_plan.iteration)
 
     def _tell(self, report: IterationReport) -> None:
         loss = report.sums.loss / report.tokens if report.tokens else None
@@ -246,5 +246,5 @@ class TextRole:
         )
 
 
-def _members(agreed: Agreed, own: int) -> Members:
-    return Members(agreed.digest, agreed.peers, agreed.plan.instance.stage_of, own)
+def _members(agreed: Agreed, own: int) -> StageHolders:
+    return StageHolders(agreed.digest, agreed.peers, agreed.plan.instance.stage_of, own)

@@ -1,6 +1,6 @@
 """A member of a pipeline as a whole: its network, its place, and what it does there.
 
-run.py -> [PipelineNode] -> standing.py (which plan), place.py (its stage)
+run.py -> [PipelineNode] -> membership_supervisor.py (which plan), assigned_stage.py (its stage)
                         |
      stage 0: a Node with a PipelineLearner, or text; any other stage: serve until it ends
 
@@ -35,13 +35,13 @@ from swarmnode.pipeline.keeping.states import StateService
 from swarmnode.pipeline.plans.costs import Observation
 from swarmnode.pipeline.plans.planning import Agreed
 from swarmnode.pipeline.rollouts.decode import DecodeNode
+from swarmnode.pipeline.running.assignment import IterationReport
 from swarmnode.pipeline.running.member import PipelineMember
-from swarmnode.pipeline.running.seat import IterationReport
-from swarmnode.pipeline.runtime.learnt import majority_state
+from swarmnode.pipeline.runtime.assigned_stage import AssignedStage
+from swarmnode.pipeline.runtime.learned_state import majority_state
 from swarmnode.pipeline.runtime.link import PipelineLink, RoleChanged
+from swarmnode.pipeline.runtime.membership_supervisor import MembershipSupervisor
 from swarmnode.pipeline.runtime.parts import DataRole, PipelineParts
-from swarmnode.pipeline.runtime.place import StagePlace
-from swarmnode.pipeline.runtime.standing import Standing
 from swarmnode.pipeline.runtime.steps import Steps
 from swarmnode.pipeline.runtime.view import PipelineView
 from swarmnode.training.records import TrainReport
@@ -89,8 +89,8 @@ class PipelineNode:
     def status(self) -> NodeStatus:
         own = self._role.status if self._role is not None else None
         status = self._board.status if own is None else own
-        if self.standing.trouble:
-            phase = Phase("coming back to the pipeline", status.phase.since, self.standing.trouble)
+        if self.supervisor.trouble:
+            phase = Phase("coming back to the pipeline", status.phase.since, self.supervisor.trouble)
             status = msgspec.structs.replace(status, phase=phase)
         return msgspec.structs.replace(
             status, pipeline=self.pipeline_status, network=self._board.status.network
@@ -99,7 +99,7 @@ class PipelineNode:
     @property
     def membership(self) -> Membership:
         """That of the moment."""
-        return self.standing.membership
+        return self.supervisor.membership
 
     @property
     def monitor(self) -> Monitor:
@@ -157,13 +157,13 @@ class PipelineNode:
                 DecodeNode(
                     host,
                     run_in_stage_thread=self.member.in_stage_thread,
-                    version=lambda: self.place.version,
+                    version=lambda: self.assigned_stage.version,
                     codec=config.pipeline.codec,
                 )
             )
-            self.place = StagePlace(
+            self.assigned_stage = AssignedStage(
                 parts.whole,
-                parts.place,
+                parts.assigned_stage,
                 self.peer_id,
                 member=self.member,
                 decode=self.decode,
@@ -173,15 +173,17 @@ class PipelineNode:
                 living=lambda: self.membership.members(),
             )
             self._prober = LinkProber(host, rng=random.Random(parts.key.peer_id))
-            self.standing = Standing(
-                self._new_membership, steps=lambda: self.member.iteration, left=self.place.seated.clear
+            self.supervisor = MembershipSupervisor(
+                self._new_membership,
+                steps=lambda: self.member.iteration,
+                left=self.assigned_stage.ready.clear,
             )
             self.member.on_lost = self._suspect
             self.decode.on_silent = lambda peer_id, why: self.membership.lost(peer_id, why)
             self.link = self._new_link()
             if parts.earlier:
                 self.membership.stepped(max(held.holding.iteration for held in parts.earlier))
-            await enter(self.standing)
+            await enter(self.supervisor)
             await self._look()
             self._stack = self._stack.pop_all()
         return self
@@ -193,7 +195,7 @@ class PipelineNode:
 
     async def run(self) -> Summary:
         """Hold a place and do what belongs to it, until it ends."""
-        steps = Steps(self.member, self.place, self.standing)
+        steps = Steps(self.member, self.assigned_stage, self.supervisor)
         async with asyncio.TaskGroup() as services:
             owned = [
                 services.create_task(supervise("discovery", self.parts.discovery.run)),
@@ -211,7 +213,7 @@ class PipelineNode:
                 await self._use_idle_time(False)
             for task in owned:
                 task.cancel()
-        await self.place.leave(hand_over=not self.done)
+        await self.assigned_stage.leave(hand_over=not self.done)
         self._board.enter("stopped", reason)
         self._monitor.tick(self.status)
         if self._role is None:
@@ -247,26 +249,26 @@ class PipelineNode:
 
     def _is_needed(self) -> bool:
         """Whether a data node may still evaluate, or collect the stages for its last checkpoint."""
-        agreed = self.place.agreed
+        agreed = self.assigned_stage.agreed
         data = agreed.partition.stages[0].peers if agreed is not None else ()
         return self.peer_id not in data and not set(data).isdisjoint(self.membership.members())
 
     async def _let_data_nodes_save(self) -> None:
         """Where all are stopped at once, the data nodes' last checkpoint still needs what we hold."""
         for _ in range(round(LINGER_S / TICK_S)):
-            if self.place.part is None or not self._is_needed():
+            if self.assigned_stage.part is None or not self._is_needed():
                 return
             await asyncio.sleep(TICK_S)
 
     def _has_data(self) -> bool:
-        agreed = self.place.agreed
-        if agreed is None or not self.place.seated.is_set():
+        agreed = self.assigned_stage.agreed
+        if agreed is None or not self.assigned_stage.ready.is_set():
             return False
         return agreed.stage_of(self.peer_id) == 0
 
     async def _serve(self) -> None:
         """Hold the stage for a while: others drive."""
-        part = self.place.part
+        part = self.assigned_stage.part
         if part is None:
             waiting = f"{len(self.membership.members())} members so far"
             self._board.enter("waiting for a place in the pipeline", waiting)
@@ -282,11 +284,13 @@ class PipelineNode:
     # What happens to it
 
     def _new_link(self) -> PipelineLink:
-        return PipelineLink(self.peer_id, self.standing, self.member, self.place, after_step=self._after_step)
+        return PipelineLink(
+            self.peer_id, self.supervisor, self.member, self.assigned_stage, after_step=self._after_step
+        )
 
     def _new_membership(self) -> Membership:
         parts, settings = self.parts, self.parts.membership
-        if self.place.plans:
+        if self.assigned_stage.plans:
             # Whoever comes back goes on with those that are there: the others may be gone for good.
             settings = replace(settings, at_least=min(settings.at_least, FEWEST_TO_GO_ON))
         return Membership(
@@ -297,28 +301,28 @@ class PipelineNode:
             model=parts.whole.fingerprint,
             costs=parts.costs,
             links=self._prober.links,
-            on_agreed=self._take_place,
-            prepare=self.place.prepare,
+            on_agreed=self._take_assignment,
+            prepare=self.assigned_stage.prepare,
             observed=self.observed,
         )
 
     async def _reload(self, peers: tuple[str, ...], stage: int, steps: int) -> Mapping[str, Tensor]:
         """The state of our stage after so many steps, from replicas whose weights are the majority's. They
         offer it right after the step. Raises CheckpointError."""
-        part = self.place.part
+        part = self.assigned_stage.part
         if part is None:
             raise CheckpointError("no stage is held here")
-        with_ends = self.parts.place.stage.trainable == "full"
+        with_ends = self.parts.assigned_stage.stage.trainable == "full"
         return await majority_state(self.states, peers, part, iteration=steps, with_ends=with_ends)
 
-    async def _take_place(self, agreed: Agreed) -> None:
-        await self.place.take(agreed)
-        if self._role is not None and self.place.seated.is_set():
+    async def _take_assignment(self, agreed: Agreed) -> None:
+        await self.assigned_stage.take(agreed)
+        if self._role is not None and self.assigned_stage.ready.is_set():
             self._role.replanned(agreed)
 
     def _after_step(self, report: IterationReport) -> None:
         self._view.stepped(report)
-        agreed = self.place.agreed
+        agreed = self.assigned_stage.agreed
         # The next plan may be there already, whose nodes are others.
         if agreed is not None and agreed.iteration <= report.iteration:
             silent = self.member.lost.union(agreed.peers[node] for node in report.lost)
@@ -340,7 +344,7 @@ class PipelineNode:
     def _tell_of_the_dead(self) -> None:
         """Whom the others have given up is not waited for, in an iteration or by a rollout."""
         living = set(self.membership.members())
-        for peer_id in self.place.agreed.peers if self.place.agreed is not None else ():
+        for peer_id in self.assigned_stage.agreed.peers if self.assigned_stage.agreed is not None else ():
             if peer_id not in living:
                 self.member.lose(peer_id, "is no member any more")
                 self.decode.lose(peer_id, "is no member any more")
@@ -353,5 +357,8 @@ class PipelineNode:
         if idle is not None and idle.exchange_stats is not None:
             self._board.shared(idle.exchange_stats, {})
         self._view.look_at(
-            self.place, members=len(self.membership.members()), iteration=self.member.iteration, idle=idle
+            self.assigned_stage,
+            members=len(self.membership.members()),
+            iteration=self.member.iteration,
+            idle=idle,
         )

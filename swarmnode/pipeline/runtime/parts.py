@@ -18,9 +18,9 @@ from swarmnode.pipeline.keeping.checkpoints import StageCheckpoints
 from swarmnode.pipeline.keeping.holdings import HeldState
 from swarmnode.pipeline.plans.costs import MemberCosts
 from swarmnode.pipeline.plans.planning import Agreed, PlanSettings
-from swarmnode.pipeline.running.seat import MemberSettings
+from swarmnode.pipeline.running.assignment import MemberSettings
+from swarmnode.pipeline.runtime.assigned_stage import AssignedStageSettings
 from swarmnode.pipeline.runtime.idle_rollouts import IdleSharing
-from swarmnode.pipeline.runtime.place import PlaceSettings
 from swarmnode.pipeline.stages.whole_model import WholeModel
 
 
@@ -35,7 +35,7 @@ class PipelineParts:
     discovery: Discovery
     plan: PlanSettings
     membership: MembershipSettings
-    place: PlaceSettings
+    assigned_stage: AssignedStageSettings
     member: MemberSettings
     costs: Callable[[], MemberCosts]
     """What we say of ourselves, measured anew or not."""

@@ -31,12 +31,12 @@ from swarmnode.paths import Paths
 from swarmnode.pipeline.keeping.checkpoints import StageCheckpoints, single_machine_tensors
 from swarmnode.pipeline.keeping.holdings import HeldState
 from swarmnode.pipeline.plans.costs import MemberCosts
-from swarmnode.pipeline.running.seat import MemberSettings
+from swarmnode.pipeline.running.assignment import MemberSettings
+from swarmnode.pipeline.runtime.assigned_stage import AssignedStageSettings
 from swarmnode.pipeline.runtime.data_roles import Asking, RolloutRole, TextRole
 from swarmnode.pipeline.runtime.idle_rollouts import IdleSharing, load_idle_model, sharing_exchange
 from swarmnode.pipeline.runtime.node import PipelineNode
 from swarmnode.pipeline.runtime.parts import DataRole, PipelineParts
-from swarmnode.pipeline.runtime.place import PlaceSettings
 from swarmnode.pipeline.runtime.settings import (
     batch_tokens,
     check,
@@ -179,7 +179,7 @@ def _parts(
         discovery=build_discovery(config, paths, host),
         plan=plan_settings(config, whole),
         membership=membership_settings(config),
-        place=PlaceSettings(
+        assigned_stage=AssignedStageSettings(
             stage=stage,
             learning_rate=config.training.learning_rate,
             max_tokens=tokens,

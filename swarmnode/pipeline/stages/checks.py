@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import Rejected
+from swarmnode.pipeline.stages.micro_batches import StageInput, fault_of
 from swarmnode.pipeline.stages.stage_model import StageModel
-from swarmnode.pipeline.stages.visits import StageInput, fault_of
 from swarmnode.pipeline.wire.messages import Refusal
 
 

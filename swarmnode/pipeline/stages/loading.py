@@ -20,7 +20,7 @@ from torch import Tensor
 from swarmnode.errors import ModelError
 from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.stage_model import (
-    Cut,
+    StageCut,
     StageModel,
     StagePart,
     StageSettings,
@@ -99,7 +99,7 @@ def load_stage(
     part: StagePart,
     settings: StageSettings,
     *,
-    cut: Cut | None = None,
+    cut: StageCut | None = None,
     weights: WeightFolder | None = None,
 ) -> StageModel:
     """The stage of the model in `folder`, in memory that only this stage's tensors take.

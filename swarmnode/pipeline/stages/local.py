@@ -24,9 +24,9 @@ from swarmnode.errors import ModelError
 from swarmnode.model.head import TokenLogprobs, head_logprobs
 from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.loading import WeightFolder, load_config, load_stage
+from swarmnode.pipeline.stages.micro_batches import GradientSum, MicroBatchAttempt, StageInput
 from swarmnode.pipeline.stages.stage import Activations, StageWorker
-from swarmnode.pipeline.stages.stage_model import Cut, StageModel, StagePart, StageSettings
-from swarmnode.pipeline.stages.visits import GradientSum, StageInput, Visit
+from swarmnode.pipeline.stages.stage_model import StageCut, StageModel, StagePart, StageSettings
 from swarmnode.training.corrections import batch_weights, token_weights
 from swarmnode.training.losses import LossOutput, StepSize, TokenBatch, policy_loss
 from swarmnode.training.off_policy import MeasuredTokens
@@ -162,7 +162,7 @@ class LocalPipeline:
         settings: StageSettings,
         *,
         activations: Activations = "kept",
-        cut: Cut | None = None,
+        cut: StageCut | None = None,
     ) -> "LocalPipeline":
         """The model in `folder`, cut behind the layers `ends`; the last of them is the number of layers.
 
@@ -200,9 +200,9 @@ class LocalPipeline:
         reference: bool = False,
     ) -> TokenLogprobs:
         """Of the completion tokens along a path, without gradient. `reference`: under the base model."""
-        item = _item(Visit(0, self._data.iteration, self._waves), batch, batch.input_ids_BT)
+        item = _item(MicroBatchAttempt(0, self._data.iteration, self._waves), batch, batch.input_ids_BT)
         for worker in self._along(path):
-            item = _item(item.visit, batch, worker.evaluate(item, reference=reference))
+            item = _item(item.attempt, batch, worker.evaluate(item, reference=reference))
         return batch_logprobs(self._data.model, item.values, batch, temperature, top_p=top_p)
 
     def inputs(
@@ -235,13 +235,13 @@ class LocalPipeline:
         Raises ModelError for a path that this pipeline does not have, and Rejected as the workers do.
         """
         workers = self._along(inputs.path)
-        visit = Visit(0, self._data.iteration, self._waves)
+        attempt = MicroBatchAttempt(0, self._data.iteration, self._waves)
         self._waves += 1
         try:
-            return self._there_and_back(workers, visit, inputs, objective)
+            return self._there_and_back(workers, attempt, inputs, objective)
         finally:
             for worker in workers:
-                worker.release(visit.agent)
+                worker.release(attempt.agent)
 
     def take_gradients(self) -> list[GradientSum]:
         """Those of every stage, in their order. Ends the iteration."""
@@ -249,21 +249,25 @@ class LocalPipeline:
         return [worker.take_gradients() for worker in self.workers]
 
     def _there_and_back(
-        self, workers: Sequence[StageWorker], visit: Visit, inputs: LossInputs, objective: Objective
+        self,
+        workers: Sequence[StageWorker],
+        attempt: MicroBatchAttempt,
+        inputs: LossInputs,
+        objective: Objective,
     ) -> LossOutput:
-        if not all(worker.reserve(visit.agent) for worker in workers):
+        if not all(worker.reserve(attempt.agent) for worker in workers):
             raise ModelError("a stage has no free slot")
-        item = StageInput(visit, inputs.batch.input_ids_BT, inputs.tokens, inputs.batch.layout)
+        item = StageInput(attempt, inputs.batch.input_ids_BT, inputs.tokens, inputs.batch.layout)
         for worker in workers:
             item = replace(item, values=worker.forward(item))
         found = self._data.loss(
-            visit, item.values, lambda hidden_BTD: objective(self._data.model, hidden_BTD, inputs)
+            attempt, item.values, lambda hidden_BTD: objective(self._data.model, hidden_BTD, inputs)
         )
         gradient_BTD: Tensor | None = found.gradient_BTD
         for worker in reversed(workers):
             assert gradient_BTD is not None  # Only the data stage, first of every path, gives none.
-            gradient_BTD = worker.backward(visit, gradient_BTD)
-            worker.commit(visit)
+            gradient_BTD = worker.backward(attempt, gradient_BTD)
+            worker.commit(attempt)
         return found.output
 
     def _along(self, path: StagePath) -> list[StageWorker]:
@@ -276,5 +280,5 @@ class LocalPipeline:
         return [self.workers[number] for number in path]
 
 
-def _item(visit: Visit, batch: MicroBatch, values: Tensor) -> StageInput:
-    return StageInput(visit, values, len(batch.targets_N), batch.layout)
+def _item(attempt: MicroBatchAttempt, batch: MicroBatch, values: Tensor) -> StageInput:
+    return StageInput(attempt, values, len(batch.targets_N), batch.layout)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from swarmnode.config import TrainingConfig
-from swarmnode.pipeline.rollouts.ways import ChoosePath
+from swarmnode.pipeline.rollouts.routing import ChoosePath
 from swarmnode.pipeline.stages.local import LossInputs, StagePath, policy_gradient
 from swarmnode.training.losses import LossOutput, StepSize
 from swarmnode.training.off_policy import MeasuredTokens

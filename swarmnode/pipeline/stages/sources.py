@@ -158,7 +158,7 @@ class TextSource:
 
 @dataclass(frozen=True, slots=True)
 class TextFeed:
-    """What one data node learns from in one iteration: a `Feed` of seat.py.
+    """What one data node learns from in one iteration: a `Feed` of assignment.py.
 
     >>> source = TextSource(["ab" * 40], lambda text: list(text.encode()), 0, TextSettings(9, 2, 0.0))
     >>> TextFeed(source, "this node", iteration=3).take(agent=0, wave=1, path=(0, 2)).tokens

@@ -63,7 +63,7 @@ class StageSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class StageCut:
     """What `try_cut` has found, in this process: trying also makes packed attention known to transformers."""
 
     packing_obstacle: str | None
@@ -88,7 +88,7 @@ class KeyValues(Protocol):
 class StageModel:
     """One stage: hidden states in, hidden states out. Made by `build_stage`."""
 
-    def __init__(self, part: StagePart, causal_lm: Any, settings: StageSettings, cut: Cut) -> None:
+    def __init__(self, part: StagePart, causal_lm: Any, settings: StageSettings, cut: StageCut) -> None:
         """`causal_lm`: with its weights, and nothing of the layers held elsewhere."""
         self.part = part
         self.settings = settings
@@ -195,7 +195,7 @@ class _Elsewhere(nn.Module):
 
 
 def build_stage(
-    config: Any, part: StagePart, read: ReadTensors, settings: StageSettings, cut: Cut
+    config: Any, part: StagePart, read: ReadTensors, settings: StageSettings, cut: StageCut
 ) -> StageModel:
     """A stage of the model of this configuration. `read` is asked once, for the tensors of this stage only.
 

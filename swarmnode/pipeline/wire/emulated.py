@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from math import inf
 
 from swarmnode.pipeline.plans.instance import Instance
-from swarmnode.pipeline.wire.transport import Passage
+from swarmnode.pipeline.wire.transport import ArrivalWindow
 
 MAX_LOSSES = 8
 """In a row, of one message."""
@@ -71,20 +71,20 @@ class EmulatedLinks:
         self._messages: Counter[str] = Counter()
         self._cut: set[str] = set()
 
-    def passage(self, peer_id: str, size_bytes: int, now_s: float) -> Passage:
+    def arrival(self, peer_id: str, size_bytes: int, now_s: float) -> ArrivalWindow:
         """When the bytes of the next message to a peer arrive. Times of the event loop."""
         link = self._links.get(peer_id)
         number = self._messages[peer_id]
         self._messages[peer_id] += 1
         if peer_id in self._cut:
-            return Passage(inf, inf)
+            return ArrivalWindow(inf, inf)
         if link is None:
-            return Passage(now_s, now_s)
+            return ArrivalWindow(now_s, now_s)
         begins_s = max(now_s, self._free_s.get(peer_id, now_s))
         sent_s = begins_s + self._scale * size_bytes / link.bytes_per_s
         self._free_s[peer_id] = sent_s
         draw = random.Random(f"{self._seed}/{peer_id}/{number}")
-        return Passage(begins_s, sent_s + self._scale * _late_s(link, draw))
+        return ArrivalWindow(begins_s, sent_s + self._scale * _late_s(link, draw))
 
     def cut(self, peer_id: str) -> None:
         """From now on nothing that starts arrives there, and nobody is told."""

@@ -11,7 +11,7 @@ happens. Activations and gradients follow their message as raw bytes, described 
 
 import math
 from enum import StrEnum
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -151,6 +151,8 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 class Hop(_Message, frozen=True, kw_only=True):
     """A message with a tensor behind it, from one node of a path to its neighbour there."""
 
+    kind: ClassVar[str]
+    """The name of this kind of message in its `MessageId`."""
     micro_batch: Count
     """Unique within its plan and iteration; given by the data node, the same on the whole way."""
     agent: Count
@@ -176,13 +178,14 @@ class Hop(_Message, frozen=True, kw_only=True):
 
     @property
     def id(self) -> MessageId:
-        return MessageId(type(self).__name__, self.plan, self.iteration, self.micro_batch, self.position)
+        return MessageId(self.kind, self.plan, self.iteration, self.micro_batch, self.position)
 
 
-class Forward(Hop, frozen=True, kw_only=True, tag="forward"):
+class ForwardHop(Hop, frozen=True, kw_only=True, tag="forward"):
     """A micro-batch's hidden states, for the node at `position` of its path; behind its end the data node
     gets them back for the loss."""
 
+    kind: ClassVar[str] = "Forward"
     tokens: Annotated[int, Meta(ge=1, le=2**40)]
     """What is learned from in it: its weight against other micro-batches."""
     lengths: Annotated[tuple[Dim, ...], Meta(max_length=MAX_SEQUENCES)] = ()
@@ -224,8 +227,10 @@ class Forward(Hop, frozen=True, kw_only=True, tag="forward"):
         return self.path[self.position % len(self.path)]
 
 
-class Backward(Hop, frozen=True, kw_only=True, tag="backward"):
+class BackwardHop(Hop, frozen=True, kw_only=True, tag="backward"):
     """The gradient of the loss by what the node at `position` handed on."""
+
+    kind: ClassVar[str] = "Backward"
 
     @property
     def source(self) -> int:
@@ -302,7 +307,7 @@ class StepDone(_Message, frozen=True, kw_only=True, tag="stepped"):
         return MessageId("StepDone", self.plan, self.iteration, self.stage, 0)
 
 
-Message = Forward | Backward | Abandoned | Lost | Passed | Finished | StepDone
+Message = ForwardHop | BackwardHop | Abandoned | Lost | Passed | Finished | StepDone
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="done"):
@@ -318,7 +323,7 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 Reply = Done | Refused
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class ReplyFrame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A reply as it travels."""
 
     reply: Reply

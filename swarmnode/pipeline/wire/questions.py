@@ -46,13 +46,13 @@ class QuestionLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QuestionReply:
     head: bytes
     body: Buffer = b""
     """Not written to until it is sent."""
 
 
-Respond = Callable[[str, bytes], Awaitable[Answer]]
+Respond = Callable[[str, bytes], Awaitable[QuestionReply]]
 """(who asks, question) -> answer. Rejected: the stream is closed without one."""
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from swarmnode.pipeline.plans.plan import Plan
 from swarmnode.pipeline.running import aligning
-from swarmnode.pipeline.running.seat import IterationReport
+from swarmnode.pipeline.running.assignment import IterationReport
 from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.stage import StageWorker
 from swarmnode.pipeline.stages.stage_state import StageState, pack_state, unpack_states
@@ -218,7 +218,7 @@ async def test_replicas_that_were_apart_before_keep_what_they_have(folder: Path)
         with torch.no_grad():
             for parameter in found.nodes[2].worker.model.trainable().values():
                 parameter.add_(1.0)
-        found.seat()
+        found.assign()
         start = weights(found, 1)
         await iterate(found, 1)
         assert not equal(weights(found, 1), start), "it has learnt"

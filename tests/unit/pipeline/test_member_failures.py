@@ -13,9 +13,9 @@ import torch
 
 from swarmnode.errors import ModelError, Rejected
 from swarmnode.pipeline.plans.plan import Plan
-from swarmnode.pipeline.running.closing import strays
-from swarmnode.pipeline.running.relay import Slots
-from swarmnode.pipeline.running.seat import IterationReport
+from swarmnode.pipeline.running.assignment import IterationReport
+from swarmnode.pipeline.running.relay import AgentSlots
+from swarmnode.pipeline.running.step_barrier import strays
 from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.local import LossInputs, StagePath
 from swarmnode.pipeline.stages.stage import StageWorker
@@ -166,7 +166,7 @@ async def test_a_member_that_freezes_is_replaced_and_does_not_step_alone_when_it
         found.together.gone.clear()
         state = dict(found.nodes[2].worker.model.trainable())
         found.nodes[1].worker.load_state(state)
-        found.seat(iteration=1)
+        found.assign(iteration=1)
         nothing_is_lost(await found.nodes[0].member.train(ListFeed(batches(True), 2)))
         await all_step(found, [1, 2, 3], 2)
         assert same_weights(found, 1, 2)
@@ -310,7 +310,7 @@ async def test_who_has_counted_what_came_back_another_way_leaves_its_sum_out(fol
 
 
 def test_a_guest_gets_a_slot_that_is_free_or_none() -> None:
-    slots = Slots(2, planned=[5])
+    slots = AgentSlots(2, planned=[5])
     slots.take(7)
     slots.take(7)
     assert [slots.may_have(agent) for agent in (5, 7, 8)] == [True, True, False]
@@ -322,7 +322,7 @@ def test_a_guest_gets_a_slot_that_is_free_or_none() -> None:
 
 
 def test_a_guest_gets_the_slot_of_an_agent_that_has_passed_but_not_in_the_next_iteration() -> None:
-    slots = Slots(2, planned=[5, 6])
+    slots = AgentSlots(2, planned=[5, 6])
     assert not slots.may_have(7)
     assert slots.give_back(5, passed=True)
     assert not slots.may_have(7, early=True), "then it is its agent's again"

@@ -1,6 +1,6 @@
 """What a plan says about a member's place, in the words of those who hold its stage.
 
-planning.py (Agreed) -> [pipeline_seats] -> place.py -> averaging.py, states.py
+planning.py (Agreed) -> [pipeline_seats] -> assigned_stage.py -> averaging.py, states.py
 """
 
 from swarmnode.pipeline.keeping.holdings import Seats

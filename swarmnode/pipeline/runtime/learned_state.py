@@ -1,6 +1,6 @@
 """What has been learnt so far, collected from the members that hold it: of one stage, or of all together.
 
-members' states (states.py) -> [stage_state] -> place.py: a stage goes on where the pipeline is
+members' states (states.py) -> [stage_state] -> assigned_stage.py: a stage goes on where the pipeline is
                             -> [majority_state] -> PipelineMember: a replica that came to other weights
                             -> [whole_state] -> link.py -> PipelineLearner: a checkpoint of the whole
 

@@ -18,7 +18,7 @@ from swarmnode.training.losses import LossOutput
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Visit:
+class MicroBatchAttempt:
     """One attempt to bring a micro-batch along its path. Of one agent's visits the later is the greater."""
 
     agent: int
@@ -27,7 +27,7 @@ class Visit:
     """Optimizer steps taken before it."""
     wave: int
     """The agent's how-manieth micro-batch of the iteration."""
-    attempt: int = 0
+    number: int = 0
     """Raised each time the micro-batch is sent again, by another path or to another replica."""
 
     @property
@@ -39,7 +39,7 @@ class Visit:
 class StageInput:
     """What comes in with a visit."""
 
-    visit: Visit
+    attempt: MicroBatchAttempt
     values: Tensor
     """Hidden states [B, T, D]; token ids [B, T] where the path begins."""
     tokens: int
@@ -60,7 +60,7 @@ class LossGradient:
 
 def is_same_input(one: StageInput, other: StageInput) -> bool:
     """Whether two attempts bring the very same micro-batch."""
-    if one.visit.micro_batch != other.visit.micro_batch or one.tokens != other.tokens:
+    if one.attempt.micro_batch != other.attempt.micro_batch or one.tokens != other.tokens:
         return False
     return _runs(one) == _runs(other) and torch.equal(one.values, other.values)
 
@@ -150,19 +150,21 @@ class GradientAccumulator:
         """`most_kept`: visits that may be undecided at once, each with memory for all gradients of the stage.
         Beyond, the oldest is forgotten: whose fate is open for so long is not to count."""
         self._most_kept = most_kept
-        self._kept: dict[Visit, tuple[Mapping[str, Tensor], int]] = {}
+        self._kept: dict[MicroBatchAttempt, tuple[Mapping[str, Tensor], int]] = {}
         self._tensors: dict[str, Tensor] = {}
         self._tokens = 0
         self._visits = 0
         self._inside: set[tuple[tuple[int, int, int], str]] = set()
 
-    def holds(self, visit: Visit, part: str) -> bool:
+    def holds(self, attempt: MicroBatchAttempt, part: str) -> bool:
         """Whether this micro-batch's gradients of "head" or "layers" are inside, by whichever attempt."""
-        return (visit.micro_batch, part) in self._inside
+        return (attempt.micro_batch, part) in self._inside
 
-    def add(self, gradients: Mapping[str, Tensor], visit: Visit, part: str, *, tokens: int) -> None:
+    def add(
+        self, gradients: Mapping[str, Tensor], attempt: MicroBatchAttempt, part: str, *, tokens: int
+    ) -> None:
         """Gradients that `holds` says are not inside. `tokens`: 0 where another part counts them."""
-        self._inside.add((visit.micro_batch, part))
+        self._inside.add((attempt.micro_batch, part))
         self._tokens += tokens
         self._visits += tokens > 0
         for name, gradient in gradients.items():
@@ -176,21 +178,21 @@ class GradientAccumulator:
         """Those whose layers' gradients are inside."""
         return frozenset(micro_batch for micro_batch, part in self._inside if part == "layers")
 
-    def keep(self, gradients: Mapping[str, Tensor], visit: Visit, *, tokens: int) -> None:
+    def keep(self, gradients: Mapping[str, Tensor], attempt: MicroBatchAttempt, *, tokens: int) -> None:
         """Gradients of the layers that may come to count."""
-        self._kept[visit] = gradients, tokens
+        self._kept[attempt] = gradients, tokens
         if len(self._kept) > self._most_kept:
             del self._kept[next(iter(self._kept))]
 
-    def commit(self, visit: Visit) -> None:
+    def commit(self, attempt: MicroBatchAttempt) -> None:
         """Add what is kept of this visit, unless another attempt at its micro-batch is inside."""
-        gradients, tokens = self._kept.pop(visit, ({}, 0))
-        if tokens and not self.holds(visit, "layers"):
-            self.add(gradients, visit, "layers", tokens=tokens)
+        gradients, tokens = self._kept.pop(attempt, ({}, 0))
+        if tokens and not self.holds(attempt, "layers"):
+            self.add(gradients, attempt, "layers", tokens=tokens)
 
-    def discard(self, visit: Visit) -> None:
+    def discard(self, attempt: MicroBatchAttempt) -> None:
         """Forget what is kept of this visit."""
-        self._kept.pop(visit, None)
+        self._kept.pop(attempt, None)
 
     def sums(self) -> GradientSum:
         return GradientSum(self._tensors, self._tokens, self._visits)

@@ -21,7 +21,7 @@ ChoosePath = Callable[[Sequence[int]], StagePath]
 
 
 @dataclass(frozen=True, slots=True)
-class Members:
+class StageHolders:
     """Who holds what, under one plan."""
 
     plan: str
@@ -35,7 +35,7 @@ class Members:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Route:
     """A path as it is taken: nodes that hold its stages at the moment."""
 
     stages: StagePath
@@ -69,7 +69,7 @@ def path_of_depth(stages: int, depth: int | None = None) -> StagePath:
     return tuple(number * (stages - 1) // (depth - 1) for number in range(depth))
 
 
-def way_along(members: Members, stages: StagePath, lost: Collection[int]) -> Way | None:
+def route_along(members: StageHolders, stages: StagePath, lost: Collection[int]) -> Route | None:
     """The nodes for a path, those lost left out; a stage that nobody is left for is left out too.
 
     Replicas take turns over the paths. None: the plan has no such stages.
@@ -81,7 +81,7 @@ def way_along(members: Members, stages: StagePath, lost: Collection[int]) -> Way
         holders = [node for node, held in enumerate(members.stage_of) if held == stage and node not in lost]
         if holders:
             nodes.append(holders[_turn(members.own, stages) % len(holders)])
-    return Way(tuple(members.stage_of[node] for node in nodes), tuple(nodes), members.plan)
+    return Route(tuple(members.stage_of[node] for node in nodes), tuple(nodes), members.plan)
 
 
 def _turn(own: int, stages: StagePath) -> int:

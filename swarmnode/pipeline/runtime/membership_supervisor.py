@@ -1,7 +1,7 @@
 """Our membership of the pipeline, from one coming to the next: one service enters it, leaves it, comes back.
 
 node.py (we have lost track) ----------v
-link.py (which plan is next) -> [Standing] -> membership.py
+link.py (which plan is next) -> [MembershipSupervisor] -> membership.py
 
 A membership ends when we have lost track of the others, or when it fails; then we come back as one who holds
 nothing, and whoever asks meanwhile waits. Failures one after the other are given up: the last error ends the
@@ -32,9 +32,9 @@ LASTING_S = 120.0
 """A membership that held for so long failed for a reason of its own."""
 
 
-class Standing:
-    """async with Standing(make, steps=lambda: member.iteration, left=seated.clear) as standing:
-    plan = await standing.agreed(7)
+class MembershipSupervisor:
+    """async with MembershipSupervisor(make, steps=lambda: member.iteration, left=ready.clear) as supervisor:
+    plan = await supervisor.agreed(7)
     """
 
     def __init__(
