@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import EngineError, Rejected
-from swarmnode.pipeline.rollouts.routing import Route, StageHolders, StagePath, route_along
+from swarmnode.pipeline.rollouts.routing import Route, StageHolders, route_along
 from swarmnode.pipeline.rollouts.stage_cache import Segments, StageCaches, tails_of
+from swarmnode.pipeline.stages.micro_batches import StagePath
 from swarmnode.pipeline.stages.stage_model import StageModel
 from swarmnode.pipeline.wire.messages import Refusal
 from swarmnode.rollout.decode.adapter import LoraPair, lora_pairs
@@ -48,13 +49,13 @@ class Stopped:
 
     why: StopReason
     node: int | None
-    """Where. None: somewhere on the way."""
+    """The node that it stopped at. None: unknown."""
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainFeed:
-    """One step of one session along one way."""
+    """One step of one session along one route."""
 
     route: Route
     session: int
@@ -62,7 +63,7 @@ class ChainFeed:
     """All tokens, end to end."""
     segments: Segments
     version: int
-    """Of the policy that they must be computed under."""
+    """Version of the policy that they must be computed under."""
 
 
 class Chain(Protocol):
@@ -76,7 +77,7 @@ class Chain(Protocol):
 
     @property
     def max_feed_tokens(self) -> int:
-        """Of one feed."""
+        """Most tokens of one feed."""
         ...
 
     @property
@@ -85,11 +86,12 @@ class Chain(Protocol):
         ...
 
     def route(self, path: StagePath) -> Route | None:
-        """How a path is taken now: perhaps without a stage that nobody holds. None: it is no path here."""
+        """Which nodes take a path now: perhaps without a stage that nobody holds. None: it is no path
+        here."""
         ...
 
     def run(self, feeds: Sequence[ChainFeed]) -> list[Tensor | Stopped]:
-        """Each through its way, side by side: hidden states [sum of tails, D] of the tokens wanted."""
+        """Each along its route, side by side: hidden states [sum of tails, D] of the tokens wanted."""
         ...
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
@@ -212,7 +214,7 @@ def embedded(stage: StageModel, ids: Sequence[int]) -> Tensor:
 
 
 def logits_of(stage: StageModel, hidden_ND: Tensor) -> Tensor:
-    """On the data stage, in float32."""
+    """Logits in float32 of hidden states behind the last stage; on the data stage."""
     return stage.head(stage.final_norm(hidden_ND)).float()
 
 

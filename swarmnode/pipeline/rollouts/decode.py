@@ -1,7 +1,7 @@
 """Steps of generation between members: each goes around its path once, from the data node back to it.
 
-remote_chain.py (data node) -> [DecodeNode.travel] -> DecodeNode of the next node -> ... -> the data node's
-                                                           |
+remote_chain.py (data node) -> [DecodeNode.send_around] -> DecodeNode of the next node -> ... -> the data
+                                                           |                                         node
                                              StageCaches, in the thread of its stage
 
     data node 0           node 3         node 5         data node 0
@@ -10,8 +10,8 @@ remote_chain.py (data node) -> [DecodeNode.travel] -> DecodeNode of the next nod
 A path of n nodes costs n messages a token; were each node asked in turn by the data node, it would be
 2 (n - 1). Between continents that is the speed of generation: each message is 50 to 150 ms. So nothing is
 acknowledged either: what comes around is the answer. Who cannot go on says so to the data node (`Halted`),
-as does who sees the stream to the next node end. Who says nothing is known to be gone (in_flight.py), or found
-by asking every node of the path how far it came, once the deadline is over (tracing.py).
+as does who sees the stream to the next node end. Who says nothing is known to be gone (in_flight.py), or
+found by asking every node of the path how far it came, once the deadline is over (tracing.py).
 
 A stage computes steps of the plan that it is held under and of no other: there it may have other layers.
 
@@ -68,7 +68,7 @@ MAX_POLL_S = 0.5
 """A step of the next policy looks whether we have come to it, ever less often."""
 
 MAX_WAIT_S = 60.0
-"""That a step stays here, whatever its sender says."""
+"""Longest that a step waits here, whatever its sender says."""
 
 MAX_REMEMBERED = 1024
 """Sessions whose path is known."""
@@ -105,7 +105,7 @@ class DecodeNode:
         self.run_in_stage_thread = run_in_stage_thread
         self.caches: StageCaches | None = None
         self.plan: str | None = None
-        """That the stage is held under. None: we have no place, or are about to take another."""
+        """The plan that the stage is held under. None: we have no stage, or are about to take another."""
         self.on_silent: Callable[[str, str], None] = _ignore
         """Called with the peer id of a member that keeps our steps waiting, and what it did."""
         self.counters = DecodeCounters()
@@ -134,7 +134,7 @@ class DecodeNode:
         self._hops = DecodeHops(self._streams, codec, self._in_flight, self._tracing)
         self._settled = asyncio.Event()
         self._routes: OrderedDict[tuple[str, int], tuple[str, tuple[int, ...]]] = OrderedDict()
-        self._passed = ForwardedSteps()
+        self._forwarded = ForwardedSteps()
 
     async def __aenter__(self) -> Self:
         """Raises HostDown."""
@@ -145,7 +145,7 @@ class DecodeNode:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        # The host goes on to hand us streams; without a roster they are all of strangers.
+        # The host goes on to hand us streams; without a plan they are all of strangers.
         self._plans.clear()
         await self._streams.end()
 
@@ -155,11 +155,11 @@ class DecodeNode:
         self.caches, self.plan = caches, None
         self._settled.clear()
         self._routes.clear()
-        self._in_flight.replanned("our own place changes")
+        self._in_flight.replanned("our own stage changes")
 
     def adopt(self, members: PlanMembers | None) -> None:
         """Take steps of a plan from now on; of those before, only what the last one brings us may still come.
-        None: the plan has no place for us."""
+        None: the plan has no stage for us."""
         self._settled.set()
         if members is None:
             return
@@ -176,7 +176,7 @@ class DecodeNode:
         self._in_flight.lose(peer_id, why)
 
     async def settled(self) -> None:
-        """Returns when no other place is about to be taken."""
+        """Returns when no other stage is about to be taken."""
         await self._settled.wait()
 
     async def compute(
@@ -187,8 +187,8 @@ class DecodeNode:
         hidden: Callable[[StageModel], Tensor],
         version: int,
     ) -> Tensor | Stopped:
-        """Through the own stage as it is held under a plan, once it has come to this version; for how long to
-        wait the caller decides.
+        """What the own stage, as it is held under a plan, makes of its input, once it has come to this
+        version; how long to wait the caller decides.
 
         `hidden` gives what goes in, in the stage's thread. The node of a Stopped is left open.
         """
@@ -230,7 +230,7 @@ class DecodeNode:
     ) -> Tensor | Stopped:
         """What comes from the own stage, around the path: hidden states of the tails behind its end.
 
-        Ends early with OTHER_PLAN once our own place changes, with LOST once a member of the path is gone,
+        Ends early with OTHER_PLAN once our own stage changes, with LOST once a member of the path is gone,
         with FORGOTTEN once a member that was not ready is.
         """
         members = self._plans.get(plan)
@@ -246,9 +246,9 @@ class DecodeNode:
         if (members := self._plans.get(plan)) is not None:
             await self._close_next(members, Closed(plan=plan, session=session, path=path, position=1))
 
-    def _is_on_its_way(self, members: PlanMembers, frame: DecodeStep | Closed) -> bool:
-        """Whether the session goes this way: its first step says how it goes, and then only those who are on
-        that path can say anything about it."""
+    def _is_on_its_route(self, members: PlanMembers, frame: DecodeStep | Closed) -> bool:
+        """Whether this is the route of the session: its first step says which it is, and then only those who
+        are on it can say anything about the session."""
         key, route = (members.peers[frame.path[0]], frame.session), (frame.plan, frame.path)
         if not frame.session:
             return True
@@ -257,7 +257,7 @@ class DecodeNode:
             return False
         if isinstance(frame, Closed):
             del self._routes[key]
-            self._passed.closed(*key)
+            self._forwarded.closed(*key)
         elif len(self._routes) > MAX_REMEMBERED:
             self._routes.popitem(last=False)
         return True
@@ -267,7 +267,7 @@ class DecodeNode:
     async def _handle(self, members: PlanMembers, frame: Frame, payload: bytearray) -> None:
         if isinstance(frame, Halted):
             self._in_flight.arrived(frame, frame.stopped)
-        elif frame.position < len(frame.path) and not self._is_on_its_way(members, frame):
+        elif frame.position < len(frame.path) and not self._is_on_its_route(members, frame):
             return
         elif isinstance(frame, Closed):
             if (caches := self.caches) is not None:
@@ -320,7 +320,7 @@ class DecodeNode:
             return broken_off
         except NetworkError as error:
             return _halted(step, Stopped(StopReason.LOST, None, str(error)), step.position + 1)
-        self._passed.note(owner, outgoing, broken_off)
+        self._forwarded.note(owner, outgoing, broken_off)
         self._tracing.note(owner, step.number, StepProgress(came=True, went=True))
         return None
 
@@ -328,7 +328,7 @@ class DecodeNode:
         """A stream of ours has ended, and perhaps not everything on it was taken."""
         self._in_flight.broken_off(outgoing)
         async with asyncio.TaskGroup() as tasks:
-            for owner, halted in self._passed.pop(outgoing):
+            for owner, halted in self._forwarded.pop(outgoing):
                 tasks.create_task(self._send_within(owner, halted))
 
     async def _close_next(self, members: PlanMembers, closed: Closed) -> None:

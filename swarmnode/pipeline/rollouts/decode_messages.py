@@ -1,9 +1,10 @@
-"""What travels along a path while sequences are generated, bounded before anything is allocated.
+"""What is sent along a path while sequences are generated, bounded before anything is allocated.
 
 decode.py -> [decode_messages] -> wire -> [decode_messages] -> decode.py
 
-A frame is one byte of version and a msgpack array; hidden states follow a `DecodeStep` as raw bytes (codec.py).
-Nothing is answered: the data node hears from the last node of the path, or from one that could not go on.
+A frame is one byte of version and a msgpack array; hidden states follow a `DecodeStep` as raw bytes
+(codec.py). Nothing is answered: the data node hears from the last node of the path, or from one that could
+not go on.
 """
 
 from collections.abc import Mapping
@@ -29,7 +30,7 @@ from swarmnode.pipeline.wire.plan_members import PlanMembers
 VERSION = 1
 
 MAX_SEQUENCES = 1024
-"""In one step, and cells of a session."""
+"""Most sequences of one step, and cells of a session."""
 
 MAX_POSITIONS = 1 << 20
 MAX_FRAME_BYTES = 32 * 1024
@@ -69,9 +70,9 @@ class DecodeStep(_Frame, frozen=True, kw_only=True, tag="step"):
     path only those wanted: the tails."""
 
     number: Count
-    """Of the feed, never used twice by a data node."""
+    """The feed's number, never used twice by a data node."""
     version: Count
-    """Of the policy that computes it."""
+    """Version of the policy that computes it."""
     deadline_s: Annotated[float, Meta(gt=0, le=MAX_DEADLINE_S)]
     """How long it is of use, counted from its arrival."""
     cells: Cells
@@ -95,7 +96,7 @@ class DecodeStep(_Frame, frozen=True, kw_only=True, tag="step"):
 
 
 class Halted(_Frame, frozen=True, kw_only=True, tag="halted"):
-    """To the data node: a feed of its does not come. `position` is that of whom it concerns."""
+    """The data node is told that a feed of its does not come. `position` is that of whom it concerns."""
 
     number: Count
     why: StopReason
@@ -103,7 +104,8 @@ class Halted(_Frame, frozen=True, kw_only=True, tag="halted"):
 
     @property
     def stopped(self) -> Stopped:
-        """Behind the end it is the data node, whom the last node of the path did not reach."""
+        """Why and where the feed stopped. A position behind the end is the data node, whom the last node of
+        the path did not reach."""
         if self.position == len(self.path):
             return Stopped(StopReason.FORGOTTEN, None, self.detail)
         return Stopped(self.why, self.path[self.position], self.detail)
@@ -120,7 +122,7 @@ _decoder = msgspec.msgpack.Decoder(Frame)
 
 
 class Asked(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """To a member: how far did you come with this feed of mine?"""
+    """A data node asks a member: how far did you come with this feed of mine?"""
 
     plan: Digest
     number: Count

@@ -68,7 +68,7 @@ class DecodeLimits:
 
 @dataclass(slots=True)
 class DecodeCounters:
-    """Since the start."""
+    """What was computed, sent and refused since the start."""
 
     steps: int = 0
     """Computed here for others."""
@@ -121,7 +121,7 @@ class FrameStreams:
         counters: DecodeCounters,
         pace: Pace | None,
     ) -> None:
-        """`rosters`: the plans that are being run, by digest; it may change while streams are open."""
+        """`plans`: those that are being run, by digest; it may change while streams are open."""
         self._host = host
         self._plans = plans
         self._handle = handle
@@ -154,14 +154,14 @@ class FrameStreams:
         await self._tasks.__aexit__(None, None, None)
 
     async def send(self, peer_id: str, frame: Frame, payload: Payload) -> Outgoing:
-        """On which stream it went; the deadline is the caller's. Raises PeerUnreachable (BrokenOff among it),
-        RequestTimeout, HostDown."""
+        """Send a frame; the stream that it went on. The deadline is the caller's. Raises PeerUnreachable
+        (BrokenOff among it), RequestTimeout, HostDown."""
         head = encode_frame(frame)
         size_bytes = len(head) + len(payload.data)
         if self._pace is not None:
             loop = asyncio.get_running_loop()
-            passage = self._pace.arrival(peer_id, size_bytes, loop.time())
-            await asyncio.sleep(passage.last_s - loop.time())
+            arrival = self._pace.arrival(peer_id, size_bytes, loop.time())
+            await asyncio.sleep(arrival.last_s - loop.time())
         data = b"".join((len(head).to_bytes(LENGTH_BYTES, "big"), head, payload.data))
         link = self._links.setdefault(peer_id, _Link())
         async with link.turn:
@@ -214,7 +214,8 @@ class FrameStreams:
         return outgoing
 
     async def _watch(self, link: _Link, outgoing: Outgoing) -> None:
-        """Until the stream ends: nothing is answered on it, so whatever is read means that it is over."""
+        """Wait for the end of the stream: nothing is answered on it, so whatever is read means that it is
+        over."""
         stream = outgoing.stream
         try:
             await stream.receive(1)

@@ -25,8 +25,9 @@ from torch import Tensor
 from swarmnode.errors import ConfigError, EngineError
 from swarmnode.pipeline.rollouts.chain import Chain, ChainFeed, Stopped, StopReason
 from swarmnode.pipeline.rollouts.feeding import Feeder, RecoveryCounts
-from swarmnode.pipeline.rollouts.routing import ChoosePath, StagePath
+from swarmnode.pipeline.rollouts.routing import ChoosePath
 from swarmnode.pipeline.rollouts.stage_cache import Segments
+from swarmnode.pipeline.stages.micro_batches import StagePath
 from swarmnode.rollout.decode.running import Policy
 from swarmnode.rollout.decode.scoring import LOGITS_AT_ONCE
 from swarmnode.rollout.decode.torch_engine import LoraPairs, TorchEngine

@@ -2,7 +2,7 @@
 
 engine.py: rows and their tokens -> [Feeder] -> Feed -> chain.py -> hidden state of each row's newest token
 
-One rule covers everything: a sequence has tokens, `fed` of them are in a cell at each stage of its way, and
+One rule covers everything: a sequence has tokens, `fed` of them are in a cell at each stage of its route, and
 the others are brought. A new prompt, a resumed answer, one token more, and all of it again after a node was
 lost: the difference is only in `fed`. Sequences with one prompt share it: the first brings it, the others
 get a copy of its columns and bring their own rest, its last token at least.
@@ -17,8 +17,9 @@ from torch import Tensor
 
 from swarmnode.errors import EngineError
 from swarmnode.pipeline.rollouts.chain import Chain, ChainFeed, Stopped, StopReason
-from swarmnode.pipeline.rollouts.routing import ChoosePath, Route, StagePath
+from swarmnode.pipeline.rollouts.routing import ChoosePath, Route
 from swarmnode.pipeline.rollouts.stage_cache import Segments
+from swarmnode.pipeline.stages.micro_batches import StagePath
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ MAX_FAILURES = 16
 
 @dataclass(slots=True)
 class RecoveryCounts:
-    """Since the engine was made."""
+    """What was lost and brought again since the engine was made."""
 
     lost_nodes: int = 0
     refed_tokens: int = 0
@@ -55,7 +56,7 @@ class _Session:
     number: int
     route: Route
     cells: set[int] = field(default_factory=set[int])
-    """In use."""
+    """The cells in use."""
 
     def take_cell(self) -> int:
         cell = next(number for number in range(len(self.cells) + 1) if number not in self.cells)
@@ -110,7 +111,7 @@ class Feeder:
         self._sequences[row].ids.append(token)
 
     def path(self, row: int) -> StagePath:
-        """Along which the row's next token is sampled."""
+        """The path along which the row's next token is sampled."""
         return self._sequences[row].path
 
     def drop(self, rows: Iterable[int]) -> None:
@@ -272,7 +273,7 @@ class Feeder:
         return found
 
     def _go_around(self, failed: Sequence[tuple[_Load, Stopped]], trouble: _Trouble) -> None:
-        """Forget the sessions, so that everything is brought again, along other ways if need be."""
+        """Forget the sessions, so that everything is brought again, along other routes if need be."""
         trouble.rounds += bool(failed)
         for load, stopped in failed:
             if trouble.rounds > MAX_FAILURES:

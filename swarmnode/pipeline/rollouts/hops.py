@@ -1,11 +1,11 @@
 """A data node's own steps around their path: sent off, waited for, and what keeps one from coming.
 
-decode.py -> [DecodeHops.run] -> decode_streams.py -> the members of the path -> in_flight.py -> [DecodeHops.run]
+decode.py -> [DecodeHops.run] -> decode_streams.py -> the members of the path -> in_flight.py -> [DecodeHops]
                   |
               tracing.py: who does not answer, who is not ready
 
 A step ends with hidden states or with a reason, and with the reason as soon as it is known: a member that is
-gone, or that has no place under our plan yet. Its deadline is for what nobody tells.
+gone, or that has no stage under our plan yet. Its deadline is for what nobody tells.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Feeds of a data node that are on their way, and all that ends the waiting for them.
+"""Feeds of a data node that are in flight, and all that ends the waiting for them.
 
 decode.py (what comes around, what halted) --v
-membership.py (who is gone) ----------> [InFlightSteps] -> decode.py (travel) -> remote_chain.py
+membership.py (who is gone) ----------> [InFlightSteps] -> decode.py (send_around) -> remote_chain.py
 decode.py (another plan) ---------------^   ^
 decode_streams.py (a stream has ended) -----+
 
@@ -26,7 +26,7 @@ from swarmnode.pipeline.wire.messages import Refusal
 from swarmnode.pipeline.wire.plan_members import PlanMembers
 
 NUMBER_BITS = 52
-"""Of a feed's number."""
+"""Bits of a feed's number."""
 
 MAX_PASSED = 64
 """Sessions whose newest step is remembered by a node that it passed."""
@@ -47,11 +47,12 @@ class InFlightStep:
     path: tuple[int, ...]
     session: int
     shape: tuple[int, int]
-    """Of what comes around: tails x width."""
+    """Shape of what comes around: tails x width."""
     found: Arrival
     """What becomes of it."""
     news: Arrival
-    """That our plan is over, or a member of the path gone: also after something was found."""
+    """What ends it at once: our plan is over, or a member of the path gone, also after something was
+    found."""
     outgoing: Outgoing | None = None
     """The stream that it went on."""
 
@@ -71,7 +72,7 @@ class InFlightStep:
 class InFlightSteps:
     """The feeds of one data node that are waited for, by number.
 
-    >>> with coming.expect(roster, (0, 3, 5), 1, (8, 64)) as expected:                    # doctest: +SKIP
+    >>> with in_flight.expect(members, (0, 3, 5), 1, (8, 64)) as expected:                # doctest: +SKIP
     ...     result = await expected.found
     """
 
@@ -115,7 +116,7 @@ class InFlightSteps:
         return isinstance(result, Tensor)
 
     def replanned(self, detail: str) -> None:
-        """Our own place changes: what is under way goes by a plan that is over."""
+        """Our own stage changes: what is in flight goes by a plan that is over."""
         for expected in self._expected.values():
             expected.hear(Stopped(StopReason.OTHER_PLAN, None, detail))
 

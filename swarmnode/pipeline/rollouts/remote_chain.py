@@ -4,8 +4,8 @@ engine.py (a worker thread) -> [RemoteChain] -> decode.py (the event loop) -> th
                                     |
                      own stage and head, in the thread of the stage
 
-The engine's thread waits with a deadline for what the event loop does; all paths of a step are on their way
-at once. While our own place changes, nothing is: what was under way ends, and is brought again under the next
+The engine's thread waits with a deadline for what the event loop does; all paths of a step are in flight
+at once. While our own stage changes, nothing is: what was in flight ends, and is brought again under the next
 plan. The weights are the pipeline's: a policy is its version here, and nothing is brought to the stages.
 """
 
@@ -21,8 +21,9 @@ from swarmnode.errors import EngineError
 from swarmnode.pipeline.rollouts.chain import ChainFeed, Stopped, StopReason, embedded, logits_of
 from swarmnode.pipeline.rollouts.decode import DecodeNode
 from swarmnode.pipeline.rollouts.decode_streams import DecodeLimits
-from swarmnode.pipeline.rollouts.routing import Route, StageHolders, StagePath, route_along
+from swarmnode.pipeline.rollouts.routing import Route, StageHolders, route_along
 from swarmnode.pipeline.rollouts.stage_cache import StageCaches, tails_of
+from swarmnode.pipeline.stages.micro_batches import StagePath
 from swarmnode.pipeline.stages.stage_model import StageModel
 from swarmnode.pipeline.wire.messages import MAX_TENSOR_BYTES
 from swarmnode.rollout.decode.adapter import LoraPair
@@ -41,7 +42,7 @@ class ChainSettings:
     step_timeout_s: float = 20.0
     """A step that has not come around by then is looked for."""
     max_feed_tokens: int = 4096
-    """Of one message: a prompt of more comes in pieces."""
+    """Most tokens of one message: a prompt of more comes in pieces."""
     settle_timeout_s: float = 300.0
     """Our own stage under the next plan is there by then, with its weights."""
 
@@ -156,7 +157,7 @@ class RemoteChain:
         return [task.result() for task in running]
 
     async def _settle(self) -> None:
-        """Wait while another place is taken. Raises EngineError where we do not sample from it."""
+        """Wait while another stage is taken. Raises EngineError where we do not sample from it."""
         try:
             async with asyncio.timeout(self._settings.settle_timeout_s):
                 await self._node.settled()

@@ -1,6 +1,6 @@
 """Which stages a prompt's completions visit, and which members hold them now. Pure.
 
-plan -> [ways] -> chain.py, engine.py
+plan -> [routing] -> chain.py, engine.py
 
 The path is part of the policy, so it follows from the prompt alone: all completions of a group, whoever
 samples them and whenever they are resumed, take the same. Which of a stage's replicas serves it is another
@@ -12,9 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from swarmnode.errors import ConfigError
-
-StagePath = tuple[int, ...]
-"""Stages in order of visit, the data stage 0 first."""
+from swarmnode.pipeline.stages.micro_batches import StagePath
 
 ChoosePath = Callable[[Sequence[int]], StagePath]
 """Token ids of a prompt -> the path of its completions."""
@@ -22,14 +20,14 @@ ChoosePath = Callable[[Sequence[int]], StagePath]
 
 @dataclass(frozen=True, slots=True)
 class StageHolders:
-    """Who holds what, under one plan."""
+    """Which node holds which stage, under one plan."""
 
     plan: str
     """The plan's digest."""
     peers: tuple[str, ...]
-    """By node."""
+    """The peer id of each node."""
     stage_of: tuple[int, ...]
-    """By node; -1 for one that holds none."""
+    """The stage of each node; -1 for one that holds none."""
     own: int
     """The node that samples, which holds stage 0."""
 
@@ -40,9 +38,9 @@ class Route:
 
     stages: StagePath
     nodes: tuple[int, ...]
-    """In order of visit, the sampling node first."""
+    """Nodes in order of visit, the sampling node first."""
     plan: str
-    """In which the nodes have these numbers."""
+    """The plan in which the nodes have these numbers."""
 
 
 def path_of_prompt(paths: Sequence[StagePath], prompt_ids: Sequence[int]) -> StagePath:

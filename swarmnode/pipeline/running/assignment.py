@@ -11,7 +11,8 @@ from typing import Protocol
 from torch import Tensor
 
 from swarmnode.pipeline.plans.plan import Plan
-from swarmnode.pipeline.stages.local import LossInputs, Objective, StagePath
+from swarmnode.pipeline.stages.local import LossInputs, Objective
+from swarmnode.pipeline.stages.micro_batches import StagePath
 from swarmnode.pipeline.wire.messages import CodecName
 
 

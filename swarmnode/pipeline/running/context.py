@@ -38,8 +38,8 @@ class StageContext:
     makespan_s: float
     """What the plan predicts for an iteration, in real seconds."""
     release_s: float
-    """Pause between the first micro-batches of two agents of this data node, in real seconds; 0 where compute is
-    real, and takes the time that it takes."""
+    """Pause between the first micro-batches of two agents of this data node, in real seconds; 0 where compute
+    is real, and takes the time that it takes."""
     iteration: int
     """The one that runs: optimizer steps taken before."""
     lost: set[int]

@@ -178,7 +178,7 @@ class PipelineMember:
         start: StageState | None = None,
         offer: Offer = nobody,
     ) -> None:
-        """Work under another plan, at another stage, or both. Between iterations; what is left of one is dropped.
+        """Work under a new plan, at a new stage, or both. Between iterations; what is left of one is dropped.
 
         `optimizer`: of `worker.model.trainable().values()`. `start`: the stage's state with its moments; None
         where it may not be the one that the pipeline is at. `offer` is given that of each step. Raises

@@ -1,6 +1,6 @@
 """The hops of others' micro-batches at one member: they come in, pass its stage, and their gradients go back.
 
-member.py (admit, take) -> [Relay] -> work.py (forward, backward) -> sending.py -> the next node or the one before
+member.py (admit, take) -> [Relay] -> work.py (forward, backward) -> sending.py -> the next or former node
 
 A micro-batch has a slot here from before its forward pass until after its backward pass. Agents of the plan
 have theirs until their last wave of an iteration is back; another one, whose path was repaired, gets one that

@@ -104,8 +104,8 @@ class StepBarrier:
 
     @property
     def limit_s(self) -> float:
-        """How long after the first sign of an iteration, or after a data node last said that its part is not over,
-        all data nodes have finished or never will."""
+        """Time after the first sign of an iteration, or after a data node last said that its part is not
+        over, by which all data nodes have finished or never will."""
         return min(2 * self._context.budget_s + self._context.settings.close_timeout_s, MAX_DEADLINE_S)
 
     async def ended(self) -> bool:

@@ -53,7 +53,7 @@ class PipelineHandle(Protocol):
         ...
 
     def whole_state(self) -> WholeState:
-        """Of all stages, collected from the members. Raises PipelineError."""
+        """What all stages have learned, collected from the members. Raises PipelineError."""
         ...
 
     def stop(self) -> None:

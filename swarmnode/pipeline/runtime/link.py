@@ -1,6 +1,7 @@
 """The pipeline as a data node drives it: an iteration at a time, asked for by a thread or by a task.
 
-PipelineLearner (its threads) -> [PipelineLink] -> membership_supervisor.py (which plan), member.py (iterations)
+PipelineLearner (its threads) -> [PipelineLink] -> membership_supervisor.py (which plan)
+                                                -> member.py (iterations)
 
 An iteration that cannot be had under one plan is tried again under the next: members come and go, and what
 the learner wants trained waits here meanwhile.
@@ -20,7 +21,7 @@ from swarmnode.pipeline.running.member import PipelineMember
 from swarmnode.pipeline.runtime.assigned_stage import AssignedStage
 from swarmnode.pipeline.runtime.learned_state import WholeState
 from swarmnode.pipeline.runtime.membership_supervisor import MembershipSupervisor
-from swarmnode.pipeline.stages.local import StagePath
+from swarmnode.pipeline.stages.micro_batches import StagePath
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ MAX_TRIES = 8
 
 
 class RoleChanged(PipelineError):
-    """Under the new plan this member does not start micro-batches any more."""
+    """This member does not start micro-batches any more: the new plan has others for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class IterationPlan:
 
     iteration: int
     paths: Mapping[int, StagePath]
-    """Of each agent that starts here."""
+    """The path of each agent that starts here."""
     waves: int
     """Micro-batches of each agent."""
 
@@ -119,7 +120,8 @@ class PipelineLink:
         )
 
     async def _agreed(self) -> Agreed | None:
-        """The plan for the next iteration, once we are seated under it; None when we are stopped first."""
+        """The plan for the next iteration, once our stage is ready under it; None when we are stopped
+        first."""
         waiting = asyncio.ensure_future(self._agreed_and_ready())
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
@@ -130,6 +132,8 @@ class PipelineLink:
         finally:
             waiting.cancel()
             stopping.cancel()
+            # Neither outlives this call: what is cancelled may still hold the membership for a moment.
+            await asyncio.gather(waiting, stopping, return_exceptions=True)
 
     async def _agreed_and_ready(self) -> Agreed:
         agreed = await self._supervisor.agreed(self._member.iteration)

@@ -23,10 +23,10 @@ from swarmnode.pipeline.plans.planning import Agreed
 logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 6
-"""In a row; with the pauses between them that is half a minute."""
+"""Failures in a row; with the pauses between them that is half a minute."""
 
 FIRST_PAUSE_S = 1.0
-"""Before a membership that failed is tried again; twice as long each time."""
+"""Pause before a membership that failed is tried again; twice as long each time."""
 
 LASTING_S = 120.0
 """A membership that held for so long failed for a reason of its own."""
@@ -58,7 +58,7 @@ class MembershipSupervisor:
         self._was_member = False
         self._stack = AsyncExitStack()
         self.membership = make()
-        """That of the moment, or the last one while none is entered."""
+        """The membership of the moment, or the last one while none is entered."""
         self.trouble = ""
         """Why we are no member now; empty: we are."""
 
@@ -90,7 +90,7 @@ class MembershipSupervisor:
         await self._up.wait()
 
     def _end(self) -> None:
-        """In order: a membership that is cancelled does not take its leave."""
+        """End the membership in order: one that is cancelled does not take its leave."""
         self._ending.set()
         self._over.set()
 

@@ -1,4 +1,4 @@
-"""A member of a pipeline as a whole: its network, its place, and what it does there.
+"""A member of a pipeline as a whole: its network, its stage, and what it does with it.
 
 run.py -> [PipelineNode] -> membership_supervisor.py (which plan), assigned_stage.py (its stage)
                         |
@@ -41,7 +41,7 @@ from swarmnode.pipeline.runtime.assigned_stage import AssignedStage
 from swarmnode.pipeline.runtime.learned_state import majority_state
 from swarmnode.pipeline.runtime.link import PipelineLink, RoleChanged
 from swarmnode.pipeline.runtime.membership_supervisor import MembershipSupervisor
-from swarmnode.pipeline.runtime.parts import DataRole, PipelineParts
+from swarmnode.pipeline.runtime.parts import DataNode, DataRole, PipelineParts, rounds_are_done
 from swarmnode.pipeline.runtime.steps import Steps
 from swarmnode.pipeline.runtime.view import PipelineView
 from swarmnode.training.records import TrainReport
@@ -61,7 +61,7 @@ class PipelineNode:
     """`async with PipelineNode(...) as node: summary = await node.run()`."""
 
     def __init__(
-        self, parts: PipelineParts, monitor: Monitor, data_role: Callable[["PipelineNode"], DataRole]
+        self, parts: PipelineParts, monitor: Monitor, data_role: Callable[[DataNode], DataRole]
     ) -> None:
         """`data_role` makes what is done on stage 0, whenever we come to hold it."""
         config = parts.config
@@ -98,7 +98,7 @@ class PipelineNode:
 
     @property
     def membership(self) -> Membership:
-        """That of the moment."""
+        """The membership of the moment."""
         return self.supervisor.membership
 
     @property
@@ -111,8 +111,7 @@ class PipelineNode:
 
     @property
     def done(self) -> bool:
-        limit = self.parts.config.node.rounds
-        return limit is not None and self.member.iteration >= limit
+        return rounds_are_done(self.parts.config, self.member)
 
     def observed(self) -> dict[str, Observation]:
         """What we tell others of the members that our micro-batches passed."""
@@ -124,7 +123,7 @@ class PipelineNode:
         if self._role is not None:
             self._role.stop()
 
-    def trained(self, report: TrainReport) -> None:
+    def _trained(self, report: TrainReport) -> None:
         """An iteration on text is over: shown, and one more record for machines to read."""
         self._board.enter("training", f"iteration {self.member.iteration}")
         self._board.counted(self._view.counters, self.member.iteration)
@@ -180,7 +179,6 @@ class PipelineNode:
             )
             self.member.on_lost = self._suspect
             self.decode.on_silent = lambda peer_id, why: self.membership.lost(peer_id, why)
-            self.link = self._new_link()
             if parts.earlier:
                 self.membership.stepped(max(held.holding.iteration for held in parts.earlier))
             await enter(self.supervisor)
@@ -194,7 +192,7 @@ class PipelineNode:
         await self._stack.aclose()
 
     async def run(self) -> Summary:
-        """Hold a place and do what belongs to it, until it ends."""
+        """Hold the stage that is assigned and do what belongs to it, until it ends."""
         steps = Steps(self.member, self.assigned_stage, self.supervisor)
         async with asyncio.TaskGroup() as services:
             owned = [
@@ -233,9 +231,7 @@ class PipelineNode:
             if not has_data:
                 await self._serve()
                 continue
-            # Of its own: the one before has been stopped with its role.
-            self.link = self._new_link()
-            self._role = self._data_role(self)
+            self._role = self._data_role(self._data_node())
             try:
                 return await self._role.run()
             except RoleChanged as error:
@@ -283,9 +279,21 @@ class PipelineNode:
 
     # What happens to it
 
-    def _new_link(self) -> PipelineLink:
-        return PipelineLink(
+    def _data_node(self) -> DataNode:
+        link = PipelineLink(
             self.peer_id, self.supervisor, self.member, self.assigned_stage, after_step=self._after_step
+        )
+        return DataNode(
+            parts=self.parts,
+            link=link,
+            member=self.member,
+            assigned_stage=self.assigned_stage,
+            decode=self.decode,
+            monitor=self._monitor,
+            # Of the membership of the moment: after a rejoin there is another.
+            lost=lambda peer_id, why: self.membership.lost(peer_id, why),
+            pipeline_status=lambda: self.pipeline_status,
+            trained=self._trained,
         )
 
     def _new_membership(self) -> Membership:

@@ -36,7 +36,7 @@ from swarmnode.pipeline.runtime.assigned_stage import AssignedStageSettings
 from swarmnode.pipeline.runtime.data_roles import Asking, RolloutRole, TextRole
 from swarmnode.pipeline.runtime.idle_rollouts import IdleSharing, load_idle_model, sharing_exchange
 from swarmnode.pipeline.runtime.node import PipelineNode
-from swarmnode.pipeline.runtime.parts import DataRole, PipelineParts
+from swarmnode.pipeline.runtime.parts import DataNode, DataRole, PipelineParts
 from swarmnode.pipeline.runtime.settings import (
     batch_tokens,
     check,
@@ -54,7 +54,7 @@ from swarmnode.training.checkpoint_store import CheckpointStore
 logger = logging.getLogger(__name__)
 
 CACHE_SHARE = 0.25
-"""Of the memory for the pipeline, what keys and values of generation may take."""
+"""Share of the memory for the pipeline that keys and values of generation may take."""
 KEPT_STEPS = 3
 
 
@@ -80,7 +80,7 @@ def run_pipeline(config: Config, model: str, paths: Paths, *, fresh: bool) -> En
 
 
 async def _outcomes(
-    parts: PipelineParts, seat: Seat, monitor: Monitor, role: Callable[[PipelineNode], DataRole]
+    parts: PipelineParts, seat: Seat, monitor: Monitor, role: Callable[[DataNode], DataRole]
 ) -> list[Summary | BaseException]:
     return [await _serve(PipelineNode(parts, monitor, role), seat)]
 
@@ -256,14 +256,14 @@ def _store(seat: Seat, whole: WholeModel) -> CheckpointStore:
 
 def _data_role(
     seat: Seat, whole: WholeModel, tasks_of_others: Mapping[str, Task]
-) -> Callable[[PipelineNode], DataRole]:
+) -> Callable[[DataNode], DataRole]:
     """Made where it is needed: most members never see a tokenizer."""
 
-    def make(node: PipelineNode) -> DataRole:
+    def make(data_node: DataNode) -> DataRole:
         tokenizer, ends = load_tokenizer(whole)
         if seat.config.pipeline.text:
-            return TextRole(node, tokenizer, seat.seed)
+            return TextRole(data_node, tokenizer, seat.seed)
         store = _store(seat, whole)
-        return RolloutRole(node, Asking(seat.tasks, tasks_of_others, tokenizer, ends, store, seat.seed))
+        return RolloutRole(data_node, Asking(seat.tasks, tasks_of_others, tokenizer, ends, store, seat.seed))
 
     return make

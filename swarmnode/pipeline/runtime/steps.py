@@ -1,6 +1,6 @@
 """What every optimizer step of a member sets off: the others are told, and get what it has taught.
 
-member.py (a step was taken) -> [Steps] -> membership_supervisor.py (our weights are at this iteration now)
+member.py (a step was taken) -> [Steps] -> membership_supervisor.py (our weights are at this iteration)
                                         -> assigned_stage.py (a copy at the neighbour, a checkpoint)
 """
 
@@ -27,7 +27,7 @@ class Steps:
         self._taken = asyncio.Event()
 
     async def follow(self) -> None:
-        """Tell the others of every step; who has missed one comes back for a new place."""
+        """Tell the others of every step; who has missed one comes back for a new assignment."""
         while True:
             await self._assigned_stage.ready.wait()
             # Under another plan another neighbour keeps our copy, and has none yet.
@@ -39,10 +39,10 @@ class Steps:
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():
                     raise
-                # The seat has changed.
+                # The assignment has changed.
                 continue
             except ModelError as error:
-                logger.warning("coming back for a new place: %s", error)
+                logger.warning("coming back for a new assignment: %s", error)
                 self._assigned_stage.ready.clear()
                 await self._supervisor.come_back()
                 continue

@@ -39,7 +39,7 @@ class WeightFolder:
     file_of: Mapping[str, str]
     """Tensor -> file in the folder."""
     read_bytes: int = 0
-    """Of tensors read so far."""
+    """Bytes of tensors read so far."""
 
     @classmethod
     def open(cls, folder: Path) -> "WeightFolder":
@@ -70,7 +70,7 @@ class WeightFolder:
         return found
 
     def leading(self, name: str, count: int) -> Tensor:
-        """At least so many of a tensor's first values, flat; all of them where it has fewer.
+        """The first values of a tensor, flat: at least so many, all of them where it has fewer.
 
         Raises ModelError for a tensor that the folder does not have.
         """

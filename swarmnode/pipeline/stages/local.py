@@ -24,7 +24,7 @@ from swarmnode.errors import ModelError
 from swarmnode.model.head import TokenLogprobs, head_logprobs
 from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.loading import WeightFolder, load_config, load_stage
-from swarmnode.pipeline.stages.micro_batches import GradientSum, MicroBatchAttempt, StageInput
+from swarmnode.pipeline.stages.micro_batches import GradientSum, MicroBatchAttempt, StageInput, StagePath
 from swarmnode.pipeline.stages.stage import Activations, StageWorker
 from swarmnode.pipeline.stages.stage_model import StageCut, StageModel, StagePart, StageSettings
 from swarmnode.training.corrections import batch_weights, token_weights
@@ -34,9 +34,6 @@ from swarmnode.training.packing import MicroBatch
 
 MAX_TOKENS = 1 << 20
 """Of a micro-batch within one process: nobody here is a stranger."""
-
-StagePath = tuple[int, ...]
-"""Stages in order of visit. The data stage, 0, comes first; the others at most once, in any order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ import torch
 
 from swarmnode.config import TrainingConfig
 from swarmnode.pipeline.rollouts.routing import ChoosePath
-from swarmnode.pipeline.stages.local import LossInputs, StagePath, policy_gradient
+from swarmnode.pipeline.stages.local import LossInputs, policy_gradient
+from swarmnode.pipeline.stages.micro_batches import StagePath
 from swarmnode.training.losses import LossOutput, StepSize
 from swarmnode.training.off_policy import MeasuredTokens
 from swarmnode.training.packing import MicroBatch, TrainingSample, micro_batches

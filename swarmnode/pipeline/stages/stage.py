@@ -50,7 +50,7 @@ class _Work:
 
     item: StageInput
     output_BTD: Tensor
-    """With its graph where activations are kept."""
+    """What the own layers gave, with its graph where activations are kept."""
     loss: LossGradient | None = None
     is_back: bool = False
     answer: Tensor | None = None
@@ -65,9 +65,10 @@ class StageWorker:
     >>> worker = StageWorker(stage, slots=3, max_tokens=4096)                            # doctest: +SKIP
     >>> worker.reserve(agent=0)                                                          # doctest: +SKIP
     True
-    >>> hidden_BTD = worker.forward(StageInput(MicroBatchAttempt(0, 0, 0), received_BTD, tokens=100)) # doctest: +SKIP
-    >>> for_sender_BTD = worker.backward(MicroBatchAttempt(0, 0, 0), gradient_BTD)                   # doctest: +SKIP
-    >>> worker.commit(MicroBatchAttempt(0, 0, 0))                        # The sender has taken it.  # doctest: +SKIP
+    >>> attempt = MicroBatchAttempt(agent=0, iteration=0, wave=0)                        # doctest: +SKIP
+    >>> hidden_BTD = worker.forward(StageInput(attempt, received_BTD, tokens=100))       # doctest: +SKIP
+    >>> for_sender_BTD = worker.backward(attempt, gradient_BTD)                          # doctest: +SKIP
+    >>> worker.commit(attempt)                               # The sender has taken it.  # doctest: +SKIP
     """
 
     def __init__(
@@ -125,16 +126,17 @@ class StageWorker:
         self.dropped += work is not None and not work.is_back
 
     def drop(self, attempt: MicroBatchAttempt) -> None:
-        """Give up a micro-batch and free its slot. No message of this visit is accepted any more."""
+        """Give up a micro-batch and free its slot. No message of this attempt is accepted any more."""
         work = self._work.get(attempt.agent)
         if work is not None and work.item.attempt == attempt:
             self.release(attempt.agent)
 
     def forward(self, item: StageInput) -> Tensor:
-        """Through the own layers, [B, T, D] without graph. A later visit of the agent replaces its former.
+        """What the own layers make of it, [B, T, D] without graph. A later attempt of the agent replaces its
+        former.
 
         A later attempt with the very same input is not computed again. Raises Rejected: no_slot, no_memory,
-        unknown_work for what is of another iteration or behind the agent's newest visit, and as `evaluate`.
+        unknown_work for what is of another iteration or behind the agent's newest attempt, and as `evaluate`.
         """
         attempt = item.attempt
         if attempt.iteration != self.iteration:
@@ -190,22 +192,22 @@ class StageWorker:
         return work.answer
 
     def commit(self, attempt: MicroBatchAttempt) -> None:
-        """The answer to this visit's sender was taken: its gradients count, unless another attempt's do."""
+        """The answer to this attempt's sender was taken: its gradients count, unless another attempt's do."""
         self._sum.commit(attempt)
 
     def discard(self, attempt: MicroBatchAttempt) -> None:
-        """The answer to this visit's sender was not wanted: its gradients do not count."""
+        """The answer to this attempt's sender was not wanted: its gradients do not count."""
         self._sum.discard(attempt)
 
     def loss(
         self, attempt: MicroBatchAttempt, hidden_BTD: Tensor, objective: Callable[[Tensor], LossOutput]
     ) -> LossGradient:
-        """Of hidden states back from the last stage: gradients of norm and head are added, theirs returned.
+        """The loss of hidden states back from the last stage: gradients of norm and head are added, theirs
+        returned.
 
         `objective` takes them with a graph and divides by the size of the whole step. On the data stage only,
-        between `forward` and `backward` of the visit. Raises Rejected: unknown_work, wrong_shape; not_finite
-        (the loss's gradient), no_memory: the micro-batch is dropped.
-        """
+        between `forward` and `backward` of the attempt. Raises Rejected: unknown_work, wrong_shape;
+        not_finite (the loss's gradient), no_memory: the micro-batch is dropped."""
         work = self._found(attempt)
         if work.loss is not None:
             return work.loss
@@ -229,7 +231,7 @@ class StageWorker:
 
     @torch.no_grad()
     def evaluate(self, item: StageInput, *, reference: bool = False) -> Tensor:
-        """Through the own layers, nothing is kept and no slot taken. [B, T, D]
+        """What the own layers make of it, [B, T, D]; nothing is kept and no slot taken.
 
         `reference`: without the adapter. Raises Rejected: wrong_shape, too_large, not_finite.
         """

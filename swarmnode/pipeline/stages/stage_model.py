@@ -57,7 +57,7 @@ class StageSettings:
     adapter: PolicyConfig = field(default_factory=PolicyConfig)
     """Rank and alpha of the adapters."""
     seed: int = 0
-    """Of the adapters' first values."""
+    """Seed of the adapters' first values."""
     dtype: torch.dtype = torch.float32
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
@@ -120,7 +120,7 @@ class StageModel:
         return self.settings.device
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """By global name: PEFT's for adapters, the model's own with full training."""
+        """Parameters by global name: PEFT's for adapters, the model's own with full training."""
         return dict(self._trainable)
 
     def embed(self, ids_BT: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ class StageModel:
         return self._embedding(ids_BT)
 
     def forward(self, hidden_BTD: Tensor, layout: PackedLayout | None = None) -> Tensor:
-        """Through the own layers. [B, T, D]
+        """What the own layers make of hidden states, [B, T, D].
 
         With a layout, B is 1 and every packed sequence stays alone. Without, rows count their positions from
         0 and may be padded on the right.
@@ -142,7 +142,7 @@ class StageModel:
         return self._decoder(inputs_embeds=hidden_BTD, **arguments).last_hidden_state
 
     def forward_cached(self, hidden_BTD: Tensor, positions_BT: Tensor, cache: KeyValues) -> Tensor:
-        """Through the own layers, of tokens whose predecessors are in a cache. [B, T, D]
+        """What the own layers make of tokens whose predecessors are in a cache, [B, T, D].
 
         Raises ModelError where the family's attention takes no mask of ours.
         """
@@ -188,7 +188,7 @@ class StageModel:
 
 
 class _Elsewhere(nn.Module):
-    """In the place of what another stage holds."""
+    """Stands for what another stage holds."""
 
     def forward(self, hidden_BTD: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
         return hidden_BTD

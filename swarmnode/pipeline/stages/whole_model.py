@@ -24,7 +24,7 @@ from swarmnode.pipeline.stages.loading import WeightFolder, load_config
 from swarmnode.pipeline.stages.stage_model import StageCut
 
 HUB_FILES = ("*.json", "*.safetensors", "tokenizer*", "*.jinja", "*.model", "*.txt")
-"""Of a model on the hub: what is data. Code and pickled weights stay there."""
+"""Files of a model on the hub that are data. Code and pickled weights stay there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ class TransportLimits:
     max_inbound_bytes: int = 4 * MAX_TENSOR_BYTES
     """Payloads being received or checked at once, from all members together."""
     max_inbound_bytes_per_peer: int = 2 * MAX_TENSOR_BYTES
-    """Of those, what one member may take: it cannot lock the others out."""
+    """Payloads of one member being received or checked at once: it cannot lock the others out."""
     max_streams_per_peer: int = 8
     """Twice max_in_flight: streams of ours that a peer gave up may still be about to close."""
     header_timeout_s: float = 5.0
@@ -90,7 +90,7 @@ class MessageHandler(Protocol):
 
 @dataclass(slots=True)
 class TransportCounters:
-    """Since the start."""
+    """What was sent, received and refused since the start."""
 
     sent: int = 0
     sent_bytes: int = 0

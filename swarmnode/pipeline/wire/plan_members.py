@@ -1,6 +1,6 @@
 """Who may say what: the members of the plans that run, and whether a message comes from the right one.
 
-Seat (assignment.py) -> [PlanMembers, check_sender] -> transport.py, inbound.py
+Assignment (assignment.py) -> [PlanMembers, check_sender] -> transport.py, inbound.py
 """
 
 from collections.abc import Mapping

@@ -34,7 +34,7 @@ class QuestionLimits:
     """How much of this machine the askers may use."""
 
     max_head_bytes: int = 64 * 1024
-    """Of an answer without its body."""
+    """Size of an answer without its body."""
     max_streams_per_peer: int = 8
     max_streams: int = 64
     question_timeout_s: float = 5.0
@@ -47,6 +47,8 @@ class QuestionLimits:
 
 @dataclass(frozen=True, slots=True)
 class QuestionReply:
+    """An answer: a few bytes, and a body of many where there is one."""
+
     head: bytes
     body: Buffer = b""
     """Not written to until it is sent."""

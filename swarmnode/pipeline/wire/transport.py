@@ -1,6 +1,7 @@
 """Activations and gradients between the members of a pipeline: sent, answered, never taken twice.
 
-stage, driver -> [TensorTransport.send] -> stream of a StreamHost -> inbound.py of another member -> its MessageHandler
+stage, driver -> [TensorTransport.send] -> stream of a StreamHost -> inbound.py of another member
+                                                                      -> its MessageHandler
 
 A stream carries one message at a time and is used again for the next: messages do not wait for each other
 behind a large tensor, giving one up is closing its stream, and a warm stream has its window. Up to

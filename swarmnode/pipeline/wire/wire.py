@@ -1,4 +1,4 @@
-"""Messages and payloads as the bytes that travel.
+"""Messages and payloads as the bytes that are sent.
 
 messages.py, codec.py -> [wire] -> transport.py, inbound.py
 
@@ -37,7 +37,7 @@ class Payload:
 
     @property
     def checksum(self) -> int:
-        """Of all of it, for the header."""
+        """CRC-32 of all of it, for the header."""
         return self.checksums[-1] if self.checksums else 0
 
 

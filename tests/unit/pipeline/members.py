@@ -20,8 +20,8 @@ from swarmnode.pipeline.plans.plan import Plan, digest
 from swarmnode.pipeline.running.assignment import Assignment, MemberSettings
 from swarmnode.pipeline.running.member import PipelineMember
 from swarmnode.pipeline.stages.loading import WeightFolder, load_stage
-from swarmnode.pipeline.stages.local import LossInputs, Objective, StagePath, cross_entropy
-from swarmnode.pipeline.stages.micro_batches import GradientSum, sum_of_replicas
+from swarmnode.pipeline.stages.local import LossInputs, Objective, cross_entropy
+from swarmnode.pipeline.stages.micro_batches import GradientSum, StagePath, sum_of_replicas
 from swarmnode.pipeline.stages.stage import StageWorker
 from swarmnode.pipeline.stages.stage_model import StageCut, StagePart, StageSettings
 from swarmnode.pipeline.stages.stage_state import StageState, unpack_states

@@ -17,7 +17,8 @@ from swarmnode.pipeline.running.assignment import IterationReport
 from swarmnode.pipeline.running.relay import AgentSlots
 from swarmnode.pipeline.running.step_barrier import strays
 from swarmnode.pipeline.stages.cutting import try_cut
-from swarmnode.pipeline.stages.local import LossInputs, StagePath
+from swarmnode.pipeline.stages.local import LossInputs
+from swarmnode.pipeline.stages.micro_batches import StagePath
 from swarmnode.pipeline.stages.stage import StageWorker
 from swarmnode.pipeline.wire.messages import Finished, Refusal
 from tests.unit.pipeline.members import PATIENT, QUICK, Crew, ListFeed, crew, instance_of, stage_worker

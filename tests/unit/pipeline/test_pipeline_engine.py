@@ -20,8 +20,9 @@ from swarmnode.pipeline.rollouts.decode import DecodeNode
 from swarmnode.pipeline.rollouts.decode_streams import DecodeLimits
 from swarmnode.pipeline.rollouts.engine import PipelineEngine
 from swarmnode.pipeline.rollouts.remote_chain import ChainSettings, RemoteChain
-from swarmnode.pipeline.rollouts.routing import StageHolders, StagePath
+from swarmnode.pipeline.rollouts.routing import StageHolders
 from swarmnode.pipeline.rollouts.stage_cache import StageCaches
+from swarmnode.pipeline.stages.micro_batches import StagePath
 from swarmnode.pipeline.wire.plan_members import PlanMembers
 from swarmnode.rollout.engine import Output, PolicyUpdate, Request, Sampled, SamplingParams
 from swarmnode.types import Span

@@ -13,7 +13,8 @@ from torch import Tensor
 from swarmnode.config import TrainingConfig
 from swarmnode.model.policy import Policy
 from swarmnode.pipeline.stages.cutting import try_cut
-from swarmnode.pipeline.stages.local import LocalPipeline, StagePath
+from swarmnode.pipeline.stages.local import LocalPipeline
+from swarmnode.pipeline.stages.micro_batches import StagePath
 from swarmnode.pipeline.stages.rollout_feed import PathSamples, RolloutFeed, nearest_path, weight_of
 from swarmnode.training.forward import Forward
 from swarmnode.training.packing import TrainingSample

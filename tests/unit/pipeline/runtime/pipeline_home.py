@@ -28,7 +28,7 @@ from swarmnode.pipeline.runtime.assigned_stage import AssignedStageSettings
 from swarmnode.pipeline.runtime.data_roles import TextRole
 from swarmnode.pipeline.runtime.link import RoleChanged
 from swarmnode.pipeline.runtime.node import PipelineNode
-from swarmnode.pipeline.runtime.parts import DataRole, PipelineParts
+from swarmnode.pipeline.runtime.parts import DataNode, DataRole, PipelineParts
 from swarmnode.pipeline.runtime.settings import plan_settings
 from swarmnode.pipeline.stages.sources import TextFeed, TextSettings, TextSource
 from swarmnode.pipeline.stages.stage_model import StageSettings
@@ -65,7 +65,7 @@ class Letters:
         return [2 + ord(letter) % (VOCABULARY - 2) for letter in text]
 
 
-def text_role(node: PipelineNode) -> TextRole:
+def text_role(node: DataNode) -> TextRole:
     return TextRole(node, Letters(), SEED)
 
 
@@ -77,7 +77,7 @@ class Gate:
         self.tokens: Counter[int] = Counter()
         """By iteration: trained on by all data nodes."""
 
-    def role(self, node: PipelineNode) -> DataRole:
+    def role(self, node: DataNode) -> DataRole:
         return _Gated(node, self)
 
 
@@ -87,7 +87,7 @@ class _Gated:
     status: NodeStatus | None = None
     summary: Summary | None = None
 
-    def __init__(self, node: PipelineNode, gate: Gate) -> None:
+    def __init__(self, node: DataNode, gate: Gate) -> None:
         self._node = node
         self._gate = gate
         self._stopped = False
@@ -264,7 +264,7 @@ class Home:
         self,
         *keys: NodeKey,
         settings: Sequence[str] = (),
-        role: Callable[[PipelineNode], DataRole] = text_role,
+        role: Callable[[DataNode], DataRole] = text_role,
         free_bytes: int = 10**9,
     ) -> list[Member]:
         started: list[Member] = []

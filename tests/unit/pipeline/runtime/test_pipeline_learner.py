@@ -21,7 +21,8 @@ from swarmnode.pipeline.running.assignment import Feed, IterationReport, LossSum
 from swarmnode.pipeline.runtime.learned_state import WholeState
 from swarmnode.pipeline.runtime.learner import PipelineLearner
 from swarmnode.pipeline.runtime.link import IterationPlan
-from swarmnode.pipeline.stages.local import LocalPipeline, StagePath
+from swarmnode.pipeline.stages.local import LocalPipeline
+from swarmnode.pipeline.stages.micro_batches import StagePath
 from swarmnode.pipeline.stages.stage_model import StageSettings
 from swarmnode.pipeline.stages.stage_state import unpack_states
 from swarmnode.pipeline.stages.whole_model import WholeModel, load_tokenizer, open_model
