@@ -233,9 +233,9 @@ async def test_a_minority_does_not_take_what_its_majority_did_not_vote_for(folde
             liar(found, node, poison(found, node))
         start = weights(found, 3)
         await found.nodes[0].member.train(ListFeed(batches(True), 2))
-        closed = found.nodes[3].member._term
-        assert closed is not None
-        await closed.ended
+        active = found.nodes[3].member._active
+        assert active is not None
+        await active.ended
         assert found.nodes[3].member.lost_track
         moved = [(tensor - start[name]).abs().max().item() for name, tensor in weights(found, 3).items()]
         assert max(moved) < 0.9, "nothing of the poison"

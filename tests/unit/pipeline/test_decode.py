@@ -78,7 +78,7 @@ async def members(count: int = 3) -> AsyncGenerator[tuple[list[MemoryHost], list
 def hold(node: DecodeNode, caches: StageCaches) -> None:
     """Another stage under the same plan."""
     node.hold(caches)
-    node.adopt(node._rosters[PLAN])
+    node.adopt(node._plans[PLAN])
 
 
 async def inline(fn: Callable[[], Any]) -> Any:

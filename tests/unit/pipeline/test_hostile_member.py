@@ -101,7 +101,7 @@ def test_a_signature_is_for_one_attempt_on_one_path() -> None:
 async def test_a_data_node_that_has_not_begun_is_waited_for(folder: Path) -> None:
     impatient = replace(QUICK, hop_timeout_s=0.6, grace_s=0.2, close_timeout_s=0.2)
     async with crew(TWO_FEEDS, workers(folder, (2, 6)), settings=impatient) as found:
-        limit_s = found.nodes[2].member._term.closing.limit_s  # pyright: ignore
+        limit_s = found.nodes[2].member._active.barrier.limit_s  # pyright: ignore
         async with asyncio.TaskGroup() as tasks:
             first = tasks.create_task(found.nodes[0].member.train(ListFeed(batches(True), 2)))
             await asyncio.sleep(1.2 * limit_s)  # Node 1 still makes its rollouts.
@@ -130,8 +130,8 @@ async def test_a_data_node_settles_its_own_micro_batches_only(folder: Path) -> N
         await member.in_stage_thread(undecided)
         back = ((0, 0), (2, 0), (2**53, 0))
         finished = {node: Finished(**common, node=node, back=back * (node == 1)) for node in (0, 1)}
-        closing = member._term.closing  # pyright: ignore
-        settled = await member.in_stage_thread(lambda: closing._settle(finished))  # pyright: ignore
+        barrier = member._active.barrier  # pyright: ignore
+        settled = await member.in_stage_thread(lambda: barrier._settle(finished))  # pyright: ignore
     assert (settled.visits, settled.tokens) == (1, 4)
 
 
@@ -214,7 +214,7 @@ async def test_a_member_without_a_stage_lets_go_of_it(folder: Path) -> None:
         node.member.unassign()
         node.member.unassign()
         assert node.member.transport.plans == {}
-        assert (node.member._term, node.member.iteration) == (None, 7)  # pyright: ignore
+        assert (node.member._active, node.member.iteration) == (None, 7)  # pyright: ignore
         with pytest.raises(Rejected, match=Refusal.UNKNOWN_WORK):
             node.member.admit(found.peers[3], forward(0, 2))
         async with asyncio.TaskGroup() as tasks:

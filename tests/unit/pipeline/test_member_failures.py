@@ -295,15 +295,15 @@ def test_what_came_back_another_way_is_astray() -> None:
 async def test_who_has_counted_what_came_back_another_way_leaves_its_sum_out(folder: Path) -> None:
     async with crew(REPLICAS, workers(folder), settings=QUICK) as found:
         notes = Notes(found)
-        term = found.nodes[0].member._term
-        assert term is not None
-        honest = term.driver.finished
+        active = found.nodes[0].member._active
+        assert active is not None
+        honest = active.driver.finished
 
         def without_the_first(node: int) -> Finished:
             told = honest(node)
             return msgspec.structs.replace(told, back=told.back[1:]) if node == 1 else told
 
-        term.driver.finished = without_the_first
+        active.driver.finished = without_the_first
         await found.nodes[0].member.train(ListFeed(batches(True), 2))
         await all_step(found, [1, 2, 3], 1)
         assert notes.visits[1, 0] == {found.peers[1]: 0, found.peers[2]: 2}

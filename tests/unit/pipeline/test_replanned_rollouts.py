@@ -187,7 +187,7 @@ async def test_a_frozen_member_is_not_waited_for_once_the_others_have_given_it_u
         network.partition([[frozen]])
         round_ = going_on(pipeline)
         data_node = pipeline.members[0].node
-        await eventually(lambda: bool(len(data_node._coming)))
+        await eventually(lambda: bool(len(data_node._in_flight)))
         data_node.lose(frozen.peer_id, "silent for 12 s")
         found = await round_
     assert [peer for peer, _ in pipeline.lost] == [frozen.peer_id]
@@ -205,7 +205,7 @@ async def test_a_frozen_member_is_replaced_under_the_next_plan() -> None:
         assert isinstance(frozen, MemoryHost)
         network.partition([[frozen]])
         round_ = going_on(pipeline)
-        await eventually(lambda: bool(len(pipeline.members[0].node._coming)))
+        await eventually(lambda: bool(len(pipeline.members[0].node._in_flight)))
         take_places(pipeline, (0, -1, 2, 1), who=(0, 2, 3))
         found = await round_
         assert pipeline.members[3].node.counters.steps > 0
@@ -252,13 +252,13 @@ async def test_a_plan_that_changes_in_the_moment_of_a_refusal_is_not_missed() ->
     async with asyncio.timeout(30), members() as (_, nodes):
         nodes[1].run_in_stage_thread = never
         going = asyncio.create_task(send_around(nodes[0], timeout_s=60.0))
-        await eventually(lambda: bool(len(nodes[0]._coming)))
-        (number,) = nodes[0]._coming
+        await eventually(lambda: bool(len(nodes[0]._in_flight)))
+        (number,) = nodes[0]._in_flight
         refused = Halted(
             plan=PLAN, session=1, path=(0, 1, 2), position=1, number=number, why=StopReason.OTHER_PLAN
         )
-        nodes[0]._coming.arrived(refused, refused.stopped)
-        nodes[0].adopt(PlanMembers(NEXT, nodes[0]._rosters[PLAN].peers, own=0))
+        nodes[0]._in_flight.arrived(refused, refused.stopped)
+        nodes[0].adopt(PlanMembers(NEXT, nodes[0]._plans[PLAN].peers, own=0))
         found = await going
     assert (found.why, found.node) == (StopReason.OTHER_PLAN, None)
 
@@ -267,9 +267,9 @@ async def test_a_newcomer_that_knows_nobody_yet_is_waited_for() -> None:
     asked = requests(prompts(4))
     async with patient((0, 1, 2)) as pipeline:
         newcomer = pipeline.members[2].node
-        plans, caches = dict(newcomer._rosters), newcomer.caches
+        plans, caches = dict(newcomer._plans), newcomer.caches
         newcomer.hold(None)
-        newcomer._rosters.clear()
+        newcomer._plans.clear()
         waits_for: list[str] = []
         pipeline.members[0].node.on_silent = lambda peer_id, why: waits_for.append(peer_id)
         pipeline.engine.submit(asked)

@@ -13,8 +13,7 @@ from swarmnode.errors import PipelineError
 from swarmnode.pipeline.keeping import checkpoints as checkpoints_module
 from swarmnode.pipeline.rollouts.chain import Stopped, StopReason
 from swarmnode.pipeline.rollouts.stage_cache import Segments
-from swarmnode.pipeline.runtime import assigned_stage as pipeline_place
-from swarmnode.pipeline.runtime import learnt as pipeline_learnt
+from swarmnode.pipeline.runtime import assigned_stage, learned_state
 from swarmnode.pipeline.stages.whole_model import WholeModel, open_model
 from tests.unit.pipeline.members import ListFeed
 from tests.unit.pipeline.runtime.assigned_stages import SETTINGS, One, equal, home, together
@@ -59,7 +58,7 @@ async def test_what_a_dead_member_had_learnt_is_taken_from_the_copy_at_its_neigh
 async def test_layers_whose_member_died_before_its_first_copy_begin_from_the_folder_and_the_others_go_on(
     whole: WholeModel, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline_learnt, "PAUSE_S", 0.01)
+    monkeypatch.setattr(learned_state, "PAUSE_S", 0.01)
     async with home(whole, tmp_path, 2) as (found, (first, second)):
         await found.assign([[first], [second]], [2, LAYERS])
         await first.member.train(ListFeed(batches(True), 2))
@@ -78,7 +77,7 @@ async def test_layers_whose_member_died_before_its_first_copy_begin_from_the_fol
 async def test_a_stage_that_is_behind_goes_on_from_there_and_throws_no_other_layers_away(
     whole: WholeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline_learnt, "PAUSE_S", 0.01)
+    monkeypatch.setattr(learned_state, "PAUSE_S", 0.01)
     async with home(whole, tmp_path, 3) as (found, (first, second, third)):
         await found.assign([[first], [second], [third]], [2, 4, LAYERS])
         await found.step(first)
@@ -109,8 +108,8 @@ async def test_under_a_new_plan_the_new_neighbour_has_a_copy_before_any_step(
 async def test_a_neighbour_that_takes_its_place_later_is_offered_the_copy_again(
     whole: WholeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline_place, "COPY_TRIES", 1000)
-    monkeypatch.setattr(pipeline_place, "COPY_PAUSE_S", 0.01)
+    monkeypatch.setattr(assigned_stage, "COPY_TRIES", 1000)
+    monkeypatch.setattr(assigned_stage, "COPY_PAUSE_S", 0.01)
     async with home(whole, tmp_path, 2) as (found, (first, second)):
         agreed = found.plan([[first], [second]], [2, LAYERS], 0)
         await first.assigned_stage.take(agreed)
@@ -311,7 +310,7 @@ async def test_who_leaves_writes_what_it_has_and_leaves_a_copy(whole: WholeModel
 async def test_the_whole_of_a_step_is_put_together_from_all_members_or_the_lack_is_told(
     whole: WholeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline_learnt, "PAUSE_S", 0.01)
+    monkeypatch.setattr(learned_state, "PAUSE_S", 0.01)
     async with home(whole, tmp_path, 2) as (found, (first, second)):
         await found.assign([[first], [second]], [2, LAYERS])
         await found.step(first)
