@@ -234,12 +234,12 @@ class _Node:
         )
 
     async def obey(self, pipe: Connection) -> None:
-        """Take the seat that is asked for, and run an iteration when it is asked for again."""
+        """Take the assignment that is asked for, and run an iteration when it is asked for again."""
         iterations = [0] * len(self._setup.plans)
         while True:
             try:
                 run = int(await asyncio.to_thread(pipe.recv))
-                self._seat(run, iterations[run])
+                self._assign(run, iterations[run])
                 pipe.send(None)
                 await asyncio.to_thread(pipe.recv)
             except EOFError:
@@ -247,7 +247,7 @@ class _Node:
             pipe.send(await self._iterate(self._setup.plans[run], iterations[run]))
             iterations[run] += 1
 
-    def _seat(self, run: int, iteration: int) -> None:
+    def _assign(self, run: int, iteration: int) -> None:
         plan = self._setup.plans[run]
         if plan.instance.stage_of[self._node] < 0:
             return

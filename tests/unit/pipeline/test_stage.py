@@ -57,8 +57,8 @@ def item(attempt: MicroBatchAttempt, seed: int = 0, **more: Any) -> StageInput:
     return StageInput(attempt, **{"values": noise(seed), "tokens": 4, **more})
 
 
-def attempt(agent: int = 0, wave: int = 0, attempt: int = 0, iteration: int = 0) -> MicroBatchAttempt:
-    return MicroBatchAttempt(agent, iteration, wave, attempt)
+def attempt(agent: int = 0, wave: int = 0, number: int = 0, iteration: int = 0) -> MicroBatchAttempt:
+    return MicroBatchAttempt(agent, iteration, wave, number)
 
 
 def back(found: StageWorker, attempt: MicroBatchAttempt, gradient_BTD: Tensor) -> Tensor | None:
@@ -130,15 +130,15 @@ def test_a_dropped_micro_batch_frees_its_slot_and_is_not_taken_again() -> None:
         back(found, attempt(), noise(1))
     with refused(Refusal.UNKNOWN_WORK):
         found.forward(item(attempt()))
-    found.forward(item(attempt(attempt=1)))
+    found.forward(item(attempt(number=1)))
     assert found.in_flight == 1
 
 
 def test_a_late_drop_leaves_a_newer_micro_batch_alone() -> None:
     found = ready()
-    found.forward(item(attempt(attempt=1)))
-    found.drop(attempt(attempt=0))
-    assert back(found, attempt(attempt=1), noise(1)) is not None
+    found.forward(item(attempt(number=1)))
+    found.drop(attempt(number=0))
+    assert back(found, attempt(number=1), noise(1)) is not None
 
 
 def test_an_agent_goes_on_in_its_slot_wave_after_wave() -> None:
@@ -174,8 +174,8 @@ def test_a_second_attempt_gets_its_gradient_but_adds_none_where_the_first_came_b
     back(once, attempt(), noise(1))
     again.forward(item(attempt()))
     back(again, attempt(), noise(1))
-    again.forward(item(attempt(attempt=1), seed=2))
-    answer = back(again, attempt(attempt=1), noise(3))
+    again.forward(item(attempt(number=1), seed=2))
+    answer = back(again, attempt(number=1), noise(3))
     other = ready()
     other.forward(item(attempt(), seed=2))
     assert torch.equal(answer, back(other, attempt(), noise(3)))  # pyright: ignore[reportArgumentType]
@@ -185,12 +185,12 @@ def test_a_second_attempt_gets_its_gradient_but_adds_none_where_the_first_came_b
 def test_a_second_attempt_takes_the_place_of_a_first_that_never_came_back() -> None:
     found, other = ready(slots=1), ready()
     found.forward(item(attempt()))
-    found.forward(item(attempt(attempt=1), seed=2))
+    found.forward(item(attempt(number=1), seed=2))
     with refused(Refusal.UNKNOWN_WORK):
         back(found, attempt(), noise(1))
     with refused(Refusal.UNKNOWN_WORK):
         found.forward(item(attempt()))
-    back(found, attempt(attempt=1), noise(1))
+    back(found, attempt(number=1), noise(1))
     other.forward(item(attempt(), seed=2))
     back(other, attempt(), noise(1))
     assert found.dropped == 1
@@ -212,8 +212,8 @@ def test_whatever_order_messages_come_in_each_micro_batch_counts_at_most_once(ev
     found.take_gradients()
     for agent in range(3):
         found.release(agent)
-    for kind, agent, wave, attempt in events:
-        now = attempt(agent, wave, attempt, found.iteration)
+    for kind, agent, wave, number in events:
+        now = attempt(agent, wave, number, found.iteration)
         try:
             match kind:
                 case "forward":
@@ -259,11 +259,11 @@ def test_gradients_count_when_their_answer_was_taken_and_not_before() -> None:
 
 def test_of_two_attempts_that_came_back_one_counts() -> None:
     found, once = ready(), ready()
-    for attempt, seed in ((0, 0), (1, 2)):
-        found.forward(item(attempt(attempt=attempt), seed=seed))
-        found.backward(attempt(attempt=attempt), noise(1 + attempt))
-    found.commit(attempt(attempt=1))
-    found.commit(attempt(attempt=0))
+    for number, seed in ((0, 0), (1, 2)):
+        found.forward(item(attempt(number=number), seed=seed))
+        found.backward(attempt(number=number), noise(1 + number))
+    found.commit(attempt(number=1))
+    found.commit(attempt(number=0))
     once.forward(item(attempt(), seed=2))
     back(once, attempt(), noise(2))
     assert equal(found.take_gradients(), once.take_gradients())
@@ -295,11 +295,11 @@ def test_another_attempt_with_the_same_input_is_not_computed_again(activations: 
     first = found.forward(item(attempt()))
     if was_back:
         found.backward(attempt(), noise(2))
-    again = found.forward(item(attempt(attempt=1)))
+    again = found.forward(item(attempt(number=1)))
     assert again.data_ptr() == first.data_ptr()
     assert found.dropped == 0
     once.forward(item(attempt()))
-    answers = [back(found, attempt(attempt=1), noise(1)), back(once, attempt(), noise(1))]
+    answers = [back(found, attempt(number=1), noise(1)), back(once, attempt(), noise(1))]
     assert torch.equal(*answers)  # pyright: ignore[reportArgumentType]
     assert equal(found.take_gradients(), once.take_gradients())
     with refused(Refusal.UNKNOWN_WORK):
@@ -309,7 +309,7 @@ def test_another_attempt_with_the_same_input_is_not_computed_again(activations: 
 def test_another_layout_is_another_input() -> None:
     found = ready()
     layouts = [packed_layout(lengths, CPU) for lengths in ([2, 3], [3, 2])]
-    one, other = (found.forward(item(attempt(attempt=n), layout=layout)) for n, layout in enumerate(layouts))
+    one, other = (found.forward(item(attempt(number=n), layout=layout)) for n, layout in enumerate(layouts))
     assert not torch.equal(one, other)
 
 
@@ -324,7 +324,7 @@ def test_stragglers_of_a_closed_iteration_are_dropped_and_refused() -> None:
     with refused(Refusal.UNKNOWN_WORK):
         back(found, attempt(), noise(1))
     with refused(Refusal.UNKNOWN_WORK):
-        found.forward(item(attempt(attempt=1)))
+        found.forward(item(attempt(number=1)))
     found.forward(item(attempt(iteration=1)))
     back(found, attempt(iteration=1), noise(1))
     assert found.take_gradients().visits == 1
@@ -526,8 +526,8 @@ def test_a_loss_that_comes_twice_moves_norm_and_head_once() -> None:
     taken: list[GradientSum] = []
     for attempts in (1, 2):
         found = ready(first=0, end=2, stage=FULL)
-        for attempt in range(attempts):
-            now = attempt(attempt=attempt)
+        for number in range(attempts):
+            now = attempt(number=number)
             found.forward(item(now, values=torch.tensor([[3, 4, 5]]), tokens=2))
             found.loss(now, noise(1, 1, 3, 32), through_head)
             found.loss(now, noise(1, 1, 3, 32), through_head)
