@@ -4,7 +4,7 @@ pipeline_run.py -> [Processes] -> pipe -> [node_main: P2pdHost, PipelineMember, 
 
 Links and machines are emulated inside the member's transport and queue (emulated.py); all else is what a node
 runs: tensors over libp2p streams, real stages and gradients, real averaging, real optimizer steps. A process
-can run several pipelines in turn, each with a model of its own, and takes another seat between iterations.
+can run several pipelines in turn, each with a model of its own; its assignment changes between iterations.
 Processes are forked from one that has loaded torch; time.monotonic is the same clock in all of them.
 """
 
@@ -137,7 +137,7 @@ class Processes:
                 process.kill()
 
     def iterate(self, run: int) -> list[Part]:
-        """One iteration of one of the pipelines, by node: all take their seats, then all begin."""
+        """One iteration of one of the pipelines, by node: all take their assignments, then all begin."""
         self._tell(run)
         self._hear()
         self._tell(run)

@@ -1,6 +1,6 @@
 """A member of a pipeline as a whole: its network, its stage, and what it does with it.
 
-run.py -> [PipelineNode] -> membership_supervisor.py (which plan), assigned_stage.py (its stage)
+run.py -> [PipelineNode] -> membership_supervisor.py (which plan), stage_services.py (its stage)
                         |
      stage 0: a Node with a PipelineLearner, or text; any other stage: serve until it ends
 
@@ -12,16 +12,14 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 import msgspec
-from torch import Tensor
 
-from swarmnode.errors import CheckpointError
 from swarmnode.node.board import StatusBoard
 from swarmnode.node.monitors import Monitor
 from swarmnode.node.status import NodeStatus, Phase, PipelineStatus
@@ -30,18 +28,13 @@ from swarmnode.node.supervisor import supervise
 from swarmnode.pipeline.joining.membership import Membership
 from swarmnode.pipeline.joining.outcomes import Outcomes
 from swarmnode.pipeline.joining.probes import LinkProber, ProbeService
-from swarmnode.pipeline.keeping.averaging import ReplicaExchange
-from swarmnode.pipeline.keeping.states import StateService
 from swarmnode.pipeline.plans.costs import Observation
 from swarmnode.pipeline.plans.planning import Agreed
-from swarmnode.pipeline.rollouts.decode import DecodeNode
 from swarmnode.pipeline.running.assignment import IterationReport
-from swarmnode.pipeline.running.member import PipelineMember
-from swarmnode.pipeline.runtime.assigned_stage import AssignedStage
-from swarmnode.pipeline.runtime.learned_state import majority_state
 from swarmnode.pipeline.runtime.link import PipelineLink, RoleChanged
 from swarmnode.pipeline.runtime.membership_supervisor import MembershipSupervisor
 from swarmnode.pipeline.runtime.parts import DataNode, DataRole, PipelineParts, rounds_are_done
+from swarmnode.pipeline.runtime.stage_services import StageServices
 from swarmnode.pipeline.runtime.steps import Steps
 from swarmnode.pipeline.runtime.view import PipelineView
 from swarmnode.training.records import TrainReport
@@ -132,46 +125,14 @@ class PipelineNode:
 
     async def __aenter__(self) -> Self:
         parts, enter = self.parts, self._stack.enter_async_context
-        config, host = parts.config, parts.host
         async with self._stack:
-            await enter(host)
-            await ProbeService(host).serve()
-            averager = await enter(ReplicaExchange(host, parts.key))
-            self.states = await enter(StateService(host))
-            self.states.offer_earlier(parts.earlier)
-            self.member = await enter(
-                PipelineMember(
-                    host,
-                    key=parts.key,
-                    averager=averager,
-                    settings=parts.member,
-                    reload=self._reload,
-                    idle=parts.idle,
-                )
-            )
-            if parts.idle is not None:
-                await self.member.in_stage_thread(parts.idle.rehearse)
-                parts.idle.follow(self.member.times)
-            self.decode = await enter(
-                DecodeNode(
-                    host,
-                    run_in_stage_thread=self.member.in_stage_thread,
-                    version=lambda: self.assigned_stage.version,
-                    codec=config.pipeline.codec,
-                )
-            )
-            self.assigned_stage = AssignedStage(
-                parts.whole,
-                parts.assigned_stage,
-                self.peer_id,
-                member=self.member,
-                decode=self.decode,
-                states=self.states,
-                averager=averager,
-                checkpoints=parts.checkpoints,
-                living=lambda: self.membership.members(),
-            )
-            self._prober = LinkProber(host, rng=random.Random(parts.key.peer_id))
+            await enter(parts.host)
+            await ProbeService(parts.host).serve()
+            # Of the membership of the moment: after a rejoin there is another.
+            services = await enter(StageServices(parts, living=lambda: self.membership.members()))
+            self.member, self.decode, self.states = services.member, services.decode, services.states
+            self.assigned_stage = services.assigned_stage
+            self._prober = LinkProber(parts.host, rng=random.Random(parts.key.peer_id))
             self.supervisor = MembershipSupervisor(
                 self._new_membership,
                 steps=lambda: self.member.iteration,
@@ -313,15 +274,6 @@ class PipelineNode:
             prepare=self.assigned_stage.prepare,
             observed=self.observed,
         )
-
-    async def _reload(self, peers: tuple[str, ...], stage: int, steps: int) -> Mapping[str, Tensor]:
-        """The state of our stage after so many steps, from replicas whose weights are the majority's. They
-        offer it right after the step. Raises CheckpointError."""
-        part = self.assigned_stage.part
-        if part is None:
-            raise CheckpointError("no stage is held here")
-        with_ends = self.parts.assigned_stage.stage.trainable == "full"
-        return await majority_state(self.states, peers, part, iteration=steps, with_ends=with_ends)
 
     async def _take_assignment(self, agreed: Agreed) -> None:
         await self.assigned_stage.take(agreed)

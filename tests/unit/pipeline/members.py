@@ -155,10 +155,10 @@ class Crew:
     def assign(self, iteration: int = 0) -> None:
         for own, node in enumerate(self.nodes):
             if self.plan.instance.stage_of[own] >= 0:
-                seat = Assignment(self.plan, digest(self.plan), self.peers, own, iteration)
+                assignment = Assignment(self.plan, digest(self.plan), self.peers, own, iteration)
                 start = node.worker.state(node.optimizer)
                 offer = self.offered[node.host.peer_id].__setitem__
-                node.member.assign(seat, node.worker, node.optimizer, start=start, offer=offer)
+                node.member.assign(assignment, node.worker, node.optimizer, start=start, offer=offer)
 
     async def reload(self, peers: tuple[str, ...], stage: int, steps: int) -> dict[str, torch.Tensor]:
         """What one of these members offers."""
@@ -212,7 +212,7 @@ async def crew(
     keys: Sequence[NodeKey] = (),
     of_member: Callable[[int, tuple[str, ...]], dict[str, Any]] = lambda node, peers: {},
 ) -> AsyncGenerator[Crew, None]:
-    """Members that are connected to each other and seated. `make_worker`: by stage. `keys`: the hosts'."""
+    """Members that are connected and have their assignments. `make_worker`: by stage. `keys`: the hosts'."""
     together = Together()
     async with AsyncExitStack() as stack:
         if not hosts:

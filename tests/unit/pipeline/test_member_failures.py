@@ -163,7 +163,7 @@ async def test_a_member_that_freezes_is_replaced_and_does_not_step_alone_when_it
         found.network.heal()
         after = found.nodes[1].worker.model.trainable()
         assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
-        # With the others' weights and a new seat it is one of them again.
+        # With the others' weights and a new assignment it is one of them again.
         found.together.gone.clear()
         state = dict(found.nodes[2].worker.model.trainable())
         found.nodes[1].worker.load_state(state)
