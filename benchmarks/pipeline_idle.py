@@ -39,10 +39,10 @@ from swarmnode.pipeline.plans.instance import Instance
 from swarmnode.pipeline.plans.plan import Plan, digest
 from swarmnode.pipeline.plans.schedule import SearchBudget, schedule
 from swarmnode.pipeline.plans.simulator import simulate
+from swarmnode.pipeline.running.assignment import Assignment, MemberSettings
 from swarmnode.pipeline.running.idle import IdleRollouts, IdleStats
 from swarmnode.pipeline.running.idle_budget import IdleSettings
 from swarmnode.pipeline.running.member import PipelineMember
-from swarmnode.pipeline.running.seat import MemberSettings, Seat
 from swarmnode.pipeline.running.work import WorkTimes
 from swarmnode.pipeline.stages.loading import load_stage
 from swarmnode.pipeline.stages.sources import TextFeed, TextSettings, TextSource
@@ -258,7 +258,7 @@ async def pipeline(
             model = load_stage(folder, StagePart(own, own + 1, has_ends=own == 0), StageSettings())
             worker = StageWorker(model, slots=AGENTS, max_tokens=256)
             optimizer = torch.optim.AdamW(worker.model.trainable().values())
-            member.seat(Seat(plan, digest(plan), peers, own, 0), worker, optimizer)
+            member.assign(Assignment(plan, digest(plan), peers, own, 0), worker, optimizer)
         yield Pipeline(plan, members, peers[0], switches)
 
 

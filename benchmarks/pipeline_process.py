@@ -4,7 +4,7 @@ pipeline_run.py -> [Processes] -> pipe -> [node_main: P2pdHost, PipelineMember, 
 
 Links and machines are emulated inside the member's transport and queue (emulated.py); all else is what a node
 runs: tensors over libp2p streams, real stages and gradients, real averaging, real optimizer steps. A process
-can run several pipelines in turn, each with a model of its own, and takes another seat between iterations.
+can run several pipelines in turn, each with a model of its own; its assignment changes between iterations.
 Processes are forked from one that has loaded torch; time.monotonic is the same clock in all of them.
 """
 
@@ -35,8 +35,8 @@ from swarmnode.pipeline.keeping.combining import AveragingSettings
 from swarmnode.pipeline.plans.instance import HOP_OVERHEAD_S, Instance
 from swarmnode.pipeline.plans.plan import Plan, digest
 from swarmnode.pipeline.plans.simulator import ScheduledWork, simulate
+from swarmnode.pipeline.running.assignment import Assignment, IterationReport, MemberSettings
 from swarmnode.pipeline.running.member import PipelineMember
-from swarmnode.pipeline.running.seat import IterationReport, MemberSettings, Seat
 from swarmnode.pipeline.stages.loading import load_stage
 from swarmnode.pipeline.stages.sources import TextFeed, TextSettings, TextSource
 from swarmnode.pipeline.stages.stage import StageWorker
@@ -137,7 +137,7 @@ class Processes:
                 process.kill()
 
     def iterate(self, run: int) -> list[Part]:
-        """One iteration of one of the pipelines, by node: all take their seats, then all begin."""
+        """One iteration of one of the pipelines, by node: all take their assignments, then all begin."""
         self._tell(run)
         self._hear()
         self._tell(run)
@@ -234,12 +234,12 @@ class _Node:
         )
 
     async def obey(self, pipe: Connection) -> None:
-        """Take the seat that is asked for, and run an iteration when it is asked for again."""
+        """Take the assignment that is asked for, and run an iteration when it is asked for again."""
         iterations = [0] * len(self._setup.plans)
         while True:
             try:
                 run = int(await asyncio.to_thread(pipe.recv))
-                self._seat(run, iterations[run])
+                self._assign(run, iterations[run])
                 pipe.send(None)
                 await asyncio.to_thread(pipe.recv)
             except EOFError:
@@ -247,13 +247,15 @@ class _Node:
             pipe.send(await self._iterate(self._setup.plans[run], iterations[run]))
             iterations[run] += 1
 
-    def _seat(self, run: int, iteration: int) -> None:
+    def _assign(self, run: int, iteration: int) -> None:
         plan = self._setup.plans[run]
         if plan.instance.stage_of[self._node] < 0:
             return
         if run not in self._workers:
             self._workers[run] = self._new_worker(plan)
-        self._member.seat(Seat(plan, digest(plan), self._peers, self._node, iteration), *self._workers[run])
+        self._member.assign(
+            Assignment(plan, digest(plan), self._peers, self._node, iteration), *self._workers[run]
+        )
 
     def _new_worker(self, plan: Plan) -> tuple[StageWorker, torch.optim.Optimizer]:
         stage, count = plan.instance.stage_of[self._node], len(plan.instance.stages)

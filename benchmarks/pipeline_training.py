@@ -45,7 +45,7 @@ from swarmnode.pipeline.plans.instance import Instance, load_instance
 from swarmnode.pipeline.plans.plan import Plan, violations
 from swarmnode.pipeline.plans.report import find_full, seconds_for
 from swarmnode.pipeline.plans.schedule import SearchBudget, schedule
-from swarmnode.pipeline.stages.objectives import StagePath
+from swarmnode.pipeline.stages.micro_batches import StagePath
 from swarmnode.pipeline.stages.sources import TextFeed, TextSettings, TextSource
 from swarmnode.pipeline.stages.stage_model import StageSettings
 from swarmnode.testing.local_pipeline import LocalPipeline

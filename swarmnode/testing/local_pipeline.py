@@ -19,10 +19,10 @@ from swarmnode.errors import ModelError
 from swarmnode.model.head import TokenLogprobs
 from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.loading import WeightFolder, load_config, load_stage
-from swarmnode.pipeline.stages.objectives import LossInputs, Objective, StagePath, batch_logprobs
+from swarmnode.pipeline.stages.micro_batches import GradientSum, MicroBatchAttempt, StageInput, StagePath
+from swarmnode.pipeline.stages.objectives import LossInputs, Objective, batch_logprobs
 from swarmnode.pipeline.stages.stage import Activations, StageWorker
-from swarmnode.pipeline.stages.stage_model import Cut, StagePart, StageSettings
-from swarmnode.pipeline.stages.visits import GradientSum, StageInput, Visit
+from swarmnode.pipeline.stages.stage_model import StageCut, StagePart, StageSettings
 from swarmnode.training.losses import LossOutput
 from swarmnode.training.packing import MicroBatch
 
@@ -47,7 +47,7 @@ class LocalPipeline:
         settings: StageSettings,
         *,
         activations: Activations = "kept",
-        cut: Cut | None = None,
+        cut: StageCut | None = None,
     ) -> "LocalPipeline":
         """The model in `folder`, cut behind the layers `ends`; the last of them is the number of layers.
 
@@ -86,9 +86,9 @@ class LocalPipeline:
     ) -> TokenLogprobs:
         """Log-probabilities of the completion tokens along a path, without gradient. `reference`: under the
         base model."""
-        item = _item(Visit(0, self._data.iteration, self._waves), batch, batch.input_ids_BT)
+        item = _item(MicroBatchAttempt(0, self._data.iteration, self._waves), batch, batch.input_ids_BT)
         for worker in self._along(path):
-            item = _item(item.visit, batch, worker.evaluate(item, reference=reference))
+            item = _item(item.attempt, batch, worker.evaluate(item, reference=reference))
         return batch_logprobs(self._data.model, item.values, batch, temperature, top_p=top_p)
 
     def inputs(
@@ -121,13 +121,13 @@ class LocalPipeline:
         Raises ModelError for a path that this pipeline does not have, and Rejected as the workers do.
         """
         workers = self._along(inputs.path)
-        visit = Visit(0, self._data.iteration, self._waves)
+        attempt = MicroBatchAttempt(0, self._data.iteration, self._waves)
         self._waves += 1
         try:
-            return self._there_and_back(workers, visit, inputs, objective)
+            return self._there_and_back(workers, attempt, inputs, objective)
         finally:
             for worker in workers:
-                worker.release(visit.agent)
+                worker.release(attempt.agent)
 
     def take_gradients(self) -> list[GradientSum]:
         """Those of every stage, in their order. Ends the iteration."""
@@ -135,21 +135,25 @@ class LocalPipeline:
         return [worker.take_gradients() for worker in self.workers]
 
     def _there_and_back(
-        self, workers: Sequence[StageWorker], visit: Visit, inputs: LossInputs, objective: Objective
+        self,
+        workers: Sequence[StageWorker],
+        attempt: MicroBatchAttempt,
+        inputs: LossInputs,
+        objective: Objective,
     ) -> LossOutput:
-        if not all(worker.reserve(visit.agent) for worker in workers):
+        if not all(worker.reserve(attempt.agent) for worker in workers):
             raise ModelError("a stage has no free slot")
-        item = StageInput(visit, inputs.batch.input_ids_BT, inputs.tokens, inputs.batch.layout)
+        item = StageInput(attempt, inputs.batch.input_ids_BT, inputs.tokens, inputs.batch.layout)
         for worker in workers:
             item = replace(item, values=worker.forward(item))
         found = self._data.loss(
-            visit, item.values, lambda hidden_BTD: objective(self._data.model, hidden_BTD, inputs)
+            attempt, item.values, lambda hidden_BTD: objective(self._data.model, hidden_BTD, inputs)
         )
         gradient_BTD: Tensor | None = found.gradient_BTD
         for worker in reversed(workers):
             assert gradient_BTD is not None  # Only the data stage, first of every path, gives none.
-            gradient_BTD = worker.backward(visit, gradient_BTD)
-            worker.commit(visit)
+            gradient_BTD = worker.backward(attempt, gradient_BTD)
+            worker.commit(attempt)
         return found.output
 
     def _along(self, path: StagePath) -> list[StageWorker]:
@@ -162,5 +166,5 @@ class LocalPipeline:
         return [self.workers[number] for number in path]
 
 
-def _item(visit: Visit, batch: MicroBatch, values: Tensor) -> StageInput:
-    return StageInput(visit, values, len(batch.targets_N), batch.layout)
+def _item(attempt: MicroBatchAttempt, batch: MicroBatch, values: Tensor) -> StageInput:
+    return StageInput(attempt, values, len(batch.targets_N), batch.layout)

@@ -41,7 +41,7 @@ from swarmnode.errors import EngineError
 from swarmnode.pipeline.rollouts.chain import LocalChain
 from swarmnode.pipeline.rollouts.engine import PipelineEngine
 from swarmnode.pipeline.stages.cutting import try_cut
-from swarmnode.pipeline.stages.stage_model import Cut, StagePart, StageSettings, build_stage
+from swarmnode.pipeline.stages.stage_model import StageCut, StagePart, StageSettings, build_stage
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.decode.fallback import GenerateEngine
 from swarmnode.rollout.engine import (
@@ -144,7 +144,7 @@ def shared(model: PreTrainedModel, eos: Sequence[int], max_slots: int) -> Engine
     return member
 
 
-CUTS: dict[str, Cut] = {}
+CUTS: dict[str, StageCut] = {}
 """By family, as a pipeline's members find them once."""
 
 

@@ -15,7 +15,7 @@ from statistics import median_low
 from swarmnode.pipeline.joining.known_members import Claim
 from swarmnode.pipeline.plans.costs import MAX_SLOWDOWN, Observation, forward_s
 from swarmnode.pipeline.plans.planning import Agreed
-from swarmnode.pipeline.running.seat import IterationReport, Passage
+from swarmnode.pipeline.running.assignment import IterationReport, RoundTrip
 
 RECENT = 5
 """Iterations of which the median is taken: a bad one or two leave no trace."""
@@ -64,7 +64,7 @@ class Outcomes:
     ) -> None:
         """One iteration under this plan. `silent`: peers that did not answer us in it, or before and said
         nothing since. `claims`: of those that live, others are not judged."""
-        for peer, slowdowns in self._slowdowns(agreed, report.passages, claims).items():
+        for peer, slowdowns in self._slowdowns(agreed, report.round_trips, claims).items():
             if peer not in silent:
                 better = sorted(slowdowns)[len(slowdowns) // 4]
                 self._note(peer, claims[peer].session, Seen(now_s, better, len(slowdowns), False))
@@ -94,15 +94,14 @@ class Outcomes:
         return found
 
     def _slowdowns(
-        self, agreed: Agreed, passages: Iterable[Passage], claims: Mapping[str, Claim]
+        self, agreed: Agreed, round_trips: Iterable[RoundTrip], claims: Mapping[str, Claim]
     ) -> dict[str, list[float]]:
-        """The slowdowns of each peer, one for every micro-batch that passed it: what it took at most, over
-        what it claims."""
-        passages = [each for each in passages if each.planned_s > 0]
+        """By peer, of each micro-batch that passed it: what it took at most, over what it claims."""
+        round_trips = [each for each in round_trips if each.planned_s > 0]
         instance, found = agreed.plan.instance, dict[str, list[float]]()
         # What slows all of them down, as work of our own does, is nobody's fault.
-        usual = median_low([each.took_s / each.planned_s for each in passages]) if passages else 1.0
-        for each in passages:
+        usual = median_low([each.took_s / each.planned_s for each in round_trips]) if round_trips else 1.0
+        for each in round_trips:
             excess_s = each.took_s - usual * each.planned_s
             for node in each.path[1:]:
                 peer = agreed.peers[node]

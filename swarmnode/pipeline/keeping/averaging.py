@@ -64,7 +64,7 @@ from swarmnode.pipeline.keeping.contributions import (
 )
 from swarmnode.pipeline.keeping.replica_answers import AveragingUnderWay, ReplicaAnswers, Scope
 from swarmnode.pipeline.keeping.tally import KEPT_HEADS, MAX_REPLICAS, ContributionTally, Holdings
-from swarmnode.pipeline.stages.visits import GradientSum
+from swarmnode.pipeline.stages.micro_batches import GradientSum
 from swarmnode.pipeline.wire.questions import QuestionLimits, QuestionService
 
 NOTHING = GradientSum({}, 0, 0)

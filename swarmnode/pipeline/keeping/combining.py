@@ -13,7 +13,7 @@ from typing import Protocol
 from torch import Tensor
 
 from swarmnode.pipeline.keeping.agreement import ReplicaVote
-from swarmnode.pipeline.stages.visits import GradientSum
+from swarmnode.pipeline.stages.micro_batches import GradientSum
 from swarmnode.pipeline.wire.messages import CodecName
 
 

@@ -24,7 +24,7 @@ from swarmnode.identity.envelope import seal, unseal
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.streams import Buffer
 from swarmnode.pipeline.keeping.combining import ContributionBounds, ContributionFault, StageIteration
-from swarmnode.pipeline.stages.visits import GradientSum
+from swarmnode.pipeline.stages.micro_batches import GradientSum
 from swarmnode.pipeline.wire.codec import INT8_BLOCK, decode, encode
 from swarmnode.pipeline.wire.messages import MAX_PATH, CodecName, Count, Digest, TensorHeader
 

@@ -17,7 +17,7 @@ from swarmnode.pipeline.keeping.agreement import Weights
 from swarmnode.pipeline.keeping.averaging_messages import AskDigest, AskGradients, decode_question, encode
 from swarmnode.pipeline.keeping.combining import StageIteration
 from swarmnode.pipeline.keeping.tally import ContributionTally, Holdings
-from swarmnode.pipeline.wire.questions import Answer
+from swarmnode.pipeline.wire.questions import QuestionReply
 
 KEPT_EXCHANGES = 2
 """The one that runs and the one before: who comes late hears how it ended."""
@@ -91,24 +91,24 @@ class ReplicaAnswers:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def answer(self, peer_id: str, data: bytes) -> Answer:
+    async def answer(self, peer_id: str, data: bytes) -> QuestionReply:
         """Raises Rejected."""
         question = decode_question(data)
         exchange = question.exchange
         self._check_scope(peer_id, exchange)
         if isinstance(question, AskDigest):
-            return Answer(encode(await self._until(peer_id, lambda: self._weights.get(exchange))))
+            return QuestionReply(encode(await self._until(peer_id, lambda: self._weights.get(exchange))))
         running = await self._until(peer_id, lambda: self._running.get(exchange))
         if peer_id not in running.tally.replicas:
             raise Rejected("not_a_member", "of this stage")
         if isinstance(question, AskGradients):
             found = running.tally.found(question.author)
-            return Answer(found.signed.sealed, found.data) if found else Answer(b"")
+            return QuestionReply(found.signed.sealed, found.data) if found else QuestionReply(b"")
         number = question.round
         if peer_id in running.silent:
             running.silent.remove(peer_id)
             self._note_late()
-        return Answer(encode(await self._until(peer_id, lambda: running.at(number))))
+        return QuestionReply(encode(await self._until(peer_id, lambda: running.at(number))))
 
     async def _until(self, peer_id: str, ready: Callable[[], _T | None]) -> _T:
         """Bounded by `answer_timeout_s` of the questions. Raises Rejected where too many of a peer's wait."""

@@ -51,7 +51,7 @@ from swarmnode.pipeline.keeping.state_messages import (
 )
 from swarmnode.pipeline.stages.stage_model import StagePart
 from swarmnode.pipeline.stages.stage_state import StageState, fitting, fitting_moments, unpack_states
-from swarmnode.pipeline.wire.questions import Answer, QuestionLimits, QuestionService
+from swarmnode.pipeline.wire.questions import QuestionLimits, QuestionReply, QuestionService
 
 logger = logging.getLogger(__name__)
 
@@ -280,16 +280,16 @@ class StateService(QuestionService):
             self.failures["malformed"] += 1
         return ()
 
-    async def _answer(self, peer_id: str, data: bytes) -> Answer:
+    async def _answer(self, peer_id: str, data: bytes) -> QuestionReply:
         question = decode_question(data)
         if isinstance(question, AskHoldings):
-            return Answer(encode(self.holdings()[:MAX_HOLDINGS]))
+            return QuestionReply(encode(self.holdings()[:MAX_HOLDINGS]))
         if isinstance(question, OfferCopy):
-            return Answer(KEPT if await self._keep(peer_id, question.holding) else b"")
+            return QuestionReply(KEPT if await self._keep(peer_id, question.holding) else b"")
         state = self._at_hand(question.digest)
         if state is None or question.offset > len(state.data):
             raise Rejected("unknown_state", question.digest)
-        return Answer(encode(len(state.data)), memoryview(state.data)[question.offset :])
+        return QuestionReply(encode(len(state.data)), memoryview(state.data)[question.offset :])
 
     async def _keep(self, peer_id: str, holding: Holding) -> bool:
         """Fetch a copy that is offered, if it is one that we keep, newer, and there is room for it."""

@@ -32,7 +32,7 @@ from swarmnode.pipeline.keeping.contributions import (
     open_head,
     size_bytes,
 )
-from swarmnode.pipeline.stages.visits import GradientSum
+from swarmnode.pipeline.stages.micro_batches import GradientSum
 
 MAX_REPLICAS = 64
 MAX_WEIGHT_RATIO = 8.0

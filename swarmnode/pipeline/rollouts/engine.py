@@ -23,10 +23,11 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import ConfigError, EngineError
-from swarmnode.pipeline.rollouts.chain import Chain, Feed, Stop, Stopped
+from swarmnode.pipeline.rollouts.chain import Chain, ChainFeed, Stopped, StopReason
 from swarmnode.pipeline.rollouts.feeding import Feeder, RecoveryCounts
+from swarmnode.pipeline.rollouts.routing import ChoosePath
 from swarmnode.pipeline.rollouts.stage_cache import Segments
-from swarmnode.pipeline.rollouts.ways import ChoosePath, StagePath
+from swarmnode.pipeline.stages.micro_batches import StagePath
 from swarmnode.rollout.decode.running import DecodePolicy
 from swarmnode.rollout.decode.scoring import LOGITS_AT_ONCE
 from swarmnode.rollout.decode.torch_engine import LoraPairs, TorchEngine
@@ -160,20 +161,22 @@ class PipelineEngine(TorchEngine):
 
     def _make_do(self, stopped: Stopped) -> None:
         """The step did not come to its end, and nothing of it was sampled."""
-        if stopped.why is Stop.NOT_FINITE:
+        if stopped.why is StopReason.NOT_FINITE:
             version = self._newest.version
             self._drop_everything()
             raise not_finite(version)
-        if stopped.why is Stop.OTHER_POLICY and self._version_now() != self._newest.version:
+        if stopped.why is StopReason.OTHER_POLICY and self._version_now() != self._newest.version:
             # The pipeline has moved on while the step was under way, so the next step goes on with it.
             return
-        if stopped.why is Stop.NO_MEMORY and len(self._running) > 1:
+        if stopped.why is StopReason.NO_MEMORY and len(self._running) > 1:
             # The last to start wait for room.
             rows = sorted(self._running, key=lambda row: self._running[row].first_tick)
             self._fitting = (len(rows) + 1) // 2
             self._put_back(rows[self._fitting :])
             return
-        hint = "lower rollout.max_tokens" if stopped.why is Stop.NO_MEMORY else "set_policy to what it has"
+        hint = (
+            "lower rollout.max_tokens" if stopped.why is StopReason.NO_MEMORY else "set_policy to what it has"
+        )
         raise EngineError(f"node {stopped.node} of the pipeline: {stopped.why}, {stopped.detail}", hint=hint)
 
     def _logits_by_row(self, hidden: dict[int, Tensor]) -> Tensor:
@@ -285,16 +288,16 @@ class PipelineEngine(TorchEngine):
         ids = tuple(token for sequence in sequences for token in sequence)
         stopped = None
         for _ in range(SCORE_ATTEMPTS):
-            way = self._chain.way(path)
-            if way is None or way.stages != path:
+            route = self._chain.route(path)
+            if route is None or route.stages != path:
                 break
-            (found,) = self._chain.run([Feed(way, 0, ids, segments, self._newest.version)])
+            (found,) = self._chain.run([ChainFeed(route, 0, ids, segments, self._newest.version)])
             if not isinstance(found, Stopped):
                 return found.split(list(tails))
             stopped = found
-            if found.why is Stop.NOT_FINITE:
+            if found.why is StopReason.NOT_FINITE:
                 raise not_finite(self._newest.version)
-            if found.why is Stop.LOST and found.node is not None:
+            if found.why is StopReason.LOST and found.node is not None:
                 self._chain.give_up(found.node, found.detail)
         raise EngineError(f"nothing can be scored along {path}: {stopped or 'a stage is held by nobody'}")
 

@@ -7,8 +7,8 @@ within bounds before anything is made of them.
 """
 
 from swarmnode.pipeline.plans.plan import Plan
-from swarmnode.pipeline.stages.visits import Fault
-from swarmnode.pipeline.wire.messages import Forward, Hop, Refusal
+from swarmnode.pipeline.stages.micro_batches import Fault
+from swarmnode.pipeline.wire.messages import ForwardHop, Hop, Refusal
 from swarmnode.training.packing import MOST_KEYS_PER_TOKEN
 
 
@@ -35,12 +35,12 @@ def hop_fault(message: Hop, plan: Plan, *, hidden_size: int, max_tokens: int, pa
     tokens = shape[0] * shape[1]
     if tokens > max_tokens:
         return Fault(Refusal.TOO_LARGE, f"{tokens} tokens, at most {max_tokens}")
-    if not isinstance(message, Forward):
+    if not isinstance(message, ForwardHop):
         return None
     return _packing_fault(message, tokens, max_tokens=max_tokens, packs=packs)
 
 
-def _packing_fault(message: Forward, tokens: int, *, max_tokens: int, packs: bool) -> Fault | None:
+def _packing_fault(message: ForwardHop, tokens: int, *, max_tokens: int, packs: bool) -> Fault | None:
     if message.tokens > tokens:
         return Fault(Refusal.WRONG_SHAPE, f"{message.tokens} of {tokens} tokens are learned from")
     if not message.lengths:

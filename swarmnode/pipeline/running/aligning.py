@@ -1,8 +1,8 @@
-"""After a step: the state of a stage is packed once, offered to the others, and made one among its replicas.
+"""The state of a stage after a step is packed once, offered to the others, and made one among its replicas.
 
-closing.py (the step is taken) -> [Alignment] -> GradientExchange.compare -> agreement.py (who is right)
+step_barrier.py (the step is taken) -> [Alignment] -> GradientExchange.compare -> agreement.py (who is right)
                                       |
-       the state: into Offer (runtime/place.py: others may fetch it), its digest into StepDone
+       the state: into Offer (runtime/assigned_stage.py: others may fetch it), its digest into StepDone
 
 What is decided, and what a liar can gain, is in agreement.py. Here it is done: stay, take over the state of
 those that are right, or go back to the one before the step. What comes from another replica must have the
@@ -23,8 +23,8 @@ from torch import Tensor
 from swarmnode.errors import CheckpointError, NetworkError
 from swarmnode.pipeline.keeping.agreement import ReplicaVote, is_near
 from swarmnode.pipeline.keeping.combining import GradientExchange, StageIteration
-from swarmnode.pipeline.running.seat import Reload
-from swarmnode.pipeline.running.workplace import Workplace
+from swarmnode.pipeline.running.assignment import Reload
+from swarmnode.pipeline.running.context import StageContext
 from swarmnode.pipeline.stages.stage_model import StageModel
 from swarmnode.pipeline.stages.stage_state import (
     MOMENTS,
@@ -69,11 +69,11 @@ class Aligned:
 
 
 class Alignment:
-    """The steps of one seat."""
+    """Keeps a stage equal among its replicas, step after step of one assignment."""
 
     def __init__(
         self,
-        place: Workplace,
+        context: StageContext,
         optimizer: torch.optim.Optimizer,
         averager: GradientExchange,
         reload: Reload | None,
@@ -81,8 +81,8 @@ class Alignment:
         start: StageState | None,
         offer: Offer,
     ) -> None:
-        """`start`: the state at the seat's first iteration, None where it may not be the pipeline's."""
-        self._place = place
+        """`start`: the state at the assignment's first iteration, None where it may not be the pipeline's."""
+        self._context = context
         self._optimizer = optimizer
         self._averager = averager
         self._reload = reload
@@ -90,9 +90,9 @@ class Alignment:
         self._offer = offer
 
     async def align(self) -> Aligned:
-        """After the step of the workplace's iteration."""
-        place, steps = self._place, self._place.iteration + 1
-        whole = is_whole(place.worker.model, steps)
+        """Compare the weights after the iteration's step, and make them those of the majority."""
+        context, steps = self._context, self._context.iteration + 1
+        whole = is_whole(context.worker.model, steps)
         packed = await self._packed(whole=whole)
         if whole:
             self._offer(steps, packed)
@@ -116,7 +116,7 @@ class Alignment:
 
     async def _settle(self, agreement: ReplicaVote, packed: StageState, full: StageState) -> Aligned:
         """Nobody has a majority. `packed` is what was compared, `full` has the moments too."""
-        place, before = self._place, self._before
+        context, before = self._context, self._before
         whole, names = packed is full, [", ".join(side.peers) for side in agreement.rivals]
         assert before is not None, "who does not know where it stands has no rivals"
         # Who comes over to us meanwhile gives what we have.
@@ -138,12 +138,13 @@ class Alignment:
         if {side.before for side in agreement.rivals} == {before.digest}:
             logger.warning(
                 "step %d is undone: the weights of %s differ, and nothing tells which are right. "
-                "If that goes on, leave one out (pipeline.members)", place.iteration + 1, " and ".join(names),
+                "If that goes on, leave one out (pipeline.members)",
+                context.iteration + 1, " and ".join(names),
             )  # fmt: skip
             return replace(await self._adopted(await self._unpacked(before), whole=whole), undone=True)
         logger.warning(
             "the weights of %s differ and did so before step %d: each keeps its own",
-            " and ".join(names), place.iteration + 1,
+            " and ".join(names), context.iteration + 1,
         )  # fmt: skip
         self._before = full
         return Aligned(packed.digest, agrees=False)
@@ -152,39 +153,39 @@ class Alignment:
         self, peers: tuple[str, ...], digests: set[str], *, whole: bool
     ) -> dict[str, Tensor] | None:
         """What these replicas have after the step; None: they do not give what has one of these digests."""
-        place = self._place
+        context = self._context
         if self._reload is None or not peers:
             return None
         try:
-            async with asyncio.timeout(place.settings.close_timeout_s):
-                tensors = await self._reload(peers, place.seat.stage, place.iteration + 1)
-            return await asyncio.to_thread(_checked, tensors, place.worker.model, digests, whole=whole)
+            async with asyncio.timeout(context.settings.close_timeout_s):
+                tensors = await self._reload(peers, context.assignment.stage, context.iteration + 1)
+            return await asyncio.to_thread(_checked, tensors, context.worker.model, digests, whole=whole)
         except (NetworkError, CheckpointError, TimeoutError) as error:
             logger.warning("the weights of %s are not to be had: %s", ", ".join(peers), error)
             return None
 
     async def _adopted(self, tensors: Mapping[str, Tensor], *, whole: bool) -> Aligned:
         """Go on with this state, and offer it."""
-        place = self._place
-        await place.queue.call(place.worker.load_state, tensors, self._optimizer)
+        context = self._context
+        await context.queue.call(context.worker.load_state, tensors, self._optimizer)
         self._before = state = await self._packed(whole=True)
-        self._offer(place.iteration + 1, state)
+        self._offer(context.iteration + 1, state)
         return Aligned((state if whole else await self._packed(whole=False)).digest, agrees=False)
 
     async def _unpacked(self, state: StageState) -> dict[str, Tensor]:
         return await asyncio.to_thread(unpack_states, [state], max_bytes=len(state.data))
 
     async def _packed(self, *, whole: bool) -> StageState:
-        return await self._place.queue.call(self._place.worker.state, self._optimizer if whole else None)
+        return await self._context.queue.call(self._context.worker.state, self._optimizer if whole else None)
 
     async def _compared(self, digest: str) -> ReplicaVote:
-        place, seat = self._place, self._place.seat
+        context, assignment = self._context, self._context.assignment
         try:
-            async with asyncio.timeout(place.settings.close_timeout_s):
+            async with asyncio.timeout(context.settings.close_timeout_s):
                 return await self._averager.compare(
                     digest,
-                    StageIteration(seat.digest, seat.stage, place.iteration),
-                    seat.replicas,
+                    StageIteration(assignment.digest, assignment.stage, context.iteration),
+                    assignment.replicas,
                     before=self._before.digest if self._before is not None else "",
                 )
         except (NetworkError, TimeoutError) as error:

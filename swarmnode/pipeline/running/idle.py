@@ -42,12 +42,12 @@ from swarmnode.types import Example
 logger = logging.getLogger(__name__)
 
 MISFITS = 16
-"""After so many gaps without a piece that fits, its forecast is doubted."""
+"""The forecast of a piece is doubted once so many gaps in a row had no room for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdleStats:
-    """Since we were made."""
+    """What idle rollouts have done since they were made."""
 
     slices: int
     """Gaps in which something ran."""
@@ -56,7 +56,7 @@ class IdleStats:
     groups: int
     """Complete, and given to the sink."""
     used_s: float
-    """Of the gaps."""
+    """Seconds of the gaps that were used."""
     overruns: int
     """Pieces at whose end stage work waited."""
     overrun_s: float

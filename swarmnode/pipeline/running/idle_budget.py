@@ -11,13 +11,13 @@ from statistics import median
 from swarmnode.errors import ConfigError
 
 HANDOVER_S = 0.001
-"""From the end of a piece until the member's thread is ready for stage work."""
+"""Time between the end of a piece and when the member's thread is ready for stage work."""
 UNKNOWN_S = 0.25
 """What a piece is taken to last of which nothing is known."""
 UPPER_SHARE = 0.95
 """Share of recent pieces that took no longer than the forecast."""
 RECENT_STEPS = 64
-"""Of one kind. So many decide the forecast; older ones were on another day."""
+"""How many pieces of one kind decide its forecast: the latest."""
 LEVELS_PER_OCTAVE = 2
 SHORTER, LONGER = 0.75, 1.25
 """Factors of the rows when steps are too long, and when they are shorter than they may be."""
@@ -46,9 +46,9 @@ class Piece:
     """What decides how long a piece takes."""
 
     rows: int
-    """That the step advances."""
+    """Rows that the step advances."""
     starting: int
-    """Of those, how many start with it: their prompts are computed."""
+    """How many of the rows start with it: their prompts are computed."""
 
 
 BEGIN = Piece(0, 0)
@@ -142,21 +142,21 @@ class Guard:
     share: float
     window_s: float
     busy_s: float = 0.0
-    """Stage work done."""
+    """Seconds of stage work done, the older the less it counts."""
     delay_s: float = 0.0
-    """That it waited for us."""
+    """Seconds that stage work waited for pieces of idle work, forgotten alike."""
 
     def allows(self, piece_s: float) -> bool:
         """Whether a piece that takes so long may begin, even if stage work comes at once."""
         return self.delay_s + piece_s <= self.share * self.busy_s
 
     def worked(self, busy_s: float) -> "Guard":
-        """After some stage work."""
+        """The guard once so much more stage work is done."""
         kept = exp(-busy_s / self.window_s)
         return replace(self, busy_s=self.busy_s * kept + busy_s, delay_s=self.delay_s * kept)
 
     def delayed(self, delay_s: float) -> "Guard":
-        """After stage work had to wait."""
+        """The guard once stage work has had to wait so long."""
         return replace(self, delay_s=self.delay_s + delay_s)
 
 

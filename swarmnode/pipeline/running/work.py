@@ -54,17 +54,17 @@ def turn(policy: Policy, kind: Kind, rank: int, number: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """In which order a node takes its tasks, and when the plan expects them."""
+class TaskOrder:
+    """The order in which a node takes its tasks, and when the plan expects them."""
 
     policy: Policy = "fifo"
     ranks: tuple[int, ...] = ()
-    """By agent, lower first."""
+    """Each agent's rank: the lower goes first."""
     starts_s: tuple[float, ...] = ()
-    """Of the node's tasks in an iteration, from its start, sorted."""
+    """When the node's tasks of an iteration begin, counted from its start, sorted."""
 
     @classmethod
-    def of(cls, plan: Plan, node: int, timeline: Timeline, *, scale: float = 1.0) -> "Order":
+    def of(cls, plan: Plan, node: int, timeline: Timeline, *, scale: float = 1.0) -> "TaskOrder":
         """`timeline`: the plan's (simulate). `scale`: real seconds for a second of the plan."""
         starts = [task.start_s * scale for task in timeline.tasks if task.node == node]
         return cls(plan.policy(node), plan.ranks, tuple(sorted(starts)))
@@ -79,7 +79,7 @@ class Order:
 
 @dataclass(slots=True)
 class WorkTimes:
-    """Since the start, in real seconds."""
+    """What the worker thread has done since the start, in real seconds."""
 
     busy_s: float = 0.0
     """Tasks of the stage; emulated, as long as they last there."""
@@ -111,7 +111,7 @@ class StageQueue:
         self.times = WorkTimes()
         self._compute = compute
         self._idle = idle
-        self._order = Order()
+        self._order = TaskOrder()
         self._ready: list[_Ready] = []
         self._numbers = count()
         self._changed = asyncio.Event()
@@ -138,7 +138,7 @@ class StageQueue:
             # Waits for the task that runs; not on the event loop, which others need meanwhile.
             await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
 
-    def adopt(self, order: Order) -> None:
+    def adopt(self, order: TaskOrder) -> None:
         """Take tasks in this order from now on."""
         self._order = order
         self.begin_iteration()
@@ -165,7 +165,7 @@ class StageQueue:
         return await loop.run_in_executor(self._thread, self._timed, work, *arguments)
 
     def _timed(self, work: Callable[..., T], *arguments: Any) -> T:
-        """In the worker thread."""
+        """Do it and count the time. To be called in the worker thread."""
         began_s = time.monotonic()
         try:
             return work(*arguments)

@@ -280,7 +280,7 @@ class IdleSharing:
 
     @property
     def used_share(self) -> float | None:
-        """Of the time that our stage waited since its first work, how much was generated in; None before."""
+        """Share of the time that our stage waited since its first work in which it generated; None before."""
         if self._since is None:
             return None
         since_s, busy_s, used_s = self._since

@@ -17,14 +17,12 @@ from torch import Tensor
 
 from swarmnode.config import TrainingConfig
 from swarmnode.model.head import TokenLogprobs, head_logprobs
+from swarmnode.pipeline.stages.micro_batches import StagePath
 from swarmnode.pipeline.stages.stage_model import StageModel
 from swarmnode.training.losses import LossOutput, StepSize
 from swarmnode.training.objective import ScoredTokens, objective, shares_of
 from swarmnode.training.off_policy import MeasuredTokens
 from swarmnode.training.packing import MicroBatch
-
-StagePath = tuple[int, ...]
-"""Stages in order of visit. The data stage, 0, comes first; the others at most once, in any order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 import torch
 
 from swarmnode.config import TrainingConfig
-from swarmnode.pipeline.rollouts.ways import ChoosePath
-from swarmnode.pipeline.stages.objectives import LossInputs, StagePath, policy_gradient
+from swarmnode.pipeline.rollouts.routing import ChoosePath
+from swarmnode.pipeline.stages.micro_batches import StagePath
+from swarmnode.pipeline.stages.objectives import LossInputs, policy_gradient
 from swarmnode.training.losses import LossOutput, StepSize, loss_of
 from swarmnode.training.off_policy import MeasuredTokens
 from swarmnode.training.packing import MicroBatch, TrainingSample, micro_batches

@@ -31,7 +31,7 @@ from swarmnode.pipeline.keeping.combining import (
 )
 from swarmnode.pipeline.keeping.contributions import CONTEXT, Contribution, contribute
 from swarmnode.pipeline.keeping.tally import Held, Holdings
-from swarmnode.pipeline.stages.visits import GradientSum
+from swarmnode.pipeline.stages.micro_batches import GradientSum
 from swarmnode.pipeline.wire.inbound import receive_length, send_frame
 from swarmnode.pipeline.wire.messages import CHUNK_BYTES
 from tests.contracts.hosts import p2pd_hosts

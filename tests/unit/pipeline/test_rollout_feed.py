@@ -13,7 +13,7 @@ from torch import Tensor
 from swarmnode.config import TrainingConfig
 from swarmnode.model.policy import Policy
 from swarmnode.pipeline.stages.cutting import try_cut
-from swarmnode.pipeline.stages.objectives import StagePath
+from swarmnode.pipeline.stages.micro_batches import StagePath
 from swarmnode.pipeline.stages.rollout_feed import PathSamples, RolloutFeed, nearest_path, weight_of
 from swarmnode.testing.local_pipeline import LocalPipeline
 from swarmnode.training.forward import Forward

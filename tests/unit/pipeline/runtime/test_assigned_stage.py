@@ -11,13 +11,12 @@ import torch
 
 from swarmnode.errors import PipelineError
 from swarmnode.pipeline.keeping import checkpoints as checkpoints_module
-from swarmnode.pipeline.rollouts.chain import Stop, Stopped
+from swarmnode.pipeline.rollouts.chain import Stopped, StopReason
 from swarmnode.pipeline.rollouts.stage_cache import Segments
-from swarmnode.pipeline.runtime import learnt as pipeline_learnt
-from swarmnode.pipeline.runtime import place as pipeline_place
+from swarmnode.pipeline.runtime import assigned_stage, learned_state
 from swarmnode.pipeline.stages.whole_model import WholeModel, open_model
 from tests.unit.pipeline.members import ListFeed
-from tests.unit.pipeline.runtime.places import SETTINGS, One, equal, home, together
+from tests.unit.pipeline.runtime.assigned_stages import SETTINGS, One, equal, home, together
 from tests.unit.pipeline.tiny_models import LAYERS, batches, saved, tiny_model
 
 
@@ -30,7 +29,7 @@ async def test_after_each_step_a_neighbour_keeps_what_was_learnt_under_the_diges
     whole: WholeModel, tmp_path: Path
 ) -> None:
     async with home(whole, tmp_path, 2) as (found, (first, second)):
-        await found.seat([[first], [second]], [2, LAYERS])
+        await found.assign([[first], [second]], [2, LAYERS])
         for steps in (1, 2):
             digests = await found.step(first)
             for owner, keeper in ((first, second), (second, first)):
@@ -45,12 +44,12 @@ async def test_what_a_dead_member_had_learnt_is_taken_from_the_copy_at_its_neigh
     whole: WholeModel, tmp_path: Path
 ) -> None:
     async with home(whole, tmp_path, 3) as (found, (first, second, third)):
-        await found.seat([[first], [second], [third]], [2, 4, LAYERS])
+        await found.assign([[first], [second], [third]], [2, 4, LAYERS])
         await found.step(first)
         await found.step(first)
         learnt = together(first, second, third)
         found.kill(second)
-        await found.seat([[first], [third]], [3, LAYERS], iteration=2)
+        await found.assign([[first], [third]], [3, LAYERS], iteration=2)
         equal(together(first, third), learnt)
         await found.step(first)
         assert any(not torch.equal(t, learnt[name]) for name, t in third.learnt().items())
@@ -59,17 +58,17 @@ async def test_what_a_dead_member_had_learnt_is_taken_from_the_copy_at_its_neigh
 async def test_layers_whose_member_died_before_its_first_copy_begin_from_the_folder_and_the_others_go_on(
     whole: WholeModel, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline_learnt, "PAUSE_S", 0.01)
+    monkeypatch.setattr(learned_state, "PAUSE_S", 0.01)
     async with home(whole, tmp_path, 2) as (found, (first, second)):
-        await found.seat([[first], [second]], [2, LAYERS])
+        await found.assign([[first], [second]], [2, LAYERS])
         await first.member.train(ListFeed(batches(True), 2))
         await second.member.wait_step(1)
-        await first.place.stepped()
+        await first.assigned_stage.stepped()
         kept = first.learnt()
         found.kill(second)
-        await found.seat([[first]], [LAYERS], iteration=1)
+        await found.assign([[first]], [LAYERS], iteration=1)
         assert "what was learnt in layers [2, 3, 4, 5] is lost" in caplog.text
-        assert first.place.version == 1
+        assert first.assigned_stage.version == 1
         after = first.learnt()
         equal({name: after[name] for name in kept}, kept)
         assert len(after) > len(kept)
@@ -78,19 +77,19 @@ async def test_layers_whose_member_died_before_its_first_copy_begin_from_the_fol
 async def test_a_stage_that_is_behind_goes_on_from_there_and_throws_no_other_layers_away(
     whole: WholeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline_learnt, "PAUSE_S", 0.01)
+    monkeypatch.setattr(learned_state, "PAUSE_S", 0.01)
     async with home(whole, tmp_path, 3) as (found, (first, second, third)):
-        await found.seat([[first], [second], [third]], [2, 4, LAYERS])
+        await found.assign([[first], [second], [third]], [2, 4, LAYERS])
         await found.step(first)
         behind = second.learnt()
         for steps in (2, 3):
             await first.member.train(ListFeed(batches(True), 2))
             for one in (first, second, third):
                 await one.member.wait_step(steps)
-                await one.place.stepped()
+                await one.assigned_stage.stepped()
         newest = together(first, third)
         found.kill(second)
-        await found.seat([[first], [third]], [3, LAYERS], iteration=3)
+        await found.assign([[first], [third]], [3, LAYERS], iteration=3)
         equal(together(first, third), newest | behind)
 
 
@@ -98,10 +97,10 @@ async def test_under_a_new_plan_the_new_neighbour_has_a_copy_before_any_step(
     whole: WholeModel, tmp_path: Path
 ) -> None:
     async with home(whole, tmp_path, 3) as (found, (first, second, third)):
-        await found.seat([[first], [second]], [2, LAYERS])
+        await found.assign([[first], [second]], [2, LAYERS])
         await found.step(first)
-        await found.seat([[first], [third]], [2, LAYERS], iteration=1)
-        await first.place.hand_on()
+        await found.assign([[first], [third]], [2, LAYERS], iteration=1)
+        await first.assigned_stage.hand_on()
         copy = third.states.copy_of(first.peer_id)
         assert copy is not None and copy.holding.iteration == 1
 
@@ -109,14 +108,14 @@ async def test_under_a_new_plan_the_new_neighbour_has_a_copy_before_any_step(
 async def test_a_neighbour_that_takes_its_place_later_is_offered_the_copy_again(
     whole: WholeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline_place, "COPY_TRIES", 1000)
-    monkeypatch.setattr(pipeline_place, "COPY_PAUSE_S", 0.01)
+    monkeypatch.setattr(assigned_stage, "COPY_TRIES", 1000)
+    monkeypatch.setattr(assigned_stage, "COPY_PAUSE_S", 0.01)
     async with home(whole, tmp_path, 2) as (found, (first, second)):
         agreed = found.plan([[first], [second]], [2, LAYERS], 0)
-        await first.place.take(agreed)
+        await first.assigned_stage.take(agreed)
         async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
-            handing_on = tasks.create_task(first.place.hand_on())
-            await second.place.take(agreed)
+            handing_on = tasks.create_task(first.assigned_stage.hand_on())
+            await second.assigned_stage.take(agreed)
             await handing_on
         assert second.states.copy_of(first.peer_id) is not None
 
@@ -125,13 +124,13 @@ async def test_a_state_of_another_division_of_layers_is_taken_apart_and_put_toge
     whole: WholeModel, tmp_path: Path
 ) -> None:
     async with home(whole, tmp_path, 2) as (found, (first, second)):
-        await found.seat([[first], [second]], [2, LAYERS])
+        await found.assign([[first], [second]], [2, LAYERS])
         await found.step(first)
         learnt = together(first, second)
         for ends in ([5, LAYERS], [1, LAYERS]):
-            await found.seat([[first], [second]], ends, iteration=1)
-            assert (first.place.part, second.place.part) != (None, None)
-            assert first.place.part is not None and first.place.part.end_layer == ends[0]
+            await found.assign([[first], [second]], ends, iteration=1)
+            assert (first.assigned_stage.part, second.assigned_stage.part) != (None, None)
+            assert first.assigned_stage.part is not None and first.assigned_stage.part.end_layer == ends[0]
             equal(together(first, second), learnt)
         await found.step(first)
 
@@ -140,10 +139,14 @@ async def test_a_newcomer_beside_a_member_has_its_weights_and_moments_and_steps_
     whole: WholeModel, tmp_path: Path
 ) -> None:
     async with home(whole, tmp_path, 3) as (found, (first, second, new)):
-        await found.seat([[first], [second]], [2, LAYERS])
-        assert (new.place.part, new.place.model, new.place.version) == (None, None, 0)
+        await found.assign([[first], [second]], [2, LAYERS])
+        assert (new.assigned_stage.part, new.assigned_stage.model, new.assigned_stage.version) == (
+            None,
+            None,
+            0,
+        )
         await found.step(first)
-        await found.seat([[first], [second, new]], [2, LAYERS], iteration=1)
+        await found.assign([[first], [second, new]], [2, LAYERS], iteration=1)
         equal(new.learnt(), second.learnt())
         assert any("/" in name for name in new.learnt())
         digests = await found.step(first)
@@ -155,11 +158,11 @@ async def test_who_is_left_out_of_a_plan_lets_go_and_gives_what_it_had(
     whole: WholeModel, tmp_path: Path
 ) -> None:
     async with home(whole, tmp_path, 3) as (found, (first, second, third)):
-        await found.seat([[first], [second]], [2, LAYERS])
+        await found.assign([[first], [second]], [2, LAYERS])
         await found.step(first)
         learnt = second.learnt()
-        await found.seat([[first], [third]], [2, LAYERS], iteration=1)
-        assert second.place.part is None and await second.place.stepped() == ""
+        await found.assign([[first], [third]], [2, LAYERS], iteration=1)
+        assert second.assigned_stage.part is None and await second.assigned_stage.stepped() == ""
         equal(third.learnt(), learnt)
 
 
@@ -167,7 +170,7 @@ async def test_a_change_of_place_ends_the_steps_of_generation_that_are_under_way
     whole: WholeModel, tmp_path: Path
 ) -> None:
     async with asyncio.timeout(30), home(whole, tmp_path, 3) as (found, (first, second, third)):
-        await found.seat([[first], [second]], [2, LAYERS])
+        await found.assign([[first], [second]], [2, LAYERS])
         asked = asyncio.Event()
 
         async def never(fn: Any) -> Any:
@@ -176,23 +179,27 @@ async def test_a_change_of_place_ends_the_steps_of_generation_that_are_under_way
 
         second.decode.run_in_stage_thread = never
         plan = first.decode.plan
-        assert plan is not None and first.place.agreed is not None and plan == first.place.agreed.digest
+        assert (
+            plan is not None
+            and first.assigned_stage.agreed is not None
+            and plan == first.assigned_stage.agreed.digest
+        )
         hidden_1D = torch.ones(1, 32)
         one = Segments((0,), (0,), (1,), (1,))
         going = asyncio.create_task(
-            first.decode.travel(plan, (0, 1), 1, one, hidden_1D, version=0, timeout_s=60.0)
+            first.decode.send_around(plan, (0, 1), 1, one, hidden_1D, version=0, timeout_s=60.0)
         )
         await asked.wait()
-        await found.seat([[first], [third]], [2, LAYERS])
+        await found.assign([[first], [third]], [2, LAYERS])
         stopped = await going
-        assert isinstance(stopped, Stopped) and stopped.why is Stop.OTHER_PLAN
+        assert isinstance(stopped, Stopped) and stopped.why is StopReason.OTHER_PLAN
         assert second.decode.plan is None
         await second.decode.settled()
 
 
 def sends_astray(one: One) -> None:
     """Its next step comes out wrong."""
-    worker = one.place._worker  # pyright: ignore[reportPrivateUsage]
+    worker = one.assigned_stage._worker  # pyright: ignore[reportPrivateUsage]
     assert worker is not None
     honest, model = worker.apply, worker.model
 
@@ -211,7 +218,7 @@ async def test_one_of_three_whose_step_went_wrong_takes_over_the_state_of_the_ot
     whole: WholeModel, tmp_path: Path
 ) -> None:
     async with home(whole, tmp_path, 4) as (found, (first, *replicas)):
-        await found.seat([[first], replicas], [2, LAYERS])
+        await found.assign([[first], replicas], [2, LAYERS])
         await found.step(first)
         sends_astray(replicas[1])
         digests = await found.step(first)
@@ -226,7 +233,7 @@ async def test_two_that_differ_go_on_from_the_step_before_and_their_neighbours_h
     whole: WholeModel, tmp_path: Path, wrong: int
 ) -> None:
     async with home(whole, tmp_path, 3) as (found, (first, *replicas)):
-        await found.seat([[first], replicas], [2, LAYERS])
+        await found.assign([[first], replicas], [2, LAYERS])
         await found.step(first)
         agreed = replicas[0].learnt()
         sends_astray(replicas[wrong])
@@ -244,7 +251,7 @@ async def test_a_replica_that_could_get_an_older_state_only_follows_the_one_that
     whole: WholeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with home(whole, tmp_path, 3) as (found, (first, second, new)):
-        await found.seat([[first], [second]], [2, LAYERS])
+        await found.assign([[first], [second]], [2, LAYERS])
         await found.step(first)
         await found.step(first)
         assemble = new.states.assemble
@@ -253,7 +260,7 @@ async def test_a_replica_that_could_get_an_older_state_only_follows_the_one_that
             return await assemble(*arguments, at_most=1, **named)
 
         monkeypatch.setattr(new.states, "assemble", older)
-        await found.seat([[first], [new, second]], [2, LAYERS], iteration=2)
+        await found.assign([[first], [new, second]], [2, LAYERS], iteration=2)
         monkeypatch.undo()
         before = second.learnt()
         assert any(not torch.equal(t, before[name]) for name, t in new.learnt().items())
@@ -266,7 +273,7 @@ async def test_a_full_disk_is_told_and_the_pipeline_goes_on(
     whole: WholeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with home(whole, tmp_path, 2, replace(SETTINGS, checkpoint_every=2)) as (found, (first, second)):
-        await found.seat([[first], [second]], [2, LAYERS])
+        await found.assign([[first], [second]], [2, LAYERS])
         write = checkpoints_module.write_synced
 
         def full(path: Path, *arguments: Any) -> None:
@@ -289,11 +296,11 @@ async def test_a_full_disk_is_told_and_the_pipeline_goes_on(
 
 async def test_who_leaves_writes_what_it_has_and_leaves_a_copy(whole: WholeModel, tmp_path: Path) -> None:
     async with home(whole, tmp_path, 2) as (found, (first, second)):
-        await found.seat([[first], [second]], [2, LAYERS])
+        await found.assign([[first], [second]], [2, LAYERS])
         await first.member.train(ListFeed(batches(True), 2))
         await second.member.wait_step(1)
-        digest_told = await second.place.stepped()
-        await second.place.leave(hand_over=True)
+        digest_told = await second.assigned_stage.stepped()
+        await second.assigned_stage.leave(hand_over=True)
         copy = first.states.copy_of(second.peer_id)
         (written,) = second.checkpoints.found()
         assert copy is not None
@@ -303,11 +310,11 @@ async def test_who_leaves_writes_what_it_has_and_leaves_a_copy(whole: WholeModel
 async def test_the_whole_of_a_step_is_put_together_from_all_members_or_the_lack_is_told(
     whole: WholeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline_learnt, "PAUSE_S", 0.01)
+    monkeypatch.setattr(learned_state, "PAUSE_S", 0.01)
     async with home(whole, tmp_path, 2) as (found, (first, second)):
-        await found.seat([[first], [second]], [2, LAYERS])
+        await found.assign([[first], [second]], [2, LAYERS])
         await found.step(first)
-        state = await first.place.whole_state(1)
+        state = await first.assigned_stage.whole_state(1)
         assert state.iteration == 1
         equal({**state.adapter, **state.optimizer}, together(first, second))
         assert not any("/" in name for name in state.adapter)
@@ -315,4 +322,4 @@ async def test_the_whole_of_a_step_is_put_together_from_all_members_or_the_lack_
         first.states._copies.assignments = None  # pyright: ignore[reportPrivateUsage]
         first.states._copies._kept.clear()  # pyright: ignore[reportPrivateUsage]
         with pytest.raises(PipelineError, match="no members hold layers 0 to 5"):
-            await first.place.whole_state(1)
+            await first.assigned_stage.whole_state(1)

@@ -1,6 +1,6 @@
-"""What comes to a stage with a micro-batch, and what is added up over those that came.
+"""Attempts at micro-batches: what comes to a stage with one, and what is added up over those that came.
 
-stage.py -> [visits] -> averaging among the replicas of a stage, optimizer step
+stage.py -> [micro_batches] -> averaging among the replicas of a stage, optimizer step
 
 A stage that paths skip sees only some of the micro-batches. So its gradients are kept as sums with the tokens
 and visits that are inside, and become the gradient of a step only at its end.
@@ -16,10 +16,13 @@ from swarmnode.model.attention import PackedLayout
 from swarmnode.pipeline.wire.messages import Refusal
 from swarmnode.training.losses import LossOutput
 
+StagePath = tuple[int, ...]
+"""Stages in order of visit. The data stage, 0, comes first; the others at most once, in any order."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
-class Visit:
-    """One attempt to bring a micro-batch along its path. Of one agent's visits the later is the greater."""
+class MicroBatchAttempt:
+    """One attempt to bring a micro-batch along its path. Of one agent's the later is the greater."""
 
     agent: int
     """The slot of a data node that the micro-batch started from."""
@@ -27,7 +30,7 @@ class Visit:
     """Optimizer steps taken before it."""
     wave: int
     """The agent's how-manieth micro-batch of the iteration."""
-    attempt: int = 0
+    number: int = 0
     """Raised each time the micro-batch is sent again, by another path or to another replica."""
 
     @property
@@ -37,9 +40,9 @@ class Visit:
 
 @dataclass(frozen=True, slots=True)
 class StageInput:
-    """What comes in with a visit."""
+    """What comes in with an attempt."""
 
-    visit: Visit
+    attempt: MicroBatchAttempt
     values: Tensor
     """Hidden states [B, T, D]; token ids [B, T] where the path begins."""
     tokens: int
@@ -50,17 +53,17 @@ class StageInput:
 
 @dataclass(frozen=True, slots=True)
 class LossGradient:
-    """Of one micro-batch, back at the data stage."""
+    """The loss of one micro-batch and its gradient, back at the data stage."""
 
     output: LossOutput
     """Measurements; its loss has no graph any more."""
     gradient_BTD: Tensor
-    """With respect to the hidden states that came back."""
+    """Gradient with respect to the hidden states that came back."""
 
 
 def is_same_input(one: StageInput, other: StageInput) -> bool:
     """Whether two attempts bring the very same micro-batch."""
-    if one.visit.micro_batch != other.visit.micro_batch or one.tokens != other.tokens:
+    if one.attempt.micro_batch != other.attempt.micro_batch or one.tokens != other.tokens:
         return False
     return _runs(one) == _runs(other) and torch.equal(one.values, other.values)
 
@@ -107,7 +110,7 @@ class GradientSum:
     """Gradients of a stage, summed over the micro-batches that really passed it."""
 
     tensors: Mapping[str, Tensor]
-    """By global name, float32. A parameter that no micro-batch passed is absent."""
+    """Sums in float32 by global name. A parameter that no micro-batch passed is absent."""
     tokens: int
     visits: int
 
@@ -140,29 +143,30 @@ def sum_of_replicas(sums: Sequence[GradientSum]) -> GradientSum:
 class GradientAccumulator:
     """The sums of an iteration that runs. A micro-batch is in them once, whatever its attempts.
 
-    What a visit brought is kept apart until it is known whether it counts. A data stage adds twice: what its
-    head gets with the loss, what its layers get at the end of the way back. The latter counts the tokens.
+    What an attempt brought is kept apart until it is known whether it counts. A data stage adds twice: what
+    its head gets with the loss, what its layers get at the end of the way back. The latter counts the tokens.
     Should a micro-batch be lost between the two, its part in the head's gradient stays, which only full
-    training has.
-    """
+    training has."""
 
     def __init__(self, most_kept: int) -> None:
-        """`most_kept`: visits that may be undecided at once, each with memory for all gradients of the stage.
-        Beyond, the oldest is forgotten: whose fate is open for so long is not to count."""
+        """`most_kept`: attempts that may be undecided at once, each with memory for all gradients of the
+        stage. Beyond, the oldest is forgotten: whose fate is open for so long is not to count."""
         self._most_kept = most_kept
-        self._kept: dict[Visit, tuple[Mapping[str, Tensor], int]] = {}
+        self._kept: dict[MicroBatchAttempt, tuple[Mapping[str, Tensor], int]] = {}
         self._tensors: dict[str, Tensor] = {}
         self._tokens = 0
         self._visits = 0
         self._inside: set[tuple[tuple[int, int, int], str]] = set()
 
-    def holds(self, visit: Visit, part: str) -> bool:
+    def holds(self, attempt: MicroBatchAttempt, part: str) -> bool:
         """Whether this micro-batch's gradients of "head" or "layers" are inside, by whichever attempt."""
-        return (visit.micro_batch, part) in self._inside
+        return (attempt.micro_batch, part) in self._inside
 
-    def add(self, gradients: Mapping[str, Tensor], visit: Visit, part: str, *, tokens: int) -> None:
+    def add(
+        self, gradients: Mapping[str, Tensor], attempt: MicroBatchAttempt, part: str, *, tokens: int
+    ) -> None:
         """Gradients that `holds` says are not inside. `tokens`: 0 where another part counts them."""
-        self._inside.add((visit.micro_batch, part))
+        self._inside.add((attempt.micro_batch, part))
         self._tokens += tokens
         self._visits += tokens > 0
         for name, gradient in gradients.items():
@@ -176,21 +180,21 @@ class GradientAccumulator:
         """Those whose layers' gradients are inside."""
         return frozenset(micro_batch for micro_batch, part in self._inside if part == "layers")
 
-    def keep(self, gradients: Mapping[str, Tensor], visit: Visit, *, tokens: int) -> None:
+    def keep(self, gradients: Mapping[str, Tensor], attempt: MicroBatchAttempt, *, tokens: int) -> None:
         """Gradients of the layers that may come to count."""
-        self._kept[visit] = gradients, tokens
+        self._kept[attempt] = gradients, tokens
         if len(self._kept) > self._most_kept:
             del self._kept[next(iter(self._kept))]
 
-    def commit(self, visit: Visit) -> None:
-        """Add what is kept of this visit, unless another attempt at its micro-batch is inside."""
-        gradients, tokens = self._kept.pop(visit, ({}, 0))
-        if tokens and not self.holds(visit, "layers"):
-            self.add(gradients, visit, "layers", tokens=tokens)
+    def commit(self, attempt: MicroBatchAttempt) -> None:
+        """Add what is kept of this attempt, unless another attempt at its micro-batch is inside."""
+        gradients, tokens = self._kept.pop(attempt, ({}, 0))
+        if tokens and not self.holds(attempt, "layers"):
+            self.add(gradients, attempt, "layers", tokens=tokens)
 
-    def discard(self, visit: Visit) -> None:
-        """Forget what is kept of this visit."""
-        self._kept.pop(visit, None)
+    def discard(self, attempt: MicroBatchAttempt) -> None:
+        """Forget what is kept of this attempt."""
+        self._kept.pop(attempt, None)
 
     def sums(self) -> GradientSum:
         return GradientSum(self._tensors, self._tokens, self._visits)

@@ -9,7 +9,7 @@ import pytest
 
 from swarmnode.errors import NetworkError, PipelineError
 from swarmnode.pipeline.joining.membership import Membership
-from swarmnode.pipeline.runtime.standing import MAX_FAILURES, Standing
+from swarmnode.pipeline.runtime.membership_supervisor import MAX_FAILURES, MembershipSupervisor
 from tests.unit.pipeline.runtime.pipeline_home import until
 
 
@@ -62,23 +62,25 @@ class Story:
         self.made: list[Pretended] = []
         self.troubles: list[str] = []
         """Each time that a membership was over."""
-        self.standing = Standing(self._make, steps=lambda: 7, left=self._left, first_pause_s=pause_s)
+        self.supervisor = MembershipSupervisor(
+            self._make, steps=lambda: 7, left=self._left, first_pause_s=pause_s
+        )
 
     def _make(self) -> Membership:
         self.made.append(Pretended(self._works.pop(0) if self._works else holds))
         return cast(Membership, self.made[-1])
 
     def _left(self) -> None:
-        self.troubles.append(self.standing.trouble)
+        self.troubles.append(self.supervisor.trouble)
 
 
 async def test_who_has_lost_track_leaves_and_comes_back_with_the_steps_that_it_has() -> None:
     story = Story()
-    async with story.standing as standing:
-        await standing.come_back()
+    async with story.supervisor as supervisor:
+        await supervisor.come_back()
         first, second = story.made
         assert first.left and second.entered and second.told == [7] and story.troubles == [""]
-        assert await standing.agreed(3) == 3
+        assert await supervisor.agreed(3) == 3
     assert second.left
 
 
@@ -92,19 +94,19 @@ async def test_a_membership_that_fails_is_followed_by_another_and_says_so_meanwh
         await fails()
 
     story = Story(late)
-    async with story.standing as standing:
+    async with story.supervisor as supervisor:
         gate.set()
         await until(lambda: len(story.made) == 2)
-        await standing.agreed(3)
+        await supervisor.agreed(3)
         (told,) = story.troubles
         assert "the daemon is gone" in told and "(1 of" in caplog.text
-        assert standing.trouble == ""
+        assert supervisor.trouble == ""
 
 
 async def test_failures_without_end_end_the_node_with_the_last_of_them() -> None:
     story = Story(*[fails] * (MAX_FAILURES + 1))
     with pytest.raises(ExceptionGroup) as caught:
-        async with story.standing:
+        async with story.supervisor:
             await asyncio.Event().wait()
     (error,) = caught.value.exceptions
     assert isinstance(error, PipelineError)
@@ -113,9 +115,11 @@ async def test_failures_without_end_end_the_node_with_the_last_of_them() -> None
 
 
 async def test_who_cannot_become_a_member_at_all_is_told_why_at_once() -> None:
-    standing = Standing(lambda: cast(Membership, _Refused()), steps=lambda: 0, left=lambda: None)
+    supervisor = MembershipSupervisor(
+        lambda: cast(Membership, _Refused()), steps=lambda: 0, left=lambda: None
+    )
     with pytest.raises(ExceptionGroup) as caught:
-        async with standing:
+        async with supervisor:
             pass
     assert caught.value.subgroup(NetworkError) is not None
 
@@ -130,5 +134,5 @@ class _Refused(Pretended):
 
 async def test_a_node_that_ends_does_not_wait_for_the_pause_after_a_failure() -> None:
     story = Story(fails, pause_s=1e6)
-    async with story.standing as standing:
-        await until(lambda: standing.trouble != "")
+    async with story.supervisor as supervisor:
+        await until(lambda: supervisor.trouble != "")

@@ -1,6 +1,6 @@
 """What a member of a pipeline is given to work with, and what it tells of an iteration.
 
-membership.py -> [Seat] -> member.py (relay.py, driver.py, closing.py) -> [IterationReport] -> node
+membership.py -> [Assignment] -> member.py (relay.py, driver.py, step_barrier.py) -> [IterationReport] -> node
 sources.py, rollout_feed.py -> [Feed] -> driver.py
 """
 
@@ -11,19 +11,20 @@ from typing import Protocol
 from torch import Tensor
 
 from swarmnode.pipeline.plans.plan import Plan
-from swarmnode.pipeline.stages.objectives import LossInputs, Objective, StagePath
+from swarmnode.pipeline.stages.micro_batches import StagePath
+from swarmnode.pipeline.stages.objectives import LossInputs, Objective
 from swarmnode.pipeline.wire.messages import CodecName
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """A member's place under a plan, from an iteration on."""
+class Assignment:
+    """A member's position in a plan, from an iteration on."""
 
     plan: Plan
     digest: str
     """The plan's (plan.digest)."""
     peers: tuple[str, ...]
-    """By node of the plan's instance."""
+    """The peer id of each node of the plan's instance."""
     own: int
     """Our node."""
     iteration: int
@@ -49,9 +50,9 @@ class MemberSettings:
     """How a member treats the others. All times are real seconds."""
 
     activations: CodecName = "fp16"
-    """How hidden states travel (codec.py)."""
+    """How hidden states are encoded (codec.py)."""
     gradients: CodecName = "fp16"
-    """How their gradients travel."""
+    """How their gradients are encoded."""
     max_norm: float = 1.0
     """Gradients of a stage are clipped to this norm."""
     hop_timeout_s: float = 10.0
@@ -63,9 +64,9 @@ class MemberSettings:
     grace_s: float = 5.0
     """And a micro-batch so much longer, before its path is repaired."""
     max_attempts: int = 8
-    """At one micro-batch; then it is given up."""
+    """A micro-batch is given up after so many attempts."""
     close_timeout_s: float = 60.0
-    """For what the end of an iteration needs of others: one exchange among the replicas, each."""
+    """How long each exchange among the replicas may take at the end of an iteration."""
 
 
 class Feed(Protocol):
@@ -88,7 +89,7 @@ member whose weights are those of the majority (states.py). Raises NetworkError,
 
 @dataclass(frozen=True, slots=True)
 class LossSums:
-    """Of the micro-batches that came back, undivided."""
+    """What losses sum to over the micro-batches that came back, undivided."""
 
     loss: float = 0.0
     clipped: int = 0
@@ -99,13 +100,13 @@ class LossSums:
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class RoundTrip:
     """One micro-batch that came back along the path that the plan has for it."""
 
     path: tuple[int, ...]
     """Nodes, the data node first."""
     took_s: float
-    """From the start of its forward pass to the end of its backward pass, in seconds of the plan."""
+    """Time between the start of its forward pass and the end of its backward pass, in seconds of the plan."""
     planned_s: float
     """The same as predicted, waiting for others included."""
 
@@ -117,11 +118,11 @@ class IterationReport:
     iteration: int
     """The one that ended: optimizer steps taken before it."""
     makespan_s: float
-    """From its first micro-batch to the last one that came back. Real seconds."""
+    """Real seconds between the start of its first micro-batch and the return of the last."""
     closing_s: float
-    """From there to the optimizer step."""
+    """Real seconds between that return and the optimizer step: the step barrier."""
     micro_batches: int
-    """That came back."""
+    """How many came back."""
     tokens: int
     """Their weights: tokens, or answers."""
     sums: LossSums
@@ -130,15 +131,15 @@ class IterationReport:
     given_up: int
     """Micro-batches that never came back."""
     skipped: Mapping[int, int] = field(default_factory=dict[int, int])
-    """By stage: micro-batches that left it out although the plan does not."""
+    """How many micro-batches left out each stage that the plan has for them."""
     lost: tuple[int, ...] = ()
     """Nodes that did not answer."""
-    passages: tuple[Passage, ...] = ()
+    round_trips: tuple[RoundTrip, ...] = ()
     """How long micro-batches took that needed no repair."""
     stragglers: int = 0
     """Micro-batches that were still here, and dropped, when the iteration was closed."""
     busy_share: float = 0.0
-    """Of the whole iteration, in which this member's stage computed."""
+    """Share of the whole iteration in which this member's stage computed."""
     contributors: tuple[str, ...] = ()
     """Peers whose gradients are in the step of this stage."""
     rejected: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -146,6 +147,6 @@ class IterationReport:
     stepped: bool = True
     """Whether the optimizer of this stage took a step."""
     grad_norm: float | None = None
-    """Of this stage, before clipping. None: no step."""
+    """Norm of this stage's gradient, before clipping. None: no step."""
     agrees: bool = True
     """Whether the weights here were those of the majority of the replicas; where not, they are now."""

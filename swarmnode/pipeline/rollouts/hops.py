@@ -1,11 +1,11 @@
 """A data node's own steps around their path: sent off, waited for, and what keeps one from coming.
 
-decode.py -> [Travels.run] -> decode_streams.py -> the members of the path -> coming.py -> [Travels.run]
+decode.py -> [DecodeHops.run] -> decode_streams.py -> the members of the path -> in_flight.py -> [DecodeHops]
                   |
               tracing.py: who does not answer, who is not ready
 
 A step ends with hidden states or with a reason, and with the reason as soon as it is known: a member that is
-gone, or that has no place under our plan yet. Its deadline is for what nobody tells.
+gone, or that has no stage under our plan yet. Its deadline is for what nobody tells.
 """
 
 import asyncio
@@ -15,27 +15,29 @@ from typing import TypeGuard
 from torch import Tensor
 
 from swarmnode.errors import HostDown, NetworkError
-from swarmnode.pipeline.rollouts.chain import Stop, Stopped
-from swarmnode.pipeline.rollouts.coming import Coming, Expected, or_news
+from swarmnode.pipeline.rollouts.chain import Stopped, StopReason
 from swarmnode.pipeline.rollouts.decode_streams import BrokenOff, FrameStreams
+from swarmnode.pipeline.rollouts.in_flight import InFlightStep, InFlightSteps, or_news
 from swarmnode.pipeline.rollouts.stage_cache import Segments
 from swarmnode.pipeline.rollouts.tracing import Tracing
 from swarmnode.pipeline.wire.messages import CodecName
-from swarmnode.pipeline.wire.roster import Roster
+from swarmnode.pipeline.wire.plan_members import PlanMembers
 
 
-class Travels:
+class DecodeHops:
     """Brings steps around, any number at once."""
 
-    def __init__(self, streams: FrameStreams, codec: CodecName, coming: Coming, tracing: Tracing) -> None:
+    def __init__(
+        self, streams: FrameStreams, codec: CodecName, in_flight: InFlightSteps, tracing: Tracing
+    ) -> None:
         self._streams = streams
         self._codec: CodecName = codec
-        self._coming = coming
+        self._in_flight = in_flight
         self._tracing = tracing
 
     async def run(
         self,
-        roster: Roster,
+        members: PlanMembers,
         path: tuple[int, ...],
         session: int,
         segments: Segments,
@@ -51,7 +53,7 @@ class Travels:
         """
         not_ready: Stopped | None = None
         shape = sum(segments.tails), hidden_ND.shape[1]
-        with self._coming.expect(roster, path, session, shape) as expected:
+        with self._in_flight.expect(members, path, session, shape) as expected:
             try:
                 async with asyncio.timeout(timeout_s):
                     bringing = self._bring(expected, segments, hidden_ND, version, timeout_s)
@@ -59,36 +61,38 @@ class Travels:
                     if not _is_not_ready(result):
                         return result
                     not_ready = result
-                    asking = self._tracing.until_seated(roster, result, suspect)
+                    asking = self._tracing.until_assigned(members, result, suspect)
                     return await or_news(asking, expected.news)
             except TimeoutError:
                 if not_ready is not None:
-                    return Stopped(Stop.LOST, not_ready.node, f"{not_ready.detail}, for {timeout_s:g} s")
+                    return Stopped(
+                        StopReason.LOST, not_ready.node, f"{not_ready.detail}, for {timeout_s:g} s"
+                    )
                 detail = f"nothing came around within {timeout_s:g} s"
-                return await self._tracing.find(roster, path, expected.number, detail)
+                return await self._tracing.find(members, path, expected.number, detail)
 
     async def _bring(
         self,
-        expected: Expected,
+        expected: InFlightStep,
         segments: Segments,
         hidden_ND: Tensor,
         version: int,
         timeout_s: float,
     ) -> Tensor | Stopped:
         """Send it off, and wait for what becomes of it."""
-        roster, path = expected.roster, expected.path
+        members, path = expected.members, expected.path
         try:
             expected.outgoing = await self._streams.send_step(
-                roster, segments, hidden_ND, self._codec, plan=roster.plan, session=expected.session,
+                members, segments, hidden_ND, self._codec, plan=members.plan, session=expected.session,
                 path=path, position=1, number=expected.number, version=version, deadline_s=timeout_s,
             )  # fmt: skip
         except (BrokenOff, HostDown) as error:
-            return Stopped(Stop.OTHER_PLAN, path[1], error.message)
+            return Stopped(StopReason.OTHER_PLAN, path[1], error.message)
         except NetworkError as error:
-            return Stopped(Stop.LOST, path[1], str(error))
+            return Stopped(StopReason.LOST, path[1], str(error))
         return await asyncio.shield(expected.found)
 
 
 def _is_not_ready(result: Tensor | Stopped) -> TypeGuard[Stopped]:
     """Whether a node is at another plan, and not we."""
-    return isinstance(result, Stopped) and result.why is Stop.OTHER_PLAN and result.node is not None
+    return isinstance(result, Stopped) and result.why is StopReason.OTHER_PLAN and result.node is not None

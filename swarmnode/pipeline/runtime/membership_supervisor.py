@@ -1,7 +1,7 @@
 """Our membership of the pipeline, from one coming to the next: one service enters it, leaves it, comes back.
 
 node.py (we have lost track) ----------v
-link.py (which plan is next) -> [Standing] -> membership.py
+link.py (which plan is next) -> [MembershipSupervisor] -> membership.py
 
 A membership ends when we have lost track of the others, or when it fails; then we come back as one who holds
 nothing, and whoever asks meanwhile waits. Failures one after the other are given up: the last error ends the
@@ -23,18 +23,18 @@ from swarmnode.pipeline.plans.planning import Agreed
 logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 6
-"""In a row; with the pauses between them that is half a minute."""
+"""Failures in a row; with the pauses between them that is half a minute."""
 
 FIRST_PAUSE_S = 1.0
-"""Before a membership that failed is tried again; twice as long each time."""
+"""Pause before a membership that failed is tried again; twice as long each time."""
 
 LASTING_S = 120.0
 """A membership that held for so long failed for a reason of its own."""
 
 
-class Standing:
-    """async with Standing(make, steps=lambda: member.iteration, left=seated.clear) as standing:
-    plan = await standing.agreed(7)
+class MembershipSupervisor:
+    """async with MembershipSupervisor(make, steps=lambda: member.iteration, left=ready.clear) as supervisor:
+    plan = await supervisor.agreed(7)
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Standing:
         self._was_member = False
         self._stack = AsyncExitStack()
         self.membership = make()
-        """That of the moment, or the last one while none is entered."""
+        """The membership of the moment, or the last one while none is entered."""
         self.trouble = ""
         """Why we are no member now; empty: we are."""
 
@@ -90,7 +90,7 @@ class Standing:
         await self._up.wait()
 
     def _end(self) -> None:
-        """In order: a membership that is cancelled does not take its leave."""
+        """End the membership in order: one that is cancelled does not take its leave."""
         self._ending.set()
         self._over.set()
 

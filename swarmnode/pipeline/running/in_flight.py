@@ -1,7 +1,7 @@
-"""The attempts at a data node's micro-batches while they are under way, and what became of them.
+"""A data node's micro-batches in flight, one attempt at each, and what became of them.
 
-driver.py (an attempt begins) -> [Journey] <- driver.py (messages that come home)
-                                 [Drive] -> closing.py (report_of), IterationReport
+driver.py (an attempt begins) -> [InFlightMicroBatch] <- driver.py (messages that come home)
+                                 [IterationOutcome] -> step_barrier.py (report_of), IterationReport
 """
 
 import asyncio
@@ -11,41 +11,41 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from swarmnode.pipeline.running.seat import LossSums, Passage
-from swarmnode.pipeline.stages.visits import Visit
+from swarmnode.pipeline.running.assignment import LossSums, RoundTrip
+from swarmnode.pipeline.stages.micro_batches import MicroBatchAttempt
 from swarmnode.pipeline.wire.messages import Hop, Trouble
 from swarmnode.training.losses import LossOutput
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class HopFailure:
     """Why an attempt did not come back."""
 
     position: int
-    """Of the node on the path that is at fault; 0: we are."""
+    """Which node of the path is at fault; 0: we are."""
     trouble: Trouble
 
 
 @dataclass(slots=True, eq=False)
-class Journey:
-    """One attempt at a micro-batch, under way."""
+class InFlightMicroBatch:
+    """One attempt at a micro-batch of ours, sent along its path and not back yet."""
 
-    visit: Visit
+    attempt: MicroBatchAttempt
     micro_batch: int
     path: tuple[int, ...]
     shape: torch.Size
-    """Of the hidden states."""
+    """Shape of the hidden states."""
     awaits: type[Hop] | None = None
     """What has to come next."""
-    arrival: "asyncio.Future[Tensor | Failure] | None" = None
+    arrival: "asyncio.Future[Tensor | HopFailure] | None" = None
 
-    def expect(self, kind: type[Hop]) -> "asyncio.Future[Tensor | Failure]":
+    def expect(self, kind: type[Hop]) -> "asyncio.Future[Tensor | HopFailure]":
         """A message of this kind comes next."""
         self.awaits = kind
         self.arrival = asyncio.get_running_loop().create_future()
         return self.arrival
 
-    def settle(self, outcome: Tensor | Failure) -> None:
+    def settle(self, outcome: Tensor | HopFailure) -> None:
         """What was awaited is here, or will not come. The first word counts."""
         if self.arrival is not None and not self.arrival.done():
             self.awaits = None
@@ -53,24 +53,24 @@ class Journey:
 
 
 @dataclass(slots=True)
-class Drive:
+class IterationOutcome:
     """What became of the micro-batches of an iteration."""
 
     began_s: float
     ended_s: float = 0.0
-    back: dict[int, Journey] = field(default_factory=dict[int, Journey])
-    """By micro-batch."""
+    back: dict[int, InFlightMicroBatch] = field(default_factory=dict[int, InFlightMicroBatch])
+    """The attempt that came back, by number of the micro-batch."""
     tokens: int = 0
     outputs: list[LossOutput] = field(default_factory=list[LossOutput])
     retried: int = 0
     given_up: int = 0
     skipped: Counter[int] = field(default_factory=Counter[int])
     lost: set[int] = field(default_factory=set[int])
-    passages: list[Passage] = field(default_factory=list[Passage])
+    round_trips: list[RoundTrip] = field(default_factory=list[RoundTrip])
 
     @property
     def sums(self) -> LossSums:
-        """Over what came back."""
+        """What losses sum to over what came back."""
         kl = [output.kl.item() for output in self.outputs if output.kl is not None]
         entropy = [output.entropy.item() for output in self.outputs if output.entropy is not None]
         return LossSums(

@@ -1,6 +1,6 @@
 """A member's outgoing messages: encoded, sent, tried again where that can help, and what became of them.
 
-relay.py, driver.py, closing.py -> [Courier] -> transport.py
+relay.py, driver.py, step_barrier.py -> [MessageSender] -> transport.py
 
 A member that does not know the plan yet says so, and is asked again until the message's deadline; one that
 cannot be reached is tried again for a moment, in which a daemon is restarted or a connection found anew.
@@ -16,15 +16,15 @@ from torch import Tensor
 
 from swarmnode.errors import NetworkError, Rejected
 from swarmnode.identity.keys import NodeKey
-from swarmnode.pipeline.running.seat import MemberSettings, Seat
-from swarmnode.pipeline.stages.visits import Visit
+from swarmnode.pipeline.running.assignment import Assignment, MemberSettings
+from swarmnode.pipeline.stages.micro_batches import MicroBatchAttempt
 from swarmnode.pipeline.wire.codec import encode
 from swarmnode.pipeline.wire.messages import (
     MAX_DEADLINE_S,
-    Backward,
+    BackwardHop,
     CodecName,
     Done,
-    Forward,
+    ForwardHop,
     Message,
     Refusal,
     TensorHeader,
@@ -40,14 +40,14 @@ LARGE_ELEMENTS = 1 << 18
 """Encoding or decoding more than this leaves the event loop: it takes about a millisecond."""
 
 PAUSE_S = 0.05
-"""Between attempts at the same message."""
+"""Pause between attempts at the same message."""
 
 
-class Leg(Protocol):
+class Routed(Protocol):
     """A micro-batch under way, as far as its messages are concerned."""
 
     @property
-    def visit(self) -> Visit: ...
+    def attempt(self) -> MicroBatchAttempt: ...
 
     @property
     def micro_batch(self) -> int: ...
@@ -56,13 +56,13 @@ class Leg(Protocol):
     def path(self) -> tuple[int, ...]: ...
 
 
-class Courier:
-    """Sends for one seat."""
+class MessageSender:
+    """Sends what one assignment gives to send."""
 
     def __init__(
         self,
         transport: TensorTransport,
-        seat: Seat,
+        assignment: Assignment,
         settings: MemberSettings,
         *,
         key: NodeKey,
@@ -74,18 +74,18 @@ class Courier:
         self._key = key
         self._lost = lost
         self._transport = transport
-        self._seat = seat
+        self._assignment = assignment
         self._settings = settings
         self._scale = scale
 
     def deadline_s(self, node: int) -> float:
         """How long a hop to this node may take."""
-        hop_s = self._seat.plan.instance.hop_s[self._seat.own][node] * self._scale
+        hop_s = self._assignment.plan.instance.hop_s[self._assignment.own][node] * self._scale
         return min(self._settings.hop_timeout_s + self._settings.slack * hop_s, MAX_DEADLINE_S)
 
     async def forward(
         self,
-        leg: Leg,
+        routed: Routed,
         position: int,
         hidden_BTD: Tensor,
         *,
@@ -99,9 +99,9 @@ class Courier:
         `signature`: as it came; the data node, at position 1, signs.
         """
 
-        def message(header: TensorHeader) -> Forward:
-            made = Forward(
-                **self._common(leg, position),
+        def message(header: TensorHeader) -> ForwardHop:
+            made = ForwardHop(
+                **self._common(routed, position),
                 tensor=header,
                 tokens=tokens,
                 lengths=lengths,
@@ -112,30 +112,30 @@ class Courier:
 
         return await self._tensor(hidden_BTD, self._settings.activations, message)
 
-    async def backward(self, leg: Leg, position: int, gradient_BTD: Tensor) -> Trouble | None:
+    async def backward(self, routed: Routed, position: int, gradient_BTD: Tensor) -> Trouble | None:
         """Hand the gradient of what the node at `position` of a path handed on to that node."""
 
-        def message(header: TensorHeader) -> Backward:
-            return Backward(**self._common(leg, position), tensor=header)
+        def message(header: TensorHeader) -> BackwardHop:
+            return BackwardHop(**self._common(routed, position), tensor=header)
 
         return await self._tensor(gradient_BTD, self._settings.gradients, message)
 
-    def _common(self, leg: Leg, position: int) -> dict[str, Any]:
-        visit = leg.visit
+    def _common(self, routed: Routed, position: int) -> dict[str, Any]:
+        attempt = routed.attempt
         return {
-            "plan": self._seat.digest,
-            "iteration": visit.iteration,
-            "attempt": visit.attempt,
-            "deadline_s": self.deadline_s(leg.path[position % len(leg.path)]),
-            "micro_batch": leg.micro_batch,
-            "agent": visit.agent,
-            "wave": visit.wave,
-            "path": leg.path,
+            "plan": self._assignment.digest,
+            "iteration": attempt.iteration,
+            "attempt": attempt.number,
+            "deadline_s": self.deadline_s(routed.path[position % len(routed.path)]),
+            "micro_batch": routed.micro_batch,
+            "agent": attempt.agent,
+            "wave": attempt.wave,
+            "path": routed.path,
             "position": position,
         }
 
     async def _tensor(
-        self, values: Tensor, codec: CodecName, make: Callable[[TensorHeader], Forward | Backward]
+        self, values: Tensor, codec: CodecName, make: Callable[[TensorHeader], ForwardHop | BackwardHop]
     ) -> Trouble | None:
         try:
             if values.numel() > LARGE_ELEMENTS:
@@ -149,11 +149,13 @@ class Courier:
 
     async def message(self, node: int, message: Message, payload: Payload = NO_PAYLOAD) -> Trouble | None:
         """Send a message until it is answered or its deadline is over. None: it was taken."""
-        peer_id, clock = self._seat.peers[node], asyncio.get_running_loop().time
+        peer_id, clock = self._assignment.peers[node], asyncio.get_running_loop().time
         until_s = clock() + message.deadline_s
         # Under a new plan the others may not know us yet, and hang up on strangers.
         patience_s = (
-            message.deadline_s if message.iteration == self._seat.iteration else self._settings.reconnect_s
+            message.deadline_s
+            if message.iteration == self._assignment.iteration
+            else self._settings.reconnect_s
         )
         unreachable_until_s = clock() + patience_s
         while True:

@@ -1,6 +1,6 @@
 """Which stages a prompt's completions visit, and which members hold them now. Pure.
 
-plan -> [ways] -> chain.py, engine.py
+plan -> [routing] -> chain.py, engine.py
 
 The path is part of the policy, so it follows from the prompt alone: all completions of a group, whoever
 samples them and whenever they are resumed, take the same. Which of a stage's replicas serves it is another
@@ -12,37 +12,35 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from swarmnode.errors import ConfigError
-
-StagePath = tuple[int, ...]
-"""Stages in order of visit, the data stage 0 first."""
+from swarmnode.pipeline.stages.micro_batches import StagePath
 
 ChoosePath = Callable[[Sequence[int]], StagePath]
 """Token ids of a prompt -> the path of its completions."""
 
 
 @dataclass(frozen=True, slots=True)
-class Members:
-    """Who holds what, under one plan."""
+class StageHolders:
+    """Which node holds which stage, under one plan."""
 
     plan: str
     """The plan's digest."""
     peers: tuple[str, ...]
-    """By node."""
+    """The peer id of each node."""
     stage_of: tuple[int, ...]
-    """By node; -1 for one that holds none."""
+    """The stage of each node; -1 for one that holds none."""
     own: int
     """The node that samples, which holds stage 0."""
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Route:
     """A path as it is taken: nodes that hold its stages at the moment."""
 
     stages: StagePath
     nodes: tuple[int, ...]
-    """In order of visit, the sampling node first."""
+    """Nodes in order of visit, the sampling node first."""
     plan: str
-    """In which the nodes have these numbers."""
+    """The plan in which the nodes have these numbers."""
 
 
 def path_of_prompt(paths: Sequence[StagePath], prompt_ids: Sequence[int]) -> StagePath:
@@ -69,7 +67,7 @@ def path_of_depth(stages: int, depth: int | None = None) -> StagePath:
     return tuple(number * (stages - 1) // (depth - 1) for number in range(depth))
 
 
-def way_along(members: Members, stages: StagePath, lost: Collection[int]) -> Way | None:
+def route_along(members: StageHolders, stages: StagePath, lost: Collection[int]) -> Route | None:
     """The nodes for a path, those lost left out; a stage that nobody is left for is left out too.
 
     Replicas take turns over the paths. None: the plan has no such stages.
@@ -81,7 +79,7 @@ def way_along(members: Members, stages: StagePath, lost: Collection[int]) -> Way
         holders = [node for node, held in enumerate(members.stage_of) if held == stage and node not in lost]
         if holders:
             nodes.append(holders[_turn(members.own, stages) % len(holders)])
-    return Way(tuple(members.stage_of[node] for node in nodes), tuple(nodes), members.plan)
+    return Route(tuple(members.stage_of[node] for node in nodes), tuple(nodes), members.plan)
 
 
 def _turn(own: int, stages: StagePath) -> int:

@@ -5,9 +5,15 @@ from collections import Counter
 import pytest
 
 from swarmnode.errors import ConfigError
-from swarmnode.pipeline.rollouts.ways import Members, Way, path_of_depth, path_of_prompt, way_along
+from swarmnode.pipeline.rollouts.routing import (
+    Route,
+    StageHolders,
+    path_of_depth,
+    path_of_prompt,
+    route_along,
+)
 
-MEMBERS = Members("plan", tuple("abcdefg"), (0, 1, 2, 1, 2, 0, -1), own=5)
+MEMBERS = StageHolders("plan", tuple("abcdefg"), (0, 1, 2, 1, 2, 0, -1), own=5)
 
 
 def test_a_prompt_always_takes_the_same_path_and_prompts_share_the_paths_out() -> None:
@@ -32,19 +38,19 @@ def test_a_depth_that_cannot_be_is_refused(depth: int) -> None:
 
 
 def test_a_way_begins_at_the_own_node_and_keeps_the_order_of_the_path() -> None:
-    way = way_along(MEMBERS, (0, 2, 1), ())
-    assert way is not None
-    assert (way.stages, way.nodes[0], way.plan) == ((0, 2, 1), 5, "plan")
-    assert way.nodes[1] in (2, 4)
-    assert way.nodes[2] in (1, 3)
+    route = route_along(MEMBERS, (0, 2, 1), ())
+    assert route is not None
+    assert (route.stages, route.nodes[0], route.plan) == ((0, 2, 1), 5, "plan")
+    assert route.nodes[1] in (2, 4)
+    assert route.nodes[2] in (1, 3)
 
 
 def test_a_replica_stands_in_and_a_stage_without_one_is_left_out() -> None:
-    assert way_along(MEMBERS, (0, 1, 2), {1, 2}) == Way((0, 1, 2), (5, 3, 4), "plan")
-    assert way_along(MEMBERS, (0, 1, 2), {1, 3, 2}) == Way((0, 2), (5, 4), "plan")
-    assert way_along(MEMBERS, (0, 1, 2), {1, 2, 3, 4}) == Way((0,), (5,), "plan")
+    assert route_along(MEMBERS, (0, 1, 2), {1, 2}) == Route((0, 1, 2), (5, 3, 4), "plan")
+    assert route_along(MEMBERS, (0, 1, 2), {1, 3, 2}) == Route((0, 2), (5, 4), "plan")
+    assert route_along(MEMBERS, (0, 1, 2), {1, 2, 3, 4}) == Route((0,), (5,), "plan")
 
 
 @pytest.mark.parametrize("path", [(), (1, 2), (0, 1, 1), (0, 7)])
 def test_what_is_no_path_here_has_no_way(path: tuple[int, ...]) -> None:
-    assert way_along(MEMBERS, path, ()) is None
+    assert route_along(MEMBERS, path, ()) is None

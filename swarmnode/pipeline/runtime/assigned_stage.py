@@ -1,7 +1,7 @@
-"""A member's place under the plan of the moment: its layers in memory, with what has been learnt.
+"""The stage that the plan assigns to this member: its layers in memory, with what has been learned.
 
-membership.py (Agreed) -> [StagePlace.take] -> PipelineMember.seat, DecodeNode
-every step -> [StagePlace] -> own state for others, a copy at a neighbour, checkpoints
+membership.py (Agreed) -> [AssignedStage.take] -> PipelineMember.assign, DecodeNode
+every step -> [AssignedStage] -> own state for others, a copy at a neighbour, checkpoints
 
 Weights come from the model's folder; what was learnt comes from whoever holds the layers now, from the copy
 at a neighbour of a member that is gone, or from this member's own checkpoints of an earlier run.
@@ -22,15 +22,15 @@ from swarmnode.pipeline.keeping.states import StateService
 from swarmnode.pipeline.plans.planning import Agreed
 from swarmnode.pipeline.rollouts.decode import DecodeNode
 from swarmnode.pipeline.rollouts.stage_cache import StageCaches
+from swarmnode.pipeline.running.assignment import Assignment
 from swarmnode.pipeline.running.member import PipelineMember
-from swarmnode.pipeline.running.seat import Seat
-from swarmnode.pipeline.runtime.learnt import WholeState, stage_state, whole_state
-from swarmnode.pipeline.runtime.seats import former_seats, keeper_of, part_of, scope_of, seats_of
+from swarmnode.pipeline.runtime.assignments import former_holders, holders_of, keeper_of, part_of, scope_of
+from swarmnode.pipeline.runtime.learned_state import WholeState, stage_state, whole_state
 from swarmnode.pipeline.stages.loading import load_stage
 from swarmnode.pipeline.stages.stage import Activations, StageWorker
 from swarmnode.pipeline.stages.stage_model import StageModel, StagePart, StageSettings
 from swarmnode.pipeline.stages.whole_model import WholeModel
-from swarmnode.pipeline.wire.roster import Roster
+from swarmnode.pipeline.wire.plan_members import PlanMembers
 from swarmnode.training.adam import adam
 
 logger = logging.getLogger(__name__)
@@ -41,13 +41,13 @@ RARE_STEPS = 10
 
 COPY_TRIES = 4
 COPY_PAUSE_S = 0.5
-"""A neighbour takes its place under a new plan a moment after us, and keeps nothing of ours before."""
+"""A neighbour takes its stage under a new plan a moment after us, and keeps nothing of ours before."""
 COPY_S = 60.0
-"""For a neighbour to fetch a copy: the next step has another."""
+"""How long a neighbour may take to fetch a copy: the next step has another."""
 
 
 @dataclass(frozen=True, slots=True)
-class PlaceSettings:
+class AssignedStageSettings:
     """How a stage is held here."""
 
     stage: StageSettings
@@ -56,7 +56,7 @@ class PlaceSettings:
     """Most of one micro-batch, pads included."""
     activations: Activations
     free_bytes: int
-    """For stages: the next one is loaded beside the present one where both fit."""
+    """Memory for stages: the next one is loaded beside the present one where both fit."""
     cache_bytes: int
     """Keys and values of generation."""
     checkpoint_every: int
@@ -78,13 +78,13 @@ class _Held:
     """What was last offered to the others."""
 
 
-class StagePlace:
-    """Takes the seats that this member is given, one at a time."""
+class AssignedStage:
+    """Takes the assignments of this member, one at a time."""
 
     def __init__(
         self,
         whole: WholeModel,
-        settings: PlaceSettings,
+        settings: AssignedStageSettings,
         peer_id: str,
         *,
         member: PipelineMember,
@@ -94,7 +94,7 @@ class StagePlace:
         checkpoints: StageCheckpoints,
         living: Callable[[], Collection[str]],
     ) -> None:
-        """`living`: members that answer, whether a plan has a place for them or not."""
+        """`living`: members that answer, whether a plan has a stage for them or not."""
         self._whole = whole
         self._settings = settings
         self._peer_id = peer_id
@@ -109,8 +109,8 @@ class StagePlace:
         self._worker: StageWorker | None = None
         self._held_bytes = 0
         self.agreed: Agreed | None = None
-        """The plan that we have taken our place under."""
-        self.seated = asyncio.Event()
+        """The plan that we have taken our assignment of."""
+        self.ready = asyncio.Event()
         """Set while we have a stage under it."""
         self.plans = 0
         self._saved_iteration = 0
@@ -120,7 +120,7 @@ class StagePlace:
     @property
     def part(self) -> StagePart | None:
         """The layers that are held here; None: none."""
-        return self._held.part if self._held is not None and self.seated.is_set() else None
+        return self._held.part if self._held is not None and self.ready.is_set() else None
 
     @property
     def model(self) -> StageModel | None:
@@ -143,12 +143,12 @@ class StagePlace:
             self._next = await asyncio.to_thread(self._load, part)
 
     async def take(self, agreed: Agreed) -> None:
-        """Take our place under a plan. Raises ModelError, CheckpointError."""
-        self.seated.clear()
+        """Take our assignment of a plan. Raises ModelError, CheckpointError."""
+        self.ready.clear()
         # Rollouts that are under way do not wait for what goes by the former plan.
         self._decode.hold(None)
         self._averager.admit(agreed.peers, scope_of(agreed, self._peer_id))
-        self._states.admit(agreed.members, seats_of(agreed), former=former_seats(agreed))
+        self._states.admit(agreed.members, holders_of(agreed), former=former_holders(agreed))
         self.agreed = agreed
         self.plans += 1
         part, node = part_of(agreed, self._peer_id), agreed.node_of(self._peer_id)
@@ -174,16 +174,16 @@ class StagePlace:
         planned = agreed.part_of(self._peer_id)
         self._held_bytes = planned.held_bytes if planned is not None else 0
         state = await self._publish(held, worker)
-        self._member.seat(
-            Seat(agreed.plan, agreed.digest, agreed.peers, node, agreed.iteration),
+        self._member.assign(
+            Assignment(agreed.plan, agreed.digest, agreed.peers, node, agreed.iteration),
             worker,
             held.optimizer,
             start=state.state if held.is_known else None,
             offer=lambda steps, packed: self._offer(held, HeldState.of(held.part, steps, packed)),
         )
         self._decode.hold(StageCaches(held.model, max_bytes=self._settings.cache_bytes))
-        self._decode.adopt(Roster(agreed.digest, agreed.peers, node))
-        self.seated.set()
+        self._decode.adopt(PlanMembers(agreed.digest, agreed.peers, node))
+        self.ready.set()
         logger.info(
             "stage %d of %d (layers %d to %d) with %d others, iteration %d, plan %s: %.2f s planned",
             agreed.plan.instance.stage_of[node], len(agreed.plan.instance.stages), part.first_layer,
@@ -193,7 +193,7 @@ class StagePlace:
 
     def _stand_by(self) -> None:
         """Let go of what the former plan gave us."""
-        self._member.unseat()
+        self._member.unassign()
         self._decode.adopt(None)
         self._held = self._next = self._worker = None
         self._held_bytes = 0
@@ -208,7 +208,7 @@ class StagePlace:
         return self._member.digest
 
     async def hand_on(self) -> None:
-        """After a step: keep a copy of the new state elsewhere and, when due, on disk."""
+        """Keep a copy of the state after a step elsewhere and, when due, on disk."""
         held, worker = self._held, self._worker
         if held is None or worker is None or held.iteration is None:
             return
@@ -324,14 +324,15 @@ class StagePlace:
         return state
 
     async def _copy_soon(self, held: _Held, state: HeldState) -> None:
-        """At the neighbour, or until there is something newer to be kept."""
+        """Have the neighbour keep it: tried again until it does, or there is something newer to be kept."""
         for _ in range(COPY_TRIES):
             if await self._copy(state) or held.newest is not state:
                 return
             await asyncio.sleep(COPY_PAUSE_S)
 
     async def _copy(self, state: HeldState) -> bool:
-        """At the neighbour that the plan gives us; one that does not keep it costs a line in the log."""
+        """Have the neighbour that the plan gives us keep it; where it does not, that costs a line in the
+        log."""
         keeper = keeper_of(self.agreed, self._peer_id) if self.agreed is not None else None
         if keeper is None:
             return True

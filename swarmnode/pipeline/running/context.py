@@ -1,6 +1,6 @@
-"""What the parts of a member share under one seat.
+"""What the parts of a member share under one assignment.
 
-member.py makes a [Workplace] -> relay.py, driver.py, closing.py
+member.py makes a [StageContext] -> relay.py, driver.py, step_barrier.py
 """
 
 import asyncio
@@ -8,29 +8,29 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from swarmnode.pipeline.running.courier import Courier
-from swarmnode.pipeline.running.seat import MemberSettings, Seat
+from swarmnode.pipeline.running.assignment import Assignment, MemberSettings
+from swarmnode.pipeline.running.sending import MessageSender
 from swarmnode.pipeline.running.work import StageQueue
+from swarmnode.pipeline.stages.micro_batches import MicroBatchAttempt
 from swarmnode.pipeline.stages.stage import StageWorker
-from swarmnode.pipeline.stages.visits import Visit
 from swarmnode.pipeline.wire.messages import Hop
 
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 @dataclass(slots=True)
-class Workplace:
+class StageContext:
     """A stage, its thread, and the way to the others."""
 
-    seat: Seat
+    assignment: Assignment
     worker: StageWorker
     """Only to be touched in the thread of `queue`."""
     queue: StageQueue
-    courier: Courier
+    sender: MessageSender
     settings: MemberSettings
     spawn: Spawn
-    """Starts a task that ends with the member at the latest. What is on its way home when the seat changes
-    goes on, with the parts of the former seat: it counts nowhere any more."""
+    """Starts a task that ends with the member at the latest. What is in flight when the assignment
+    changes goes on, with the parts of the former one: it counts nowhere any more."""
     report_lost: Callable[[int, str], None]
     """A node does not answer, and why we think so."""
     scale: float
@@ -38,8 +38,8 @@ class Workplace:
     makespan_s: float
     """What the plan predicts for an iteration, in real seconds."""
     release_s: float
-    """Between the first micro-batches of two agents of this data node, in real seconds; 0 where compute is
-    real, and takes the time that it takes."""
+    """Pause between the first micro-batches of two agents of this data node, in real seconds; 0 where compute
+    is real, and takes the time that it takes."""
     iteration: int
     """The one that runs: optimizer steps taken before."""
     lost: set[int]
@@ -49,17 +49,17 @@ class Workplace:
 
     @property
     def own(self) -> int:
-        return self.seat.own
+        return self.assignment.own
 
     @property
     def budget_s(self) -> float:
-        """From the start of an iteration a data node begins further attempts for so long."""
+        """How long after the start of an iteration a data node may begin further attempts."""
         settings = self.settings
         return settings.slack * self.makespan_s + 2 * (settings.hop_timeout_s + settings.grace_s)
 
     def micro_batch(self, agent: int, wave: int) -> int:
         """Its number within an iteration."""
-        return agent * self.seat.plan.instance.waves + wave
+        return agent * self.assignment.plan.instance.waves + wave
 
     def has_lost(self, node: int, why: str) -> None:
         """A node is taken to be gone until it says something."""
@@ -69,6 +69,6 @@ class Workplace:
             self.report_lost(node, why)
 
 
-def visit_of(message: Hop) -> Visit:
+def attempt_of(message: Hop) -> MicroBatchAttempt:
     """Which attempt at which micro-batch a message belongs to."""
-    return Visit(message.agent, message.iteration, message.wave, message.attempt)
+    return MicroBatchAttempt(message.agent, message.iteration, message.wave, message.attempt)

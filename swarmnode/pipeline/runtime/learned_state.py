@@ -1,6 +1,6 @@
-"""What has been learnt so far, collected from the members that hold it: of one stage, or of all together.
+"""What has been learned so far, collected from the members that hold it: of one stage, or of all together.
 
-members' states (states.py) -> [stage_state] -> place.py: a stage goes on where the pipeline is
+members' states (states.py) -> [stage_state] -> assigned_stage.py: a stage goes on where the pipeline is
                             -> [majority_state] -> PipelineMember: a replica that came to other weights
                             -> [whole_state] -> link.py -> PipelineLearner: a checkpoint of the whole
 
@@ -24,11 +24,11 @@ from swarmnode.pipeline.stages.stage_model import StagePart
 logger = logging.getLogger(__name__)
 
 NEWEST_TRIES = 5
-"""For the newest state, before an older one will do."""
+"""Tries for the newest state, before an older one will do."""
 STAGE_TRIES = 20
-"""For any state at all, before a stage begins anew and what was learnt in it is lost."""
+"""Tries for any state at all, before a stage begins anew and what was learned in it is lost."""
 PAUSE_S = 0.5
-"""Between two tries."""
+"""Pause between two tries."""
 
 STATE_COPIES = 4
 """A state holds the weights and two moments of Adam; layers differ."""
@@ -37,7 +37,7 @@ STATE_SPARE_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class WholeState:
-    """What all stages have learnt, by PEFT's names, on the CPU. Empty with full training."""
+    """What all stages have learned, by PEFT's names, on the CPU. Empty with full training."""
 
     iteration: int
     adapter: Mapping[str, Tensor]
@@ -122,7 +122,8 @@ async def stage_state(
 async def majority_state(
     states: StateService, replicas: Collection[str], part: StagePart, *, iteration: int, with_ends: bool
 ) -> Mapping[str, Tensor]:
-    """Of this iteration and no other, from those whose weights are the majority's. Raises CheckpointError."""
+    """The state of this iteration and no other, from replicas whose weights are the majority's. Raises
+    CheckpointError."""
 
     async def look(newest: bool) -> Assembled:
         return await states.assemble(
@@ -149,7 +150,7 @@ async def _found(look: Callable[[bool], Awaitable[Assembled]], *, tries: int, ne
 
 
 def _most_bytes(part: StagePart, layers: int, wanted: Mapping[str, Tensor]) -> int:
-    """That the state of one stage may have, however the layers are divided. (With trained ends there is no
-    telling: not every stage has them.)"""
+    """Most bytes that the state of one stage may have, however the layers are divided. (With trained ends
+    there is no telling: not every stage has them.)"""
     own = sum(tensor.nbytes for tensor in wanted.values())
     return STATE_COPIES * own * layers // max(part.end_layer - part.first_layer, 1) + STATE_SPARE_BYTES

@@ -1,6 +1,6 @@
-"""The end of an iteration at one member: what counts is settled, replicas average, the optimizer steps.
+"""The step barrier at one member: what counts is settled, replicas average, the optimizer steps.
 
-Finished of the data nodes -> [Closing] -> GradientExchange (averaging.py) -> StageWorker.apply
+Finished of the data nodes -> [StepBarrier] -> GradientExchange (averaging.py) -> StageWorker.apply
                                                                                -> aligning.py -> StepDone
 
 An iteration ends when every data node that lives has said so, or at a deadline; a member that has heard of
@@ -25,11 +25,11 @@ from swarmnode.pipeline.keeping.combining import (
     StageIteration,
 )
 from swarmnode.pipeline.running.aligning import Alignment, Offer, nobody
-from swarmnode.pipeline.running.journeys import Drive
-from swarmnode.pipeline.running.seat import IterationReport, Reload
-from swarmnode.pipeline.running.workplace import Workplace
+from swarmnode.pipeline.running.assignment import IterationReport, Reload
+from swarmnode.pipeline.running.context import StageContext
+from swarmnode.pipeline.running.in_flight import IterationOutcome
+from swarmnode.pipeline.stages.micro_batches import GradientSum, MicroBatchAttempt
 from swarmnode.pipeline.stages.stage_state import StageState
-from swarmnode.pipeline.stages.visits import GradientSum, Visit
 from swarmnode.pipeline.wire.messages import MAX_DEADLINE_S, Finished, Passed, StepDone
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ NOTHING = GradientSum({}, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class BarrierResult:
     """How an iteration ended here."""
 
     contributors: tuple[str, ...] = ()
@@ -46,11 +46,12 @@ class Closed:
     grad_norm: float | None = None
     """None: no step was taken, or it was undone."""
     digest: str = ""
-    """Of the weights after it (aligning.py)."""
+    """Digest of the weights after it (aligning.py)."""
     agrees: bool = True
     """Whether the weights here were those of the majority of the replicas."""
     lost_track: bool = False
-    """Nothing was heard of its end, or the right weights are not to be had: this member needs a new seat."""
+    """Nothing was heard of its end, or the right weights are not to be had: this member needs a new
+    assignment."""
 
 
 def strays(
@@ -68,12 +69,12 @@ def strays(
     }
 
 
-class Closing:
-    """The ends of the iterations of one seat."""
+class StepBarrier:
+    """Ends the iterations of one assignment, one after the other."""
 
     def __init__(
         self,
-        place: Workplace,
+        context: StageContext,
         optimizer: torch.optim.Optimizer,
         averager: GradientExchange,
         reload: Reload | None,
@@ -82,12 +83,12 @@ class Closing:
         offer: Offer = nobody,
     ) -> None:
         """`start`, `offer`: as `Alignment`."""
-        self._place = place
+        self._context = context
         self._optimizer = optimizer
-        self._averager = averager if len(place.seat.replicas) > 1 else Alone()
-        self._alignment = Alignment(place, optimizer, self._averager, reload, start=start, offer=offer)
+        self._averager = averager if len(context.assignment.replicas) > 1 else Alone()
+        self._alignment = Alignment(context, optimizer, self._averager, reload, start=start, offer=offer)
         self._finished: dict[int, dict[int, Finished]] = {}
-        """By iteration and data node."""
+        """What each data node has said of each iteration."""
         self._begun = asyncio.Event()
 
     def begin(self) -> None:
@@ -97,53 +98,53 @@ class Closing:
     def hear(self, message: Finished) -> None:
         """A data node has done its part."""
         self._finished.setdefault(message.iteration, {})[message.node] = message
-        if message.iteration == self._place.iteration:
+        if message.iteration == self._context.iteration:
             self._begun.set()
-            self._place.news.set()
+            self._context.news.set()
 
     def is_under_way(self, iteration: int) -> bool:
         """Whether our part of it, as a data node, is still to come or to be finished."""
-        place = self._place
-        over = place.iteration > iteration or place.own in self._finished.get(iteration, {})
-        return place.own in place.seat.data_nodes and not over
+        context = self._context
+        over = context.iteration > iteration or context.own in self._finished.get(iteration, {})
+        return context.own in context.assignment.data_nodes and not over
 
     @property
     def limit_s(self) -> float:
-        """From the first sign of an iteration, or from when a data node last said that its part is not over;
-        all data nodes have finished by then, or never will."""
-        return min(2 * self._place.budget_s + self._place.settings.close_timeout_s, MAX_DEADLINE_S)
+        """Time after the first sign of an iteration, or after a data node last said that its part is not
+        over, by which all data nodes have finished or never will."""
+        return min(2 * self._context.budget_s + self._context.settings.close_timeout_s, MAX_DEADLINE_S)
 
     async def ended(self) -> bool:
         """Wait for the end of the iteration. False: nobody has told us, and nobody is going to."""
-        place = self._place
+        context = self._context
         await self._begun.wait()
         try:
             async with asyncio.timeout(self.limit_s) as limit, asyncio.TaskGroup() as tasks:
                 watching = tasks.create_task(self._watch(limit))
                 while not self._heard_all():
-                    place.news.clear()
-                    await place.news.wait()
+                    context.news.clear()
+                    await context.news.wait()
                 watching.cancel()
         except TimeoutError:
-            for node in place.seat.data_nodes - self._heard.keys():
-                place.has_lost(node, f"did not finish iteration {place.iteration}")
+            for node in context.assignment.data_nodes - self._heard.keys():
+                context.has_lost(node, f"did not finish iteration {context.iteration}")
         return bool(self._heard)
 
-    async def close(self) -> Closed:
-        """Settle, average, step, compare. The workplace's iteration is raised."""
-        place, iteration = self._place, self._place.iteration
-        own = await place.queue.call(self._settle, dict(self._heard))
+    async def close(self) -> BarrierResult:
+        """Settle, average, step, compare. The context's iteration is raised."""
+        context, iteration = self._context, self._context.iteration
+        own = await context.queue.call(self._settle, dict(self._heard))
         combined = await self._combined(own)
-        grad_norm = await place.queue.call(self._step, combined.sum)
+        grad_norm = await context.queue.call(self._step, combined.sum)
         aligned = await self._alignment.align()
         self._finished = {late: heard for late, heard in self._finished.items() if late > iteration}
         self._begun.clear()
         if self._finished:
             self._begun.set()
-        place.iteration += 1
+        context.iteration += 1
         if aligned.is_right:
             self._report(iteration, own, aligned.digest)
-        return Closed(
+        return BarrierResult(
             contributors=combined.contributors,
             rejected={peer: str(fault) for peer, fault in combined.rejected.items()},
             grad_norm=None if aligned.undone else grad_norm,
@@ -155,26 +156,26 @@ class Closing:
     async def _watch(self, limit: asyncio.Timeout) -> None:
         """Ask data nodes that others do not wait for whether they are there, and not done: nobody else may be
         in touch, and one may make rollouts for long while another has begun. At most MAX_DEADLINE_S."""
-        place = self._place
+        context = self._context
         latest_s = asyncio.get_running_loop().time() + MAX_DEADLINE_S
         while True:
-            await asyncio.sleep(min(place.settings.hop_timeout_s, self.limit_s / 2))
-            for node in sorted(place.seat.data_nodes - self._heard.keys() - place.lost):
-                if node == place.own:
+            await asyncio.sleep(min(context.settings.hop_timeout_s, self.limit_s / 2))
+            for node in sorted(context.assignment.data_nodes - self._heard.keys() - context.lost):
+                if node == context.own:
                     self._renew(limit, latest_s)
                     continue
                 question = Passed(
-                    plan=place.seat.digest,
-                    iteration=place.iteration,
-                    deadline_s=place.courier.deadline_s(node),
+                    plan=context.assignment.digest,
+                    iteration=context.iteration,
+                    deadline_s=context.sender.deadline_s(node),
                     micro_batch=0,
                     homeward=False,
                 )
-                trouble = await place.courier.message(node, question)
+                trouble = await context.sender.message(node, question)
                 if trouble is None:
                     self._renew(limit, latest_s)
                 elif trouble == "silent" and self._heard:
-                    place.has_lost(node, "does not answer at the end of an iteration")
+                    context.has_lost(node, "does not answer at the end of an iteration")
 
     def _renew(self, limit: asyncio.Timeout, latest_s: float) -> None:
         if not limit.expired():
@@ -182,22 +183,22 @@ class Closing:
 
     @property
     def _heard(self) -> dict[int, Finished]:
-        return self._finished.get(self._place.iteration, {})
+        return self._finished.get(self._context.iteration, {})
 
     def _heard_all(self) -> bool:
-        place = self._place
-        return not place.seat.data_nodes - self._heard.keys() - place.lost
+        context = self._context
+        return not context.assignment.data_nodes - self._heard.keys() - context.lost
 
     def _settle(self, finished: Mapping[int, Finished]) -> GradientSum:
-        """In the worker thread: what counts here."""
-        worker, plan = self._place.worker, self._place.seat.plan
+        """Decide what counts here, and sum it. To be called in the worker thread."""
+        worker, plan = self._context.worker, self._context.assignment.plan
         waves = plan.instance.waves
         for message in finished.values():
             for number, attempt in message.back:
                 agent = number // waves
                 if agent >= len(plan.paths) or plan.paths[agent][0] != message.node:
                     continue  # Another's: only its own data node says what came back.
-                worker.commit(Visit(agent, worker.iteration, number % waves, attempt))
+                worker.commit(MicroBatchAttempt(agent, worker.iteration, number % waves, attempt))
         counted = [(agent, agent * waves + wave) for agent, _, wave in worker.counted]
         astray = strays(counted, finished, [path[0] for path in plan.paths])
         own = worker.take_gradients()
@@ -207,25 +208,28 @@ class Closing:
         return own
 
     def _step(self, total: GradientSum) -> float | None:
-        """In the worker thread: one step of the optimizer."""
-        place = self._place
+        """One step of the optimizer. To be called in the worker thread."""
+        context = self._context
         try:
-            return place.worker.apply(total.of_step(1), self._optimizer, max_norm=place.settings.max_norm)
+            return context.worker.apply(total.of_step(1), self._optimizer, max_norm=context.settings.max_norm)
         except Rejected as rejected:
-            logger.warning("no step in iteration %d: %s", place.iteration, rejected)
+            logger.warning("no step in iteration %d: %s", context.iteration, rejected)
             return None
 
     async def _combined(self, own: GradientSum) -> Combined:
-        place, seat = self._place, self._place.seat
-        us = seat.peers[seat.own]
-        most = seat.plan.micro_batches
+        context, assignment = self._context, self._context.assignment
+        us = assignment.peers[assignment.own]
+        most = assignment.plan.micro_batches
         expected = ContributionBounds.of(
-            place.worker.model.trainable(), max_tokens=most * place.worker.max_tokens, max_visits=most
+            context.worker.model.trainable(), max_tokens=most * context.worker.max_tokens, max_visits=most
         )
         try:
             # It bounds itself; ended from here, the survivors would step on different sums.
             return await self._averager.combine(
-                own, StageIteration(seat.digest, seat.stage, place.iteration), seat.replicas, expected
+                own,
+                StageIteration(assignment.digest, assignment.stage, context.iteration),
+                assignment.replicas,
+                expected,
             )
         except NetworkError as error:
             # Where the others did without us, the next comparison of weights brings us back to theirs.
@@ -233,40 +237,46 @@ class Closing:
             return Combined(own, (us,), {}, agreed=False)
 
     def _report(self, iteration: int, own: GradientSum, digest: str) -> None:
-        place, seat = self._place, self._place.seat
-        for node in seat.data_nodes - {seat.own}:
+        context, assignment = self._context, self._context.assignment
+        for node in assignment.data_nodes - {assignment.own}:
             message = StepDone(
-                plan=seat.digest,
+                plan=assignment.digest,
                 iteration=iteration,
-                deadline_s=place.courier.deadline_s(node),
-                stage=seat.stage,
+                deadline_s=context.sender.deadline_s(node),
+                stage=assignment.stage,
                 tokens=own.tokens,
                 visits=own.visits,
                 digest=digest,
             )
-            place.spawn(self._tell(node, message))
+            context.spawn(self._tell(node, message))
 
     async def _tell(self, node: int, message: StepDone) -> None:
-        await self._place.courier.message(node, message)
+        await self._context.sender.message(node, message)
 
 
 def report_of(
-    iteration: int, drive: Drive, closed: Closed, *, ended_s: float, busy_s: float, stragglers: int
+    iteration: int,
+    outcome: IterationOutcome,
+    closed: BarrierResult,
+    *,
+    ended_s: float,
+    busy_s: float,
+    stragglers: int,
 ) -> IterationReport:
     """What a data node tells of an iteration. `ended_s`: when its step was taken, by the event loop."""
-    whole_s = ended_s - drive.began_s
+    whole_s = ended_s - outcome.began_s
     return IterationReport(
         iteration=iteration,
-        makespan_s=drive.ended_s - drive.began_s,
-        closing_s=ended_s - drive.ended_s,
-        micro_batches=len(drive.back),
-        tokens=drive.tokens,
-        sums=drive.sums,
-        retried=drive.retried,
-        given_up=drive.given_up,
-        skipped=dict(drive.skipped),
-        lost=tuple(sorted(drive.lost)),
-        passages=tuple(drive.passages),
+        makespan_s=outcome.ended_s - outcome.began_s,
+        closing_s=ended_s - outcome.ended_s,
+        micro_batches=len(outcome.back),
+        tokens=outcome.tokens,
+        sums=outcome.sums,
+        retried=outcome.retried,
+        given_up=outcome.given_up,
+        skipped=dict(outcome.skipped),
+        lost=tuple(sorted(outcome.lost)),
+        round_trips=tuple(outcome.round_trips),
         stragglers=stragglers,
         busy_share=busy_s / whole_s if whole_s > 0 else 0.0,
         contributors=closed.contributors,

@@ -1,6 +1,6 @@
-"""What a plan says about a member's place, in the words of those who hold its stage.
+"""What a plan assigns to a member, in the words of those who hold its stage.
 
-planning.py (Agreed) -> [pipeline_seats] -> place.py -> averaging.py, states.py
+planning.py (Agreed) -> [assignments] -> assigned_stage.py -> averaging.py, states.py
 """
 
 from swarmnode.pipeline.keeping.holdings import LayerAssignments
@@ -24,7 +24,7 @@ def scope_of(agreed: Agreed, peer_id: str) -> Scope | None:
     return Scope(agreed.digest, stage, frozenset(part.peers), agreed.iteration)
 
 
-def seats_of(agreed: Agreed) -> LayerAssignments:
+def holders_of(agreed: Agreed) -> LayerAssignments:
     """Who holds which layers under a plan, and who keeps whose copy."""
     parts, plan = agreed.partition.stages, agreed.plan
     nodes = {peer: neighbour_of(plan, node) for node, peer in enumerate(agreed.peers)}
@@ -34,7 +34,7 @@ def seats_of(agreed: Agreed) -> LayerAssignments:
     )
 
 
-def former_seats(agreed: Agreed) -> LayerAssignments | None:
+def former_holders(agreed: Agreed) -> LayerAssignments | None:
     """Who held which layers before, as all members agree on it; None: nobody did."""
     before = agreed.before
     if before is None:

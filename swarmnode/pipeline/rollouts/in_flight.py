@@ -1,7 +1,7 @@
-"""Feeds of a data node that are on their way, and all that ends the waiting for them.
+"""Feeds of a data node that are in flight, and all that ends the waiting for them.
 
 decode.py (what comes around, what halted) --v
-membership.py (who is gone) ----------> [Coming] -> decode.py (travel) -> remote_chain.py
+membership.py (who is gone) ----------> [InFlightSteps] -> decode.py (send_around) -> remote_chain.py
 decode.py (another plan) ---------------^   ^
 decode_streams.py (a stream has ended) -----+
 
@@ -19,14 +19,14 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from swarmnode.pipeline.rollouts.chain import Stop, Stopped
-from swarmnode.pipeline.rollouts.decode_messages import Halted, Step
+from swarmnode.pipeline.rollouts.chain import Stopped, StopReason
+from swarmnode.pipeline.rollouts.decode_messages import DecodeStep, Halted
 from swarmnode.pipeline.rollouts.decode_streams import Outgoing
 from swarmnode.pipeline.wire.messages import Refusal
-from swarmnode.pipeline.wire.roster import Roster
+from swarmnode.pipeline.wire.plan_members import PlanMembers
 
 NUMBER_BITS = 52
-"""Of a feed's number."""
+"""Bits of a feed's number."""
 
 MAX_PASSED = 64
 """Sessions whose newest step is remembered by a node that it passed."""
@@ -39,24 +39,25 @@ Arrival = asyncio.Future[Tensor | Stopped]
 
 
 @dataclass(slots=True)
-class Expected:
+class InFlightStep:
     """One feed of ours, and all that a frame must say to be about it."""
 
     number: int
-    roster: Roster
+    members: PlanMembers
     path: tuple[int, ...]
     session: int
     shape: tuple[int, int]
-    """Of what comes around: tails x width."""
+    """Shape of what comes around: tails x width."""
     found: Arrival
     """What becomes of it."""
     news: Arrival
-    """That our plan is over, or a member of the path gone: also after something was found."""
+    """What ends it at once: our plan is over, or a member of the path gone, also after something was
+    found."""
     outgoing: Outgoing | None = None
     """The stream that it went on."""
 
-    def is_meant(self, frame: Step | Halted) -> bool:
-        return (frame.plan, frame.path, frame.session) == (self.roster.plan, self.path, self.session)
+    def is_meant(self, frame: DecodeStep | Halted) -> bool:
+        return (frame.plan, frame.path, frame.session) == (self.members.plan, self.path, self.session)
 
     def stop(self, stopped: Stopped) -> None:
         if not self.found.done():
@@ -68,17 +69,17 @@ class Expected:
             self.news.set_result(stopped)
 
 
-class Coming:
+class InFlightSteps:
     """The feeds of one data node that are waited for, by number.
 
-    >>> with coming.expect(roster, (0, 3, 5), 1, (8, 64)) as expected:                    # doctest: +SKIP
+    >>> with in_flight.expect(members, (0, 3, 5), 1, (8, 64)) as expected:                # doctest: +SKIP
     ...     result = await expected.found
     """
 
     def __init__(self, refused: Counter[str]) -> None:
         """`refused`: where what is not taken is counted, by reason."""
         self._refused = refused
-        self._expected: dict[int, Expected] = {}
+        self._expected: dict[int, InFlightStep] = {}
 
     def __len__(self) -> int:
         return len(self._expected)
@@ -89,19 +90,19 @@ class Coming:
 
     @contextmanager
     def expect(
-        self, roster: Roster, path: tuple[int, ...], session: int, shape: tuple[int, int]
-    ) -> Iterator[Expected]:
+        self, members: PlanMembers, path: tuple[int, ...], session: int, shape: tuple[int, int]
+    ) -> Iterator[InFlightStep]:
         """A feed, for as long as anybody waits for what becomes of it."""
         # Not to be guessed by members that the feed does not pass.
         number = secrets.randbits(NUMBER_BITS)
         new = asyncio.get_running_loop().create_future
-        self._expected[number] = expected = Expected(number, roster, path, session, shape, new(), new())
+        self._expected[number] = expected = InFlightStep(number, members, path, session, shape, new(), new())
         try:
             yield expected
         finally:
             del self._expected[number]
 
-    def arrived(self, frame: Step | Halted, result: Tensor | Stopped) -> bool:
+    def arrived(self, frame: DecodeStep | Halted, result: Tensor | Stopped) -> bool:
         """What a frame brings; whether it was hidden states that somebody waits for."""
         expected = self._expected.get(frame.number)
         if expected is None or expected.found.done() or not expected.is_meant(frame):
@@ -109,32 +110,32 @@ class Coming:
             return False
         if isinstance(result, Tensor) and tuple(result.shape) != expected.shape:
             self._refused[Refusal.WRONG_SHAPE] += 1
-            expected.stop(Stopped(Stop.LOST, frame.path[-1], f"sent {tuple(result.shape)}"))
+            expected.stop(Stopped(StopReason.LOST, frame.path[-1], f"sent {tuple(result.shape)}"))
             return False
         expected.found.set_result(result)
         return isinstance(result, Tensor)
 
     def replanned(self, detail: str) -> None:
-        """Our own place changes: what is under way goes by a plan that is over."""
+        """Our own stage changes: what is in flight goes by a plan that is over."""
         for expected in self._expected.values():
-            expected.hear(Stopped(Stop.OTHER_PLAN, None, detail))
+            expected.hear(Stopped(StopReason.OTHER_PLAN, None, detail))
 
     def lose(self, peer_id: str, why: str) -> None:
         """A member is gone, and with it every feed that goes past it."""
         for expected in self._expected.values():
-            peers = expected.roster.peers
+            peers = expected.members.peers
             for node in expected.path[1:]:
                 if peers[node] == peer_id:
-                    expected.hear(Stopped(Stop.LOST, node, why))
+                    expected.hear(Stopped(StopReason.LOST, node, why))
 
     def broken_off(self, outgoing: Outgoing) -> None:
         """A stream has ended: what was sent on it may not have been taken."""
         for expected in self._expected.values():
             if expected.outgoing is outgoing:
-                expected.stop(Stopped(Stop.OTHER_PLAN, expected.path[1], BROKEN_OFF))
+                expected.stop(Stopped(StopReason.OTHER_PLAN, expected.path[1], BROKEN_OFF))
 
 
-class Passed:
+class ForwardedSteps:
     """The newest step of each session that went on from here: on which stream, and what the data node is told
     if that one ends. It may have been taken all the same."""
 

@@ -21,13 +21,13 @@ from swarmnode.pipeline.plans.plan import Plan, digest
 from swarmnode.pipeline.plans.planning import Agreed
 from swarmnode.pipeline.rollouts.decode import DecodeNode
 from swarmnode.pipeline.running.member import PipelineMember
-from swarmnode.pipeline.runtime.place import PlaceSettings, StagePlace
+from swarmnode.pipeline.runtime.assigned_stage import AssignedStage, AssignedStageSettings
 from swarmnode.pipeline.stages.stage_model import StageSettings
 from swarmnode.pipeline.stages.whole_model import WholeModel
 from tests.unit.pipeline.members import PATIENT, ListFeed, instance_of, key_of
 from tests.unit.pipeline.tiny_models import ADAPTER, CPU, batches
 
-SETTINGS = PlaceSettings(
+SETTINGS = AssignedStageSettings(
     stage=StageSettings(adapter=ADAPTER, device=CPU),
     learning_rate=1e-2,
     max_tokens=256,
@@ -49,10 +49,10 @@ class One:
             host, key=key_of(number), averager=self.averager, settings=PATIENT, reload=self.reload
         )
         self.decode = DecodeNode(
-            host, run_in_stage_thread=self.member.in_stage_thread, version=lambda: self.place.version
+            host, run_in_stage_thread=self.member.in_stage_thread, version=lambda: self.assigned_stage.version
         )
         self.checkpoints = StageCheckpoints(home.folder / str(number), home.whole.fingerprint)
-        self.place = StagePlace(
+        self.assigned_stage = AssignedStage(
             home.whole, home.settings, host.peer_id, member=self.member, decode=self.decode,
             states=self.states, averager=self.averager, checkpoints=self.checkpoints,
             living=lambda: [one.peer_id for one in home.living],
@@ -67,13 +67,13 @@ class One:
         return self.averager, self.states, self.member, self.decode
 
     async def reload(self, peers: tuple[str, ...], stage: int, steps: int) -> Mapping[str, Tensor]:
-        part = self.place.part
+        part = self.assigned_stage.part
         assert part is not None
         return (await self.states.assemble(peers, part, at_least=steps, at_most=steps)).tensors
 
     def learnt(self) -> dict[str, Tensor]:
         """Weights and moments."""
-        held = self.place._held  # pyright: ignore[reportPrivateUsage]
+        held = self.assigned_stage._held  # pyright: ignore[reportPrivateUsage]
         assert held is not None
         parameters = held.model.trainable()
         moments = {
@@ -85,7 +85,7 @@ class One:
 
 
 class Home:
-    def __init__(self, whole: WholeModel, folder: Path, settings: PlaceSettings) -> None:
+    def __init__(self, whole: WholeModel, folder: Path, settings: AssignedStageSettings) -> None:
         self.whole = whole
         self.folder = folder
         self.settings = settings
@@ -114,23 +114,23 @@ class Home:
         self._before = agreed
         return agreed
 
-    async def seat(self, stages: Sequence[Sequence[One]], ends: Sequence[int], iteration: int = 0) -> None:
+    async def assign(self, stages: Sequence[Sequence[One]], ends: Sequence[int], iteration: int = 0) -> None:
         """All take their places under a new plan."""
         agreed = self.plan(stages, ends, iteration)
-        await asyncio.gather(*(one.place.prepare(agreed) for one in self.living))
-        await asyncio.gather(*(one.place.take(agreed) for one in self.living))
+        await asyncio.gather(*(one.assigned_stage.prepare(agreed) for one in self.living))
+        await asyncio.gather(*(one.assigned_stage.take(agreed) for one in self.living))
 
     async def step(self, *data_nodes: One) -> dict[str, str]:
         """One iteration, and what each member does after it; the digests by peer id."""
-        seated = [one for one in self.living if one.place.part is not None]
-        steps = seated[0].member.iteration + 1
+        ready = [one for one in self.living if one.assigned_stage.part is not None]
+        steps = ready[0].member.iteration + 1
         await asyncio.gather(*(one.member.train(ListFeed(batches(True), 2)) for one in data_nodes))
         digests: dict[str, str] = {}
-        for one in seated:
+        for one in ready:
             await one.member.wait_step(steps)
-            digests[one.peer_id] = await one.place.stepped()
-        for one in seated:
-            await one.place.hand_on()
+            digests[one.peer_id] = await one.assigned_stage.stepped()
+        for one in ready:
+            await one.assigned_stage.hand_on()
         return digests
 
     def kill(self, one: One) -> None:
@@ -140,7 +140,7 @@ class Home:
 
 @asynccontextmanager
 async def home(
-    whole: WholeModel, folder: Path, count: int, settings: PlaceSettings = SETTINGS
+    whole: WholeModel, folder: Path, count: int, settings: AssignedStageSettings = SETTINGS
 ) -> AsyncGenerator[tuple[Home, list[One]], None]:
     found = Home(whole, folder, settings)
     async with AsyncExitStack() as stack:
