@@ -34,16 +34,16 @@ from transformers.utils.logging import disable_progress_bar
 
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.memory import MemoryNetwork
-from swarmnode.pipeline.keeping.combining import Alone
+from swarmnode.pipeline.execution.assignment import Assignment, MemberSettings
+from swarmnode.pipeline.execution.idle import IdleRollouts, IdleStats
+from swarmnode.pipeline.execution.idle_budget import IdleSettings
+from swarmnode.pipeline.execution.member import PipelineMember
+from swarmnode.pipeline.execution.work import WorkTimes
 from swarmnode.pipeline.plans.instance import Instance
 from swarmnode.pipeline.plans.plan import Plan, digest
 from swarmnode.pipeline.plans.schedule import SearchBudget, schedule
 from swarmnode.pipeline.plans.simulator import simulate
-from swarmnode.pipeline.running.assignment import Assignment, MemberSettings
-from swarmnode.pipeline.running.idle import IdleRollouts, IdleStats
-from swarmnode.pipeline.running.idle_budget import IdleSettings
-from swarmnode.pipeline.running.member import PipelineMember
-from swarmnode.pipeline.running.work import WorkTimes
+from swarmnode.pipeline.replication.combining import Alone
 from swarmnode.pipeline.stages.loading import load_stage
 from swarmnode.pipeline.stages.sources import TextFeed, TextSettings, TextSource
 from swarmnode.pipeline.stages.stage import StageWorker

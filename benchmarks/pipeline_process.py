@@ -30,13 +30,13 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from swarmnode.identity import keys
 from swarmnode.network.p2pd import P2pdHost
-from swarmnode.pipeline.keeping.averaging import ReplicaExchange
-from swarmnode.pipeline.keeping.combining import AveragingSettings
+from swarmnode.pipeline.execution.assignment import Assignment, IterationReport, MemberSettings
+from swarmnode.pipeline.execution.member import PipelineMember
 from swarmnode.pipeline.plans.instance import HOP_OVERHEAD_S, Instance
 from swarmnode.pipeline.plans.plan import Plan, digest
 from swarmnode.pipeline.plans.simulator import ScheduledWork, simulate
-from swarmnode.pipeline.running.assignment import Assignment, IterationReport, MemberSettings
-from swarmnode.pipeline.running.member import PipelineMember
+from swarmnode.pipeline.replication.averaging import ReplicaExchange
+from swarmnode.pipeline.replication.combining import AveragingSettings
 from swarmnode.pipeline.stages.loading import load_stage
 from swarmnode.pipeline.stages.sources import TextFeed, TextSettings, TextSource
 from swarmnode.pipeline.stages.stage import StageWorker
@@ -52,7 +52,7 @@ MESSAGE_BYTES = MICRO_BATCH_TOKENS * WIDTH * 2 + 400
 """What a micro-batch is on its way: hidden states in fp16, and a head."""
 SETTINGS = MemberSettings(activations="fp16", gradients="fp16")
 PRELOADED = (
-    "swarmnode.pipeline.running.member",
+    "swarmnode.pipeline.execution.member",
     "swarmnode.network.p2pd",
     "transformers.models.llama.modeling_llama",
 )

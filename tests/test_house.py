@@ -41,9 +41,9 @@ BYTES_OF_PEERS = {
     "exchange/gossip.py",
     "network/rpc.py",
     "network/streams.py",
-    "pipeline/joining/jobs.py",
+    "pipeline/membership/jobs.py",
     "pipeline/rollouts/decode_streams.py",
-    "pipeline/running/relay.py",
+    "pipeline/execution/relay.py",
     "pipeline/wire/inbound.py",
 }
 ENDS = {"node/supervisor.py", "cli/app.py"}

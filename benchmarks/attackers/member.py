@@ -16,7 +16,7 @@ from swarmnode.errors import NetworkError, Rejected
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.framing import encode_frame, read_frame
 from swarmnode.network.multiaddr import split_peer
-from swarmnode.pipeline.joining.control import (
+from swarmnode.pipeline.membership.control import (
     MAX_REPLY_BYTES,
     PROTOCOL,
     Introduce,

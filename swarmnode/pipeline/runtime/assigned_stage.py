@@ -15,15 +15,15 @@ from dataclasses import dataclass
 import torch
 
 from swarmnode.errors import CheckpointError, NetworkError, StorageError
-from swarmnode.pipeline.keeping.averaging import ReplicaExchange
-from swarmnode.pipeline.keeping.checkpoints import StageCheckpoints
-from swarmnode.pipeline.keeping.holdings import HeldState
-from swarmnode.pipeline.keeping.states import StateService
+from swarmnode.pipeline.execution.assignment import Assignment
+from swarmnode.pipeline.execution.member import PipelineMember
 from swarmnode.pipeline.plans.planning import Agreed
+from swarmnode.pipeline.replication.averaging import ReplicaExchange
+from swarmnode.pipeline.replication.checkpoints import StageCheckpoints
+from swarmnode.pipeline.replication.holdings import HeldState
+from swarmnode.pipeline.replication.states import StateService
 from swarmnode.pipeline.rollouts.decode import DecodeNode
 from swarmnode.pipeline.rollouts.stage_cache import StageCaches
-from swarmnode.pipeline.running.assignment import Assignment
-from swarmnode.pipeline.running.member import PipelineMember
 from swarmnode.pipeline.runtime.assignments import former_holders, holders_of, keeper_of, part_of, scope_of
 from swarmnode.pipeline.runtime.learned_state import WholeState, stage_state, whole_state
 from swarmnode.pipeline.stages.loading import load_stage

@@ -3,10 +3,10 @@
 planning.py (Agreed) -> [assignments] -> assigned_stage.py -> averaging.py, states.py
 """
 
-from swarmnode.pipeline.keeping.holdings import LayerAssignments
-from swarmnode.pipeline.keeping.replica_answers import Scope
 from swarmnode.pipeline.plans.planning import Agreed
 from swarmnode.pipeline.plans.recovery import neighbour_of
+from swarmnode.pipeline.replication.holdings import LayerAssignments
+from swarmnode.pipeline.replication.replica_answers import Scope
 from swarmnode.pipeline.stages.stage_model import StagePart
 
 

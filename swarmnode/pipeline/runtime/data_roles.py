@@ -18,11 +18,11 @@ from swarmnode.node.node import NetworkParts, Node
 from swarmnode.node.policies import plain_error
 from swarmnode.node.status import NodeStatus
 from swarmnode.node.summary import Summary
+from swarmnode.pipeline.execution.assignment import IterationReport
 from swarmnode.pipeline.plans.planning import Agreed
 from swarmnode.pipeline.rollouts.engine import PipelineEngine
 from swarmnode.pipeline.rollouts.remote_chain import ChainSettings, RemoteChain
 from swarmnode.pipeline.rollouts.routing import StageHolders, path_of_depth, path_of_prompt
-from swarmnode.pipeline.running.assignment import IterationReport
 from swarmnode.pipeline.runtime.learner import PipelineLearner
 from swarmnode.pipeline.runtime.link import IterationPlan, RoleChanged, own_paths
 from swarmnode.pipeline.runtime.parts import DataNode

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from swarmnode.errors import CheckpointError, PipelineError
-from swarmnode.pipeline.keeping.holdings import Assembled, of_part
-from swarmnode.pipeline.keeping.states import StateService
+from swarmnode.pipeline.replication.holdings import Assembled, of_part
+from swarmnode.pipeline.replication.states import StateService
 from swarmnode.pipeline.stages.stage_model import StagePart
 
 logger = logging.getLogger(__name__)

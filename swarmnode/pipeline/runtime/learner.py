@@ -19,9 +19,9 @@ from swarmnode.config import Config
 from swarmnode.errors import CheckpointError, PipelineError, StorageError
 from swarmnode.node.learner import Resumed
 from swarmnode.node.rollout_learner import RolloutLearner
-from swarmnode.pipeline.keeping.checkpoints import whole_snapshot
+from swarmnode.pipeline.execution.assignment import Feed, IterationReport
+from swarmnode.pipeline.replication.checkpoints import whole_snapshot
 from swarmnode.pipeline.rollouts.routing import ChoosePath
-from swarmnode.pipeline.running.assignment import Feed, IterationReport
 from swarmnode.pipeline.runtime.learned_state import WholeState
 from swarmnode.pipeline.runtime.link import IterationPlan
 from swarmnode.pipeline.stages.rollout_feed import PathSamples, RolloutFeed

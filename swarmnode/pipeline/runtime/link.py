@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from swarmnode.errors import ModelError, PipelineError
+from swarmnode.pipeline.execution.assignment import Feed, IterationReport
+from swarmnode.pipeline.execution.member import PipelineMember
 from swarmnode.pipeline.plans.planning import Agreed
-from swarmnode.pipeline.running.assignment import Feed, IterationReport
-from swarmnode.pipeline.running.member import PipelineMember
 from swarmnode.pipeline.runtime.assigned_stage import AssignedStage
 from swarmnode.pipeline.runtime.learned_state import WholeState
 from swarmnode.pipeline.runtime.membership_supervisor import MembershipSupervisor

@@ -17,7 +17,7 @@ from typing import Self
 
 from swarmnode.errors import PipelineError, SwarmnodeError
 from swarmnode.node.policies import plain_error
-from swarmnode.pipeline.joining.membership import Membership
+from swarmnode.pipeline.membership.membership import Membership
 from swarmnode.pipeline.plans.planning import Agreed
 
 logger = logging.getLogger(__name__)

@@ -25,12 +25,12 @@ from swarmnode.node.monitors import Monitor
 from swarmnode.node.status import NodeStatus, Phase, PipelineStatus
 from swarmnode.node.summary import Summary, summarise
 from swarmnode.node.supervisor import supervise
-from swarmnode.pipeline.joining.membership import Membership
-from swarmnode.pipeline.joining.outcomes import Outcomes
-from swarmnode.pipeline.joining.probes import LinkProber, ProbeService
+from swarmnode.pipeline.execution.assignment import IterationReport
+from swarmnode.pipeline.membership.membership import Membership
+from swarmnode.pipeline.membership.outcomes import Outcomes
+from swarmnode.pipeline.membership.probes import LinkProber, ProbeService
 from swarmnode.pipeline.plans.costs import Observation
 from swarmnode.pipeline.plans.planning import Agreed
-from swarmnode.pipeline.running.assignment import IterationReport
 from swarmnode.pipeline.runtime.link import PipelineLink, RoleChanged
 from swarmnode.pipeline.runtime.membership_supervisor import MembershipSupervisor
 from swarmnode.pipeline.runtime.parts import DataNode, DataRole, PipelineParts, rounds_are_done

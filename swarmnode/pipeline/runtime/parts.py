@@ -14,14 +14,14 @@ from swarmnode.network.streams import StreamHost
 from swarmnode.node.monitors import Monitor
 from swarmnode.node.status import NodeStatus, PipelineStatus
 from swarmnode.node.summary import Summary
-from swarmnode.pipeline.joining.known_members import MembershipSettings
-from swarmnode.pipeline.keeping.checkpoints import StageCheckpoints
-from swarmnode.pipeline.keeping.holdings import HeldState
+from swarmnode.pipeline.execution.assignment import MemberSettings
+from swarmnode.pipeline.execution.member import PipelineMember
+from swarmnode.pipeline.membership.known_members import MembershipSettings
 from swarmnode.pipeline.plans.costs import MemberCosts
 from swarmnode.pipeline.plans.planning import Agreed, PlanSettings
+from swarmnode.pipeline.replication.checkpoints import StageCheckpoints
+from swarmnode.pipeline.replication.holdings import HeldState
 from swarmnode.pipeline.rollouts.decode import DecodeNode
-from swarmnode.pipeline.running.assignment import MemberSettings
-from swarmnode.pipeline.running.member import PipelineMember
 from swarmnode.pipeline.runtime.assigned_stage import AssignedStage, AssignedStageSettings
 from swarmnode.pipeline.runtime.idle_rollouts import IdleSharing
 from swarmnode.pipeline.runtime.link import PipelineLink

@@ -28,10 +28,10 @@ from swarmnode.node.status import invitation
 from swarmnode.node.summary import Summary
 from swarmnode.node.task_processes import start_tasks, tasks_for_strangers
 from swarmnode.paths import Paths
-from swarmnode.pipeline.keeping.checkpoints import StageCheckpoints, single_machine_tensors
-from swarmnode.pipeline.keeping.holdings import HeldState
+from swarmnode.pipeline.execution.assignment import MemberSettings
 from swarmnode.pipeline.plans.costs import MemberCosts
-from swarmnode.pipeline.running.assignment import MemberSettings
+from swarmnode.pipeline.replication.checkpoints import StageCheckpoints, single_machine_tensors
+from swarmnode.pipeline.replication.holdings import HeldState
 from swarmnode.pipeline.runtime.assigned_stage import AssignedStageSettings
 from swarmnode.pipeline.runtime.data_roles import Asking, RolloutRole, TextRole
 from swarmnode.pipeline.runtime.idle_rollouts import IdleSharing, load_idle_model, sharing_exchange

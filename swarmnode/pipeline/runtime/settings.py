@@ -10,7 +10,7 @@ from swarmnode.config import Config
 from swarmnode.errors import ConfigError
 from swarmnode.model.base_model import find_device, find_dtype
 from swarmnode.node.assemble import longest_sequence
-from swarmnode.pipeline.joining.known_members import MembershipSettings
+from swarmnode.pipeline.membership.known_members import MembershipSettings
 from swarmnode.pipeline.plans.planning import PlanSettings
 from swarmnode.pipeline.plans.sizes import Training, model_costs
 from swarmnode.pipeline.stages.whole_model import WholeModel

@@ -11,10 +11,10 @@ from typing import Self
 from torch import Tensor
 
 from swarmnode.errors import CheckpointError
-from swarmnode.pipeline.keeping.averaging import ReplicaExchange
-from swarmnode.pipeline.keeping.states import StateService
+from swarmnode.pipeline.execution.member import PipelineMember
+from swarmnode.pipeline.replication.averaging import ReplicaExchange
+from swarmnode.pipeline.replication.states import StateService
 from swarmnode.pipeline.rollouts.decode import DecodeNode
-from swarmnode.pipeline.running.member import PipelineMember
 from swarmnode.pipeline.runtime.assigned_stage import AssignedStage
 from swarmnode.pipeline.runtime.learned_state import majority_state
 from swarmnode.pipeline.runtime.parts import PipelineParts

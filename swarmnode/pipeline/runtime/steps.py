@@ -8,7 +8,7 @@ import asyncio
 import logging
 
 from swarmnode.errors import ModelError
-from swarmnode.pipeline.running.member import PipelineMember
+from swarmnode.pipeline.execution.member import PipelineMember
 from swarmnode.pipeline.runtime.assigned_stage import AssignedStage
 from swarmnode.pipeline.runtime.membership_supervisor import MembershipSupervisor
 

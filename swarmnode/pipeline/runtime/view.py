@@ -8,7 +8,7 @@ import time
 import msgspec
 
 from swarmnode.node.status import PipelineStatus
-from swarmnode.pipeline.running.assignment import IterationReport
+from swarmnode.pipeline.execution.assignment import IterationReport
 from swarmnode.pipeline.runtime.assigned_stage import AssignedStage
 from swarmnode.pipeline.runtime.idle_rollouts import IdleSharing
 from swarmnode.training.records import Counters

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from swarmnode.hardware import GIB, inspect_machine
-from swarmnode.pipeline.joining.probes import time_stage
+from swarmnode.pipeline.membership.probes import time_stage
 from swarmnode.pipeline.plans.costs import StageTiming
 from swarmnode.pipeline.stages.loading import load_stage
 from swarmnode.pipeline.stages.stage_model import StageModel, StagePart, StageSettings

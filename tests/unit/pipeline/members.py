@@ -13,17 +13,17 @@ from swarmnode.errors import CheckpointError
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import StreamHost
-from swarmnode.pipeline.keeping.agreement import ReplicaVote, Weights, agreement_of
-from swarmnode.pipeline.keeping.combining import (
+from swarmnode.pipeline.execution.assignment import Assignment, MemberSettings
+from swarmnode.pipeline.execution.member import PipelineMember
+from swarmnode.pipeline.plans.instance import Instance
+from swarmnode.pipeline.plans.plan import Plan, digest
+from swarmnode.pipeline.replication.agreement import ReplicaVote, Weights, agreement_of
+from swarmnode.pipeline.replication.combining import (
     Combined,
     ContributionBounds,
     ContributionFault,
     StageIteration,
 )
-from swarmnode.pipeline.plans.instance import Instance
-from swarmnode.pipeline.plans.plan import Plan, digest
-from swarmnode.pipeline.running.assignment import Assignment, MemberSettings
-from swarmnode.pipeline.running.member import PipelineMember
 from swarmnode.pipeline.stages.loading import WeightFolder, load_stage
 from swarmnode.pipeline.stages.micro_batches import GradientSum, StagePath, sum_of_replicas
 from swarmnode.pipeline.stages.objectives import LossInputs, Objective, cross_entropy

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarmnode.pipeline.keeping.agreement import NEAR, ReplicaVote, Weights, agreement_of, is_near
+from swarmnode.pipeline.replication.agreement import NEAR, ReplicaVote, Weights, agreement_of, is_near
 
 OLD = "0" * 64
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from swarmnode.pipeline.execution import aligning
+from swarmnode.pipeline.execution.assignment import IterationReport
 from swarmnode.pipeline.plans.plan import Plan
-from swarmnode.pipeline.running import aligning
-from swarmnode.pipeline.running.assignment import IterationReport
 from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.stage import StageWorker
 from swarmnode.pipeline.stages.stage_state import StageState, pack_state, unpack_states

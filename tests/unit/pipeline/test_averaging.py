@@ -20,17 +20,17 @@ from swarmnode.identity.envelope import seal
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import ByteStream
-from swarmnode.pipeline.keeping.averaging import ReplicaExchange
-from swarmnode.pipeline.keeping.averaging_messages import PROTOCOL, AskGradients, decode_question
-from swarmnode.pipeline.keeping.combining import (
+from swarmnode.pipeline.replication.averaging import ReplicaExchange
+from swarmnode.pipeline.replication.averaging_messages import PROTOCOL, AskGradients, decode_question
+from swarmnode.pipeline.replication.combining import (
     AveragingSettings,
     Combined,
     ContributionBounds,
     ContributionFault,
     StageIteration,
 )
-from swarmnode.pipeline.keeping.contributions import CONTEXT, Contribution, contribute
-from swarmnode.pipeline.keeping.tally import Held, Holdings
+from swarmnode.pipeline.replication.contributions import CONTEXT, Contribution, contribute
+from swarmnode.pipeline.replication.tally import Held, Holdings
 from swarmnode.pipeline.stages.micro_batches import GradientSum
 from swarmnode.pipeline.wire.inbound import receive_length, send_frame
 from swarmnode.pipeline.wire.messages import CHUNK_BYTES

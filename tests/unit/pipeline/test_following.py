@@ -3,9 +3,9 @@
 import pytest
 
 from swarmnode.errors import Rejected
-from swarmnode.pipeline.joining.control import ProposalProgress, RefusalReason, Status
-from swarmnode.pipeline.joining.convening import former_of, next_epoch, target_iteration
-from swarmnode.pipeline.joining.following import MAX_EPOCH_LEAP, Follower, PlanIt, TakeIt
+from swarmnode.pipeline.membership.control import ProposalProgress, RefusalReason, Status
+from swarmnode.pipeline.membership.convening import former_of, next_epoch, target_iteration
+from swarmnode.pipeline.membership.following import MAX_EPOCH_LEAP, Follower, PlanIt, TakeIt
 from swarmnode.pipeline.plans.planning import Agreed, Former, Inputs, planned
 from tests.unit.pipeline import pretend_members as pretend
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from swarmnode.errors import ModelError, Rejected
+from swarmnode.pipeline.execution.admission import hop_fault
+from swarmnode.pipeline.execution.assignment import Assignment
 from swarmnode.pipeline.plans.plan import Plan, digest
-from swarmnode.pipeline.running.admission import hop_fault
-from swarmnode.pipeline.running.assignment import Assignment
 from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.micro_batches import MicroBatchAttempt, StageInput
 from swarmnode.pipeline.stages.stage import StageWorker

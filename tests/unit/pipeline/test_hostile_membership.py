@@ -9,8 +9,8 @@ import pytest
 
 from swarmnode.errors import Rejected
 from swarmnode.identity.keys import NodeKey
-from swarmnode.pipeline.joining.asking import MemberRefused
-from swarmnode.pipeline.joining.control import (
+from swarmnode.pipeline.membership.asking import MemberRefused
+from swarmnode.pipeline.membership.control import (
     PROTOCOL,
     Introduce,
     Ping,
@@ -26,10 +26,10 @@ from swarmnode.pipeline.joining.control import (
     open_presence,
     seal_presence,
 )
-from swarmnode.pipeline.joining.convener import Outbid
-from swarmnode.pipeline.joining.convening import Round
-from swarmnode.pipeline.joining.following import MAX_EPOCH_LEAP, Follower, TakeIt
-from swarmnode.pipeline.joining.known_members import FORGIVEN_S, FREE_LOSSES, KnownMembers
+from swarmnode.pipeline.membership.convener import Outbid
+from swarmnode.pipeline.membership.convening import Round
+from swarmnode.pipeline.membership.following import MAX_EPOCH_LEAP, Follower, TakeIt
+from swarmnode.pipeline.membership.known_members import FORGIVEN_S, FREE_LOSSES, KnownMembers
 from swarmnode.pipeline.plans.costs import CostAnnouncement, StageTiming, forward_s
 from swarmnode.pipeline.plans.planning import Agreed, Inputs, planned
 from tests.unit.pipeline import pretend_members as pretend

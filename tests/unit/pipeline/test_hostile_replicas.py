@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from swarmnode.pipeline.keeping.averaging_messages import PROTOCOL, AskDigest, encode
-from swarmnode.pipeline.keeping.combining import ContributionBounds, ContributionFault
-from swarmnode.pipeline.keeping.contributions import contribute
-from swarmnode.pipeline.keeping.replica_answers import MAX_WAITING, Scope
-from swarmnode.pipeline.keeping.tally import ContributionTally
+from swarmnode.pipeline.replication.averaging_messages import PROTOCOL, AskDigest, encode
+from swarmnode.pipeline.replication.combining import ContributionBounds, ContributionFault
+from swarmnode.pipeline.replication.contributions import contribute
+from swarmnode.pipeline.replication.replica_answers import MAX_WAITING, Scope
+from swarmnode.pipeline.replication.tally import ContributionTally
 from swarmnode.pipeline.wire.inbound import send_frame
 from tests.unit.pipeline.test_averaging import ABOUT, KEYS, PLAN, SHAPES, gradients, peers, replicas
 

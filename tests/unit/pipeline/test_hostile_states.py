@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save
 
 from swarmnode.errors import CheckpointError, NetworkError
-from swarmnode.pipeline.keeping.holdings import (
+from swarmnode.pipeline.replication.holdings import (
     HeldState,
     HolderCredibility,
     Holding,
@@ -16,8 +16,8 @@ from swarmnode.pipeline.keeping.holdings import (
     covering,
     offers,
 )
-from swarmnode.pipeline.keeping.state_messages import PROTOCOL
-from swarmnode.pipeline.keeping.states import StateLimits
+from swarmnode.pipeline.replication.state_messages import PROTOCOL
+from swarmnode.pipeline.replication.states import StateLimits
 from swarmnode.pipeline.stages.stage_model import StagePart
 from swarmnode.pipeline.stages.stage_state import StageState, pack_state
 from swarmnode.pipeline.wire.inbound import receive_length, send_frame

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from swarmnode.errors import ModelError, Rejected
+from swarmnode.pipeline.execution.assignment import IterationReport
+from swarmnode.pipeline.execution.relay import AgentSlots
+from swarmnode.pipeline.execution.step_barrier import strays
 from swarmnode.pipeline.plans.plan import Plan
-from swarmnode.pipeline.running.assignment import IterationReport
-from swarmnode.pipeline.running.relay import AgentSlots
-from swarmnode.pipeline.running.step_barrier import strays
 from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.micro_batches import StagePath
 from swarmnode.pipeline.stages.objectives import LossInputs
@@ -121,7 +121,7 @@ async def test_who_finds_all_slots_reserved_waits_for_those_that_have_them_to_pa
 ) -> None:
     ends = Plan(instance_of([[0, 3], [1], [2]], path_length=2, memory=(2, 1, 1, 2)), ((0, 1), (3, 2)))
     async with crew(ends, workers(folder), settings=QUICK) as found:
-        with caplog.at_level("INFO", "swarmnode.pipeline.running.driver"):
+        with caplog.at_level("INFO", "swarmnode.pipeline.execution.driver"):
             feed = WithEvent(lambda: found.kill(1))
             guest = asyncio.ensure_future(found.nodes[0].member.train(feed))
             async with asyncio.timeout(20):

@@ -17,7 +17,7 @@ import pytest
 from swarmnode.errors import ModelError, NetworkError, SwarmnodeError
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.memory import MemoryNetwork
-from swarmnode.pipeline.joining.control import (
+from swarmnode.pipeline.membership.control import (
     MAX_REPLY_BYTES,
     PROTOCOL,
     Begin,
@@ -36,8 +36,8 @@ from swarmnode.pipeline.joining.control import (
     seal_presence,
     topic_of,
 )
-from swarmnode.pipeline.joining.known_members import PING_AGAIN_S, MembershipSettings
-from swarmnode.pipeline.joining.membership import Membership
+from swarmnode.pipeline.membership.known_members import PING_AGAIN_S, MembershipSettings
+from swarmnode.pipeline.membership.membership import Membership
 from swarmnode.pipeline.plans.costs import CostAnnouncement, Observation
 from swarmnode.pipeline.plans.plan import violations
 from swarmnode.pipeline.plans.planning import Agreed, PlanSettings

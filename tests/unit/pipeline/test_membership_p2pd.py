@@ -11,9 +11,9 @@ from swarmnode.errors import NetworkError
 from swarmnode.identity import keys
 from swarmnode.network.p2pd import P2pdHost
 from swarmnode.network.p2pd_bundle import find_daemon
-from swarmnode.pipeline.joining.control import ProposalProgress
-from swarmnode.pipeline.joining.known_members import MembershipSettings
-from swarmnode.pipeline.joining.membership import Membership
+from swarmnode.pipeline.membership.control import ProposalProgress
+from swarmnode.pipeline.membership.known_members import MembershipSettings
+from swarmnode.pipeline.membership.membership import Membership
 from swarmnode.pipeline.plans.planning import Agreed
 from tests.unit.pipeline import pretend_members as pretend
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from swarmnode.pipeline.joining.known_members import Claim
-from swarmnode.pipeline.joining.outcomes import FAULT, FAULT_EVERY_S, MEMORY_S, Outcomes
+from swarmnode.pipeline.execution.assignment import IterationReport, LossSums, RoundTrip
+from swarmnode.pipeline.membership.known_members import Claim
+from swarmnode.pipeline.membership.outcomes import FAULT, FAULT_EVERY_S, MEMORY_S, Outcomes
 from swarmnode.pipeline.plans.evidence import is_broken
 from swarmnode.pipeline.plans.planning import Agreed, Former, Inputs, planned
 from swarmnode.pipeline.plans.recovery import predicted_s
-from swarmnode.pipeline.running.assignment import IterationReport, LossSums, RoundTrip
 from tests.unit.pipeline import pretend_members as pretend
 
 SETTINGS = pretend.settings(stages=3, skip=0.33, waves=2)

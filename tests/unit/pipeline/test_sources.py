@@ -10,7 +10,7 @@ import torch
 import swarmnode.pipeline.stages.sources as sources
 from swarmnode.errors import ConfigError
 from swarmnode.model.tiny import build_quick_tiny
-from swarmnode.pipeline.running.assignment import Feed
+from swarmnode.pipeline.execution.assignment import Feed
 from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.objectives import cross_entropy
 from swarmnode.pipeline.stages.sources import TextFeed, TextSettings, TextSource

@@ -14,7 +14,7 @@ from torch import Tensor
 from swarmnode.errors import CheckpointError, NetworkError
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import ByteStream
-from swarmnode.pipeline.keeping.holdings import (
+from swarmnode.pipeline.replication.holdings import (
     HeldState,
     Holding,
     LayerAssignments,
@@ -24,8 +24,8 @@ from swarmnode.pipeline.keeping.holdings import (
     of_part,
     offers,
 )
-from swarmnode.pipeline.keeping.state_messages import PROTOCOL, AskHoldings, decode_question
-from swarmnode.pipeline.keeping.states import StateLimits, StateService
+from swarmnode.pipeline.replication.state_messages import PROTOCOL, AskHoldings, decode_question
+from swarmnode.pipeline.replication.states import StateLimits, StateService
 from swarmnode.pipeline.stages.stage_model import StagePart
 from swarmnode.pipeline.stages.stage_state import StageState, pack_state
 from swarmnode.pipeline.wire.inbound import receive_length, send_frame

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from swarmnode.pipeline.execution.work import StageQueue, TaskOrder, turn
 from swarmnode.pipeline.plans.instance import Instance
 from swarmnode.pipeline.plans.plan import Plan, Policy
 from swarmnode.pipeline.plans.simulator import Kind, simulate
-from swarmnode.pipeline.running.work import StageQueue, TaskOrder, turn
 
 LINK = ((0.0, 1.0), (1.0, 0.0))
 PLAN = Plan(

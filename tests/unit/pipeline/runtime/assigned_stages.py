@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
-from swarmnode.pipeline.keeping.averaging import ReplicaExchange
-from swarmnode.pipeline.keeping.checkpoints import StageCheckpoints
-from swarmnode.pipeline.keeping.states import StateService
+from swarmnode.pipeline.execution.member import PipelineMember
 from swarmnode.pipeline.plans.partition import Partition, PlannedStage
 from swarmnode.pipeline.plans.plan import Plan, digest
 from swarmnode.pipeline.plans.planning import Agreed
+from swarmnode.pipeline.replication.averaging import ReplicaExchange
+from swarmnode.pipeline.replication.checkpoints import StageCheckpoints
+from swarmnode.pipeline.replication.states import StateService
 from swarmnode.pipeline.rollouts.decode import DecodeNode
-from swarmnode.pipeline.running.member import PipelineMember
 from swarmnode.pipeline.runtime.assigned_stage import AssignedStage, AssignedStageSettings
 from swarmnode.pipeline.stages.stage_model import StageSettings
 from swarmnode.pipeline.stages.whole_model import WholeModel

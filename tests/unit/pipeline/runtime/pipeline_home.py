@@ -19,11 +19,11 @@ from swarmnode.network.peers import PeerBook
 from swarmnode.node.monitors import Monitors
 from swarmnode.node.status import NodeStatus
 from swarmnode.node.summary import Summary
-from swarmnode.pipeline.joining.known_members import MembershipSettings
-from swarmnode.pipeline.keeping.checkpoints import StageCheckpoints
+from swarmnode.pipeline.execution.assignment import MemberSettings
+from swarmnode.pipeline.membership.known_members import MembershipSettings
 from swarmnode.pipeline.plans.costs import MemberCosts, StageTiming
 from swarmnode.pipeline.plans.planning import Agreed
-from swarmnode.pipeline.running.assignment import MemberSettings
+from swarmnode.pipeline.replication.checkpoints import StageCheckpoints
 from swarmnode.pipeline.runtime.assigned_stage import AssignedStageSettings
 from swarmnode.pipeline.runtime.data_roles import TextRole
 from swarmnode.pipeline.runtime.link import RoleChanged

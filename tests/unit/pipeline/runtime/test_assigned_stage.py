@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from swarmnode.errors import PipelineError
-from swarmnode.pipeline.keeping import checkpoints as checkpoints_module
+from swarmnode.pipeline.replication import checkpoints as checkpoints_module
 from swarmnode.pipeline.rollouts.chain import Stopped, StopReason
 from swarmnode.pipeline.rollouts.stage_cache import Segments
 from swarmnode.pipeline.runtime import assigned_stage, learned_state

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from swarmnode.errors import NetworkError, PipelineError
-from swarmnode.pipeline.joining.membership import Membership
+from swarmnode.pipeline.membership.membership import Membership
 from swarmnode.pipeline.runtime.membership_supervisor import MAX_FAILURES, MembershipSupervisor
 from tests.unit.pipeline.runtime.pipeline_home import until
 

@@ -16,8 +16,8 @@ from swarmnode.model.base_model import load_base_model
 from swarmnode.model.policy import Policy
 from swarmnode.node.overlap import Overlap
 from swarmnode.node.policy_learner import PolicyLearner
-from swarmnode.pipeline.keeping.checkpoints import single_machine_tensors
-from swarmnode.pipeline.running.assignment import Feed, IterationReport, LossSums
+from swarmnode.pipeline.execution.assignment import Feed, IterationReport, LossSums
+from swarmnode.pipeline.replication.checkpoints import single_machine_tensors
 from swarmnode.pipeline.runtime.learned_state import WholeState
 from swarmnode.pipeline.runtime.learner import PipelineLearner
 from swarmnode.pipeline.runtime.link import IterationPlan
