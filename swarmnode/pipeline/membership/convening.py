@@ -152,16 +152,24 @@ class Round:
         return self._out
 
     async def _hold(self, epoch: int) -> int | None:
-        """The iteration from which on all members wait."""
+        """The iteration from which on all members wait.
+
+        What they said of theirs may be as old as the newcomers took to load. So the answers to each try, and
+        another look at those who refuse it, say which iteration the next one is for.
+        """
         iteration = target_iteration(self._statuses.values())
         begun: list[str] = []
         for _ in range(MAX_HOLDS):
             begun = []
             if not await self._tell(self._members, Hold(epoch, iteration), begun):
                 return None
-            if not begun:
+            await self._look(begun, Counter(), epoch)
+            if not self._goes_on:
+                return None
+            target = target_iteration(self._statuses.values())
+            if not begun and target <= iteration:
                 return iteration
-            iteration += 1
+            iteration = max(target, iteration + 1)
         self._out.failed |= {peer: "begins one iteration after the other" for peer in begun}
         return None
 

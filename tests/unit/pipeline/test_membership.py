@@ -104,11 +104,14 @@ class Node:
         self.model: str = changes.pop("model", "tiny")
         self.load_s: float = changes.pop("load_s", 0.0)
         self.trains: bool = changes.pop("trains", True)
+        self.generate_s: float = changes.pop("generate_s", 0.0)
+        """Pause between two iterations of a data node, in which it generates."""
         self.linked: list[str] = changes.pop("linked", [])
         """Whom it has links to from the start; else to whoever it has met."""
         self.observed: dict[str, Observation] = {}
         self.places: list[Agreed] = []
         self.trained: list[tuple[int, str]] = []
+        self.lost_iterations = 0
         self.iteration = 0
         self.prepared = 0
         self.network = network
@@ -140,6 +143,7 @@ class Node:
 
     async def take_place(self, agreed: Agreed) -> None:
         self.places.append(agreed)
+        self.lost_iterations += max(0, self.iteration - agreed.iteration)
         self.iteration = agreed.iteration
 
     async def train(self) -> None:
@@ -157,6 +161,7 @@ class Node:
             if began is self.places[-1]:
                 self.iteration += 1
                 self.membership.stepped(self.iteration, f"{self.iteration:064x}")
+            await asyncio.sleep(self.generate_s)
 
 
 class Home:
@@ -311,6 +316,20 @@ def test_a_newcomer_joins_while_iterations_run_and_nobody_else_loads_anything():
         assert max(old) - first.iteration >= 6
 
     told(story)
+
+
+@pytest.mark.parametrize("generate_s", [0.0, STEP_S], ids=["busy all the time", "generates between two steps"])
+@pytest.mark.parametrize("steps", [3, 12, 40])
+def test_no_iteration_is_lost_however_many_are_taken_while_a_newcomer_loads(steps: int, generate_s: float):
+    async def story(here: Home, nodes: list[Node]) -> None:
+        first = await here.settled()
+        await here.add(KEYS[6], load_s=steps * (STEP_S + generate_s), generate_s=generate_s)
+        second = await here.settled(within_s=1000.0)
+        assert second.iteration >= first.iteration + steps
+        assert second.epoch == first.epoch + 1, "nobody is left out for being busy"
+        assert [node.lost_iterations for node in nodes] == [0] * 5
+
+    told(story, generate_s=generate_s)
 
 
 def test_no_iteration_runs_under_two_plans():
