@@ -318,7 +318,7 @@ def test_a_newcomer_joins_while_iterations_run_and_nobody_else_loads_anything():
     told(story)
 
 
-@pytest.mark.parametrize("generate_s", [0.0, STEP_S], ids=["busy all the time", "generates between two steps"])
+@pytest.mark.parametrize("generate_s", [0.0, STEP_S], ids=["always busy", "generates between two steps"])
 @pytest.mark.parametrize("steps", [3, 12, 40])
 def test_no_iteration_is_lost_however_many_are_taken_while_a_newcomer_loads(steps: int, generate_s: float):
     async def story(here: Home, nodes: list[Node]) -> None:
