@@ -19,6 +19,7 @@ LAYERS = (
     "training",
     "node",
     "pipeline",
+    "api",
     "cli",
 )
 GROUND = {
