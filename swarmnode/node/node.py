@@ -1,10 +1,13 @@
-"""The node: asks its policy questions, tells the swarm, listens, learns, and goes on.
+"""The loop: a node asks its policy questions, tells the swarm, listens, learns, and goes on.
 
     draw -> generate -> score -> publish  }
                 collect others' groups    }  -> own + J external, by the rule -> train -> new policy version
 
-The loop lives on asyncio and never blocks: everything that computes runs in a worker thread (learner.py),
-everything that waits for others has a deadline. What to do next is decided in lifecycle.py.
+cli join -> run.py -> [Node.run] -> _round, again and again -> learner.py: generate, train (trainer.py)
+
+`Node.run` is all that a node does, and `Node._round` is one turn of it. What comes next is decided in
+lifecycle.py. The loop lives on asyncio and never blocks: everything that computes runs in a worker thread
+(workers.py), everything that waits for others has a deadline.
 
 With `overlap` the next round is generated in a second thread while this one is trained on, with the policy as
 it was before: a new one is taken over when both are done. So the engine has one user at a time, and which
@@ -15,8 +18,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -32,7 +35,6 @@ from swarmnode.network.host import Host
 from swarmnode.node.board import StatusBoard
 from swarmnode.node.learner import Learner, RoundRollouts
 from swarmnode.node.lifecycle import (
-    Action,
     Evaluate,
     RunRound,
     SaveCheckpoint,
@@ -156,50 +158,48 @@ class Node:
         await asyncio.get_running_loop().run_in_executor(None, self._learner.close)
 
     async def run(self) -> Summary:
-        """Do what `next_action` says until it says Stop."""
-        async with asyncio.TaskGroup() as services:
-            self._saving.report_in(services)
-            owned = [services.create_task(supervise("screen and peers", self._keep_looking))]
-            if self._network is not None and self._network.discovery is not None:
-                owned.append(services.create_task(supervise("discovery", self._network.discovery.run)))
-            reason = await self._work_and_keep_what_was_learnt()
-            for task in owned:
-                task.cancel()
+        """The loop: do what `next_action` says until it says Stop."""
+        async with self._services(), self._what_was_learnt_is_kept():
+            while True:
+                match next_action(self._view()):
+                    case WaitForPeers(missing):
+                        self._board.enter("waiting for peers", f"{missing} more before round 1")
+                        await asyncio.sleep(TICK_S)
+                    case Evaluate():
+                        await self._evaluate()
+                    case SaveCheckpoint():
+                        await self._save()
+                    case RunRound(number):
+                        await self._round(number)
+                    case Stop(reason):
+                        break
+            await self._finish_saving()
+            self._board.enter("stopped", reason)
         self._monitor.tick(self.status)
         return summarise(self.status, self._counters, reason)
 
-    async def _work_and_keep_what_was_learnt(self) -> str:
+    @asynccontextmanager
+    async def _services(self) -> AsyncIterator[None]:
+        """What goes on beside the loop: the screen, the search for peers, the writing of checkpoints."""
+        async with asyncio.TaskGroup() as tasks:
+            self._saving.report_in(tasks)
+            owned = [tasks.create_task(supervise("screen and peers", self._keep_looking))]
+            if self._network is not None and self._network.discovery is not None:
+                owned.append(tasks.create_task(supervise("discovery", self._network.discovery.run)))
+            yield
+            for task in owned:
+                task.cancel()
+
+    @asynccontextmanager
+    async def _what_was_learnt_is_kept(self) -> AsyncIterator[None]:
         """An error ends the run, but not before the rounds that are done have their checkpoint."""
         try:
-            return await self._work()
+            yield
         except SwarmnodeError:
             if self._counters.round not in (0, self._saving.tried_round):
                 await self._save()
             await self._saving.settled()
             raise
-
-    async def _work(self) -> str:
-        while True:
-            action = next_action(self._view())
-            if isinstance(action, Stop):
-                await self._finish_saving()
-                self._board.enter("stopped", action.reason)
-                return action.reason
-            await self._do(action)
-
-    async def _do(self, action: Action) -> None:
-        match action:
-            case WaitForPeers(missing):
-                self._board.enter("waiting for peers", f"{missing} more before round 1")
-                await asyncio.sleep(TICK_S)
-            case Evaluate():
-                await self._evaluate()
-            case SaveCheckpoint():
-                await self._save()
-            case RunRound(number):
-                await self._round(number)
-            case Stop():
-                pass
 
     def _view(self) -> View:
         config = self._config
@@ -222,6 +222,7 @@ class Node:
     # ---- one round ----
 
     async def _round(self, number: int) -> None:
+        """Generate, publish, collect what others answered, train."""
         started = time.perf_counter()
         rollouts = await self._rollouts(number)
         if not rollouts.complete:
@@ -231,17 +232,8 @@ class Node:
         own = own_to_learn_from(rollouts.groups, len(external), self._config, self._rng(number))
         await self._meet()
         report = await self._train(number, own, external)
-        if report is None:
-            return
-        self._weigh(report)
-        without_gradient = sum(not group.has_gradient for group in rollouts.groups)
-        report = msgspec.structs.replace(report, zero_advantage_own=without_gradient)
-        seconds = time.perf_counter() - started
-        self._prefer_what_we_fail_on(report)
-        self._count(number, rollouts, external, seconds)
-        self._board.trained(rollouts, external, report, seconds)
-        self._refresh_sharing()
-        self._monitor.round_done(self.status)
+        if report is not None:
+            self._learnt(number, rollouts, external, report, time.perf_counter() - started)
 
     async def _rollouts(self, number: int) -> RoundRollouts:
         ahead, self._ahead = self._ahead, None
@@ -274,6 +266,24 @@ class Node:
         if isinstance(report, BaseException):
             raise report
         return report
+
+    def _learnt(
+        self,
+        number: int,
+        rollouts: RoundRollouts,
+        external: Sequence[RolloutGroup],
+        report: TrainReport,
+        seconds: float,
+    ) -> None:
+        """A round is done: count it, show it, and draw what follows for the exchange."""
+        self._weigh(report)
+        without_gradient = sum(not group.has_gradient for group in rollouts.groups)
+        report = msgspec.structs.replace(report, zero_advantage_own=without_gradient)
+        self._prefer_what_we_fail_on(report)
+        self._count(number, rollouts, external, seconds)
+        self._board.trained(rollouts, external, report, seconds)
+        self._refresh_sharing()
+        self._monitor.round_done(self.status)
 
     def _rng(self, number: int) -> random.Random:
         return random.Random(f"{self._seed}:{number}:own")

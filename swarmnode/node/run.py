@@ -98,6 +98,11 @@ class Company:
         self.starting = asyncio.Lock()
 
     @property
+    def alone(self) -> bool:
+        """Whether there is one policy only: then signals are its own, from when others can reach it."""
+        return len(self.members) == 1
+
+    @property
     def others_go_on(self) -> bool:
         """Whether others go on, asked by a policy that ends and has not been counted yet."""
         return self.left + 1 < len(self.members)
@@ -115,8 +120,10 @@ def run_node(config: Config, model: str, model_reason: str, paths: Paths, *, fre
         logger.info("model %s: %s", model, model_reason)
         _say_what_it_takes(config, model)
         members = _build_members(stack, screen, model, seats, fresh=fresh)
-        serve = serve_one if len(members) == 1 else serve_several
-        return ending(seats, asyncio.run(serve(members)))
+        if len(members) > 1:
+            return ending(seats, asyncio.run(serve_several(members)))
+        # The only policy: its error is the process's.
+        return ending(seats, [asyncio.run(serve(members[0], Company(members)))])
 
 
 def _take_seats(stack: ExitStack, config: Config, model: str, paths: Paths) -> list[Seat]:
@@ -266,10 +273,28 @@ def _who(seat: Seat) -> str:
     return "this node" if seat.config.node.policies == 1 else f"policy {seat.number}"
 
 
-async def serve_one(members: Sequence[PolicyNode]) -> list[Summary | BaseException]:
-    """The only policy: its error is the process's."""
-    (member,) = members
-    return [await _serve(member, Company(members), lambda: stop_on_signals(member.request_stop))]
+async def serve(member: PolicyNode, company: Company) -> Summary:
+    """One policy's node from its start to its end."""
+    settings, paths = member.seat.config.node, member.seat.paths
+    try:
+        async with AsyncExitStack() as stack:
+            async with company.starting:
+                node = member.built(introduced(member.seat, company.addresses))
+                await stack.enter_async_context(node)
+                page = StatusServer(lambda: node.status, settings.http, settings.http_port)
+                port = stack.enter_context(page).port
+                _announce(node, port, member.seat, company)
+            if company.alone:
+                stop_on_signals(member.request_stop)
+            try:
+                return await node.run()
+            finally:
+                # Before the node waits for the work in hand, which may wait for nobody but us.
+                member.leave()
+    except BaseExceptionGroup as group:
+        raise plain_error(group) from group
+    finally:
+        remove_running(paths.running)
 
 
 async def serve_several(members: Sequence[PolicyNode]) -> list[Summary | BaseException]:
@@ -283,7 +308,7 @@ async def serve_several(members: Sequence[PolicyNode]) -> list[Summary | BaseExc
 async def _serve_beside_others(member: PolicyNode, company: Company) -> Summary:
     policy_label.set(f"policy {member.seat.number}: ")
     try:
-        return await _serve(member, company, lambda: None)
+        return await serve(member, company)
     except Exception as error:
         rest = "; the other policies go on" if company.others_go_on else ""
         if isinstance(error, SwarmnodeError):
@@ -294,29 +319,6 @@ async def _serve_beside_others(member: PolicyNode, company: Company) -> Summary:
     finally:
         company.left += 1
         member.leave()
-
-
-async def _serve(member: PolicyNode, company: Company, started: Callable[[], None]) -> Summary:
-    """One policy's node from its start to its end. `started` is called once others can reach it."""
-    settings, paths = member.seat.config.node, member.seat.paths
-    try:
-        async with AsyncExitStack() as stack:
-            async with company.starting:
-                node = member.built(introduced(member.seat, company.addresses))
-                await stack.enter_async_context(node)
-                page = StatusServer(lambda: node.status, settings.http, settings.http_port)
-                port = stack.enter_context(page).port
-                _announce(node, port, member.seat, company)
-            started()
-            try:
-                return await node.run()
-            finally:
-                # Before the node waits for the work in hand, which may wait for nobody but us.
-                member.leave()
-    except BaseExceptionGroup as group:
-        raise plain_error(group) from group
-    finally:
-        remove_running(paths.running)
 
 
 def leave_note(status: NodeStatus, seat: Seat, http_port: int) -> None:

@@ -16,7 +16,10 @@ Arguments = TypeVarTuple("Arguments")
 
 
 class Workers:
-    """Two threads with a queue each. They start with their first work and end with `close`."""
+    """Two threads with a queue each. They start with their first work and end with `close`.
+
+    Work runs in the context of whoever asks for it: log lines say which policy they are about.
+    """
 
     def __init__(self) -> None:
         self._learner = ThreadPoolExecutor(1, thread_name_prefix="learner")
@@ -24,18 +27,11 @@ class Workers:
 
     async def learn(self, work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Run `work` in the thread that owns the policy."""
-        return await self._in(self._learner, work, *arguments)
+        return await asyncio.wrap_future(self._learner.submit(copy_context().run, work, *arguments))
 
     async def generate(self, work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Run `work` in the thread that owns the engine during a round."""
-        return await self._in(self._generator, work, *arguments)
-
-    async def _in(
-        self, thread: ThreadPoolExecutor, work: Callable[[*Arguments], Result], *arguments: *Arguments
-    ) -> Result:
-        # With the context of the caller: log lines say which policy they are about.
-        context = copy_context()
-        return await asyncio.get_running_loop().run_in_executor(thread, lambda: context.run(work, *arguments))
+        return await asyncio.wrap_future(self._generator.submit(copy_context().run, work, *arguments))
 
     async def close(self) -> None:
         """Wait for the work in hand without holding up the event loop."""

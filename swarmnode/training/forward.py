@@ -1,14 +1,15 @@
 """What all policies on one base share while they train: the model, how batches are laid out, and their size.
 
-packing, lora_patch, logprob -> [forward] -> step.py
+packing, lora_patch, logprob -> [forward] -> trainer.py
 """
 
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import groupby
-from typing import TypeVar
+from types import TracebackType
 
 import torch
 from torch import Tensor
@@ -26,8 +27,6 @@ from swarmnode.training.logprob import completion_logits, completion_logprobs, h
 from swarmnode.training.packing import MicroBatch, TrainingSample, micro_batches
 
 logger = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
 
 
 class Forward:
@@ -150,27 +149,28 @@ class Forward:
         """Most tokens of one micro-batch, as of now."""
         return self._budget.tokens
 
-    def with_memory_to_spare(
-        self, work: Callable[[], Result], undo: Callable[[], None], longest_sequence: int
-    ) -> Result:
-        """Do the work; out of memory, undo it, make micro-batches smaller and do it again from its start.
+    def until_it_fits(self, longest_sequence: int) -> Iterator["MemoryGuard"]:
+        """Repeat work that may need more memory than there is, in smaller and smaller micro-batches.
+
+        The work begins from nothing each time, in a function of its own, so that its tensors are gone when it
+        has failed:
+
+            for guard in forward.until_it_fits(longest_sequence):
+                with guard:
+                    work()
 
         `longest_sequence` is that of the work, in tokens: no micro-batch can be smaller. Raises ModelError
         when nothing is left to try.
         """
-        while True:
-            try:
-                return work()
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                undo()
-                self._shrink(error, longest_sequence)
-            # Outside of `except`: what failed is alive as long as its traceback is.
+        guard = MemoryGuard(partial(self._shrink, longest_sequence))
+        yield guard
+        while guard.ran_out:
+            # Outside of the guard: what failed is alive as long as its traceback is.
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
+            yield guard
 
-    def _shrink(self, error: BaseException, longest_sequence: int) -> None:
+    def _shrink(self, longest_sequence: int, error: BaseException) -> None:
         budget = smaller(self._budget, longest_sequence)
         if budget is None:
             raise ModelError(
@@ -202,6 +202,27 @@ class Forward:
     def _wake(policies: Iterable[Policy]) -> None:
         for policy in policies:
             policy.wake()
+
+
+class MemoryGuard:
+    """A `with` block that ends quietly where memory runs out, after micro-batches were made smaller."""
+
+    def __init__(self, shrink: Callable[[BaseException], None]) -> None:
+        """`shrink` has the next block need less, or raises what says that it cannot."""
+        self._shrink = shrink
+        self.ran_out = False
+        """Whether the last block has ended for want of memory."""
+
+    def __enter__(self) -> None:
+        self.ran_out = False
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> bool:
+        if error is not None and is_out_of_memory(error):
+            self._shrink(error)
+            self.ran_out = True
+        return self.ran_out
 
 
 def _as_set(config: TrainingConfig, device: torch.device) -> TokenBudget:

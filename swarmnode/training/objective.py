@@ -1,6 +1,6 @@
 """The objective of a micro-batch: the loss to call backward on, and what is measured of its tokens.
 
-step.py, pipeline/stages/objectives.py -> [objective] -> corrections.py, losses.py -> LossOutput
+trainer.py, pipeline/stages/objectives.py -> [objective] -> corrections.py, losses.py -> LossOutput
 
 Here is all that is true of a token's part in learning, wherever its log-probabilities were computed: whoever
 sampled it is accounted for by its weight, tokens of strangers and of replayed answers count in full or are

@@ -1,6 +1,6 @@
 """What one policy is trained on in one round, and what was measured while it was.
 
-trainer.py -> [RoundOfPolicy] -> step.py -> TrainReport
+Trainer.prepare -> [RoundOfPolicy] -> take_step -> TrainReport (both sides in trainer.py)
 """
 
 import time

@@ -1,8 +1,8 @@
 """One round of learning for several policies on one base: their tokens share the micro-batches.
 
-cohort.py (a RoundOfPolicy of each) -> [train_together] -> step.py -> reports, versions + 1
+cohort.py (a RoundOfPolicy of each) -> [train_together] -> trainer.py -> reports, versions + 1
 
-What they share is work. Each one's gradient is the one it would have alone (step.train_round), up to the
+What they share is work. Each one's gradient is the one it would have alone (trainer.train_round), up to the
 rounding of sums of another shape.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from swarmnode.training.records import TrainReport
 from swarmnode.training.round import RoundOfPolicy
-from swarmnode.training.step import OptimizerStep, known_before, take_step
+from swarmnode.training.trainer import OptimizerStep, known_before, take_step
 
 
 def train_together(rounds: Sequence[RoundOfPolicy]) -> list[TrainReport]:

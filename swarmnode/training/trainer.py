@@ -1,29 +1,48 @@
-"""One policy's learning: groups in, a new policy version out.
+"""One policy's learning, from groups to a new policy version: all of it is on this page.
 
-exchange, rollout -> [trainer] (Rule.lessons) -> RoundOfPolicy -> step.py -> policy.version + 1
-        -> engine, checkpoint
+exchange, rollout -> [Trainer] (rules.py, samples.py) -> RoundOfPolicy
+        -> [take_step], again and again: forward.py (log-probabilities), objective.py (loss), backward, update
+        -> policy.version + 1 -> engine, checkpoint
 
 Group-normalised advantages on LoRA parameters, an asymmetric clip, no KL unless asked for: as SAPO trains
 (section 4). The ratio's denominator is our policy at the start of the round (prox). Own tokens that another
 policy sampled are corrected by weight; external groups are treated as if prox had sampled them. What is
 learned of a round, and what is replayed beside it, is the rule's (rules.py).
+
+Where several policies learn on one base (together.py), a step is that of each of them, and their samples
+share the micro-batches. All that decides is still each policy's own: the size that its loss is divided by,
+its gradient norm, its optimizer, its version.
 """
 
+import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
 
 from swarmnode.config import TrainingConfig
+from swarmnode.model.head import TokenLogprobs
 from swarmnode.model.policy import Policy
 from swarmnode.training.adam import adam
-from swarmnode.training.foreign.agreement import Agreement
+from swarmnode.training.foreign.agreement import SOURCES, Agreement, Source
 from swarmnode.training.foreign.rules import GroupLesson, Lessons, Rule, Sapo
 from swarmnode.training.forward import Forward
-from swarmnode.training.packing import TrainingSample
+from swarmnode.training.objective import ScoredTokens, objective, shares_of
+from swarmnode.training.packing import MicroBatch, TrainingSample
 from swarmnode.training.records import TrainReport
-from swarmnode.training.round import MeasuredRound, RoundOfPolicy
+from swarmnode.training.round import MeasuredRound, RoundOfPolicy, StepSums
 from swarmnode.training.samples import SampleRules, lesson_samples, replayed_samples
-from swarmnode.training.step import train_round
 from swarmnode.types import RolloutGroup
+
+logger = logging.getLogger(__name__)
+
+CLIP_EPSILON = 1e-6
+"""What torch adds to the norm by which it clips."""
+
+Logprobs = dict[int, Tensor]
+"""id(sample) -> log-probabilities of its completion tokens."""
 
 
 class Trainer:
@@ -122,3 +141,170 @@ def _measured(external: Sequence[RolloutGroup], lessons: Lessons, replayed: int)
     measured.groups.update(("own", lesson.group.has_gradient) for lesson in lessons.own)
     measured.groups.update(("external", group.has_gradient) for group in external)
     return measured
+
+
+def train_round(one: RoundOfPolicy) -> TrainReport:
+    """Train a policy on its samples and raise its version by one.
+
+    Without a sample it takes no optimizer step (Adam would move on momentum alone) and keeps its version; so
+    it does where its gradients were not finite.
+    """
+    with one.forward.alone():
+        known = known_before([one])
+        for number in range(len(one.steps)):
+            take_step([OptimizerStep(one, number)], known)
+    return one.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class KnownLogprobs:
+    """Log-probabilities that do not change while the round trains."""
+
+    prox: Logprobs
+    """Those under the policy before the round's first update. Samples of the first step are not among them:
+    the policy has not moved yet, so theirs are the current ones."""
+    reference: Logprobs
+    """Those under the base model; empty when no KL divergence to it is asked for."""
+
+    def beside(self, current: TokenLogprobs, batch: MicroBatch) -> ScoredTokens:
+        """What the loss of a micro-batch needs, with what is known of its samples."""
+        now = zip(batch.samples, current.logprobs_N.detach().split(batch.completion_lengths), strict=True)
+        prox_N = torch.cat([self.prox.get(id(sample), row) for sample, row in now])
+        if not self.reference:
+            return ScoredTokens(current, prox_N, None)
+        return ScoredTokens(
+            current, prox_N, torch.cat([self.reference[id(sample)] for sample in batch.samples])
+        )
+
+
+def known_before(rounds: Sequence[RoundOfPolicy]) -> KnownLogprobs:
+    """What is known before the first update of these rounds; all stand on one base."""
+    forward, config = rounds[0].forward, rounds[0].config
+    later = [sample for one in rounds for step in one.steps[1:] for sample in step]
+    every = [sample for one in rounds for step in one.steps for sample in step]
+    return KnownLogprobs(
+        prox=_logprobs(forward, later, reference=False),
+        reference=_logprobs(forward, every, reference=True) if config.kl_coef else {},
+    )
+
+
+def _logprobs(forward: Forward, samples: Sequence[TrainingSample], *, reference: bool) -> Logprobs:
+    """Log-probabilities of all samples under the policies as they are, or under the base model."""
+    found: Logprobs = {}
+    for guard in forward.until_it_fits(_longest(samples)):
+        with guard:
+            found = _logprobs_if_they_fit(forward, samples, reference=reference)
+    return found
+
+
+@torch.no_grad()
+def _logprobs_if_they_fit(
+    forward: Forward, samples: Sequence[TrainingSample], *, reference: bool
+) -> Logprobs:
+    found: Logprobs = {}
+    for batch in forward.batches(samples):
+        with forward.policies_of(batch):
+            passed = forward.reference_logprobs(batch) if reference else forward.logprobs(batch)
+        rows = passed.logprobs_N.split(batch.completion_lengths)
+        found.update(zip(map(id, batch.samples), rows, strict=True))
+    return found
+
+
+class OptimizerStep:
+    """One optimizer step of one policy, from the first micro-batch to the moved weights."""
+
+    def __init__(self, one: RoundOfPolicy, number: int) -> None:
+        self.round = one
+        self.samples = one.steps[number]
+        self.size = one.size(number)
+        self.sums = StepSums()
+        """What its micro-batches came to so far."""
+        self._compared = one.agreement if one.compares(number) else None
+
+    @property
+    def compares_sources(self) -> bool:
+        """Whether samples of each source must be in micro-batches of their own, source after source."""
+        return self._compared is not None
+
+    def begin(self) -> None:
+        """Add up from nothing; again where memory ran out half-way."""
+        self.forget_gradient()
+        self.sums = StepSums()
+        if self._compared is not None:
+            self._compared.forget()
+
+    def part_ends(self, source: Source) -> None:
+        """The gradients hold the sum of everything up to the samples of `source`, these included."""
+        if self._compared is not None:
+            self._compared.part_ends(source)
+
+    def update(self) -> None:
+        """Clip the gradient and take the optimizer's step, unless the gradient is not finite."""
+        one = self.round
+        norm = torch.nn.utils.clip_grad_norm_(one.policy.parameters, one.config.grad_clip)
+        if not torch.isfinite(norm):
+            if one.agreement is not None:
+                one.agreement.forget()
+            number = one.policy.number
+            logger.warning(
+                "skipped an optimizer step of policy %d: the gradient norm is %s", number, norm.item()
+            )
+            return
+        if one.agreement is not None:
+            one.agreement.taken(min(1.0, one.config.grad_clip / (norm.item() + CLIP_EPSILON)))
+        one.optimizer.step()
+        one.measured.norms.append(norm.item())
+        one.measured.steps.append(self.sums)
+
+    def forget_gradient(self) -> None:
+        self.round.optimizer.zero_grad(set_to_none=True)
+
+
+def take_step(steps: Sequence[OptimizerStep], known: KnownLogprobs) -> None:
+    """Take one optimizer step: a policy's, or that of several, whose samples share the micro-batches."""
+    forward = steps[0].round.forward
+    for guard in forward.until_it_fits(max(_longest(one.samples) for one in steps)):
+        with guard:
+            for one in steps:
+                one.begin()
+            for source, samples in _parts(steps):
+                for batch in forward.batches(samples):
+                    _add_gradients(batch, steps, known)
+                for one in steps:
+                    one.part_ends(source)
+    for one in steps:
+        one.update()
+        one.forget_gradient()
+
+
+def _add_gradients(batch: MicroBatch, steps: Sequence[OptimizerStep], known: KnownLogprobs) -> None:
+    """Pass one micro-batch through the model, forward and backward: it adds to each policy's gradient."""
+    forward, config = steps[0].round.forward, steps[0].round.config
+    of_policy = {one.round.policy.number: one for one in steps}
+    with forward.policies_of(batch):
+        current = forward.logprobs(batch, entropy_gradient=config.entropy_coef > 0)
+        scored = known.beside(current, batch)
+        losses: list[Tensor] = []
+        for share in shares_of(batch):
+            one = of_policy[share.policy]
+            output, own = objective(
+                batch, share, scored, one.size, one.round.config, version=one.round.policy.version
+            )
+            one.sums.add(output, sum(share.completion_lengths), own)
+            losses.append(output.loss)
+        torch.stack(losses).sum().backward()
+
+
+def _parts(steps: Sequence[OptimizerStep]) -> Iterator[tuple[Source, Sequence[TrainingSample]]]:
+    """Samples that may share micro-batches, with the source up to which the gradients then go: all samples,
+    unless somebody wants to see the gradients grow source by source."""
+    samples = [sample for one in steps for sample in one.samples]
+    if not any(one.compares_sources for one in steps):
+        yield SOURCES[-1], samples
+        return
+    for source in SOURCES:
+        yield source, [sample for sample in samples if sample.source == source]
+
+
+def _longest(samples: Sequence[TrainingSample]) -> int:
+    return max((sample.length for sample in samples), default=0)

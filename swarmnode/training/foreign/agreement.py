@@ -1,6 +1,6 @@
 """Whether what strangers teach goes our way: their part of each step against the gradient of our own reward.
 
-step.py (own micro-batches, then others') -> [Agreement] -> TrainReport.agreement -> sharing_gauge.py
+trainer.py (own micro-batches, then others') -> [Agreement] -> TrainReport.agreement -> sharing_gauge.py
 
 The groups that our policy sampled in a round estimate the gradient of our own expected reward. A step of Adam
 follows its momentum, and a part of that is strangers' doing: what their answers asked for in this step and,

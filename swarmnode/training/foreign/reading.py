@@ -35,10 +35,11 @@ class Reader:
         samples = [self._sample(row) for row in rows]
         longest = max(sample.length for sample in samples)
         looks = {id(sample): row.looks for sample, row in zip(samples, rows, strict=True)}
+        found: dict[int, Reading] = {}
         with self._forward.alone():
-            found = self._forward.with_memory_to_spare(
-                lambda: self._read(samples, looks), lambda: None, longest
-            )
+            for guard in self._forward.until_it_fits(longest):
+                with guard:
+                    found = self._read(samples, looks)
         return [found[id(sample)] for sample in samples]
 
     def _sample(self, row: ReadingRequest) -> TrainingSample:

@@ -15,7 +15,8 @@ from swarmnode.node.learner import Resumed, RoundRollouts
 from swarmnode.node.monitors import Monitors, policy_label
 from swarmnode.node.node import Node
 from swarmnode.node.policies import Seat, config_of
-from swarmnode.node.run import PolicyNode, forget_earlier_runs, serve_several
+from swarmnode.node.run import Company as PoliciesHere
+from swarmnode.node.run import PolicyNode, forget_earlier_runs, serve, serve_several
 from swarmnode.node.running import RunningNode, read_running, write_running
 from swarmnode.node.summary import Summary
 from swarmnode.paths import Paths, resolve_paths
@@ -158,3 +159,17 @@ def test_notes_of_earlier_runs_are_removed_whatever_the_number_of_policies(tmp_p
         write_running(place.running, RunningNode(os.getpid(), "old", "127.0.0.1", 1))
     forget_earlier_runs(paths)
     assert [read_running(place.running) for place in paths.policies()] == [None, None, None]
+
+
+async def test_the_only_policy_runs_to_its_end(company: Callable[..., Company]) -> None:
+    one = company(FakeLearner("only"), rounds=2)
+    (member,) = one.members
+    summary = await serve(member, PoliciesHere(one.members))
+    assert (summary.rounds, one.left) == (2, [0])
+    assert read_running(member.seat.paths.running) is None
+
+
+async def test_the_error_of_the_only_policy_is_raised_as_it_is(company: Callable[..., Company]) -> None:
+    one = company(BadTask("only"))
+    with pytest.raises(TaskError, match="a judge is gone"):
+        await serve(one.members[0], PoliciesHere(one.members))

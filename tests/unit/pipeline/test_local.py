@@ -22,7 +22,7 @@ from swarmnode.training.logprob import completion_logprobs
 from swarmnode.training.losses import LOSSES, StepSize
 from swarmnode.training.packing import completion_tokens
 from swarmnode.training.round import MeasuredRound, RoundOfPolicy
-from swarmnode.training.step import train_round
+from swarmnode.training.trainer import train_round
 from tests.unit.pipeline.tiny_models import (
     LAYERS,
     SETTINGS,

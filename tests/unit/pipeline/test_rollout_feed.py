@@ -21,7 +21,7 @@ from swarmnode.training.losses import LOSSES, loss_of
 from swarmnode.training.packing import TrainingSample, completion_tokens
 from swarmnode.training.records import TrainReport
 from swarmnode.training.round import MeasuredRound, RoundOfPolicy
-from swarmnode.training.step import train_round
+from swarmnode.training.trainer import train_round
 from swarmnode.types import one_span
 from tests.own_losses import OWN_LOSSES
 from tests.unit.pipeline.tiny_models import (
