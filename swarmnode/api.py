@@ -8,10 +8,11 @@ names (`import swarmnode as sn`); until one is used, nothing is loaded.
 """
 
 import asyncio
+import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -73,7 +74,7 @@ class Node:
         Raises ConfigError and TaskError for what cannot be.
         """
         chosen = None if model is None else str(model)
-        flags = {"node.http": False, "network.seeds": tuple(peers) or None, "node.rounds": rounds}
+        flags = {"network.seeds": tuple(peers) or None, "node.rounds": rounds}
         self._settings = settings_of(home, preset, chosen, _names(task), {**flags, **(settings or {})})
         if task is not None and not isinstance(task, str | Path):
             as_task(task, rewards_of(reward))  # What is no task is refused here and not in `run`.
@@ -146,22 +147,25 @@ class Node:
 
     def _run(self, *, signals: bool) -> Summary:
         from swarmnode.node.run import Company, prepared, serve
+        from swarmnode.node.screen import Screen
 
         if not self._running.acquire(blocking=False):
             raise ConfigError("this node runs already", hint="a second one needs a home of its own")
+        given = self._settings
+        screen = Screen(given.paths.logs / "node.log", terminal=False, shows=self._log)
         try:
             with ExitStack() as stack:
+                stack.enter_context(_interrupts(self.stop, signals))
                 tasks = _tasks_of(stack, self._task, self._rewards, self.config)
-                given = self._settings
                 run = prepared(
-                    given.config, given.model, given.model_reason, given.paths,
-                    fresh=self._fresh, tasks=tasks, watch=_Watch(self._seen, self._on_round), log=self._log,
+                    given.config, given.model, given.model_reason, given.paths, screen,
+                    fresh=self._fresh, tasks=tasks, watch=_Watch(self._seen, self._on_round),
                 )  # fmt: skip
-                (member,) = stack.enter_context(run).members
+                (member,) = stack.enter_context(run)
                 self._request_stop = member.request_stop
                 if self._stopping:
                     member.request_stop()
-                return asyncio.run(serve(member, Company([member], takes_signals=signals)))
+                return asyncio.run(serve(member, Company([member], takes_signals=False)))
         finally:
             self._request_stop, self._fresh, self._stopping = _nothing, False, False
             self._running.release()
@@ -248,6 +252,7 @@ def evaluate(
     Raises CheckpointError where there is nothing to measure.
     """
     from swarmnode.node.offline import evaluate_offline
+    from swarmnode.node.screen import Screen
 
     chosen = settings_of(home, preset, None if model is None else str(model), _names(task), settings or {})
     with ExitStack() as stack:
@@ -262,6 +267,7 @@ def evaluate(
             samples=samples,
             passing_reward=passing_reward,
             tasks=tasks,
+            screen=Screen(shows=False),
         )
 
 
@@ -303,7 +309,8 @@ def settings_of(
 ) -> Settings:
     """All layers of settings, what the script says above them. Raises ConfigError."""
     flags = {"policy.model": model, **names, **settings}
-    return load_settings(home=None if home is None else Path(home), preset=preset, flags=flags)
+    folder = None if home is None else Path(home)
+    return load_settings(home=folder, preset=preset, flags=flags, flags_from="the script")
 
 
 def rewards_of(reward: RewardSpec | Sequence[RewardSpec]) -> Sequence[RewardSpec]:
@@ -314,16 +321,39 @@ def rewards_of(reward: RewardSpec | Sequence[RewardSpec]) -> Sequence[RewardSpec
 class _Watch:
     """The monitor by which a Node hears how it is doing."""
 
-    def __init__(self, tick: RoundCallback, on_round: RoundCallback) -> None:
-        self.tick = self.evaluated = tick
-        self._on_round = on_round
+    def __init__(self, seen: RoundCallback, on_round: RoundCallback) -> None:
+        self._seen, self._on_round = seen, on_round
 
     def round_done(self, status: NodeStatus) -> None:
-        self.tick(status)
+        self._seen(status)
         self._on_round(status)
+
+    def evaluated(self, status: NodeStatus) -> None:
+        self._seen(status)
+
+    def tick(self, status: NodeStatus) -> None:
+        self._seen(status)
 
     def close(self) -> None:
         pass
+
+
+@contextmanager
+def _interrupts(stop: Callable[[], None], wanted: bool) -> Generator[None]:
+    """Ctrl-C stops the node in order; a second one raises KeyboardInterrupt, as it does elsewhere."""
+    if not wanted:
+        yield
+        return
+
+    def interrupted(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, before)
+        stop()
+
+    before = signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _ignored(status: NodeStatus) -> None:

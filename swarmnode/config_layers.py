@@ -61,6 +61,7 @@ def load_config(
     environ: Mapping[str, str] | None = None,
     assignments: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,
+    flags_from: str = "command line",
 ) -> LoadedConfig:
     """Merge all layers. `flags` are command-line flags that stand for a key (`--seed`); they win last.
 
@@ -75,7 +76,7 @@ def load_config(
         layers.append(_file_layer(f"--config {config_file}", config_file))
     layers.extend(_environment_layers(os.environ if environ is None else environ))
     layers.append(ConfigLayer("--set", dict(_split_assignment(text) for text in assignments)))
-    layers.append(ConfigLayer("command line", flags or {}))
+    layers.append(ConfigLayer(flags_from, flags or {}))
     return merge_layers(layers)
 
 
@@ -102,6 +103,7 @@ def load_settings(
     config_file: Path | None = None,
     assignments: Sequence[str] | None = None,
     flags: Mapping[str, Any] | None = None,
+    flags_from: str = "command line",
 ) -> Settings:
     """Merge all layers. The tiny policy brings its preset along unless another one was named."""
     paths = resolve_paths(home)
@@ -114,6 +116,7 @@ def load_settings(
             config_file=config_file,
             assignments=assignments or (),
             flags=given,
+            flags_from=flags_from,
         )
 
     loaded = load(_preset_file(preset) if preset else None)

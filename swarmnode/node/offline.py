@@ -55,6 +55,7 @@ def evaluate_offline(
     passing_reward: float = PASSING_REWARD,
     tasks_named: bool = False,
     tasks: Mapping[str, Task] | None = None,
+    screen: Screen | None = None,
 ) -> OfflineEvaluation:
     """Measure the newest or the best checkpoint, or the base model, where `base` says so.
 
@@ -63,9 +64,9 @@ def evaluate_offline(
     """
     if greedy and samples > 1:
         raise ConfigError("--greedy gives one answer, however often it is asked", hint="leave out --samples")
-    with Screen() as screen:
+    with screen or Screen() as shown:
         local, checkpoint = load_checkpoint(
-            config, model, paths, base=base, best=best, progress=screen.progress
+            config, model, paths, base=base, best=best, progress=shown.progress
         )
     temperature = 0.0 if greedy else config.rollout.temperature
     sampling = SamplingParams(config.rollout.max_tokens, temperature, config.rollout.top_p)
@@ -126,8 +127,16 @@ def load_checkpoint(
 
 
 def _trained_on(tasks: TasksConfig, checkpoint: Checkpoint | None) -> TasksConfig:
-    """The tasks of a checkpoint, where it names them. Raises TaskError where a file of theirs is gone."""
+    """The tasks of a checkpoint, where it names them. Raises TaskError where a file of theirs is gone, or
+    they were objects of a script."""
     specs = () if checkpoint is None else checkpoint.state.task_specs
+    known = {Path(spec).stem for spec in specs}
+    measured = () if checkpoint is None else checkpoint.state.measure.tasks
+    if objects := [name for name in measured if name not in known]:
+        raise TaskError(
+            f"the checkpoint was trained on {', '.join(objects)}, which a script passed in",
+            hint="pass it again: swarmnode.evaluate(task, reward), or name other tasks: --task",
+        )
     if not specs:
         return tasks
     gone = [spec for spec in specs if spec.endswith(".py") and not Path(spec).exists()]
