@@ -1,7 +1,35 @@
 """swarmnode: a member of a decentralized reinforcement-learning swarm for language models.
 
-Read the folders in the order identity, network, tasks, rollout, exchange, training, node, cli and you have
-read the life of a rollout.
+As a command: `swarmnode join`. As a library, one node in a script:
+
+    import swarmnode as sn
+
+    node = sn.Node(task=examples, reward=reward, rounds=20)
+    print(node.run().reward_last, node.policy.generate("last abcd="))
+
+What stands in `__all__`, with its parameters and documented attributes, stays as it is until a version says
+otherwise in its second number; every other module may change with any commit. Read the folders in the order
+identity, network, tasks, rollout, exchange, model, training, node, cli and you have read a rollout's life.
 """
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from swarmnode.api import Node, TrainedPolicy, evaluate, load_adapter, load_policy, run
+
 __version__ = "0.1.0"
+
+__all__ = ["Node", "TrainedPolicy", "evaluate", "load_adapter", "load_policy", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: `import swarmnode` itself loads nothing."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module("swarmnode.api"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

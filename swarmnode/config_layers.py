@@ -18,6 +18,8 @@ from pydantic import ValidationError
 
 from swarmnode.config import KEYS, Config
 from swarmnode.errors import ConfigError
+from swarmnode.models import resolve_model
+from swarmnode.paths import Paths, builtin_folder, resolve_paths
 
 ENV_PREFIX = "SWARMNODE_"
 NOT_SETTINGS = frozenset({"SWARMNODE_HOME"})
@@ -40,6 +42,17 @@ class LoadedConfig:
     origins: Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a command or a script works with. `model` is resolved: tiny, a folder or a hub name."""
+
+    config: Config
+    origins: Mapping[str, str]
+    paths: Paths
+    model: str
+    model_reason: str
+
+
 def load_config(
     *,
     preset: Path | None = None,
@@ -48,6 +61,7 @@ def load_config(
     environ: Mapping[str, str] | None = None,
     assignments: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,
+    flags_from: str = "command line",
 ) -> LoadedConfig:
     """Merge all layers. `flags` are command-line flags that stand for a key (`--seed`); they win last.
 
@@ -62,7 +76,7 @@ def load_config(
         layers.append(_file_layer(f"--config {config_file}", config_file))
     layers.extend(_environment_layers(os.environ if environ is None else environ))
     layers.append(ConfigLayer("--set", dict(_split_assignment(text) for text in assignments)))
-    layers.append(ConfigLayer("command line", flags or {}))
+    layers.append(ConfigLayer(flags_from, flags or {}))
     return merge_layers(layers)
 
 
@@ -82,9 +96,48 @@ def merge_layers(layers: Iterable[ConfigLayer]) -> LoadedConfig:
         raise _explain(error, origins) from None
 
 
+def load_settings(
+    *,
+    home: Path | None = None,
+    preset: str | None = None,
+    config_file: Path | None = None,
+    assignments: Sequence[str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+    flags_from: str = "command line",
+) -> Settings:
+    """Merge all layers. The tiny policy brings its preset along unless another one was named."""
+    paths = resolve_paths(home)
+    given = {key: value for key, value in (flags or {}).items() if value is not None}
+
+    def load(preset_file: Path | None) -> LoadedConfig:
+        return load_config(
+            preset=preset_file,
+            user_file=paths.user_config,
+            config_file=config_file,
+            assignments=assignments or (),
+            flags=given,
+            flags_from=flags_from,
+        )
+
+    loaded = load(_preset_file(preset) if preset else None)
+    model, reason = resolve_model(
+        loaded.config, builtin_folder("configs") / "models.toml", paths.model_choice
+    )
+    if model == "tiny" and preset is None:
+        loaded = load(_preset_file("tiny"))
+    return Settings(loaded.config, loaded.origins, paths, model, reason)
+
+
 def presets(folder: Path) -> dict[str, Path]:
     """Preset name -> file, for every TOML file of the folder that is one."""
     return {path.stem: path for path in sorted(folder.glob("*.toml")) if path.stem != "models"}
+
+
+def _preset_file(name: str) -> Path:
+    known = presets(builtin_folder("configs"))
+    if name not in known:
+        raise ConfigError(f"there is no preset {name!r}", hint=f"known presets: {', '.join(known)}")
+    return known[name]
 
 
 def _file_layer(origin: str, path: Path) -> ConfigLayer:

@@ -19,6 +19,7 @@ LAYERS = (
     "training",
     "node",
     "pipeline",
+    "api",
     "cli",
 )
 GROUND = {
@@ -35,6 +36,8 @@ GROUND = {
     "storage",
 }
 ABOVE_ALL = {"__main__", "testing"}
+LIBRARY = "swarmnode.__init__"
+"""The package itself names the library, which it loads when one of the names is used."""
 
 
 @cache
@@ -44,7 +47,7 @@ def modules() -> dict[str, Path]:
 
 def layer(module: str) -> int:
     first = module.removeprefix("swarmnode").removeprefix(".").split(".")[0].replace("__init__", "")
-    if first in ABOVE_ALL:
+    if first in ABOVE_ALL or module == LIBRARY:
         return len(LAYERS)
     return LAYERS.index("ground" if first in GROUND else first)
 

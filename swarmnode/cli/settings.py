@@ -1,16 +1,14 @@
 """Command-line options become settings and folders here; every command goes through it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from swarmnode.paths import Paths, builtin_folder, resolve_paths
-
 if TYPE_CHECKING:
-    from swarmnode.config import Config
+    from swarmnode.config_layers import Settings
 
 Home = Annotated[
     Path | None, typer.Option("--home", help="Keep identity, checkpoints, logs and cache under this folder.")
@@ -39,17 +37,6 @@ Policy = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What a command works with. `model` is resolved: tiny, a folder or a hub name."""
-
-    config: "Config"
-    origins: Mapping[str, str]
-    paths: Paths
-    model: str
-    model_reason: str
-
-
 def load_settings(
     *,
     home: Path | None = None,
@@ -57,33 +44,16 @@ def load_settings(
     config_file: Path | None = None,
     assignments: Sequence[str] | None = None,
     flags: Mapping[str, Any] | None = None,
-) -> Settings:
-    """Merge all layers. The tiny policy brings its preset along unless another one was named."""
-    from swarmnode.config_layers import LoadedConfig, load_config
-    from swarmnode.models import resolve_model
+) -> "Settings":
+    """All layers of settings (config_layers.py), which no command loads before it is called."""
+    from swarmnode.config_layers import load_settings
 
-    paths = resolve_paths(home)
-    given = {key: value for key, value in (flags or {}).items() if value is not None}
-
-    def load(preset_file: Path | None) -> LoadedConfig:
-        return load_config(
-            preset=preset_file,
-            user_file=paths.user_config,
-            config_file=config_file,
-            assignments=assignments or (),
-            flags=given,
-        )
-
-    loaded = load(_preset_file(preset) if preset else None)
-    model, reason = resolve_model(
-        loaded.config, builtin_folder("configs") / "models.toml", paths.model_choice
+    return load_settings(
+        home=home, preset=preset, config_file=config_file, assignments=assignments, flags=flags
     )
-    if model == "tiny" and preset is None:
-        loaded = load(_preset_file("tiny"))
-    return Settings(loaded.config, loaded.origins, paths, model, reason)
 
 
-def of_policy(settings: Settings, number: int) -> Settings:
+def of_policy(settings: "Settings", number: int) -> "Settings":
     """What a command works with that is about one of several policies. Raises ConfigError for one that never
     ran here."""
     from swarmnode.errors import ConfigError
@@ -96,13 +66,3 @@ def of_policy(settings: Settings, number: int) -> Settings:
             hint=f"it has {len(settings.paths.policies())} of them, counted from 0; see --policy and --home",
         )
     return replace(settings, config=config_of(settings.config, number), paths=paths)
-
-
-def _preset_file(name: str) -> Path:
-    from swarmnode.config_layers import presets
-    from swarmnode.errors import ConfigError
-
-    known = presets(builtin_folder("configs"))
-    if name not in known:
-        raise ConfigError(f"there is no preset {name!r}", hint=f"known presets: {', '.join(known)}")
-    return known[name]

@@ -12,12 +12,13 @@ from pathlib import Path
 from swarmnode.config import Config, TasksConfig
 from swarmnode.errors import CheckpointError, ConfigError, StorageError, TaskError
 from swarmnode.model.base_model import find_device
-from swarmnode.node.assemble import LocalPolicy, load_policy
+from swarmnode.node.assemble import LocalPolicy, Progress, load_policy
 from swarmnode.node.screen import Screen
 from swarmnode.node.task_processes import start_tasks
 from swarmnode.paths import Paths
 from swarmnode.rollout.engine import SamplingParams
 from swarmnode.tasks.judged import OwnJudge
+from swarmnode.tasks.task import Task
 from swarmnode.training.checkpoint import Checkpoint, check_has_adapter
 from swarmnode.training.checkpoint_store import has_checkpoints
 from swarmnode.training.evaluation import PASSING_REWARD, evaluate
@@ -53,36 +54,29 @@ def evaluate_offline(
     samples: int = 1,
     passing_reward: float = PASSING_REWARD,
     tasks_named: bool = False,
+    tasks: Mapping[str, Task] | None = None,
+    screen: Screen | None = None,
 ) -> OfflineEvaluation:
     """Measure the newest or the best checkpoint, or the base model, where `base` says so.
 
-    On the tasks that the node trained on, unless some were named for this very evaluation (`tasks_named`).
-    Where there is nothing to measure, that is said before a model is loaded.
+    On `tasks`, where they are given; else on those that the node trained on, unless some were named for this
+    very evaluation (`tasks_named`). Where there is nothing to measure, that is said before a model is loaded.
     """
-    if base and best:
-        raise ConfigError("--base and --best are two different policies", hint="leave one out")
     if greedy and samples > 1:
         raise ConfigError("--greedy gives one answer, however often it is asked", hint="leave out --samples")
-    if not base and not has_checkpoints(paths.checkpoints, Path(model).name):
-        raise CheckpointError(
-            f"there is nothing to evaluate: no checkpoint of {model} in {paths.checkpoints}",
-            hint="train first (`swarmnode join`), use the same --model and --home, or measure the base model"
-            " as it is: `swarmnode eval --base`",
+    with screen or Screen() as shown:
+        local, checkpoint = load_checkpoint(
+            config, model, paths, base=base, best=best, progress=shown.progress
         )
-    with Screen() as screen:
-        local = load_policy(config, model, paths, screen.progress)
-    newest = local.store.latest() if base else _newest(local)
-    checkpoint = None if base else _best(local) if best else newest
-    if checkpoint is not None:
-        check_has_adapter(checkpoint)
-        local.policy.load_adapter(checkpoint.adapter)
-        local.engine.set_policy(local.policy.update(), "abort")
     temperature = 0.0 if greedy else config.rollout.temperature
     sampling = SamplingParams(config.rollout.max_tokens, temperature, config.rollout.top_p)
     examples = config.tasks.eval_examples
-    tasks = config.tasks if tasks_named else _trained_on(config.tasks, checkpoint or newest)
     with ExitStack() as stack:
-        judge = OwnJudge(start_tasks(stack, tasks), tasks.score_timeout_s)
+        if tasks is None:
+            newest = checkpoint or local.store.latest()
+            named = config.tasks if tasks_named else _trained_on(config.tasks, newest)
+            tasks = start_tasks(stack, named)
+        judge = OwnJudge(tasks, config.tasks.score_timeout_s)
         result = evaluate(
             local.engine,
             local.renderer,
@@ -109,9 +103,40 @@ def evaluate_offline(
     )
 
 
+def load_checkpoint(
+    config: Config, model: str, paths: Paths, *, base: bool, best: bool, progress: Progress
+) -> tuple[LocalPolicy, Checkpoint | None]:
+    """The policy of the newest or the best checkpoint with an engine to sample from it; where `base` says so,
+    the base model as it is, without one. Raises CheckpointError before a model is loaded for nothing."""
+    if base and best:
+        raise ConfigError("--base and --best are two different policies", hint="leave one out")
+    if not base and not has_checkpoints(paths.checkpoints, Path(model).name):
+        raise CheckpointError(
+            f"there is nothing to evaluate: no checkpoint of {model} in {paths.checkpoints}",
+            hint="train first (`swarmnode join`), use the same --model and --home, or measure the base model"
+            " as it is: `swarmnode eval --base`",
+        )
+    local = load_policy(config, model, paths, progress)
+    if base:
+        return local, None
+    checkpoint = _best(local) if best else _newest(local)
+    check_has_adapter(checkpoint)
+    local.policy.load_adapter(checkpoint.adapter)
+    local.engine.set_policy(local.policy.update(), "abort")
+    return local, checkpoint
+
+
 def _trained_on(tasks: TasksConfig, checkpoint: Checkpoint | None) -> TasksConfig:
-    """The tasks of a checkpoint, where it names them. Raises TaskError where a file of theirs is gone."""
+    """The tasks of a checkpoint, where it names them. Raises TaskError where a file of theirs is gone, or
+    they were objects of a script."""
     specs = () if checkpoint is None else checkpoint.state.task_specs
+    known = {Path(spec).stem for spec in specs}
+    measured = () if checkpoint is None else checkpoint.state.measure.tasks
+    if objects := [name for name in measured if name not in known]:
+        raise TaskError(
+            f"the checkpoint was trained on {', '.join(objects)}, which a script passed in",
+            hint="pass it again: swarmnode.evaluate(task, reward), or name other tasks: --task",
+        )
     if not specs:
         return tasks
     gone = [spec for spec in specs if spec.endswith(".py") and not Path(spec).exists()]

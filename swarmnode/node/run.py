@@ -10,8 +10,8 @@ on; an error of the engine or of a common training batch ends all who had someth
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -88,19 +88,16 @@ class PolicyNode:
 class Company:
     """The policies of this process: they start one after the other, and each dials those before it."""
 
-    def __init__(self, members: Sequence[PolicyNode]) -> None:
+    def __init__(self, members: Sequence[PolicyNode], *, takes_signals: bool = True) -> None:
+        """`takes_signals`: SIGINT and SIGTERM stop the only policy, from when others can reach it."""
         self.members = members
+        self.takes_signals = takes_signals and len(members) == 1
         self.addresses: list[str] = []
         """Addresses of the policies that are up."""
         self.announced = False
         """Another machine was told how to join."""
         self.left = 0
         self.starting = asyncio.Lock()
-
-    @property
-    def alone(self) -> bool:
-        """Whether there is one policy only: then signals are its own, from when others can reach it."""
-        return len(self.members) == 1
 
     @property
     def others_go_on(self) -> bool:
@@ -114,20 +111,44 @@ class Company:
 
 def run_node(config: Config, model: str, model_reason: str, paths: Paths, *, fresh: bool) -> Ending:
     """Run until done or stopped (SIGINT, SIGTERM); the summary as JSON is the last line to print."""
-    with ExitStack() as stack:
-        screen = stack.enter_context(Screen(paths.logs / "node.log"))
-        seats = _take_seats(stack, config, model, paths)
-        logger.info("model %s: %s", model, model_reason)
-        _say_what_it_takes(config, model)
-        members = _build_members(stack, screen, model, seats, fresh=fresh)
+    screen = Screen(paths.logs / "node.log")
+    with prepared(config, model, model_reason, paths, screen, fresh=fresh) as members:
+        seats = [member.seat for member in members]
         if len(members) > 1:
             return ending(seats, asyncio.run(serve_several(members)))
         # The only policy: its error is the process's.
         return ending(seats, [asyncio.run(serve(members[0], Company(members)))])
 
 
-def _take_seats(stack: ExitStack, config: Config, model: str, paths: Paths) -> list[Seat]:
-    """Identities, tasks, ports: what can be wrong is found before a model is loaded for nothing."""
+@contextmanager
+def prepared(
+    config: Config,
+    model: str,
+    model_reason: str,
+    paths: Paths,
+    screen: Screen,
+    *,
+    fresh: bool,
+    tasks: Mapping[str, Task] | None = None,
+    watch: Monitor | None = None,
+) -> Generator[list[PolicyNode]]:
+    """The policies of a run, loaded and ready to be served; what they hold is given back at the end.
+
+    `tasks`: instead of those that the settings name. `watch`: told beside the screen. Raises SwarmnodeError.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(screen)
+        seats = _take_seats(stack, config, model, paths, tasks)
+        logger.info("model %s: %s", model, model_reason)
+        _say_what_it_takes(config, model)
+        yield _build_members(stack, screen, model, seats, fresh=fresh, watch=watch)
+
+
+def _take_seats(
+    stack: ExitStack, config: Config, model: str, paths: Paths, given: Mapping[str, Task] | None
+) -> list[Seat]:
+    """Identities, tasks, ports: what can be wrong is found before a model is loaded for nothing. `given`:
+    tasks that need no loading."""
     check_policies(config)
     seats: list[Seat] = []
     for number in range(config.node.policies):
@@ -135,7 +156,7 @@ def _take_seats(stack: ExitStack, config: Config, model: str, paths: Paths) -> l
         key = take_identity(stack, place)
         if number == 0:
             forget_earlier_runs(paths)
-        tasks = start_tasks(stack, own.tasks)
+        tasks = start_tasks(stack, own.tasks) if given is None else given
         if model != "tiny":
             find_model(model)
         check_addresses(own.network)
@@ -165,7 +186,13 @@ def _say_what_it_takes(config: Config, model: str) -> None:
 
 
 def _build_members(
-    stack: ExitStack, screen: Screen, model: str, seats: Sequence[Seat], *, fresh: bool
+    stack: ExitStack,
+    screen: Screen,
+    model: str,
+    seats: Sequence[Seat],
+    *,
+    fresh: bool,
+    watch: Monitor | None = None,
 ) -> list[PolicyNode]:
     """Load the base once and put a node on it for each seat."""
     first = seats[0]
@@ -183,7 +210,8 @@ def _build_members(
         _put_checkpoints_aside(config, model, first.paths, loaded)
     members: list[PolicyNode] = []
     for seat, local, own_screen in zip(seats, policies, screen.start_monitors(len(seats)), strict=True):
-        monitor = Monitors([JsonlMonitor(seat.paths.logs / "metrics.jsonl"), own_screen])
+        own = [JsonlMonitor(seat.paths.logs / "metrics.jsonl"), own_screen]
+        monitor = Monitors(own if watch is None else [*own, watch])
         stack.callback(monitor.close)
         tasks_of_others = tasks_for_strangers(stack, seat.tasks)
         learner = build_learner(
@@ -284,7 +312,7 @@ async def serve(member: PolicyNode, company: Company) -> Summary:
                 page = StatusServer(lambda: node.status, settings.http, settings.http_port)
                 port = stack.enter_context(page).port
                 _announce(node, port, member.seat, company)
-            if company.alone:
+            if company.takes_signals:
                 stop_on_signals(member.request_stop)
             try:
                 return await node.run()

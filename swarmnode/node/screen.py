@@ -15,7 +15,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from swarmnode.node.monitors import MOST_LOG_BYTES, Monitor, PlainMonitor, policy_label
+from swarmnode.node.monitors import MOST_LOG_BYTES, Monitor, Monitors, PlainMonitor, policy_label
 from swarmnode.node.panel import PanelMonitor
 from swarmnode.node.policies_panel import PoliciesPanel
 from swarmnode.printable import printable, printable_lines
@@ -32,9 +32,14 @@ PLAIN_STEPS = 5
 class Screen:
     """Sets up logging for the length of a command. `start_monitor` hands the terminal over to the panel."""
 
-    def __init__(self, log_file: Path | None = None, *, terminal: bool | None = None) -> None:
+    def __init__(
+        self, log_file: Path | None = None, *, terminal: bool | None = None, shows: bool = True
+    ) -> None:
+        """`terminal`: whether stderr is one; None: as it is. `shows`: without it the story goes to the log
+        file alone."""
         self._log_file = log_file
-        self._terminal = sys.stderr.isatty() if terminal is None else terminal
+        self._terminal = shows and (sys.stderr.isatty() if terminal is None else terminal)
+        self._shows = shows
         self._console = Console(stderr=True)
         self._logger = logging.getLogger("swarmnode")
         self._handlers: list[logging.Handler] = []
@@ -46,7 +51,8 @@ class Screen:
         self._logger.propagate = False
         for name in CHATTER:
             logging.getLogger(name).setLevel(logging.ERROR)
-        self._lines = self._add(logging.StreamHandler(sys.stderr), "%(asctime)s %(policy)s%(message)s")
+        if self._shows:
+            self._lines = self._add(logging.StreamHandler(sys.stderr), "%(asctime)s %(policy)s%(message)s")
         if self._log_file is not None:
             self._keep_file(self._log_file)
         return self
@@ -59,6 +65,7 @@ class Screen:
             self._logger.removeHandler(handler)
             handler.close()
         self._handlers.clear()
+        self._logger.propagate = True
 
     def _keep_file(self, path: Path) -> None:
         try:
@@ -86,6 +93,8 @@ class Screen:
 
     def start_monitor(self) -> Monitor:
         """The panel, which takes over the log lines too, or plain lines."""
+        if not self._shows:
+            return Monitors([])
         if not self._terminal or self._lines is None:
             return PlainMonitor(sys.stderr)
         self._logger.removeHandler(self._lines)

@@ -45,7 +45,7 @@ from swarmnode.types import Example, ExampleKey
 ALL_BUILTIN = "builtin"
 """Stands for every built-in task."""
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """Task names travel in headers and metrics."""
 
 FIRST_DRAW = 16
@@ -156,7 +156,7 @@ def _unknown(spec: str) -> TaskError:
 
 
 def _load_file(path: Path, text: str | None) -> Task:
-    if not _NAME.fullmatch(path.stem):
+    if not TASK_NAME.fullmatch(path.stem):
         raise TaskError(f"{path.name} is no name for a task", hint="use letters, digits, dots, - and _")
     source = load_source(path, text)
     draw = vars(source.module).get("examples")

@@ -1,0 +1,406 @@
+"""swarmnode as a library: a node, an evaluation and a trained policy from a script or a notebook.
+
+script -> [Node, run, evaluate, load_policy, load_adapter] -> config_layers.py -> node/run.py, node/offline.py
+
+A node does here what it does under `swarmnode join`: the same settings, homes, checkpoints and exchange. What
+is passed in is what a command line cannot name: functions, objects, callbacks. `swarmnode` itself has these
+names (`import swarmnode as sn`); until one is used, nothing is loaded.
+"""
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from swarmnode.config import Config
+from swarmnode.config_layers import Settings, load_settings
+from swarmnode.errors import ConfigError, ModelError
+from swarmnode.node.status import NodeStatus
+from swarmnode.node.summary import Summary
+from swarmnode.tasks.functions import Draw, RewardSpec, Rows, as_task, named_rewards, rewarded
+from swarmnode.tasks.task import Task
+from swarmnode.types import Example, ExampleKey
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedTokenizerBase
+
+    from swarmnode.node.assemble import LocalPolicy
+    from swarmnode.node.offline import OfflineEvaluation
+
+TaskSpec = str | Path | Task | Draw | Rows
+"""A task by name or file, as `--task` takes it; a function `examples(seed)`; a list of examples; an object
+with name, version, examples and score."""
+
+RoundCallback = Callable[[NodeStatus], object]
+
+
+class Node:
+    """One node, as `swarmnode join` would run it.
+
+    >>> node = Node(task=examples, reward=reward, rounds=20)    # doctest: +SKIP
+    >>> node.run().reward_last                                  # doctest: +SKIP
+    0.84
+    >>> node.policy.generate("last abcd=")                      # doctest: +SKIP
+    'd'
+    """
+
+    def __init__(
+        self,
+        task: TaskSpec | None = None,
+        reward: RewardSpec | Sequence[RewardSpec] = (),
+        *,
+        model: str | Path | None = None,
+        rounds: int | None = None,
+        peers: Sequence[str] = (),
+        home: Path | str | None = None,
+        preset: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        on_round: RoundCallback | None = None,
+        fresh: bool = False,
+        log: bool = True,
+    ) -> None:
+        """Nothing is loaded yet.
+
+        `task`: what is asked (None: the built-in tasks); `reward`: what judges it instead of the task's own
+        judge. `model`, `rounds` (in all, over restarts), `peers` (addresses to dial) and `home` are the
+        options of `swarmnode join`; `settings` any other, by its full name: {"training.learning_rate": 1e-3}.
+        `on_round` is called with the status after every round, in the thread that runs the node; what it
+        raises ends the run. `fresh`: start over. `log`: write the node's story to stderr.
+        Raises ConfigError and TaskError for what cannot be.
+        """
+        chosen = None if model is None else str(model)
+        flags = {"network.seeds": tuple(peers) or None, "node.rounds": rounds}
+        self._settings = settings_of(home, preset, chosen, _names(task), {**flags, **(settings or {})})
+        if task is not None and not isinstance(task, str | Path):
+            as_task(task, rewards_of(reward))  # What is no task is refused here and not in `run`.
+        _check_alone(self._settings.config)
+        self._task, self._rewards = task, rewards_of(reward)
+        self._on_round = on_round or _ignored
+        self._fresh = fresh
+        self._log = log
+        self._request_stop: Callable[[], None] = _nothing
+        self._stopping = False
+        self._running = threading.Lock()
+        self._policy: tuple[int | None, TrainedPolicy] | None = None
+        self.status: NodeStatus | None = None
+        """What the node is doing, as the status page has it; None before its first moment."""
+
+    @property
+    def config(self) -> Config:
+        """The settings, all layers merged."""
+        return self._settings.config
+
+    @property
+    def home(self) -> Path:
+        """The folder of its identity and checkpoints."""
+        return self._settings.paths.data
+
+    @property
+    def policy(self) -> "TrainedPolicy":
+        """The policy of the newest checkpoint, to generate from; loaded beside the running node's where it
+        runs. Raises CheckpointError where there is none yet."""
+        saved = None if self.status is None else self.status.checkpoint.round
+        if self._policy is None or self._policy[0] != saved:
+            self._policy = saved, _load(self._settings, best=False, base=False)
+        return self._policy[1]
+
+    def run(self) -> Summary:
+        """Run to the end and return what it came to. Ctrl-C and `stop` end it in order, with a checkpoint.
+
+        In a notebook, whose thread has an event loop already, the node runs in a thread of its own.
+        """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return self._run(signals=threading.current_thread() is threading.main_thread())
+        with ThreadPoolExecutor(1, thread_name_prefix="node") as thread:
+            running = thread.submit(self._run, signals=False)
+            try:
+                return running.result()
+            except KeyboardInterrupt:
+                self.stop()
+                return running.result()
+
+    async def serve(self) -> Summary:
+        """As `run`, without blocking the event loop; the node computes in threads and has a loop of its own.
+        Where the caller is cancelled, the node stops in order first."""
+        running = asyncio.get_running_loop().run_in_executor(None, lambda: self._run(signals=False))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            self.stop()
+            await running
+            raise
+
+    def stop(self) -> None:
+        """Have the run end in order, with a checkpoint. May be called from any thread and from `on_round`."""
+        self._stopping = True
+        self._request_stop()
+
+    def _seen(self, status: NodeStatus) -> None:
+        self.status = status
+
+    def _run(self, *, signals: bool) -> Summary:
+        from swarmnode.node.run import Company, prepared, serve
+        from swarmnode.node.screen import Screen
+
+        if not self._running.acquire(blocking=False):
+            raise ConfigError("this node runs already", hint="a second one needs a home of its own")
+        given = self._settings
+        screen = Screen(given.paths.logs / "node.log", terminal=False, shows=self._log)
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(_interrupts(self.stop, signals))
+                tasks = _tasks_of(stack, self._task, self._rewards, self.config)
+                run = prepared(
+                    given.config, given.model, given.model_reason, given.paths, screen,
+                    fresh=self._fresh, tasks=tasks, watch=_Watch(self._seen, self._on_round),
+                )  # fmt: skip
+                (member,) = stack.enter_context(run)
+                self._request_stop = member.request_stop
+                if self._stopping:
+                    member.request_stop()
+                return asyncio.run(serve(member, Company([member], takes_signals=False)))
+        finally:
+            self._request_stop, self._fresh, self._stopping = _nothing, False, False
+            self._running.release()
+
+
+class TrainedPolicy:
+    """A policy from a checkpoint, with an engine to generate from it."""
+
+    def __init__(self, local: "LocalPolicy", config: Config, round: int | None) -> None:
+        self.local = local
+        """Base, adapter, engine and tokenizer, for who looks inside: not part of the stable library."""
+        self._config = config
+        self.round = round
+        """The round of the checkpoint; None: the base model as it is."""
+
+    @overload
+    def generate(  # pyright: ignore[reportOverlappingOverload]  to a type checker a text is a sequence, too
+        self, prompt: str, *, temperature: float | None = None, max_tokens: int | None = None, seed: int = 0
+    ) -> str: ...
+    @overload
+    def generate(
+        self,
+        prompt: Sequence[str],
+        *,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        seed: int = 0,
+    ) -> list[str]: ...
+    def generate(
+        self,
+        prompt: str | Sequence[str],
+        *,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        seed: int = 0,
+    ) -> str | list[str]:
+        """One completion of each prompt; a text for a text, a list for a list.
+
+        `temperature` and `max_tokens`: as the policy trains, unless given; temperature 0 takes the likeliest
+        token. The same `seed` gives the same samples. Raises ModelError for a prompt that is too long.
+        """
+        from swarmnode.rollout.engine import SamplingParams
+        from swarmnode.rollout.schedule.collector import collect
+
+        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        rollout = self._config.rollout
+        sampling = SamplingParams(
+            max_tokens or rollout.max_tokens,
+            rollout.temperature if temperature is None else temperature,
+            rollout.top_p,
+        )
+        asked = [Example(ExampleKey("ask", "", 0, number), text) for number, text in enumerate(prompts)]
+        answered = collect(self.local.engine, self.local.renderer, asked, 1, sampling, seed=seed)
+        texts = {one.example.key.index: one.completions[0].text for one in answered}
+        if missing := [text for number, text in enumerate(prompts) if number not in texts]:
+            raise ModelError(f"the prompt {missing[0]!r:.60} is too long for this model", hint="shorten it")
+        return texts[0] if isinstance(prompt, str) else [texts[number] for number in range(len(prompts))]
+
+
+def run(
+    task: TaskSpec | None = None, reward: RewardSpec | Sequence[RewardSpec] = (), **options: Any
+) -> Summary:
+    """Run a node to its end: `Node(task, reward, **options).run()`."""
+    return Node(task, reward, **options).run()
+
+
+def evaluate(
+    task: TaskSpec | None = None,
+    reward: RewardSpec | Sequence[RewardSpec] = (),
+    *,
+    model: str | Path | None = None,
+    home: Path | str | None = None,
+    preset: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    base: bool = False,
+    best: bool = False,
+    greedy: bool = False,
+    samples: int = 1,
+    passing_reward: float = 1.0,
+) -> "OfflineEvaluation":
+    """The mean reward on held-out examples of the newest checkpoint, of the best, or of the `base` model; as
+    `swarmnode eval`. `task` None: those that it was trained on, where they have a name.
+
+    Raises CheckpointError where there is nothing to measure.
+    """
+    from swarmnode.node.offline import evaluate_offline
+    from swarmnode.node.screen import Screen
+
+    chosen = settings_of(home, preset, None if model is None else str(model), _names(task), settings or {})
+    with ExitStack() as stack:
+        tasks = _tasks_of(stack, task, rewards_of(reward), chosen.config)
+        return evaluate_offline(
+            chosen.config,
+            chosen.model,
+            chosen.paths,
+            base=base,
+            best=best,
+            greedy=greedy,
+            samples=samples,
+            passing_reward=passing_reward,
+            tasks=tasks,
+            screen=Screen(shows=False),
+        )
+
+
+def load_policy(
+    *,
+    model: str | Path | None = None,
+    home: Path | str | None = None,
+    preset: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    base: bool = False,
+    best: bool = False,
+) -> TrainedPolicy:
+    """The policy of the newest checkpoint (or the best, or the `base` model), to generate from. Raises
+    CheckpointError where there is none."""
+    chosen = settings_of(home, preset, None if model is None else str(model), {}, settings or {})
+    return _load(chosen, base=base, best=best)
+
+
+def load_adapter(
+    *,
+    model: str | Path | None = None,
+    home: Path | str | None = None,
+    preset: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    best: bool = False,
+) -> "tuple[PeftModel, PreTrainedTokenizerBase]":
+    """The trained adapter on its base as PEFT knows it, and the tokenizer, for code that uses transformers.
+    Raises CheckpointError where there is no checkpoint."""
+    local = load_policy(model=model, home=home, preset=preset, settings=settings, best=best).local
+    return local.policy.peft_model, local.base.tokenizer
+
+
+def settings_of(
+    home: Path | str | None,
+    preset: str | None,
+    model: str | None,
+    names: Mapping[str, Any],
+    settings: Mapping[str, Any],
+) -> Settings:
+    """All layers of settings, what the script says above them. Raises ConfigError."""
+    flags = {"policy.model": model, **names, **settings}
+    folder = None if home is None else Path(home)
+    return load_settings(home=folder, preset=preset, flags=flags, flags_from="the script")
+
+
+def rewards_of(reward: RewardSpec | Sequence[RewardSpec]) -> Sequence[RewardSpec]:
+    """One reward, or several, as a list."""
+    return [reward] if isinstance(reward, str) or callable(reward) else list(reward)
+
+
+class _Watch:
+    """The monitor by which a Node hears how it is doing."""
+
+    def __init__(self, seen: RoundCallback, on_round: RoundCallback) -> None:
+        self._seen, self._on_round = seen, on_round
+
+    def round_done(self, status: NodeStatus) -> None:
+        self._seen(status)
+        self._on_round(status)
+
+    def evaluated(self, status: NodeStatus) -> None:
+        self._seen(status)
+
+    def tick(self, status: NodeStatus) -> None:
+        self._seen(status)
+
+    def close(self) -> None:
+        pass
+
+
+@contextmanager
+def _interrupts(stop: Callable[[], None], wanted: bool) -> Generator[None]:
+    """Ctrl-C stops the node in order; a second one raises KeyboardInterrupt, as it does elsewhere."""
+    if not wanted:
+        yield
+        return
+
+    def interrupted(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, before)
+        stop()
+
+    before = signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _ignored(status: NodeStatus) -> None:
+    """Nobody asked to be told."""
+
+
+def _unseen(done: int, total: int, what: str) -> None:
+    """Nobody watches how a model is loaded."""
+
+
+def _nothing() -> None:
+    """Nobody runs who could be asked to stop."""
+
+
+def _names(task: TaskSpec | None) -> dict[str, Any]:
+    """The setting that names a task, where it has a name."""
+    named = isinstance(task, str | Path)
+    return {"tasks.names": (str(task),), "tasks.mixes": ()} if named else {}
+
+
+def _tasks_of(
+    stack: ExitStack, task: TaskSpec | None, rewards: Sequence[RewardSpec], config: Config
+) -> dict[str, Task] | None:
+    """The tasks that were passed in; None: the settings name them. The stack ends their processes."""
+    if task is not None and not isinstance(task, str | Path):
+        one = as_task(task, rewards)
+        return {one.name: one}
+    if not rewards:
+        return None
+    from swarmnode.node.task_processes import start_tasks
+
+    judges = named_rewards(rewards)
+    return {name: rewarded(one, judges) for name, one in start_tasks(stack, config.tasks).items()}
+
+
+def _load(settings: Settings, *, base: bool, best: bool) -> TrainedPolicy:
+    from swarmnode.node.offline import load_checkpoint
+
+    local, checkpoint = load_checkpoint(
+        settings.config, settings.model, settings.paths, base=base, best=best, progress=_unseen
+    )
+    return TrainedPolicy(local, settings.config, checkpoint and checkpoint.state.counters.round)
+
+
+def _check_alone(config: Config) -> None:
+    if config.node.policies > 1 or config.pipeline.name:
+        raise ConfigError(
+            "a Node of a script is one policy on a whole model",
+            hint="leave out node.policies and pipeline.name, or use `swarmnode join`",
+        )
