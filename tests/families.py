@@ -59,6 +59,42 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
+DENSE: dict[str, dict[str, Any]] = {
+    "mistral": {"num_key_value_heads": 2, "sliding_window": 8},
+    "phi3": {"num_key_value_heads": 2, "sliding_window": 8, "pad_token_id": 0},
+    # Scores that are capped low enough for it to matter. The scale of scores is not that of the heads.
+    "gemma2": {
+        **{"num_key_value_heads": 2, "head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 8},
+        **{"layer_types": ["sliding_attention", "full_attention"]},
+        **{"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "attn_implementation": "eager"},
+    },
+    "gemma3_text": {
+        **{"num_key_value_heads": 1, "head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 8},
+        **{"num_hidden_layers": 3, "final_logit_softcapping": 3.0},
+        **{"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 30.0},
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 900.0},
+        },
+    },
+    # As Llama 3.1 has it, with every part of it at work in sequences of a hundred tokens.
+    "llama": {
+        "num_key_value_heads": 1,
+        "rope_parameters": {
+            **{"rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0},
+            **{"high_freq_factor": 4.0, "original_max_position_embeddings": 16},
+        },
+    },
+}
+"""What small models of families with a record in `rollout/decode/family.py` have beside the sizes: windows
+that are soon left behind, and every option of the family at work."""
+
+
+def dense(family: str, **sizes: Any) -> Any:
+    """A small model of a family that the embedded engine runs, with transformers' own forward."""
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **(sizes | DENSE[family])))
+
+
 def config_of(family: str) -> Any:
     """The configuration of a small model of this family."""
     return AutoConfig.for_model(family, **CONFIGS[family])

@@ -105,13 +105,14 @@ def test_attention_over_prompts_is_the_one_of_torch(
     heads = heads_of(group, size)
     scale = random(group + 1, size, seed=9).abs() if normed else None
     fused = random(prompts * width, heads.layout.fused).to(dtype)
-    ours, theirs = (PromptAttention(heads, rotary(size).until(width), prompts, dtype) for _ in range(2))
+    caches = [torch.empty(cache_size(heads.shape, prompts, width), dtype=dtype) for _ in range(2)]
+    ours, theirs = (PromptAttention(heads, rotary(size).until(width), cache) for cache in caches)
     found = ours(1, fused.clone(), scale)
     with compiler.turned_off():
         expected = theirs(1, fused.clone(), scale)
     torch.testing.assert_close(found, expected, **tolerance(dtype))
-    torch.testing.assert_close(ours.cache[2], theirs.cache[2], atol=1e-5, rtol=1e-2)
-    assert torch.equal(ours.cache[3], theirs.cache[3])
+    torch.testing.assert_close(caches[0][2], caches[1][2], atol=1e-5, rtol=1e-2)
+    assert torch.equal(caches[0][3], caches[1][3])
 
 
 def test_the_kernel_is_used_where_there_is_one_for_the_type() -> None:
