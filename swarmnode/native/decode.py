@@ -50,8 +50,8 @@ class CachedRows:
     ) -> None:
         """`cache` [2 * layers, places, K, columns, E]: a table of keys and one of values for each layer;
         row i is in place i, and its new token comes to column `positions[i]`. `rotation` has the cosine and
-        sine of each pair of neighbours. With a `window` only so many of the last columns are read, the new one
-        included."""
+        sine of each pair of neighbours. With a `window` only so many of the last columns are read, the new
+        one included."""
         self.count = len(positions_N)
         lowest, highest = (int(found) for found in positions_N.aminmax())
         expect(cache, (cache.shape[0], cache.shape[1], heads.kv_heads, cache.shape[3], heads.size))

@@ -19,7 +19,6 @@ from swarmnode.rollout.decode.heads import Heads
 from swarmnode.rollout.decode.matrix import native_on_cpu
 from swarmnode.rollout.decode.weights import Shape
 
-
 SCORES_AT_ONCE = 1 << 24
 """Scores of prompts that are held at a time where they are capped: 64 MiB."""
 
@@ -65,8 +64,8 @@ class PromptAttention:
 def _capped_attention(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, shape: Shape
 ) -> Tensor:
-    """Causal attention [P, H, W, E] whose scores are capped, a few queries at a time: no fused kernel of torch
-    caps."""
+    """Causal attention [P, H, W, E] whose scores are capped, a few queries at a time: no fused kernel of
+    torch's can cap them."""
     width = keys.shape[2]
     mask = torch.ones(width, width, dtype=torch.bool, device=keys.device).tril_() if mask is None else mask
     exact = keys.float().repeat_interleave(shape.group, 1).transpose(2, 3)
@@ -119,8 +118,8 @@ def cache_attention(
     scratch: Scratch,
     window: int | None = None,
 ) -> Attention:
-    """One new token for each sequence of some bands, which lie in the batch one band after another. `window` is
-    as in `LayerKind`."""
+    """One new token for each sequence of some bands, which lie in the batch one band after another. `window`
+    is as in `LayerKind`."""
     if all(fits(band.cache) for band in bands):
         return KernelAttention(heads, bands, positions, rotation, window)
     return CacheAttention(heads, bands, tick, positions, rotation, scratch, window)

@@ -4,13 +4,13 @@
     ^ ^---- weights.py (what to load, and why not) -> decoder.py, attention.py, native/decode.py
     +------ model/dense_patch.py (which layers training runs on its own arithmetic)
 
-A new family that differs in nothing but these options is one more `Family` in `FAMILIES`, here, and one model in
-tests/families.py. A model whose configuration or parameters say more than its record is refused with a reason
-and runs in fallback.py: `Family.why_not` reads the configuration, `Family.parameters` names every tensor. No
-torch in here. `config` is always the one of transformers.
+A new family that differs in nothing but these options is one more `Family` in `FAMILIES`, here, and one model
+in tests/families.py. A model whose configuration or parameters say more than its record is refused with a
+reason and runs in fallback.py: `Family.why_not` reads the configuration, `Family.parameters` names every
+tensor. No torch in here. `config` is always the one of transformers.
 
-Two properties of a model are no options, since its parameters show them: biases (every projection may have one)
-and whether the head is tied to the embedding (it is read under its own name).
+Two properties of a model are no options, since its parameters show them: biases (every projection may have
+one) and whether the head is tied to the embedding (it is read under its own name).
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,8 @@ FIXED_ROPES = ("default", "linear", "llama3", "yarn")
 (arXiv 2309.00071)."""
 
 GROWING_ROPES = ("dynamic", "longrope")
-"""Rotary scalings whose frequencies change when a sequence grows: keys in a cache would have to turn again."""
+"""Rotary scalings whose frequencies change when a sequence grows: keys in a cache would have to turn again
+(dynamic NTK; LongRoPE, arXiv 2402.13753)."""
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 """Entries of `config.layer_types`."""
@@ -67,8 +68,8 @@ class Family:
     """Whether each query and each key is normed before it is rotated, by `q_norm` and `k_norm` over the size
     of a head: `Qwen3Attention`, `Gemma3Attention` (arXiv 2302.05442)."""
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
-    """Modules that, on top of each other, are the projections of queries, keys and values. `Phi3Attention` has
-    them as one."""
+    """Modules that, on top of each other, are the projections of queries, keys and values. `Phi3Attention`
+    has them as one."""
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     """Modules that, on top of each other, are gate and up of the MLP. `Phi3MLP` has them as one."""
     activation: str = "hidden_act"
@@ -115,7 +116,7 @@ class Family:
         return config.sliding_window
 
     def rope_prefix(self, config: Any, layer: int) -> str:
-        """What stands before `inv_freq` and `attention_scaling` of this layer in transformers' rotary module."""
+        """What stands before `inv_freq` and `attention_scaling` of a layer in transformers' rotary module."""
         return f"{_layer_types(config)[layer]}_" if self.rope_by_layer_type else ""
 
     def score_scale(self, config: Any) -> float | None:
@@ -131,7 +132,7 @@ class Family:
         return None if self.logit_cap is None else getattr(config, self.logit_cap)
 
     def embedding_scale(self, config: Any) -> float | None:
-        """By what the embedding is multiplied, before it is rounded to the weights' type; None: by nothing."""
+        """By what the embedding is multiplied, not yet rounded to the weights' type; None: by nothing."""
         return config.hidden_size**0.5 if self.scales_embedding else None
 
     def projections(self, layer: int) -> Iterator[tuple[str, ...]]:
@@ -161,7 +162,9 @@ class Family:
 
     def _ropes(self, config: Any) -> list[Any]:
         ropes = config.rope_parameters
-        return [ropes[kind] for kind in sorted(set(_layer_types(config)))] if self.rope_by_layer_type else [ropes]
+        if not self.rope_by_layer_type:
+            return [ropes]
+        return [ropes[kind] for kind in sorted(set(_layer_types(config)))]
 
 
 def _layer_types(config: Any) -> tuple[str, ...]:

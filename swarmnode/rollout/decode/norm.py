@@ -24,8 +24,8 @@ class RmsNorm:
         self._on_cpu = device.type == "cpu"
 
     def placed(self, scale: Tensor) -> Tensor:
-        """A scale as `__call__` takes it: in float32 on a CPU, on a GPU in any type, which is the one that the
-        norm is formed in."""
+        """A scale as `__call__` takes it: in float32 on a CPU; on a GPU in the type that the norm is to be
+        formed in."""
         return scale.float() if self._on_cpu else scale
 
     def __call__(self, x_ND: Tensor, scale_D: Tensor) -> Tensor:

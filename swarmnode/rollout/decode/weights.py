@@ -70,8 +70,8 @@ class Layer:
     qkv: Matrix
     """Per key head: its queries, its key, its value."""
     qk_norm: Tensor | None
-    """[queries of a key head + 1, head_dim]: the scale of a norm over each query and over the key. On a CPU in
-    float32."""
+    """[queries of a key head + 1, head_dim]: the scale of a norm over each query and over the key. On a CPU
+    in float32."""
     out: Matrix
     out_norm: Tensor | None
     """The scale of a norm over what attention adds to the hidden state."""

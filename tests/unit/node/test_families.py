@@ -1,4 +1,4 @@
-"""Families that our own loop does not run: what a node refuses before it loads them, and that they train."""
+"""Families of all kinds: what a node refuses before it loads them, and that they train."""
 
 import json
 import subprocess
@@ -23,6 +23,7 @@ from swarmnode.node.overlap import Overlap
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.paths import Paths, resolve_paths
 from swarmnode.rollout import select
+from swarmnode.rollout.decode.family import FAMILIES
 from swarmnode.training.records import Counters
 from swarmnode.types import Example, ExampleKey, Scores
 from tests.families import save_family
@@ -92,7 +93,7 @@ def test_a_family_trains_is_saved_resumes_and_loads_in_stock_peft(
     folder = save_family(family, tmp_path / "model", quick_model)
     config, paths = settings(), resolve_paths(tmp_path / "home")
     local, learner = start(config, folder, paths)
-    assert local.engine.capabilities.name == "generate"
+    assert local.engine.capabilities.name == ("embedded" if family in FAMILIES else "generate")
     before = local.policy.adapter()
     for number in (1, 2):
         report = learner.train(learner.rollouts(number).groups, [])
@@ -120,7 +121,7 @@ def test_a_family_trains_is_saved_resumes_and_loads_in_stock_peft(
 @pytest.mark.parametrize(
     ("family", "setting", "policies", "reason"),
     [
-        ("mistral", "rollout.engine=embedded", 1, r"embedded engine cannot run .*mistral.*--engine auto"),
+        ("smollm3", "rollout.engine=embedded", 1, r"embedded engine cannot run .*smollm3.*--engine auto"),
         (
             "qwen3_moe",
             "policy.lora_targets=gate_proj",
@@ -145,7 +146,7 @@ def test_embedded_is_refused_without_even_importing_torch(quick_model: Path, tmp
         [sys.executable, "-c", WITHOUT_TORCH, str(folder)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "gpt2 is not one of llama, qwen2, qwen3, torch is imported: False\n"
+    assert done.stdout == f"gpt2 is not one of {', '.join(FAMILIES)}, torch is imported: False\n"
 
 
 def test_a_model_with_packed_weights_is_known_by_its_configuration(quick_model: Path, tmp_path: Path) -> None:
