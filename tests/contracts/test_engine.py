@@ -681,7 +681,7 @@ def test_a_damaged_policy_is_refused_and_everything_stays(
     tensors = dict(lora(model)[1].tensors)
     name = next(reversed(tensors))
     if damage == "unknown module":
-        tensors[name.replace("layers.1", "layers.9").replace("h.1", "h.9")] = tensors.pop(name)
+        tensors[name.replace("layers.", "layers.9").replace(".h.", ".h.9")] = tensors.pop(name)
     elif damage == "half a pair":
         del tensors[name]
     elif damage == "wrong shape":

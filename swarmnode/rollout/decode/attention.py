@@ -138,7 +138,7 @@ class KernelAttention:
     ) -> None:
         self._sizes = [len(band.rows) for band in bands]
         self._parts = [
-            CachedRows(heads.layout, band.cache, *own, window)
+            CachedRows(heads.layout, band.cache, *own, window=window)
             for band, *own in zip(
                 bands, positions.split(self._sizes), rotation.split(self._sizes), strict=True
             )

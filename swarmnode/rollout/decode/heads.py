@@ -1,4 +1,4 @@
-"""Queries, keys and values out of the product with their fused matrix: split, normed in some families, turned.
+"""Queries, keys and values out of the product with their fused matrix: split, normed if need be, and rotated.
 
 decoder.py -> fused product -> attention.py -> [heads]
 prefill.py, embedded.py -> positions --^

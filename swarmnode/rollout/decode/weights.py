@@ -186,11 +186,11 @@ class FusedWeights:
             qkv=self._matrix(qkv, pairs, order=qkv_order(self.shape)),
             qk_norm=self._qk_norm(prefix) if self._family.head_norms else None,
             out=self._matrix(out, pairs),
-            out_norm=norms.after_attention and self._scale(f"{prefix}{norms.after_attention}.weight"),
+            out_norm=self._scale_after(prefix, norms.after_attention),
             mlp_norm=self._scale(f"{prefix}{norms.before_mlp}.weight"),
             gate_up=self._matrix(gate_up, pairs),
             down=self._matrix(down, pairs),
-            down_norm=norms.after_mlp and self._scale(f"{prefix}{norms.after_mlp}.weight"),
+            down_norm=self._scale_after(prefix, norms.after_mlp),
         )
 
     def _matrix(
@@ -218,6 +218,9 @@ class FusedWeights:
         queries = self._base[f"{prefix}self_attn.q_norm.weight"][order].expand(self.shape.group, -1)
         key = self._base[f"{prefix}self_attn.k_norm.weight"][order]
         return self._with_offset(torch.cat([queries, key[None]]))
+
+    def _scale_after(self, prefix: str, norm: str | None) -> Tensor | None:
+        return None if norm is None else self._scale(f"{prefix}{norm}.weight")
 
     def _scale(self, name: str) -> Tensor:
         return self._with_offset(self._base[name])
