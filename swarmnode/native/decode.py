@@ -27,7 +27,7 @@ class Heads:
     eps: float
     """Of the norm of queries and keys."""
     scale: float
-    """By what queries times keys are multiplied."""
+    """The factor of queries times keys."""
     cap: float | None = None
     """The c of c tanh(score / c); None: scores are not capped."""
 

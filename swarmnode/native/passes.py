@@ -105,6 +105,7 @@ def rotate_heads_gradient(
 
 
 def _gate(name: str, gate_MD: Tensor, up_MD: Tensor) -> Tensor:
+    """The gate that the kernel of this name computes."""
     rows, width = gate_MD.shape
     for tensor in (gate_MD, up_MD):
         expect_rows(tensor, (rows, width), gate_MD.dtype)

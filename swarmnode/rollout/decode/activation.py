@@ -11,7 +11,7 @@ from swarmnode.native.tensors import fits
 
 
 def gated(gate_up_ND: Tensor, activation: str) -> Tensor:
-    """Of two halves; `activation` is one of `family.ACTIVATIONS`."""
+    """The gated half of [N, gate and up]; `activation` is one of `family.ACTIVATIONS`."""
     gate, up = gate_up_ND.chunk(2, dim=-1)
     if activation == "silu":
         return silu_mul(gate, up) if fits(gate_up_ND) else F.silu(gate).mul_(up)

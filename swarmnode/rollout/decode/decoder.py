@@ -59,7 +59,7 @@ class Decoder:
             Lookback(kind.window, Rotary(kind.inv_freq, kind.rotary_scaling)) for kind in weights.kinds
         ]
         self.heads = Heads(weights.shape, weights.norm, weights.embedding.device)
-        """For attention."""
+        """The layout of queries, keys and values, which attention needs."""
         self._norm = weights.norm
 
     def reserve(self, length: int) -> None:

@@ -40,10 +40,10 @@ class NormNames:
 
     before_attention: str = "input_layernorm"
     after_attention: str | None = None
-    """Over what attention adds to the hidden state; Gemma 2 and 3 have it (arXiv 2408.00118)."""
+    """The norm over what attention adds to the hidden state; Gemma 2 and 3 have it (arXiv 2408.00118)."""
     before_mlp: str = "post_attention_layernorm"
     after_mlp: str | None = None
-    """Over what the MLP adds to the hidden state; Gemma 2 and 3 have it."""
+    """The norm over what the MLP adds to the hidden state; Gemma 2 and 3 have it."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ class Family:
         return f"{_layer_types(config)[layer]}_" if self.rope_by_layer_type else ""
 
     def score_scale(self, config: Any) -> float | None:
-        """By what scores are multiplied; None: by head_dim^(-1/2)."""
+        """The factor of queries times keys; None: head_dim^(-1/2)."""
         return None if self.query_scalar is None else getattr(config, self.query_scalar) ** -0.5
 
     def score_cap_of(self, config: Any) -> float | None:
@@ -132,7 +132,7 @@ class Family:
         return None if self.logit_cap is None else getattr(config, self.logit_cap)
 
     def embedding_scale(self, config: Any) -> float | None:
-        """By what the embedding is multiplied, not yet rounded to the weights' type; None: by nothing."""
+        """The factor of the embedding, not yet rounded to the weights' type; None: there is none."""
         return config.hidden_size**0.5 if self.scales_embedding else None
 
     def projections(self, layer: int) -> Iterator[tuple[str, ...]]:

@@ -29,7 +29,7 @@ class RmsNorm:
         return scale.float() if self._on_cpu else scale
 
     def __call__(self, x_ND: Tensor, scale_D: Tensor) -> Tensor:
-        """Of the type of x; formed in float32."""
+        """The normed x, of its type; formed in float32."""
         if not self._on_cpu:
             if scale_D.dtype != x_ND.dtype:
                 return F.rms_norm(x_ND.to(scale_D.dtype), x_ND.shape[-1:], scale_D, self._eps).to(x_ND.dtype)

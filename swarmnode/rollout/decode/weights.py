@@ -40,7 +40,7 @@ class Shape:
     vocab: int
     norm_eps: float
     score_scale: float | None = None
-    """By what queries times keys are multiplied; None: by head_dim^(-1/2)."""
+    """The factor of queries times keys; None: head_dim^(-1/2)."""
     score_cap: float | None = None
     """The c of c tanh(score / c); None: scores are not capped."""
 
@@ -59,7 +59,7 @@ class LayerKind:
     inv_freq: Tensor
     """[head_dim / 2] float32, the angle of each pair of dimensions per position."""
     rotary_scaling: float
-    """By what cosines and sines are multiplied."""
+    """The factor of cosines and sines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Layer:
 
     attention_norm: Tensor
     qkv: Matrix
-    """Per key head: its queries, its key, its value."""
+    """The projections of attention, by key head: its queries, its key, its value."""
     qk_norm: Tensor | None
     """[queries of a key head + 1, head_dim]: the scale of a norm over each query and over the key. On a CPU
     in float32."""
@@ -287,7 +287,7 @@ def _kinds(model: Any, family: Family) -> tuple[list[LayerKind], list[int]]:
 
 
 def _rounded(number: float | None, dtype: torch.dtype) -> float | None:
-    """As a number of this type."""
+    """The nearest number of this type."""
     return None if number is None else float(torch.tensor(number, dtype=dtype))
 
 
