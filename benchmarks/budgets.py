@@ -87,6 +87,7 @@ class Learner:
             f"training.learning_rate={LEARNING_RATE}",
             "tasks.eval_examples=64",
             "exchange.enabled=false",
+            "exchange.rule=sapo",
             *settings,
         ]
         self._config = load_config(

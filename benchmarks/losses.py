@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import Any, get_args
+from typing import Any
 
 from common import arguments, cpu_seconds, report
 
@@ -37,12 +37,11 @@ from swarmnode.rollout.schedule.records import PartialSettings
 from swarmnode.tasks.builtin import BUILTIN_TASKS
 from swarmnode.tasks.rounds import ExampleStream
 from swarmnode.tasks.task import draw_held_out, score_strictly
-from swarmnode.training.advantage import LossName
+from swarmnode.training.losses import LOSSES
 from swarmnode.training.trainer import Trainer
 from swarmnode.types import Example, RolloutGroup
 
 ROOT = Path(__file__).resolve().parent.parent
-LOSSES: tuple[LossName, ...] = get_args(LossName)
 SEEDS = (0, 1, 2)
 ROUNDS, QUICK_ROUNDS, CURVE_EVERY = 40, 10, 10
 
@@ -76,7 +75,7 @@ class Run:
 class Learner:
     """A policy that generates, scores and trains in turn."""
 
-    def __init__(self, model: Path, loss: LossName, seed: int) -> None:
+    def __init__(self, model: Path, loss: str, seed: int) -> None:
         base = load_base_model(str(model), PolicyConfig())
         self._policy = Policy(base, PolicyConfig(), seed)
         self._renderer = Renderer(base.tokenizer, base.eos_token_ids)
@@ -124,7 +123,7 @@ class Learner:
 def main() -> None:
     options = arguments(__doc__ or "")
     seeds, rounds = ((0,), QUICK_ROUNDS) if options.quick else (SEEDS, ROUNDS)
-    runs: dict[LossName, list[Run]] = {loss: [] for loss in LOSSES}
+    runs: dict[str, list[Run]] = {loss: [] for loss in LOSSES}
     with TemporaryDirectory() as folder:
         model = build_tiny(Path(folder))
         for seed in seeds:
@@ -142,7 +141,7 @@ def main() -> None:
     )
 
 
-def run(model: Path, loss: LossName, seed: int, rounds: int) -> Run:
+def run(model: Path, loss: str, seed: int, rounds: int) -> Run:
     learner = Learner(model, loss, seed)
     found = Run([learner.held_out_reward()])
     for number in range(1, rounds + 1):

@@ -34,16 +34,16 @@ from transformers.utils.logging import disable_progress_bar
 
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.memory import MemoryNetwork
-from swarmnode.pipeline.keeping.combining import Alone
+from swarmnode.pipeline.execution.assignment import Assignment, MemberSettings
+from swarmnode.pipeline.execution.idle import IdleRollouts, IdleStats
+from swarmnode.pipeline.execution.idle_budget import IdleSettings
+from swarmnode.pipeline.execution.member import PipelineMember
+from swarmnode.pipeline.execution.work import WorkTimes
 from swarmnode.pipeline.plans.instance import Instance
 from swarmnode.pipeline.plans.plan import Plan, digest
-from swarmnode.pipeline.plans.schedule import Budget, schedule
+from swarmnode.pipeline.plans.schedule import SearchBudget, schedule
 from swarmnode.pipeline.plans.simulator import simulate
-from swarmnode.pipeline.running.idle import IdleRollouts, IdleStats
-from swarmnode.pipeline.running.idle_budget import IdleSettings
-from swarmnode.pipeline.running.member import PipelineMember
-from swarmnode.pipeline.running.seat import MemberSettings, Seat
-from swarmnode.pipeline.running.work import WorkTimes
+from swarmnode.pipeline.replication.combining import Alone
 from swarmnode.pipeline.stages.loading import load_stage
 from swarmnode.pipeline.stages.sources import TextFeed, TextSettings, TextSource
 from swarmnode.pipeline.stages.stage import StageWorker
@@ -258,7 +258,7 @@ async def pipeline(
             model = load_stage(folder, StagePart(own, own + 1, has_ends=own == 0), StageSettings())
             worker = StageWorker(model, slots=AGENTS, max_tokens=256)
             optimizer = torch.optim.AdamW(worker.model.trainable().values())
-            member.seat(Seat(plan, digest(plan), peers, own, 0), worker, optimizer)
+            member.assign(Assignment(plan, digest(plan), peers, own, 0), worker, optimizer)
         yield Pipeline(plan, members, peers[0], switches)
 
 
@@ -268,7 +268,7 @@ async def measure(
     disable_progress_bar()
     small_model(NODES).save_pretrained(folder)
     own = small_model(2)
-    plan = schedule(instance(), seed=0, budget=Budget(steps=2000)).plan
+    plan = schedule(instance(), seed=0, budget=SearchBudget(steps=2000)).plan
     switches = [Switch(own, node) for node in range(NODES)]
     without: list[Iteration] = []
     having: list[Iteration] = []

@@ -4,7 +4,7 @@ pipeline_run.py -> [Processes] -> pipe -> [node_main: P2pdHost, PipelineMember, 
 
 Links and machines are emulated inside the member's transport and queue (emulated.py); all else is what a node
 runs: tensors over libp2p streams, real stages and gradients, real averaging, real optimizer steps. A process
-can run several pipelines in turn, each with a model of its own, and takes another seat between iterations.
+can run several pipelines in turn, each with a model of its own; its assignment changes between iterations.
 Processes are forked from one that has loaded torch; time.monotonic is the same clock in all of them.
 """
 
@@ -30,13 +30,13 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from swarmnode.identity import keys
 from swarmnode.network.p2pd import P2pdHost
-from swarmnode.pipeline.keeping.averaging import ReplicaExchange
-from swarmnode.pipeline.keeping.combining import ExchangeSettings
+from swarmnode.pipeline.execution.assignment import Assignment, IterationReport, MemberSettings
+from swarmnode.pipeline.execution.member import PipelineMember
 from swarmnode.pipeline.plans.instance import HOP_OVERHEAD_S, Instance
 from swarmnode.pipeline.plans.plan import Plan, digest
-from swarmnode.pipeline.plans.simulator import Task, simulate
-from swarmnode.pipeline.running.member import PipelineMember
-from swarmnode.pipeline.running.seat import IterationReport, MemberSettings, Seat
+from swarmnode.pipeline.plans.simulator import ScheduledWork, simulate
+from swarmnode.pipeline.replication.averaging import ReplicaExchange
+from swarmnode.pipeline.replication.combining import AveragingSettings
 from swarmnode.pipeline.stages.loading import load_stage
 from swarmnode.pipeline.stages.sources import TextFeed, TextSettings, TextSource
 from swarmnode.pipeline.stages.stage import StageWorker
@@ -52,7 +52,7 @@ MESSAGE_BYTES = MICRO_BATCH_TOKENS * WIDTH * 2 + 400
 """What a micro-batch is on its way: hidden states in fp16, and a head."""
 SETTINGS = MemberSettings(activations="fp16", gradients="fp16")
 PRELOADED = (
-    "swarmnode.pipeline.running.member",
+    "swarmnode.pipeline.execution.member",
     "swarmnode.network.p2pd",
     "transformers.models.llama.modeling_llama",
 )
@@ -137,7 +137,7 @@ class Processes:
                 process.kill()
 
     def iterate(self, run: int) -> list[Part]:
-        """One iteration of one of the pipelines, by node: all take their seats, then all begin."""
+        """One iteration of one of the pipelines, by node: all take their assignments, then all begin."""
         self._tell(run)
         self._hear()
         self._tell(run)
@@ -187,7 +187,7 @@ async def _serve(setup: Setup, node: int, pipe: Connection) -> None:
     key = keys.load_or_create(key_path)
     async with AsyncExitStack() as stack:
         host = await stack.enter_async_context(P2pdHost(key_path))
-        exchange = await stack.enter_async_context(ReplicaExchange(host, key, ExchangeSettings()))
+        exchange = await stack.enter_async_context(ReplicaExchange(host, key, AveragingSettings()))
         pipe.send((host.peer_id, (await host.addresses())[0]))
         everybody: Sequence[tuple[str, str]] = await asyncio.to_thread(pipe.recv)
         for _, address in everybody[node + 1 :]:
@@ -234,12 +234,12 @@ class _Node:
         )
 
     async def obey(self, pipe: Connection) -> None:
-        """Take the seat that is asked for, and run an iteration when it is asked for again."""
+        """Take the assignment that is asked for, and run an iteration when it is asked for again."""
         iterations = [0] * len(self._setup.plans)
         while True:
             try:
                 run = int(await asyncio.to_thread(pipe.recv))
-                self._seat(run, iterations[run])
+                self._assign(run, iterations[run])
                 pipe.send(None)
                 await asyncio.to_thread(pipe.recv)
             except EOFError:
@@ -247,13 +247,15 @@ class _Node:
             pipe.send(await self._iterate(self._setup.plans[run], iterations[run]))
             iterations[run] += 1
 
-    def _seat(self, run: int, iteration: int) -> None:
+    def _assign(self, run: int, iteration: int) -> None:
         plan = self._setup.plans[run]
         if plan.instance.stage_of[self._node] < 0:
             return
         if run not in self._workers:
             self._workers[run] = self._new_worker(plan)
-        self._member.seat(Seat(plan, digest(plan), self._peers, self._node, iteration), *self._workers[run])
+        self._member.assign(
+            Assignment(plan, digest(plan), self._peers, self._node, iteration), *self._workers[run]
+        )
 
     def _new_worker(self, plan: Plan) -> tuple[StageWorker, torch.optim.Optimizer]:
         stage, count = plan.instance.stage_of[self._node], len(plan.instance.stages)
@@ -315,7 +317,7 @@ def link(hop_s: float, bandwidth: bool) -> LinkSpeed:
 def most_waits_s(plan: Plan) -> float:
     """What its messages wait for links that they share, of the agent that waits most; roughly, since the plan
     goes on as if nobody waited. An upper bound on what the simulator overlooks, where little waits."""
-    steps: defaultdict[tuple[int, int], list[Task]] = defaultdict(list)
+    steps: defaultdict[tuple[int, int], list[ScheduledWork]] = defaultdict(list)
     for task in simulate(plan).tasks:
         steps[task.agent, task.wave].append(task)
     sent = sorted(

@@ -44,7 +44,7 @@ from swarmnode.pipeline.plans.instance import Instance, agents, load_instance
 from swarmnode.pipeline.plans.placement import Effort as MapEffort
 from swarmnode.pipeline.plans.plan import Plan, violations
 from swarmnode.pipeline.plans.report import find, find_full
-from swarmnode.pipeline.plans.schedule import Budget
+from swarmnode.pipeline.plans.schedule import SearchBudget
 from swarmnode.pipeline.plans.simulator import simulate
 
 INSTANCE = Path(__file__).parent / "instances" / "geo8_skip25.json"
@@ -62,18 +62,18 @@ class Effort:
     rivals: tuple[str, ...]
     rounds: int
     scale: float
-    plan: Budget
+    plan: SearchBudget
     placing: MapEffort
     seeds: int
     """Searches of each kind: both pipelines get the best of as many."""
 
 
 FULL = Effort(
-    ("skip33", "skip25", "skip50"), 4, 0.1, Budget(steps=5_000),
+    ("skip33", "skip25", "skip50"), 4, 0.1, SearchBudget(steps=5_000),
     MapEffort(starts=4, moves=5_000, judged=2, polish=200_000, schedule=200_000), seeds=3,
 )  # fmt: skip
 QUICK = Effort(
-    ("skip33",), 1, 0.06, Budget(steps=2_000),
+    ("skip33",), 1, 0.06, SearchBudget(steps=2_000),
     MapEffort(starts=3, moves=3_000, judged=1, polish=100_000, schedule=100_000), seeds=1,
 )  # fmt: skip
 

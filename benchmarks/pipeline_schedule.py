@@ -44,12 +44,12 @@ from swarmnode.pipeline.plans.instance import (
     load_instance,
     with_averaging,
 )
-from swarmnode.pipeline.plans.moves import Draft, Neighbourhood, apply
+from swarmnode.pipeline.plans.moves import Draft, RandomMoves, apply
 from swarmnode.pipeline.plans.placement import search as search_map
 from swarmnode.pipeline.plans.plan import Plan, violations
 from swarmnode.pipeline.plans.report import find_full, seconds_for
 from swarmnode.pipeline.plans.routes import first_paths
-from swarmnode.pipeline.plans.schedule import Budget, Scheduled, schedule
+from swarmnode.pipeline.plans.schedule import Scheduled, SearchBudget, schedule
 from swarmnode.pipeline.plans.simulator import Simulator, simulate
 
 INSTANCES = Path(__file__).parent / "instances"
@@ -115,7 +115,7 @@ def compare(instance: Instance, name: str, effort: Effort) -> Compared:
     bound_s, map_cpu_s = 0.0, []
     cut_s = {stages: best_cut_s(instance, stages, effort) for stages in range(2, instance.path_length + 1)}
     for seed in range(effort.seeds):
-        budget = Budget(seconds=effort.seconds)
+        budget = SearchBudget(seconds=effort.seconds)
         full = checked_plan(find_full(instance, micro_batches, seed, budget).plan)
         runs["full_s"].append(seconds_for(full, micro_batches))
         started_s = time.process_time()
@@ -182,7 +182,7 @@ def best_cut_s(instance: Instance, stages: int, effort: Effort) -> float:
     )
     micro_batches = len(agents(instance)) * instance.waves
     cut = replace(cut, waves=max(1, micro_batches // len(agents(cut))))
-    placed, budget = search_map(cut, seed=0), Budget(seconds=effort.seconds / 2)
+    placed, budget = search_map(cut, seed=0), SearchBudget(seconds=effort.seconds / 2)
     plans = (
         find_full(placed.instance, micro_batches, 0, budget).plan,
         schedule(placed.instance, seed=0, budget=budget, start=placed.plan).plan,
@@ -232,7 +232,7 @@ def alone_s(instance: Instance, effort: Effort) -> float:
 
 def path_moves(instance: Instance, draft: Draft, rng: Random, count: int) -> Iterator[tuple[Any, int]]:
     """Apply `count` random moves that change paths; yields what undoes each."""
-    moves = Neighbourhood(instance, rng)
+    moves = RandomMoves(instance, rng)
     for number in range(count):
         move = moves.draw(draft, rng.randrange(len(draft.paths)))
         if move is not None and move.paths:
@@ -249,7 +249,7 @@ def planning_at_scale(effort: Effort) -> Iterator[tuple[str, dict[str, float]]]:
     for name, (instance, seconds) in shapes.items():
         started_s = time.process_time()
         if seconds:
-            found = checked(schedule(instance, seed=0, budget=Budget(seconds=seconds)))
+            found = checked(schedule(instance, seed=0, budget=SearchBudget(seconds=seconds)))
             plan, bound_s = found.plan, found.bound_s
         else:
             plan, bound_s = checked_plan(Plan(instance, tuple(first_paths(instance)))), 0.0

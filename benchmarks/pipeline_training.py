@@ -44,10 +44,11 @@ from transformers.utils import logging as transformers_logging
 from swarmnode.pipeline.plans.instance import Instance, load_instance
 from swarmnode.pipeline.plans.plan import Plan, violations
 from swarmnode.pipeline.plans.report import find_full, seconds_for
-from swarmnode.pipeline.plans.schedule import Budget, schedule
-from swarmnode.pipeline.stages.local import LocalPipeline, StagePath
+from swarmnode.pipeline.plans.schedule import SearchBudget, schedule
+from swarmnode.pipeline.stages.micro_batches import StagePath
 from swarmnode.pipeline.stages.sources import TextFeed, TextSettings, TextSource
 from swarmnode.pipeline.stages.stage_model import StageSettings
+from swarmnode.testing.local_pipeline import LocalPipeline
 
 INSTANCE = Path(__file__).parent / "instances" / "geo20_skip33.json"
 STAGES = 6
@@ -143,7 +144,7 @@ class Bench:
         settings = TextSettings(effort.sequence_tokens, effort.sequences, heldout_share=0.05)
         self.source = TextSource(documents(effort.documents), encode, END_TOKEN_ID, settings)
         self._heldout = list(self.source.heldout(effort.evaluated))
-        self.plans = plans(Budget(steps=effort.plan_steps))
+        self.plans = plans(SearchBudget(steps=effort.plan_steps))
         self.iteration_s = {length: seconds_for(plan, MICRO_BATCHES) for length, plan in self.plans.items()}
         for length, plan in self.plans.items():
             paths = [plan.stages(agent) for agent in range(len(plan.paths))]
@@ -262,7 +263,7 @@ def first_pipeline(width: int, seed: int) -> LocalPipeline:
         )
 
 
-def plans(budget: Budget) -> dict[int, Plan]:
+def plans(budget: SearchBudget) -> dict[int, Plan]:
     """By path length, on the instance's own stage map; each checked against every rule."""
     instance = replace(load_instance(INSTANCE), waves=1)
     found = {STAGES: find_full(instance, MICRO_BATCHES, 0, budget).plan}
@@ -275,7 +276,7 @@ def plans(budget: Budget) -> dict[int, Plan]:
     return found
 
 
-def planned(instance: Instance, budget: Budget) -> Plan:
+def planned(instance: Instance, budget: SearchBudget) -> Plan:
     return schedule(instance, seed=0, budget=budget).plan
 
 

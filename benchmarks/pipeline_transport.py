@@ -22,8 +22,8 @@ from common import arguments, middle, report
 from swarmnode.identity import keys
 from swarmnode.network.p2pd import P2pdHost
 from swarmnode.pipeline.wire.codec import Encoded, decode, encode
-from swarmnode.pipeline.wire.messages import CodecName, Done, Forward, Message
-from swarmnode.pipeline.wire.roster import Roster
+from swarmnode.pipeline.wire.messages import CodecName, Done, ForwardHop, Message
+from swarmnode.pipeline.wire.plan_members import PlanMembers
 from swarmnode.pipeline.wire.transport import TensorTransport
 
 MIB = 1 << 20
@@ -76,7 +76,7 @@ async def time_transport(folder: Path, repeats: int) -> dict[str, list[float]]:
         await other.serve(PLAIN, answer_nothing, max_request_bytes=64 * MIB)
         async with TensorTransport(one, Sink()) as sender, TensorTransport(other, Sink()) as receiver:
             for number, transport in enumerate((sender, receiver)):
-                transport.adopt(Roster(PLAN, (one.peer_id, other.peer_id), own=number))
+                transport.adopt(PlanMembers(PLAN, (one.peer_id, other.peer_id), own=number))
             daemons = [psutil.Process(host.daemon_pid) for host in (one, other)]
             for repeat in range(repeats):
                 for size_mib in SIZES_MIB:
@@ -114,8 +114,8 @@ async def _measure(
         rates[f"{name}_daemons_cpu_ms_per_mib"].append((daemons_s() - began_daemons_s) * 1e3 / size_mib)
 
 
-def forward(sent: Encoded, micro_batch: int) -> Forward:
-    return Forward(
+def forward(sent: Encoded, micro_batch: int) -> ForwardHop:
+    return ForwardHop(
         plan=PLAN, iteration=sent.header.shape[0], deadline_s=60.0, micro_batch=micro_batch, agent=0, wave=0,
         path=(0, 1), position=1, tensor=sent.header, tokens=1,
     )  # fmt: skip

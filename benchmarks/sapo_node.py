@@ -81,7 +81,12 @@ class OwnGains(Sapo):
     """A control: of its own answers, too, a node learns from those only that are better than their group."""
 
     def lessons(
-        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], *, version: int
+        self,
+        own: Sequence[RolloutGroup],
+        external: Sequence[RolloutGroup],
+        *,
+        version: int,
+        foreign_share: float = 1.0,
     ) -> Lessons:
         return Lessons(tuple(GroupLesson(group, gains_only=True) for group in own), self._external(external))
 

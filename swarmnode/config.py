@@ -3,6 +3,7 @@
 files, environment, command line -> config_layers.py -> [config] -> everybody
 """
 
+import re
 from ipaddress import IPv4Address
 from typing import Any, Literal, get_origin
 
@@ -10,6 +11,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 RuleName = Literal["sapo", "successes", "book", "own_book", "rescue", "hacpo"]
 """The rules by which a node learns from others (training/foreign/rules.py)."""
+
+LOSS_NAMES = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo")
+"""Our own losses. They stand here, too, so that a misspelt one is refused without torch: each is a record in
+`LOSSES` of training/losses.py, and a test holds the two equal."""
+
+IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+"""`package.module:name`, as of a loss of one's own."""
 
 
 class Section(BaseModel):
@@ -89,7 +97,7 @@ class TasksConfig(Section):
     names: tuple[str, ...] = ("builtin",)
     """Built-in task names, `builtin` for all eight, or paths of task files."""
     mixes: tuple[str, ...] = ()
-    """With several policies: the tasks of each, names joined by commas. Policy k takes entry k, and the first
+    """The tasks of each of several policies, names joined by commas. Policy k takes entry k, and the first
     again after the last; more entries than policies are refused. Empty: all policies take `names`."""
     eval_examples: int = Field(default=64, ge=1, le=1024)
     """Held-out examples per task in an evaluation."""
@@ -148,7 +156,7 @@ class RolloutConfig(Section):
 
 class ExchangeConfig(Section):
     enabled: bool = True
-    """Share rollouts and train on others'. Off: plain local GRPO, no network at all."""
+    """Share rollouts and train on others'. Off: no network at all; see `rule` for what is left of it."""
     local_groups: int = Field(default=4, ge=0)
     """I: own groups to train on per round (SAPO section 3; 4/4 won the paper's comparison), where external
     ones take the places of own ones: under the rules book, own_book and rescue all of a round are."""
@@ -160,7 +168,7 @@ class ExchangeConfig(Section):
     fail; own_book: only our own, nothing is fetched; sapo: train on foreign groups as on own ones; successes:
     the same without foreign failures; rescue: a foreign success in place of a failure on the same example;
     hacpo: foreign groups weighed by who is how capable. A pipeline knows sapo and takes the others as
-    successes; with enabled=false all but own_book are plain GRPO."""
+    successes; with enabled=false book is own_book, and the others but own_book are plain GRPO."""
     book_size: int = Field(default=2000, ge=1, le=65536)
     """Answers that the book of rule=book and own_book holds, the oldest out."""
     book_replayed: int = Field(default=64, ge=0, le=4096)
@@ -189,9 +197,10 @@ class ExchangeConfig(Section):
 
 
 class TrainingConfig(Section):
-    loss: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"] = "dapo"
+    loss: str = "dapo"
     """The objective with its advantages. dapo averages over tokens, grpo over answers first, dr_grpo divides
-    by a constant, gspo clips whole answers, cispo keeps clipped tokens, rloo compares with the others."""
+    by a constant, gspo clips whole answers, cispo keeps clipped tokens, rloo compares with the others. Or a
+    loss of your own, as mymodule:name."""
     learning_rate: float = Field(default=1e-4, gt=0)
     """AdamW learning rate of the adapter."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
@@ -234,6 +243,13 @@ class TrainingConfig(Section):
     says that it is faster; addmm: fused, without it; peft: as PEFT computes it."""
     gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
     """Compute activations again in the backward pass. auto: where the longest sequence would not fit else."""
+
+    @field_validator("loss")
+    @classmethod
+    def _loss_is_known_or_can_be_imported(cls, name: str) -> str:
+        if name not in LOSS_NAMES and not IMPORT_PATH.fullmatch(name):
+            raise ValueError(f"no such loss: {', '.join(LOSS_NAMES)}, or one of your own as mymodule:name")
+        return name
 
 
 class PipelineConfig(Section):

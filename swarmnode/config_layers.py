@@ -25,7 +25,7 @@ NOT_SETTINGS = frozenset({"SWARMNODE_HOME"})
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class ConfigLayer:
     """Values of one origin, flat: `section.key` -> value."""
 
     origin: str
@@ -53,7 +53,7 @@ def load_config(
 
     Raises ConfigError naming the layer, the key and, for an unknown key, the closest known one.
     """
-    layers: list[Layer] = []
+    layers: list[ConfigLayer] = []
     if preset is not None:
         layers.append(_file_layer(f"preset {preset.stem}", preset))
     if user_file is not None and user_file.exists():
@@ -61,12 +61,12 @@ def load_config(
     if config_file is not None:
         layers.append(_file_layer(f"--config {config_file}", config_file))
     layers.extend(_environment_layers(os.environ if environ is None else environ))
-    layers.append(Layer("--set", dict(_split_assignment(text) for text in assignments)))
-    layers.append(Layer("command line", flags or {}))
+    layers.append(ConfigLayer("--set", dict(_split_assignment(text) for text in assignments)))
+    layers.append(ConfigLayer("command line", flags or {}))
     return merge_layers(layers)
 
 
-def merge_layers(layers: Iterable[Layer]) -> LoadedConfig:
+def merge_layers(layers: Iterable[ConfigLayer]) -> LoadedConfig:
     """Later layers win. Every key of every layer must exist, also one that is overridden."""
     origins = dict.fromkeys(KEYS, "default")
     tree: dict[str, dict[str, Any]] = {}
@@ -87,7 +87,7 @@ def presets(folder: Path) -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.toml")) if path.stem != "models"}
 
 
-def _file_layer(origin: str, path: Path) -> Layer:
+def _file_layer(origin: str, path: Path) -> ConfigLayer:
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -99,18 +99,18 @@ def _file_layer(origin: str, path: Path) -> Layer:
         if not isinstance(content, dict):
             raise ConfigError(f"{origin}: {section!r} stands outside a section", hint=_closest(section))
         values.update({f"{section}.{key}": value for key, value in content.items()})  # type: ignore[misc]
-    return Layer(origin, values)
+    return ConfigLayer(origin, values)
 
 
-def _environment_layers(environ: Mapping[str, str]) -> list[Layer]:
-    layers: list[Layer] = []
+def _environment_layers(environ: Mapping[str, str]) -> list[ConfigLayer]:
+    layers: list[ConfigLayer] = []
     for variable, text in sorted(environ.items()):
         if not variable.startswith(ENV_PREFIX) or variable in NOT_SETTINGS:
             continue
         section, separator, key = variable.removeprefix(ENV_PREFIX).lower().partition("__")
         if not separator:
             raise ConfigError(f"{variable} is no setting", hint=f"write {ENV_PREFIX}SECTION__KEY")
-        layers.append(Layer(variable, {f"{section}.{key}": _parse_value(text)}))
+        layers.append(ConfigLayer(variable, {f"{section}.{key}": _parse_value(text)}))
     return layers
 
 

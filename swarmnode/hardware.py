@@ -26,7 +26,7 @@ NVIDIA_SMI_COLUMNS = (
 """The name comes last, since it may hold a comma. Drivers before 510 refuse to tell a capability: a number of
 the card stands in its place, which is no decimal."""
 LEAST_DRIVERS = {11: "450.80", 12: "525.60", 13: "580.65"}
-"""By CUDA's major version, the oldest Linux driver that runs what was built for it."""
+"""The oldest Linux driver that runs what was built for each major version of CUDA."""
 CGROUP = Path("/sys/fs/cgroup")
 CPUINFO = Path("/proc/cpuinfo")
 BF16_UNITS = frozenset({"avx512_bf16", "amx_bf16"})
@@ -55,7 +55,8 @@ class TorchCuda:
     built_for: str | None
     """The version of CUDA; None: the build is without."""
     uuids: tuple[str, ...] | None = None
-    """Of the cards it can use, in CUDA's order, which is not the driver's; None: CUDA does not start."""
+    """UUIDs of the cards it can use, in CUDA's order, which is not the driver's; None: CUDA does not
+    start."""
     complaint: str = ""
 
 

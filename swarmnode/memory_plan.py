@@ -13,7 +13,8 @@ from swarmnode.hardware import GIB
 EngineName = Literal["embedded", "vllm", "generate"]
 
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""Per number in NF4: four bits, a byte of scale for 64 numbers and four for 256 scales (QLoRA, section 3)."""
+"""Bytes of a number in NF4: four bits, a byte of scale for 64 numbers and four for 256 scales (QLoRA, section
+3)."""
 ADAPTER_BYTES = 4
 """PEFT keeps LoRA parameters in float32, also over a base in 16 bits: they are their own master copy."""
 MOMENT_BYTES = 8
@@ -90,7 +91,7 @@ class Workload:
     micro_batch_tokens: int
     """Tokens in one forward pass of training."""
     number_bytes: int = 2
-    """Of one weight or activation: 2 for bfloat16, 4 for float32."""
+    """Bytes of one weight or activation: 2 for bfloat16, 4 for float32."""
     nf4: bool = False
     """The trainer's linear layers are held in 4 bits; what is computed has `number_bytes`."""
     policies: int = 1
@@ -257,7 +258,8 @@ def layer_bytes(card: ModelCard, work: Workload) -> int:
 
 
 def activation_bytes(card: ModelCard, work: Workload) -> int:
-    """Per token of a micro-batch: all layers, or with checkpointing their inputs and one layer at a time."""
+    """Bytes of activations per token of a micro-batch: all layers, or with checkpointing their inputs and one
+    layer at a time."""
     full = layer_bytes(card, work)
     last = (
         4 * card.hidden + (work.number_bytes + 4) * card.hidden

@@ -69,7 +69,8 @@ def find_facts(spec: str, cards: tuple[ModelCard, ...]) -> Facts:
 
 
 def read_facts(folder: Path, name: str) -> Facts:
-    """From config.json and the headers of the weights; the weights themselves are not read."""
+    """The facts of a model from config.json and the headers of the weights; the weights themselves are not
+    read."""
     try:
         config = json.loads((folder / "config.json").read_text())
         shapes = _tensor_shapes(folder)

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from swarmnode.node.running import Running, read_running
+from swarmnode.node.running import RunningNode, read_running
 from swarmnode.paths import resolve_paths
 
 PATIENCE_S = 180.0
@@ -50,8 +50,8 @@ class JoinedNode:
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         os.kill(self.process.pid, number)
 
-    def running(self) -> Running:
-        found: list[Running] = []
+    def running(self) -> RunningNode:
+        found: list[RunningNode] = []
 
         def is_up() -> bool:
             note = read_running(self.paths.running)

@@ -16,24 +16,24 @@ from swarmnode.errors import NetworkError, Rejected
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.framing import encode_frame, read_frame
 from swarmnode.network.multiaddr import split_peer
-from swarmnode.pipeline.joining.control import (
+from swarmnode.pipeline.membership.control import (
     MAX_REPLY_BYTES,
     PROTOCOL,
-    Answered,
     Introduce,
     Ping,
     Presence,
-    Progress,
+    ProposalProgress,
     Propose,
     Request,
     Status,
+    StatusReply,
     decode_request,
     encode,
     open_presence,
     seal_presence,
     topic_of,
 )
-from swarmnode.pipeline.plans.costs import Announcement, LinkCosts
+from swarmnode.pipeline.plans.costs import CostAnnouncement, LinkCosts
 
 from .daemon import Identity
 from .stage import Line, Stage
@@ -51,7 +51,7 @@ async def steering_member(stage: Stage) -> bool | None:
     epoch = 0
 
     def status() -> Status:
-        progress = Progress.FAILED if epoch else Progress.NONE
+        progress = ProposalProgress.FAILED if epoch else ProposalProgress.NONE
         return Status(
             session=1, sequence=1, iteration=0, busy=False, epoch=epoch, progress=progress, detail=STEERING
         )
@@ -69,7 +69,7 @@ async def steering_member(stage: Stage) -> bool | None:
         if isinstance(asked, Propose):
             epoch = asked.epoch
             stage.say("proposed", epoch=epoch)
-        return encode(Answered(status()))
+        return encode(StatusReply(status()))
 
     # The living member with the smallest id convenes: that has to be the victim.
     key = next(key for key in (NodeKey.generate() for _ in range(1000)) if key.peer_id > victim)
@@ -94,7 +94,7 @@ async def steering_member(stage: Stage) -> bool | None:
 def _own(key: NodeKey, presence: Presence, victim: str, topic: str) -> bytes:
     """The victim's presence, as if it were ours."""
     member = msgspec.structs.replace(presence.costs.member, peer_id=key.peer_id, measured_at_s=time())
-    costs = Announcement(member, {victim: LinkCosts(1e-3, 1e8)}, {})
+    costs = CostAnnouncement(member, {victim: LinkCosts(1e-3, 1e8)}, {})
     return seal_presence(key, Presence(session=1, sequence=1, terms=presence.terms, costs=costs), topic=topic)
 
 

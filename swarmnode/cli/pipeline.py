@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from swarmnode.pipeline.plans.instance import Instance
     from swarmnode.pipeline.plans.placement import Effort
     from swarmnode.pipeline.plans.report import Figures, Study
-    from swarmnode.pipeline.plans.schedule import Budget
+    from swarmnode.pipeline.plans.schedule import SearchBudget
 
 app = typer.Typer(help="Plan a pipeline of peers that skips stages.", no_args_is_help=True)
 
@@ -76,10 +76,10 @@ def plan(
     from swarmnode.pipeline.plans.instance import load_instance
     from swarmnode.pipeline.plans.plan import encode_plan
     from swarmnode.pipeline.plans.report import study
-    from swarmnode.pipeline.plans.schedule import Budget
+    from swarmnode.pipeline.plans.schedule import SearchBudget
 
     loaded = _with_averaging(load_instance(instance), averaging)
-    budget = Budget(steps, None if steps is not None else SECONDS if seconds is None else seconds)
+    budget = SearchBudget(steps, None if steps is not None else SECONDS if seconds is None else seconds)
     effort = _effort(loaded, budget) if free_map else None
     result = study(loaded, seed=seed, budget=budget, effort=effort)
     if json:
@@ -107,7 +107,7 @@ def _picture(gantt: str) -> Path | None:
 
 
 def _check_folders(files: list[Path]) -> None:
-    """Before the search, not after it."""
+    """Refuse files that cannot be written before the search, not after it."""
     for path in files:
         if not path.absolute().parent.is_dir():
             raise StorageError(f"there is no folder for {path}", hint="create it, or name another file")
@@ -128,8 +128,8 @@ def _with_averaging(instance: "Instance", asked: bool) -> "Instance":
     )
 
 
-def _effort(instance: "Instance", budget: "Budget") -> "Effort":
-    """Of the search for a stage map: its own, or as many changes as the other searches try."""
+def _effort(instance: "Instance", budget: "SearchBudget") -> "Effort":
+    """Effort of the search for a stage map: its own, or as many changes as the other searches try."""
     from swarmnode.pipeline.plans.instance import agents
     from swarmnode.pipeline.plans.placement import Effort
 

@@ -1,4 +1,4 @@
-"""From command-line options to settings and folders; every command goes through here."""
+"""Command-line options become settings and folders here; every command goes through it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

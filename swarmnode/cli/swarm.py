@@ -29,8 +29,7 @@ def swarm(
 
     The nodes know different things, unless a model or tasks are named. The last line printed is JSON: peer,
     first and last reward, trained groups per peer, tasks known and learnt, and right answers of others of
-    every node; with --compare-alone also alone_reward_last, that of the same node with exchange.enabled=false
-    and exchange.rule=own_book.
+    every node; with --compare-alone also alone_reward_last, of the same node with exchange.enabled=false.
     """
     import sys
 

@@ -1,4 +1,4 @@
-"""From an own group to what is announced: the sending half of validation.py.
+"""The sending half of validation.py: an own group becomes what is announced.
 
 trainer's groups -> [compose] -> header, body -> gossip, store
                  -> [give] -> the other policies of this process

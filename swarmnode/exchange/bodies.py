@@ -1,5 +1,6 @@
 """The body plane: bodies are asked for by their hash, from their author or from anyone who has them.
 
+publish, fetch -> [BodyStore] -> whoever asks
 choose -> [fetch] -> stream /swarmnode/rollouts/2 -> [answer] of another node -> check_body
 
 Request: the 32 bytes of a hash. Response: the body, or nothing at all for "not here" and "not now". The hash
@@ -10,6 +11,7 @@ would ask of us: its own limits need not refuse us. Peers are asked for the bodi
 import asyncio
 import logging
 import random
+from collections import OrderedDict
 from collections.abc import Callable
 
 from swarmnode.errors import HostDown, MessageTooLarge, NetworkError, Rejected, RequestTimeout
@@ -26,7 +28,6 @@ from swarmnode.exchange.messages import Announcement, Header
 from swarmnode.exchange.reasons import Reason
 from swarmnode.exchange.reputation import TokenBucket
 from swarmnode.exchange.settings import ExchangeSettings
-from swarmnode.exchange.store import BodyStore
 from swarmnode.network.host import Host
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,36 @@ UPLOAD_BURST_S = 4.0
 
 FOREIGN_PART = 4
 """Others' bodies may take up a quarter of what our own may: ours are asked for more often."""
+
+
+class BodyStore:
+    """Compressed bodies by SHA-256, bounded in bytes and number. The oldest leave first, because old headers
+    are not selected any more."""
+
+    def __init__(self, *, max_bytes: int, max_bodies: int) -> None:
+        self._max_bytes = max_bytes
+        self._max_bodies = max_bodies
+        self._bodies: OrderedDict[bytes, bytes] = OrderedDict()
+        self._size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._bodies)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size_bytes
+
+    def put(self, body_hash: bytes, body: bytes) -> None:
+        """Keep a body; the oldest ones leave until it fits."""
+        if body_hash not in self._bodies:
+            self._bodies[body_hash] = body
+            self._size_bytes += len(body)
+        while self._size_bytes > self._max_bytes or len(self._bodies) > self._max_bodies:
+            _, oldest = self._bodies.popitem(last=False)
+            self._size_bytes -= len(oldest)
+
+    def get(self, body_hash: bytes) -> bytes | None:
+        return self._bodies.get(body_hash)
 
 
 class BodyPlane:

@@ -50,7 +50,7 @@ class SavedGroup(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
         return Arrival(self.arrived_at, self.arrived_version)
 
 
-class Snapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class BufferSnapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     format: int
     policy_version: int
     """Ours at that moment: what is heard between a restart and its first round is as old as that."""
@@ -58,7 +58,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class ReplayBuffer:
-    """At most `capacity` groups, and not too many of them by one author."""
+    """Accepted groups until they are drawn: at most `capacity`, and not too many of them by one author."""
 
     def __init__(self, capacity: int, *, max_age_s: float, max_age_versions: int) -> None:
         self.capacity = capacity
@@ -128,7 +128,7 @@ class ReplayBuffer:
             )
             for accepted in self._groups
         )
-        return msgspec.msgpack.encode(Snapshot(SNAPSHOT_FORMAT, policy_version, tuple(saved)))
+        return msgspec.msgpack.encode(BufferSnapshot(SNAPSHOT_FORMAT, policy_version, tuple(saved)))
 
     def _bytes_by_author(self) -> "Counter[str]":
         sizes: Counter[str] = Counter()
@@ -155,12 +155,12 @@ class ReplayBuffer:
         )
 
 
-def read_snapshot(data: bytes) -> Snapshot:
+def read_snapshot(data: bytes) -> BufferSnapshot:
     """What `snapshot` wrote; an empty one for no bytes. Raises CheckpointError."""
     if not data:
-        return Snapshot(SNAPSHOT_FORMAT, 0, ())
+        return BufferSnapshot(SNAPSHOT_FORMAT, 0, ())
     try:
-        snapshot = msgspec.msgpack.decode(data, type=Snapshot)
+        snapshot = msgspec.msgpack.decode(data, type=BufferSnapshot)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CheckpointError(f"the saved external groups are damaged: {error}") from error
     if snapshot.format != SNAPSHOT_FORMAT:

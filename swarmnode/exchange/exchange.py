@@ -179,7 +179,7 @@ class Exchange:
                 self._note_host(None)
 
     async def collect(self, j: int, policy_version: int, deadline_s: float) -> list[RolloutGroup]:
-        """Up to `j` accepted groups of others, drawn uniformly within the shares of their authors.
+        """Draws up to `j` accepted groups of others, drawn uniformly within the shares of their authors.
 
         Waits at most `deadline_s`, and only for groups that are announced or on their way, not for ones that
         somebody may announce later. No fault of a peer or of the network is raised here.
@@ -196,15 +196,15 @@ class Exchange:
         return groups
 
     def meeting_places(self, count: int) -> list[ExampleKey]:
-        """At most `count` hard examples of others that we should answer, too; none comes twice, and none that
-        we have answered."""
+        """Finds at most `count` hard examples of others that we should answer, too; none comes twice, and
+        none that we have answered."""
         places = meeting_places(self._claims.by_author, self._fetcher.answered, count)
         self._fetcher.has_answered(places)
         return places
 
     def prefer(self, needs: Mapping[str, float]) -> None:
-        """Of each author rather fetch groups of tasks that we need: by name, from 0 to 1, as we measure it.
-        Unknown tasks count 1."""
+        """Makes the fetcher prefer, for each author, groups of tasks that we need: by name, from 0 to 1, as
+        we measure it. Unknown tasks count 1."""
         self._fetcher.needs = needs
 
     def snapshot(self) -> bytes:

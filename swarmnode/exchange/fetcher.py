@@ -67,7 +67,7 @@ RECENT_S = 300.0
 
 
 class Fetcher:
-    """From waiting headers to accepted groups."""
+    """Fetches and judges the groups of waiting headers until they are accepted or dropped."""
 
     def __init__(
         self,
@@ -105,7 +105,8 @@ class Fetcher:
         self._vain = TokenBucket(rate_per_s=VAIN_BYTES_PER_S, burst=VAIN_BYTES_BURST)
         """Bytes that newcomers may still give us in vain."""
         self._fetching: dict[str, tuple[Trust, float]] = {}
-        """By author: its trust when the fetch began, and when that was on the loop's clock."""
+        """The authors that are fetched from: their trust when the fetch began, and when that was on the
+        loop's clock."""
         self._gave_at: dict[str, float] = {}
         """When an author gave us a group, for those who did lately."""
         self._swept_at = 0.0

@@ -35,7 +35,7 @@ class ExchangeStats:
     """Groups handed to the trainer."""
     buffered: int
     dropped: Mapping[str, int]
-    """By reason (reasons.py)."""
+    """Dropped messages, counted by reason (reasons.py)."""
     accepted_by_peer: Mapping[str, int]
     banned_peers: tuple[str, ...]
     published: int

@@ -24,11 +24,12 @@ MIN_GROUP_SIZE = 2
 """One completion has no advantage over anything."""
 
 MAX_GROUP_SIZE = 512
-"""As wide as published rollouts go (BroRL). What that costs us is bounded elsewhere: the bytes of a body as
-for narrow groups, the time of judging by LOOK_S, memory and training by `answers_per_group`."""
+"""The widest group, as wide as published rollouts go (BroRL). What that costs us is bounded elsewhere: the
+bytes of a body as for narrow groups, the time of judging by LOOK_S, memory and training by
+`answers_per_group`."""
 
 MAX_COMPLETION_CHARS = 128 * 1024
-"""About 32k tokens: more than any policy that fits a home machine writes."""
+"""The longest completion, about 32k tokens: more than any policy that fits a home machine writes."""
 
 MAX_NAME_CHARS = 64
 """Swarm, task, version and model names. Four of them must fit into MAX_HEADER_BYTES."""

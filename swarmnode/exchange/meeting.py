@@ -50,8 +50,8 @@ class Claims:
 def meeting_places(
     headers: Mapping[str, Iterable[Header]], taken: Container[ExampleKey], count: int
 ) -> list[ExampleKey]:
-    """At most `count` hard examples out of the headers of each author, one of an author, none of those that
-    are `taken`."""
+    """Chooses at most `count` hard examples out of the headers of each author, one of an author, none of
+    those that are `taken`."""
     scales = _scales(header for found in headers.values() for header in found)
     hard = sorted(
         (_rank(header.key), author, header.key)
@@ -73,7 +73,7 @@ def is_hard(header: Header, scale: tuple[float, float]) -> bool:
 
 
 def _scales(headers: Iterable[Header]) -> dict[str, tuple[float, float]]:
-    """By task, between which rewards its groups are: 0 and 1, or further apart where claimed means are."""
+    """The rewards between which each task's groups are: 0 and 1, or further apart where claimed means are."""
     found: dict[str, tuple[float, float]] = {}
     for header in headers:
         low, high = found.get(header.task, (0.0, 1.0))

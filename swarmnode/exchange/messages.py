@@ -45,7 +45,8 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     index: Index
     group_size: Annotated[int, Meta(ge=MIN_GROUP_SIZE, le=MAX_GROUP_SIZE)]
     reward_mean: Annotated[float, Meta(ge=-MAX_ABS_REWARD, le=MAX_ABS_REWARD)] | None
-    """By the author's judge; None: not scored. It helps to choose what to fetch and is never trained on."""
+    """Mean reward by the author's judge; None: not scored. It helps to choose what to fetch and is never
+    trained on."""
     reward_std: Annotated[float, Meta(ge=0, le=MAX_ABS_REWARD)] | None
     model_family: Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
     model_size: Count | None
@@ -101,9 +102,9 @@ class Given:
     """A group of another policy of this process: there is nothing to fetch and nobody to doubt."""
 
     body: bytes
-    """For a checkpoint, and for strangers who ask."""
+    """The encoded body, for a checkpoint and for strangers who ask."""
     group: RolloutGroup
-    """As one of another author is trained on."""
+    """The group as one of another author is trained on."""
     fingerprint: bytes
 
 
@@ -114,7 +115,7 @@ class Announcement:
     author: str
     header: Header
     sealed: bytes
-    """As it came, to be kept in a checkpoint and checked again."""
+    """The envelope as it came, to be kept in a checkpoint and checked again."""
     arrival: Arrival
     given: Given | None = None
     """What it announces, from a policy of this process. None: to be fetched and judged."""

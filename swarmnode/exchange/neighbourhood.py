@@ -27,7 +27,7 @@ class Neighbourhood:
         return peer_id in self._takers
 
     def enter(self, peer_id: str, take: Take) -> None:
-        """From now on `take` is given what the others publish."""
+        """Adds a member: `take` is given what the others publish from now on."""
         self._takers[peer_id] = take
 
     def leave(self, peer_id: str) -> None:

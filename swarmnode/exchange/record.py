@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 FORMAT = 1
 WRITE_EVERY_S = 10.0
 HURRY_S = 1.0
-"""Between two writes at least, also where peers are banned one after the other."""
+"""The least time between two writes, also where peers are banned one after the other."""
 MAX_RECORD_BYTES = 16 * 1024 * 1024
 """Three times what a full record takes."""
 

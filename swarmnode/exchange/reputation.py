@@ -33,7 +33,7 @@ FORGIVE_AT = 50.0
 RECOVERY_PER_S = 1.0 / 60.0
 
 FIRST_PAUSE_S = 5.0
-"""Before we fetch again from a peer that gave us nothing; doubled each time it happens again."""
+"""Time before we fetch again from a peer that gave us nothing; doubled each time it happens again."""
 LONGEST_PAUSE_S = 300.0
 
 

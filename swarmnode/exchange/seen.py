@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 KEY_BYTES = 16
-"""Of a digest: nobody finds two with one among the few thousand that are remembered."""
+"""Bytes kept of a digest: nobody finds two with one among the few thousand that are remembered."""
 
 
 def key_of(*parts: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""From untrusted bytes to a group that was drawn, tokenized and scored on this machine.
+"""Validation turns untrusted bytes into a group that was drawn, tokenized and scored on this machine.
 
 gossip -> [check_gossip] -> pool -> bodies -> [check_body] -> buffer -> trainer
 
@@ -43,7 +43,7 @@ from swarmnode.types import (
 HEADER_CONTEXT = f"swarmnode/{PROTOCOL}/rollout-header"
 
 BODY_OVERHEAD_BYTES = 1024
-"""Of a body besides its answers: names, their framing, the frame of zstd."""
+"""Bytes of a body besides its answers: names, their framing, the frame of zstd."""
 
 Encode = Callable[[str, FinishReason], tuple[int, ...]]
 """The local policy's tokens of a completion; with its EOS token when the finish is "stop", which is never
@@ -75,9 +75,9 @@ class CheckedBody:
     """A group ready for training, and the fingerprint of its answers."""
 
     group: RolloutGroup
-    """Of a wide group its most telling answers."""
+    """The group; of a wide one, its most telling answers."""
     fingerprint: bytes
-    """Of all its answers."""
+    """Fingerprint of all its answers."""
     false_claim: bool = False
     """Its author announced other rewards than our judge gives."""
 

@@ -32,7 +32,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from swarmnode.errors import ModelError
 from swarmnode.model import box_attention, kernel_attention
-from swarmnode.model.layout import PackedLayout, Slots
+from swarmnode.model.layout import PackedLayout, TokenSlots
 from swarmnode.model.layout import packed_layout as packed_layout
 
 PACKED_ATTENTION = "swarmnode_packed"
@@ -193,14 +193,14 @@ class _TokensToSlots(torch.autograd.Function):
     shared tokens are added, slot by slot in a fixed order (on a CPU)."""
 
     @staticmethod
-    def forward(ctx: Any, values_T: Tensor, slots: Slots) -> Tensor:
+    def forward(ctx: Any, values_T: Tensor, slots: TokenSlots) -> Tensor:
         ctx.slots = slots
         return values_T.index_select(0, slots.token_of_slot_P)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient_P: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        slots: Slots = ctx.slots
+        slots: TokenSlots = ctx.slots
         gradient_T = gradient_P.index_select(0, slots.slot_of_token_T)
         if slots.again is not None:
             again, tokens = slots.again
@@ -212,13 +212,13 @@ class _SlotsToTokens(torch.autograd.Function):
     """[P, ...] -> [T, ...], of slots that no two tokens share: what was computed for the pads is dropped."""
 
     @staticmethod
-    def forward(ctx: Any, values_P: Tensor, slots: Slots) -> Tensor:
+    def forward(ctx: Any, values_P: Tensor, slots: TokenSlots) -> Tensor:
         ctx.slots = slots
         return values_P.index_select(0, slots.slot_of_token_T)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient_T: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        slots: Slots = ctx.slots
+        slots: TokenSlots = ctx.slots
         gradient_P = gradient_T.new_zeros(len(slots.token_of_slot_P), *gradient_T.shape[1:])
         return gradient_P.index_copy_(0, slots.slot_of_token_T, gradient_T), None

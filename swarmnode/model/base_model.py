@@ -113,7 +113,7 @@ def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
         )
         if not quantized:
             model.to(device)
-    except Exception as error:
+    except Exception as error:  # A broken tokenizer.json is a bare Exception of the tokenizers library.
         if is_out_of_memory(error):
             raise ModelError(
                 f"{spec} does not fit into memory: {_first_line(error)}",
@@ -149,7 +149,7 @@ def hidden_size(config: Any) -> int:
 
 
 def cannot_load(spec: str, error: Exception) -> ModelError:
-    """In our words, with what to do."""
+    """The error of transformers in our words, with what to do."""
     return ModelError(f"cannot load {spec} as a causal LM: {_first_line(error)}", hint=_advice(spec))
 
 
@@ -182,9 +182,9 @@ def find_device(name: str) -> torch.device:
 
 
 def find_dtype(name: str, device: torch.device, hidden: int = 0) -> torch.dtype:
-    """As asked for, or the fastest that is exact enough for a model of width `hidden` (0: any, float32 on a
-    CPU). A card without bfloat16 (Turing and older) emulates it far slower than it does float32, so there
-    `auto` is float32."""
+    """The type that was asked for, or the fastest that is exact enough for a model of width `hidden` (0: any,
+    float32 on a CPU). A card without bfloat16 (Turing and older) emulates it far slower than it does float32,
+    so there `auto` is float32."""
     if name == "auto":
         on_cpu = device.type == "cpu" and bf16_pays_on_cpu(hidden)
         on_card = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -248,8 +248,8 @@ def _fingerprint(model: Any) -> str:
 
 
 def fingerprint(parameters: Iterable[tuple[str, Sequence[int], Tensor]]) -> str:
-    """Of (name, shape, at least FINGERPRINT_VALUES leading values) by name. Rounded to bfloat16, so that a
-    node whose home moves to a machine that loads the model in another type finds its checkpoints."""
+    """A digest of (name, shape, at least FINGERPRINT_VALUES leading values) by name. Rounded to bfloat16, so
+    that a node whose home moves to a machine that loads the model in another type finds its checkpoints."""
     digest = hashlib.sha256()
     for name, shape, values in parameters:
         head = values[:FINGERPRINT_VALUES].to(torch.bfloat16).float().cpu()

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from swarmnode.model.layout import PackedLayout, Slots
+from swarmnode.model.layout import PackedLayout, TokenSlots
 
 KEPT_BYTES = 512
 """Most bytes of probabilities for a token and head: 256 keys in bfloat16, 128 in float32. Of longer sequences
@@ -124,7 +124,7 @@ class _Part:
     matrices: int
     """One for each of the rows and each key head."""
     queries: slice
-    """Of the P query slots."""
+    """Where its queries lie among the P query slots."""
     keys: slice
 
     def of_queries(self, tensor_PX: Tensor, width: int) -> Tensor:
@@ -175,7 +175,7 @@ def _of_groups(tensor_THE: Tensor, groups: int) -> Tensor:
     return tensor_THE.reshape(len(tensor_THE) * groups, -1)
 
 
-def _to_tokens(tensor_PX: Tensor, slots: Slots) -> Tensor:
+def _to_tokens(tensor_PX: Tensor, slots: TokenSlots) -> Tensor:
     """What stands in the slots of a token, added up."""
     tensor_TX = tensor_PX.index_select(0, slots.slot_of_token_T)
     if slots.again is not None:

@@ -30,7 +30,7 @@ RECOMPUTED_BUFFERS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class LogitsBudget:
     """How much is worked on at a time, in bytes of float32 logits. It changes the speed, not the result."""
 
     chunk_bytes: int
@@ -39,9 +39,9 @@ class Budget:
     """Rows of one softmax: all its passes but the first should find them in a cache."""
 
 
-CPU_BUDGET = Budget(chunk_bytes=48 * 2**20, block_bytes=2**19)
+CPU_BUDGET = LogitsBudget(chunk_bytes=48 * 2**20, block_bytes=2**19)
 """Measured: `benchmarks/logprob.py`. The block is per thread."""
-GPU_BUDGET = Budget(chunk_bytes=256 * 2**20, block_bytes=2**25)
+GPU_BUDGET = LogitsBudget(chunk_bytes=256 * 2**20, block_bytes=2**25)
 """Reasoned, not measured: 400 rows at 150k tokens feed the tensor cores, a block outweighs its launches."""
 
 
@@ -51,7 +51,7 @@ class TokenLogprobs:
 
     logprobs_N: Tensor
     entropy_N: Tensor
-    """Of the distribution that the token was drawn from, in nats."""
+    """Entropy of the distribution that the token was drawn from, in nats."""
 
 
 def head_logprobs(
@@ -347,7 +347,7 @@ def _inverse(temperature: float | Tensor, like: Tensor) -> Tensor | None:
     return torch.full((len(like), 1), 1.0 / temperature, dtype=exact, device=like.device)
 
 
-def _budget(tensor: Tensor) -> Budget:
+def _budget(tensor: Tensor) -> LogitsBudget:
     return CPU_BUDGET if tensor.device.type == "cpu" else GPU_BUDGET
 
 

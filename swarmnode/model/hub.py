@@ -11,7 +11,8 @@ from swarmnode.errors import ModelError
 from swarmnode.tasks.judged import in_daemon_thread
 
 PATIENCE_S = 4.0
-"""For name, connection, encryption and one answer without content: a fraction of a second on most nets."""
+"""Time for name, connection, encryption and one answer without content: a fraction of a second on most
+nets."""
 
 
 @cache

@@ -41,7 +41,7 @@ MAX_FILE_BYTES = 2**20
 Run = Callable[[], Tensor]
 
 
-class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GemmShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the time of a LoRA GEMM depends on; calls of one shape share an answer."""
 
     n: int
@@ -57,7 +57,7 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """More than one adapter in the batch."""
 
     @classmethod
-    def of(cls, x_MK: Tensor, weight_NK: Tensor, rank: int, several: bool) -> "Shape":
+    def of(cls, x_MK: Tensor, weight_NK: Tensor, rank: int, several: bool) -> "GemmShape":
         n, k = weight_NK.shape
         return cls(
             n=n,
@@ -78,7 +78,7 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The outcome of one measurement. Median milliseconds."""
 
-    shape: Shape
+    shape: GemmShape
     addmm_ms: float
     kernel_ms: float | None = None
     """None: no configuration could be launched with the right result."""
@@ -90,7 +90,7 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.kernel_ms is not None and self.kernel_ms * MIN_GAIN <= self.addmm_ms
 
 
-class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class KernelEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a measurement is valid for."""
 
     device: str
@@ -103,7 +103,7 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    machine: Machine
+    machine: KernelEnvironment
     verdicts: list[Verdict]
 
 
@@ -123,7 +123,7 @@ class KernelChoice:
     def __init__(
         self,
         cache_file: Path,
-        machine: Machine,
+        machine: KernelEnvironment,
         timer: Timer,
         budget_s: float = BUDGET_S,
         clock_s: Callable[[], float] = time.monotonic,
@@ -134,17 +134,17 @@ class KernelChoice:
         self._left_s = budget_s
         self._clock_s = clock_s
         self._measured = _read(cache_file, machine)
-        self._given_up: set[Shape] = set()
-        self._unfinished: set[Shape] = set()
+        self._given_up: set[GemmShape] = set()
+        self._unfinished: set[GemmShape] = set()
 
-    def known(self, shape: Shape) -> Verdict | None:
+    def known(self, shape: GemmShape) -> Verdict | None:
         return self._measured.get(shape)
 
-    def open(self, shape: Shape) -> bool:
+    def open(self, shape: GemmShape) -> bool:
         """Nobody asked for this shape yet in this process, and it is not in the file."""
         return shape not in self._measured and shape not in self._given_up
 
-    def measure(self, shape: Shape, contest: Callable[[], tuple[Run, Mapping[str, Run]]]) -> None:
+    def measure(self, shape: GemmShape, contest: Callable[[], tuple[Run, Mapping[str, Run]]]) -> None:
         """Time `addmm_` against each configuration, which `contest` makes with their inputs; keep the answer.
 
         Memory that is short, or a budget that is spent, gives the shape up until the next start.
@@ -165,7 +165,7 @@ class KernelChoice:
         self._save()
 
     def _contest(
-        self, shape: Shape, contest: Callable[[], tuple[Run, Mapping[str, Run]]], started_s: float
+        self, shape: GemmShape, contest: Callable[[], tuple[Run, Mapping[str, Run]]], started_s: float
     ) -> Verdict:
         addmm, configs = contest()
         expected = addmm()
@@ -185,7 +185,7 @@ class KernelChoice:
         best = min(times_ms, key=times_ms.__getitem__)
         return Verdict(shape, addmm_ms, times_ms[best], best)
 
-    def _give_up(self, shape: Shape, reason: str) -> None:
+    def _give_up(self, shape: GemmShape, reason: str) -> None:
         self._given_up.add(shape)
         logger.info("LoRA %s: addmm_ until the next start, because %s", shape, reason)
 
@@ -232,7 +232,7 @@ class CudaTimer:
         return start.elapsed_time(end) / calls
 
 
-def _is_right(shape: Shape, name: str, run: Run, expected: Tensor) -> bool:
+def _is_right(shape: GemmShape, name: str, run: Run, expected: Tensor) -> bool:
     """Launch one configuration and compare. What does not fit into the GPU or is off is logged."""
     try:
         y_MN = run()
@@ -269,7 +269,7 @@ def _nearest_power_of_two(count: int) -> int:
     return below if count - below < 2 * below - count else 2 * below
 
 
-def _read(path: Path, machine: Machine) -> dict[Shape, Verdict]:
+def _read(path: Path, machine: KernelEnvironment) -> dict[GemmShape, Verdict]:
     """Verdicts of an earlier start on the same machine. Anything else in the file is no use, and no error."""
     if not path.exists():
         return {}

@@ -218,7 +218,7 @@ def _check(
 
 
 def _longest_stride(matrix: Tensor) -> int:
-    """Of those that are walked: a dimension of one element may have any."""
+    """The longest stride of those that are walked: a dimension of one element may have any."""
     (rows, columns), (row, column) = matrix.shape, matrix.stride()
     return max(row * (rows > 1), column * (columns > 1))
 

@@ -51,7 +51,7 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Slots:
+class TokenSlots:
     """A row's T tokens spread over P slots: each fills one at least, a shared prompt's several."""
 
     token_of_slot_P: Tensor
@@ -77,19 +77,19 @@ class PackedLayout:
     key_ends: Tensor
     """The same of the whole sequences: cu_seqlens_k."""
     longest_sequence: int
-    keys: Slots | None
+    keys: TokenSlots | None
     """The whole sequences one after the other, without pads. None: nothing is shared, they are the row."""
     boxes: tuple[Box, ...]
-    box_queries: Slots
+    box_queries: TokenSlots
     """Query slots of all boxes, row after row."""
-    box_keys: Slots
+    box_keys: TokenSlots
     ready_mask_1111: Tensor
     """Four dimensions tell transformers that the mask is ready: it builds none. We never look at it."""
     _masks: dict[tuple[int, int | None, torch.dtype], Tensor] = field(
         default_factory=dict, init=False, repr=False
     )
     """Made when a first layer asks, kept for the others: autograd would keep one for each of them."""
-    _grouped: dict[int, tuple[Slots, Slots]] = field(default_factory=dict, init=False, repr=False)
+    _grouped: dict[int, tuple[TokenSlots, TokenSlots]] = field(default_factory=dict, init=False, repr=False)
     """The same of `grouped`."""
 
     @cached_property
@@ -126,7 +126,7 @@ class PackedLayout:
             self._masks[key] = self._made_mask(number, window, dtype)
         return self._masks[key]
 
-    def grouped(self, groups: int) -> tuple[Slots, Slots]:
+    def grouped(self, groups: int) -> tuple[TokenSlots, TokenSlots]:
         """Query and key slots of all boxes where each token is `groups` tokens, token t being t * groups and
         following, and each row of a box is `groups` rows, one after the other."""
         if groups not in self._grouped:
@@ -291,8 +291,8 @@ def _boxed(runs: _Runs) -> tuple[list[int], tuple[Box, ...]]:
     return whole + behind, tuple(boxes)
 
 
-def _slots(parts: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> Slots:
-    """Of each part, which token fills each slot, and which slots are no pads."""
+def _slots(parts: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> TokenSlots:
+    """The slots of parts that say which token fills each slot, and which slots are no pads."""
     token_of_slot_P = torch.cat([tokens for tokens, _ in parts])
     slots = torch.cat([real for _, real in parts]).nonzero()[:, 0]
     tokens, by_token = token_of_slot_P[slots].sort(stable=True)
@@ -300,11 +300,11 @@ def _slots(parts: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> Slot
     first = torch.ones_like(tokens, dtype=torch.bool)
     first[1:] = tokens[1:] != tokens[:-1]
     again = None if bool(first.all()) else (slots[~first].to(device), tokens[~first].to(device))
-    return Slots(token_of_slot_P.to(device), slots[first].to(device), again)
+    return TokenSlots(token_of_slot_P.to(device), slots[first].to(device), again)
 
 
-def _grouped(slots: Slots, boxes: Sequence[tuple[int, int]], groups: int) -> Slots:
-    """Slots of boxes of (rows, width), spread over `groups` as `PackedLayout.grouped` says."""
+def _grouped(slots: TokenSlots, boxes: Sequence[tuple[int, int]], groups: int) -> TokenSlots:
+    """The slots of boxes of (rows, width), spread over `groups` as `PackedLayout.grouped` says."""
     device, start = slots.token_of_slot_P.device, 0
     places: list[Tensor] = []
     for rows, width in boxes:
@@ -320,7 +320,7 @@ def _grouped(slots: Slots, boxes: Sequence[tuple[int, int]], groups: int) -> Slo
     if slots.again is not None:
         others, tokens = slots.again
         again = place_PG[others].flatten(), (tokens[:, None] * groups + number_G).flatten()
-    return Slots(token_of_slot, place_PG[slots.slot_of_token_T].flatten(), again)
+    return TokenSlots(token_of_slot, place_PG[slots.slot_of_token_T].flatten(), again)
 
 
 def _ends(lengths: Tensor) -> Tensor:

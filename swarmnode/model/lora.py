@@ -207,7 +207,7 @@ class _Plan:
     """What a layer with several adapters does besides its tensors."""
 
     segments: tuple[Segment, ...]
-    """Of adapters only, none empty."""
+    """Segments of adapters only, none empty."""
     scalings: tuple[float, ...]
     stacked: StackedGemm | None
     cast_to: torch.dtype | None

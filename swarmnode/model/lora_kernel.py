@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from swarmnode.hardware import NVIDIA_SMI_TIMEOUT_S
-from swarmnode.model.kernel_choice import BUDGET_S, CudaTimer, KernelChoice, Machine, Run, Shape
+from swarmnode.model.kernel_choice import BUDGET_S, CudaTimer, GemmShape, KernelChoice, KernelEnvironment, Run
 from swarmnode.model.lora import LoraGemm, Segment
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class LoraKernel:
         """Whether the kernel beats `addmm_` here. The first ask for a shape measures (some seconds)."""
         if len(x_MK) == 0 or x_MK.dtype not in self._kernels.DTYPES or weight_NK.dtype != x_MK.dtype:
             return False
-        shape = Shape.of(x_MK, weight_NK, rank, self._several)
+        shape = GemmShape.of(x_MK, weight_NK, rank, self._several)
         if self._choice.open(shape):
             with torch.no_grad():
                 self._choice.measure(shape, lambda: self._contest(shape, weight_NK))
@@ -69,7 +69,7 @@ class LoraKernel:
         bias_N: Tensor | None,
     ) -> Tensor:
         """y [M, N]; see `kernels.lora_gemm` for what is refused."""
-        verdict = self._choice.known(Shape.of(x_MK, weight_NK, s_MR.shape[-1], self._several))
+        verdict = self._choice.known(GemmShape.of(x_MK, weight_NK, s_MR.shape[-1], self._several))
         name = None if verdict is None else verdict.config
         config = self._configs[name] if name in self._configs else self._kernels.CONFIGS[0]
         return self._launch(x_MK, weight_NK, s_MR, b_ANR, scaling_A, segments, config, bias_N)
@@ -99,7 +99,7 @@ class LoraKernel:
             found = self._tables[key] = self._kernels.TileTable.build(*key)
         return found
 
-    def _contest(self, shape: Shape, weight_NK: Tensor) -> tuple[Run, dict[str, Run]]:
+    def _contest(self, shape: GemmShape, weight_NK: Tensor) -> tuple[Run, dict[str, Run]]:
         """Both ways over the layer's own weight and random inputs, which share no generator with training."""
         device, dtype = weight_NK.device, weight_NK.dtype
         generator = torch.Generator(device).manual_seed(0)
@@ -194,10 +194,10 @@ def _uneven(tokens: int, adapters: int) -> tuple[Segment, ...]:
     return tuple(Segment(s, e, a) for a, (s, e) in enumerate(zip([0, *ends], ends, strict=False)))
 
 
-def _this_machine(device: torch.device) -> Machine:
+def _this_machine(device: torch.device) -> KernelEnvironment:
     from swarmnode.model import kernels
 
-    return Machine(
+    return KernelEnvironment(
         device=torch.cuda.get_device_name(device),
         driver=_driver(("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")),
         cuda=torch.version.cuda or torch.version.hip or "unknown",

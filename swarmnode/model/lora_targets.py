@@ -29,7 +29,8 @@ class LoraTargets:
     """What PEFT is told, and what was left alone."""
 
     names: tuple[str, ...]
-    """As PEFT's `target_modules` takes them: last names, or whole ones where the last is not unique."""
+    """Module names as PEFT's `target_modules` takes them: last names, or whole ones where the last is not
+    unique."""
     left_out: tuple[str, ...] = ()
     """Kinds of layers that the adapter could not change, or should not: experts, routers, ..."""
 
@@ -91,7 +92,7 @@ def _shortened(layers: Collection[str], modules: Collection[str]) -> tuple[str, 
 
 
 def _left_out(model: nn.Module, kept: Collection[str], linear: Collection[str]) -> tuple[str, ...]:
-    """In words, for a model with experts."""
+    """What LoRA leaves out, in words, for a model with experts."""
     kinds: Mapping[str, bool] = {
         "experts": True,
         "routers": True,

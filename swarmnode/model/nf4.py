@@ -21,7 +21,8 @@ DEVICES = ("cuda", "cpu")
 
 
 def nf4_arguments(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """For `from_pretrained`. Raises ModelError where 4 bits cannot be had."""
+    """Arguments of `from_pretrained` that load a model in 4 bits. Raises ModelError where 4 bits cannot be
+    had."""
     missing = [name for name in ("bitsandbytes", "accelerate") if find_spec(name) is None]
     if device.type not in DEVICES or missing:
         reason = f"{' and '.join(missing)} is not installed"

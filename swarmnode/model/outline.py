@@ -26,8 +26,9 @@ class Outline:
 
 
 def load_outline(spec: str, policy: PolicyConfig) -> Outline | None:
-    """From the configuration alone, in well under a second. None: transformers builds this family with
-    weights only, and everything is found out later. Raises ModelError where there is no such causal LM."""
+    """An outline of the model from its configuration alone, in well under a second. None: transformers builds
+    this family with weights only, and everything is found out later. Raises ModelError where there is no such
+    causal LM."""
     from transformers import AutoModelForCausalLM
 
     config = read_config(spec, find_model(spec))

@@ -111,7 +111,7 @@ def _logits(model: Any, ids_T: Tensor) -> Tensor:
 def _packed_logits(
     model: Any, prompt: Tensor, rows: Sequence[Tensor], *, windows_seen: set[int | None]
 ) -> Tensor:
-    """Of one packed row: the rows on their own, then the prompt once and the rows behind it."""
+    """The logits of one packed row: the rows on their own, then the prompt once and the rows behind it."""
     runs = [*rows, prompt, *rows]
     prompts = [None] * (len(rows) + 1) + [len(rows)] * len(rows)
     layout = packed_layout([len(run) for run in runs], prompt.device, prompts)

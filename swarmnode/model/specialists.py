@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from swarmnode.model.tiny import RECIPE, Progress, Recipe, build_tiny
-from swarmnode.model.warmup import Phase
+from swarmnode.model.warmup import TrainingPhase
 from swarmnode.tasks.builtin import BUILTIN_TASKS
 from swarmnode.tasks.task import Task
 
@@ -89,5 +89,5 @@ def build_strangers(models_folder: Path, nodes: int, progress: Progress | None =
     ]
 
 
-def _fewer_steps(phase: Phase) -> Phase:
+def _fewer_steps(phase: TrainingPhase) -> TrainingPhase:
     return replace(phase, steps=max(1, phase.steps * 3 // 8))

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from swarmnode.errors import StorageError
-from swarmnode.model.warmup import Phase, warm_up
+from swarmnode.model.warmup import TrainingPhase, warm_up
 from swarmnode.storage import sync
 from swarmnode.tasks.builtin import BUILTIN_TASKS
 from swarmnode.tasks.task import Task
@@ -50,7 +50,7 @@ Progress = Callable[[int, int, str], None]
 class Recipe:
     """Everything that decides what the weights will be, besides the seed, the tasks and this file."""
 
-    phases: tuple[Phase, ...]
+    phases: tuple[TrainingPhase, ...]
     batch: int = 48
     hidden: int = 64
     intermediate: int = 160
@@ -68,16 +68,18 @@ class Recipe:
 
 RECIPE = Recipe(
     phases=(
-        Phase("learning eight small tasks", 400, muon_lr=8e-3, adamw_lr=5e-3, ramp_steps=40),
-        Phase("unlearning certainty", 60, muon_lr=2e-3, adamw_lr=1e-3, ramp_steps=10, mismatched_percent=55),
+        TrainingPhase("learning eight small tasks", 400, muon_lr=8e-3, adamw_lr=5e-3, ramp_steps=40),
+        TrainingPhase(
+            "unlearning certainty", 60, muon_lr=2e-3, adamw_lr=1e-3, ramp_steps=10, mismatched_percent=55
+        ),
     )
 )
-"""About 15 seconds of one core."""
+"""The recipe of the tiny policy: about 15 seconds of one core."""
 
 QUICK_RECIPE = replace(
-    RECIPE, phases=(Phase("learning a little", 20, muon_lr=8e-3, adamw_lr=5e-3, ramp_steps=5),)
+    RECIPE, phases=(TrainingPhase("learning a little", 20, muon_lr=8e-3, adamw_lr=5e-3, ramp_steps=5),)
 )
-"""Under a second, for tests: the same shapes and files, but it cannot do anything yet."""
+"""A recipe of less than a second, for tests: the same shapes and files, but it cannot do anything yet."""
 
 
 def build_tiny(

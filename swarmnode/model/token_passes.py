@@ -37,8 +37,8 @@ class Normed:
 
 
 def normed(x_MD: Tensor, norm: Norm, *, scaled: bool) -> Normed:
-    """Over the last dimension, which may be that of heads. `scaled` False: whoever multiplies by the result
-    has the scale in its weights."""
+    """The norm over the last dimension, which may be that of heads. `scaled` False: whoever multiplies by the
+    result has the scale in its weights."""
     scale_D = norm.scale_D if scaled else None
     if fits(x_MD):
         return Normed(*passes.rms_norm_kept(x_MD, scale_D, norm.eps))
@@ -49,7 +49,8 @@ def normed(x_MD: Tensor, norm: Norm, *, scaled: bool) -> Normed:
 def norm_gradient(
     dy_MD: Tensor, xhat_MD: Tensor, rstd_M1: Tensor, scale_D: Tensor | None, more_MD: Tensor | None = None
 ) -> Tensor:
-    """Of x from that of y = xhat scale (of xhat without a scale), plus `more`. May overwrite `dy`."""
+    """The gradient of x from that of y = xhat scale (of xhat without a scale), plus `more`. May overwrite
+    `dy`."""
     if fits(dy_MD):
         return passes.rms_norm_gradient(dy_MD, xhat_MD, rstd_M1, scale_D, more_MD)
     dxhat_MD = dy_MD if scale_D is None else dy_MD.mul_(scale_D)
@@ -78,8 +79,8 @@ def gated_gradient(gate_MI: Tensor, up_MI: Tensor, dactive_MI: Tensor) -> tuple[
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """By how much each token's heads are turned: [M, E] each, in transformers' order of dimensions, where the
-    halves of a head are the pairs."""
+    """Cosines and sines by which each token's heads are turned: [M, E] each, in transformers' order of
+    dimensions, where the halves of a head are the pairs."""
 
     cos_ME: Tensor
     sin_ME: Tensor
@@ -100,7 +101,7 @@ def turned_heads(x_MHE: Tensor, norm: Norm | None, rotation: Rotation) -> tuple[
 def turned_heads_gradient(
     dy_MHE: Tensor, kept: Sequence[Tensor], norm: Norm | None, rotation: Rotation
 ) -> Tensor:
-    """Of x, contiguous; `kept` as `turned_heads` gave it, which says how."""
+    """The gradient of x, contiguous; `kept` as `turned_heads` gave it, which says how."""
     by_kernel = len(kept) == 1 if norm is not None else fits(dy_MHE)
     if by_kernel:
         x_MHE = kept[0] if kept else None

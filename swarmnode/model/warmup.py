@@ -34,7 +34,7 @@ NEWTON_SCHULZ_STEPS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class TrainingPhase:
     """Optimizer steps under one learning-rate schedule: a ramp, a plateau, and a line down to a twentieth."""
 
     name: str
@@ -52,7 +52,7 @@ class Phase:
     def mismatched(self, task: str) -> int:
         """Mismatched answers in a hundred of one task.
 
-        >>> Phase("p", 1, 1.0, 1.0, 1, 96, (("rev", 30),)).mismatched("rev")
+        >>> TrainingPhase("p", 1, 1.0, 1.0, 1, 96, (("rev", 30),)).mismatched("rev")
         30
         """
         return dict(self.mismatched_by_task).get(task, self.mismatched_percent)
@@ -60,7 +60,7 @@ class Phase:
     def rate(self, step: int) -> float:
         """The factor of the learning rates at one step.
 
-        >>> [Phase("p", 10, 1.0, 1.0, ramp_steps=2).rate(step) for step in (0, 1, 5, 8)]
+        >>> [TrainingPhase("p", 10, 1.0, 1.0, ramp_steps=2).rate(step) for step in (0, 1, 5, 8)]
         [0.5, 1.0, 1.0, 0.5]
         """
         ramp = min(1.0, (step + 1) / self.ramp_steps)
@@ -73,7 +73,7 @@ def warm_up(
     encode: Encode,
     eos_token_id: int,
     tasks: Sequence[Task],
-    phases: Sequence[Phase],
+    phases: Sequence[TrainingPhase],
     *,
     batch: int,
     seed: int,
@@ -100,7 +100,7 @@ def warm_up(
     model.eval()
 
 
-def _pairs(tasks: Sequence[Task], phase: Phase, first_seed: int) -> Iterator[Pair]:
+def _pairs(tasks: Sequence[Task], phase: TrainingPhase, first_seed: int) -> Iterator[Pair]:
     """Pairs without end, the tasks of the phase taking turns."""
     shown = [task for task in tasks if not phase.tasks or task.name in phase.tasks]
     coin = StableRandom(f"warmup/{first_seed}")
@@ -153,7 +153,7 @@ def _step(
         optimizer.zero_grad()
 
 
-def _optimizers(model: Any, phase: Phase) -> list[torch.optim.Optimizer]:
+def _optimizers(model: Any, phase: TrainingPhase) -> list[torch.optim.Optimizer]:
     inner = {name: p for name, p in model.model.layers.named_parameters() if p.ndim == 2}
     inner_ids = {id(p) for p in inner.values()}
     rest = [p for p in model.parameters() if id(p) not in inner_ids]

@@ -18,14 +18,14 @@ SCORES_TOGETHER = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
+class HeadLayout:
     """How the numbers of a token are laid out: per key head `group` queries, its key and its value."""
 
     kv_heads: int
     group: int
     size: int
     eps: float
-    """Of the norm of queries and keys."""
+    """Epsilon of the norm of queries and keys."""
     scale: float
     """The factor of queries times keys."""
     cap: float | None = None
@@ -42,7 +42,7 @@ class CachedRows:
 
     def __init__(
         self,
-        heads: Heads,
+        heads: HeadLayout,
         cache: Tensor,
         positions_N: Tensor,
         rotation_NE: Tensor,
@@ -91,7 +91,12 @@ class CachedRows:
 
 
 def split_heads(
-    heads: Heads, fused_ND: Tensor, scale: Tensor | None, rotation_WE: Tensor, keys: Tensor, values: Tensor
+    heads: HeadLayout,
+    fused_ND: Tensor,
+    scale: Tensor | None,
+    rotation_WE: Tensor,
+    keys: Tensor,
+    values: Tensor,
 ) -> Tensor:
     """Queries [P, K * G, W, E] of whole prompts, whose tokens lie one after another; their keys and values
     are written to `keys` and `values` [P, K, W, E]."""
@@ -117,11 +122,11 @@ class Streams:
     words: Tensor
     """[2, windows + V or more] int32."""
     windows: int
-    """In each table of words; a power of two."""
+    """Windows in each table of words; a power of two."""
     steps: tuple[int, int]
-    """By which the window of a row moves on in each table."""
+    """How far the window of a row moves on in each table."""
     unit: float
-    """Of a sum of two words."""
+    """The unit of a sum of two words."""
     offsets: Tensor
     """[2, N], where the window of each row begins. They move."""
 
@@ -152,7 +157,7 @@ def sample(
     return tokens, logprobs
 
 
-def _scale(scale: Tensor | None, heads: Heads) -> int | None:
+def _scale(scale: Tensor | None, heads: HeadLayout) -> int | None:
     if scale is None:
         return None
     expect(scale, (heads.group + 1, heads.size), torch.float32)

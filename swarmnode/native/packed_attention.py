@@ -13,7 +13,7 @@ from torch import Tensor
 from swarmnode.native.tensors import expect, expect_rows, kernel
 
 WIDTH, QUERIES = 32, 4
-"""As in kernels/blocks.h."""
+"""Block sizes, the same as in kernels/blocks.h."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def packed_attention_gradient(
     window: int | None,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of queries, keys and values, of their type."""
+    """The gradients of queries, keys and values, in their type."""
     query_THE, key_TGE, value_TGE = map(_by_token, (query_THE, key_TGE, value_TGE))
     all_heads, size = query_THE.shape[1:]
     groups = key_TGE.shape[1]

@@ -33,7 +33,7 @@ def rms_norm_kept(x_MD: Tensor, scale_D: Tensor | None, eps: float) -> tuple[Ten
 def rms_norm_gradient(
     dy_MD: Tensor, xhat_MD: Tensor, rstd_M1: Tensor, scale_D: Tensor | None, more_MD: Tensor | None = None
 ) -> Tensor:
-    """Of x, from that of y = xhat scale; plus `more`."""
+    """The gradient of x from that of y = xhat scale; plus `more`."""
     shape, width = tuple(dy_MD.shape), dy_MD.shape[-1]
     dy_MD = dy_MD.contiguous()
     more_MD = None if more_MD is None else more_MD.contiguous()
@@ -89,7 +89,7 @@ def rotate_heads(x_MHE: Tensor, scale_E: Tensor | None, eps: float, cos_ME: Tens
 def rotate_heads_gradient(
     dy_MHE: Tensor, x_MHE: Tensor | None, scale_E: Tensor | None, eps: float, cos_ME: Tensor, sin_ME: Tensor
 ) -> Tensor:
-    """Of x, contiguous. x may be None where there is no scale."""
+    """The gradient of x, contiguous. x may be None where there is no scale."""
     dy_MHE = dy_MHE.contiguous()
     tokens, heads, size = _check_heads(dy_MHE, cos_ME, sin_ME)
     if x_MHE is None or scale_E is None:
@@ -150,7 +150,7 @@ def _address(tensor: Tensor | None) -> int | None:
 
 
 def _exact(scale_D: Tensor | None, width: int) -> Tensor | None:
-    """In float32, as the kernels take it."""
+    """The scale in float32, as the kernels take it."""
     if scale_D is None:
         return None
     scale_D = scale_D.detach().float().contiguous()

@@ -20,7 +20,7 @@ WINDOW_S = 5.0
 MAX_SAMPLES = 8
 
 LEAST_BLAME_BYTES = 256 * 1024
-"""Within the window. Eight honest neighbours' gossip stays below."""
+"""The least that a blamed peer sent within the window. Eight honest neighbours' gossip stays below."""
 
 SHARE_OF_LARGEST = 0.25
 """Whoever sent at least so much of what the largest sender did is blamed with it."""

@@ -29,7 +29,7 @@ WATCH_INTERVAL_S = 2.0
 """How often the connections are counted, at most. An address that becomes due earlier is dialled then."""
 
 FIND_INTERVAL_S = (5.0, 60.0)
-"""Between look-ups of the namespace: the first while peers are wanted, doubling up to the second."""
+"""Time between look-ups of the namespace: the first while peers are wanted, doubling up to the second."""
 
 ADVERTISE_INTERVAL_S = 600.0
 """Provider records live for a day, but the peers that keep them come and go."""

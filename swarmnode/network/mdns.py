@@ -26,7 +26,7 @@ SERVICE_TYPE = "_p2p._udp.local."
 DNSADDR = b"dnsaddr="
 
 MAX_TXT_STRING_BYTES = 255
-"""Of a DNS character-string: the length in front is one byte."""
+"""The longest DNS character-string: the length in front is one byte."""
 
 MAX_WAITING_NAMES = 64
 """Instances found but not yet asked for their TXT record; more are ignored until there is room."""

@@ -30,7 +30,7 @@ from swarmnode.network.skipped import Cause, Skipped
 from swarmnode.printable import printable
 
 LOCAL_TIMEOUT_S = 5.0
-"""For questions that the daemon answers by itself, in under a millisecond on a quiet machine."""
+"""Limit of questions that the daemon answers by itself, in under a millisecond on a quiet machine."""
 
 MAX_REPLY_BYTES = 4 * 1024 * 1024
 """The daemon is ours; GossipSub caps its messages at 1 MiB, and a list of 256 peers stays below 100 KiB."""

@@ -15,14 +15,15 @@ MEMORY_INTERVAL_S = 0.2
 """Floods were seen to grow the daemon by 45 MiB/s: 10 MiB between two looks."""
 
 MAX_GROWTH_BYTES = 160 * 2**20
-"""Over what a life began with. Two hundred honest peers take less than half of it."""
+"""The most that a life may grow over what it began with. Two hundred honest peers take less than half of
+it."""
 
 RELIEF_AT_BYTES = 64 * 2**20
 RELIEF_EVERY_BYTES = 24 * 2**20
 """Growth at which the largest senders are sent away, at first and then again."""
 
 GO_MEMORY_LIMIT = "208MiB"
-"""For the daemon's garbage collector (GOMEMLIMIT): it works harder beyond, before we have to act.
+"""Memory limit of the daemon's garbage collector (GOMEMLIMIT): it works harder beyond, before we have to act.
 
 Just below the size at which a life is replaced: a collector that has to stay far below a flood that is all
 live runs without end (128 MiB here took half of a node's rounds), and then nobody replaces the daemon.
@@ -51,7 +52,7 @@ class DaemonMemory:
         self._least_bytes: int | None = None
         self._relief_at_bytes = RELIEF_AT_BYTES
         self.grown_bytes = 0
-        """At the last look."""
+        """The growth at the last look."""
 
     def look(self, resident: int) -> Verdict:
         """What has to be done: nothing, relief, or a new life."""

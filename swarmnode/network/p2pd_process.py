@@ -37,10 +37,11 @@ TERMINATE_TIMEOUT_S = 2.0
 """How long the daemon may take to say goodbye to its peers before it is killed."""
 
 MAX_SOCKET_PATH_BYTES = 103
-"""Of a Unix socket: 103 on macOS, 107 on Linux, plus the final zero."""
+"""The longest path of a Unix socket: 103 on macOS, 107 on Linux, plus the final zero."""
 
 MAX_CONNECTIONS = (192, 256)
-"""Over the second, the daemon closes idle connections down to the first. It has no other limit."""
+"""Low and high mark: over the second, the daemon closes idle connections down to the first. It has no other
+limit."""
 
 MAX_OUTPUT_BYTES = 4096
 """The end of what the daemon printed is kept for error messages; it prints nearly nothing."""

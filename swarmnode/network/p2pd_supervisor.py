@@ -45,7 +45,8 @@ RELIEF_TIMEOUT_S = 0.5
 """A flooded daemon answers late, and meanwhile it grows."""
 
 MEMORY_RESTART_DELAY_S = 0.5
-"""Between two lives that were both ended for their size within STABLE_AFTER_S, whatever their number."""
+"""Pause between two lives that were both ended for their size within STABLE_AFTER_S, whatever their
+number."""
 
 PORT_ATTEMPTS = 5
 """Another process may take the port that we picked before the daemon does."""
@@ -63,7 +64,7 @@ def restart_delay_s(short_lives: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class EndOfLife:
     """Why a life is over."""
 
     reason: str
@@ -92,7 +93,7 @@ class DaemonSupervisor:
         self._guard = guard
         self._relieve = relieve
         self._memory = DaemonMemory()
-        self._swollen: Loss | None = None
+        self._swollen: EndOfLife | None = None
         self._status = HostStatus("starting", time.time(), 0, "")
         self._process: DaemonProcess | None = None
         self._control: ControlClient | None = None
@@ -104,7 +105,7 @@ class DaemonSupervisor:
 
     @property
     def control(self) -> ControlClient:
-        """Of the present life. Raises HostDown when there is none."""
+        """The control client of the present life. Raises HostDown when there is none."""
         if self._control is None:
             detail = self._status.detail or "it is not running"
             raise HostDown(f"the network process is {self._status.state}: {detail}")
@@ -127,7 +128,7 @@ class DaemonSupervisor:
 
     @property
     def pid(self) -> int | None:
-        """Of the daemon. None while there is none."""
+        """Process id of the daemon. None while there is none."""
         return self._process.pid if self._process and self._control else None
 
     async def start(self) -> str:
@@ -177,7 +178,7 @@ class DaemonSupervisor:
             self._trouble.set()
 
     def retire(self) -> None:
-        """From now on every call is HostDown. The daemon itself still runs, until `stop`."""
+        """Makes every call from now on HostDown. The daemon itself still runs, until `stop`."""
         self._control = None
         self._tell("closed", "")
 
@@ -210,7 +211,7 @@ class DaemonSupervisor:
         self._process = await start_daemon(self._options, control_socket, on_exit=self._trouble.set)
         return ControlClient(control_socket, self._skipped)
 
-    async def _begin_again(self, loss: Loss) -> ControlClient:
+    async def _begin_again(self, loss: EndOfLife) -> ControlClient:
         await self._bury()
         if loss.by_memory:
             await asyncio.sleep(MEMORY_RESTART_DELAY_S if self._large_lives else 0)
@@ -237,7 +238,7 @@ class DaemonSupervisor:
             await self._process.kill()
             self._process = None
 
-    async def _until_lost(self) -> Loss:
+    async def _until_lost(self) -> EndOfLife:
         missed = 0
         while missed < MAX_MISSED_PROBES:
             try:
@@ -247,8 +248,8 @@ class DaemonSupervisor:
                 missed = 0 if await self._probe() else missed + 1
             else:
                 cause = await self._cause_of_trouble()
-                return self._swollen or Loss(cause)
-        return Loss(f"it did not answer {MAX_MISSED_PROBES} health probes of {PROBE_TIMEOUT_S:g} s")
+                return self._swollen or EndOfLife(cause)
+        return EndOfLife(f"it did not answer {MAX_MISSED_PROBES} health probes of {PROBE_TIMEOUT_S:g} s")
 
     async def _watch_memory(self) -> None:
         """Look at the size of every life, whatever a probe is waiting for; end those that grew too large."""
@@ -264,7 +265,7 @@ class DaemonSupervisor:
             await self._ask_soon(self._guard if verdict == "calm" else self._relieve)
             if verdict == "over" and process is self._process:
                 story = f"the network process grew by {grown_mib:.0f} MiB, more than honest peers need"
-                self._swollen = Loss(story, by_memory=True)
+                self._swollen = EndOfLife(story, by_memory=True)
                 await process.kill()
 
     async def _ask_soon(self, hook: Hook) -> None:
@@ -296,7 +297,7 @@ class DaemonSupervisor:
             return "it closed a stream that it should have kept"
         return f"it {self._process.exit_story}"
 
-    def _tell(self, state: HostState, detail: str, survived: Loss | None = None) -> None:
+    def _tell(self, state: HostState, detail: str, survived: EndOfLife | None = None) -> None:
         """`survived`: what the present life came after."""
         restarts, memory_restarts = self._status.restarts, self._status.memory_restarts
         if survived is not None:

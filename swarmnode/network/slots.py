@@ -14,7 +14,8 @@ from enum import IntEnum
 
 MAX_STREAMS = 256
 MAX_STREAMS_PER_PEER = 32
-"""At once; with the bounds on requests, all that strangers can make us hold."""
+"""The most streams of one peer at once; with the bounds on requests, they are all that strangers can make us
+hold."""
 
 
 class Stage(IntEnum):

@@ -22,16 +22,16 @@ _DONE, _ERROR = 3, 2
 _ESTABLISHED = 1 << 1
 _INFO = 2
 _BYTES_RECEIVED_AT = 128
-"""Of `struct tcp_info`, since Linux 4.1."""
+"""Offset of the received bytes in `struct tcp_info`, since Linux 4.1."""
 
 _HEADER = struct.Struct("=IHHII")
 _ATTRIBUTE = struct.Struct("=HH")
 _MESSAGE_BYTES = 72
-"""Of `struct inet_diag_msg`."""
+"""Size of `struct inet_diag_msg`."""
 
 _TIMEOUT_S = 0.2
 _MAX_READS = 256
-"""Of 64 KiB, several hundred connections each: an answer that does not end is no answer."""
+"""The most reads of 64 KiB, several hundred connections each: an answer that does not end is no answer."""
 
 
 def received_bytes(local_ports: frozenset[int]) -> dict[Connection, int] | None:

@@ -1,4 +1,4 @@
-"""From settings to the parts of a node.
+"""The parts of a node are built from its settings.
 
 config, paths -> [assemble] -> LocalPolicy, PolicyLearner, NetworkParts -> run.py, offline.py, fitting.py
 
@@ -79,7 +79,9 @@ def load_policy(
     from swarmnode.node.before_loading import look_ahead
     from swarmnode.rollout.renderer import Renderer
     from swarmnode.rollout.select import make_engine
+    from swarmnode.training.losses import loss_of
 
+    loss_of(config.training.loss)  # One that cannot be imported is refused before anything is loaded.
     card = find_card(config.policy.device)
     if card.problem:
         logger.warning("%s; this node runs on the CPU. %s", card.problem, card.advice)

@@ -67,7 +67,7 @@ def examine(config: Config, model: str, model_reason: str, paths: Paths) -> list
 
 
 def policy_findings(config: Config, paths: Paths) -> Iterator[Finding]:
-    """Of each policy: whether its tasks can be loaded and its ports are to be had."""
+    """What there is to say of each policy: whether its tasks can be loaded and its ports are to be had."""
     several = config.node.policies > 1
     try:
         check_policies(config)
@@ -82,7 +82,8 @@ def policy_findings(config: Config, paths: Paths) -> Iterator[Finding]:
 
 
 def model_findings(config: Config, model: str) -> Iterator[Finding]:
-    """Of a model that is on this disk: the engine that will run it, and the layers that LoRA will change."""
+    """What there is to say of a model that is on this disk: the engine that will run it, and the layers that
+    LoRA will change."""
     folder = folder_of(model)
     if folder is None or any(_version(name) is None for name in ("torch", "transformers", "peft")):
         return

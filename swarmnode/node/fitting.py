@@ -66,7 +66,7 @@ def choose_budget(config: Config, local: LocalPolicy) -> TokenBudget:
 
 
 def _free_bytes(local: LocalPolicy, machine: Machine) -> int:
-    """Of the device that the model is on."""
+    """Free bytes of the device that the model is on."""
     import torch
 
     device = local.base.model.device

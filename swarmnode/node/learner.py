@@ -39,9 +39,9 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     idle_share: float | None = None
     """Share of the wanted completions that were missing in a step, on average."""
     mean_tokens_produced: float | None = None
-    """Of completions that ended, since the start."""
+    """Mean tokens of completions that ended, since the start."""
     mean_tokens_trained: float | None = None
-    """Of those handed out; below the other while long answers are still under way."""
+    """Mean tokens of completions handed out; below the other while long answers are still under way."""
     resumed: int = 0
     """Completions that were continued from their tokens, since the start."""
     reprefilled_tokens: int = 0

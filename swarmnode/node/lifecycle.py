@@ -87,7 +87,7 @@ def _wait_for_peers(view: View) -> Action | None:
 
 
 def _evaluate(view: View) -> Action | None:
-    """At the very start, at the end, and every `eval_every` rounds; each round once."""
+    """Evaluate at the very start, at the end, and every `eval_every` rounds; each round once."""
     if view.evaluated_round == view.round:
         return None
     due = view.eval_every and view.round % view.eval_every == 0

@@ -30,7 +30,7 @@ LAST_LINES = 20
 """Kept of each node, to show when it fails."""
 STOP_GRACE_S = 20.0
 REPORTED = ("peer", "reward_first", "reward_last", "external_groups_trained")
-ALONE = ("exchange.enabled=false", "exchange.rule=own_book")
+ALONE = ("exchange.enabled=false",)
 """A node without the others, at its best: it replays its own right answers as it would replay theirs."""
 
 
@@ -63,7 +63,7 @@ class LocalNode:
     model: str
     """A folder, or what else `join` takes for one."""
     label: str
-    """Before each of its lines."""
+    """The word before each of its lines."""
     process: subprocess.Popen[str] | None = None
     last_line: str = ""
     story: deque[str] = field(default_factory=lambda: deque[str](maxlen=LAST_LINES))

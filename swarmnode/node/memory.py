@@ -15,7 +15,7 @@ from swarmnode.paths import builtin_folder
 from swarmnode.rollout.vllm.compat import missing_reason
 
 VLLM_SHARE = 0.45
-"""Of a card, that vLLM takes whatever it needs: GPU_MEMORY_SHARE of rollout/vllm/engine.py."""
+"""The share of a card that vLLM takes whatever it needs: GPU_MEMORY_SHARE of rollout/vllm/engine.py."""
 
 
 @dataclass(frozen=True, slots=True)

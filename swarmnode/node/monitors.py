@@ -16,7 +16,7 @@ from swarmnode.node.status import NodeStatus, measurements
 logger = logging.getLogger(__name__)
 
 policy_label: ContextVar[str] = ContextVar("policy_label", default="")
-"""Before every line of the story that is about one of several policies; empty with one."""
+"""The policy's label before every line of the story that is about one of several policies; empty with one."""
 
 MOST_LOG_BYTES = 64 * 2**20
 """Then the file is put aside once, so that a node that runs for months keeps its disk."""

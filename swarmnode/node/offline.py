@@ -38,7 +38,7 @@ class OfflineEvaluation:
     per_task: Mapping[str, float | None]
     mean: float | None
     pass_at: Mapping[str, PassAt]
-    """By task: k -> the chance that one of k answers has `passing_reward` or more."""
+    """A curve for each task: k -> the chance that one of k answers has `passing_reward` or more."""
     pass_at_mean: PassAt
 
 
@@ -156,8 +156,8 @@ def export_offline(
 
 
 def for_merging(config: Config) -> Config:
-    """On a CPU the sum is formed in float32 unless the precision is set: in bfloat16 it would round away much
-    of the adapter, and a node chooses that type for speed alone."""
+    """Settings for merging: on a CPU the sum is formed in float32 unless the precision is set: in bfloat16 it
+    would round away much of the adapter, and a node chooses that type for speed alone."""
     if config.policy.dtype != "auto" or find_device(config.policy.device).type != "cpu":
         return config
     return config.model_copy(update={"policy": config.policy.model_copy(update={"dtype": "float32"})})

@@ -196,7 +196,7 @@ def _rows(
 
 
 def _rows_of_seed(status: NodeStatus, now: float) -> list[tuple[str, RenderableType]]:
-    """Of a member that only connects others: it has no policy, no rounds and no rewards."""
+    """Rows of a member that only connects others: it has no policy, no rounds and no rewards."""
     heard = status.exchange
     return [
         ("doing", f"{status.phase.name} for {age(now - status.phase.since)}  {status.phase.detail}"),

@@ -27,8 +27,9 @@ class RowLayout:
 def fit_rows(
     lines_of: Mapping[str, int], first_to_go: Sequence[str], story: int, height: int | None
 ) -> RowLayout:
-    """As much as fits into `height` lines (None: no bound), the frame included. `lines_of`: lines that each
-    row takes when nothing is cut, in the order they are shown; rows not in `first_to_go` always stay.
+    """Chooses as many rows as fit into `height` lines (None: no bound), the frame included. `lines_of`: lines
+    that each row takes when nothing is cut, in the order they are shown; rows not in `first_to_go` always
+    stay.
 
     >>> fit_rows({"doing": 1, "dropped": 3, "join us": 2}, ["join us", "dropped"], story=6, height=8)
     RowLayout(rows=('doing', 'dropped'), one_line=frozenset({'dropped'}), story=3)

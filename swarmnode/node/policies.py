@@ -165,7 +165,7 @@ def ending(seats: Sequence[Seat], outcomes: Sequence[Summary | BaseException]) -
 
 
 def plain_error(error: BaseException) -> BaseException:
-    """Out of a group of errors the first that a person can read, else the first.
+    """The first error of a group that a person can read, else the first.
 
     >>> plain_error(ExceptionGroup("two tasks", [ExceptionGroup("one", [ValueError("7")]), KeyError(8)]))
     ValueError('7')

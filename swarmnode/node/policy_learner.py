@@ -23,6 +23,7 @@ from swarmnode.training.foreign.reading import Reader
 from swarmnode.training.foreign.rules import Rule, make_rule, sharing_rule
 from swarmnode.training.foreign.wide_groups import WideGroups
 from swarmnode.training.forward import Forward
+from swarmnode.training.losses import loss_of
 from swarmnode.training.records import Counters, TrainReport
 from swarmnode.training.round import RoundOfPolicy
 from swarmnode.training.trainer import Trainer
@@ -68,7 +69,7 @@ class PolicyLearner(RolloutLearner):
         """Cuts right answers of strangers to what they need. None: they are taken as they are."""
         self._rule: Rule = make_rule(sharing_rule(config), seed, self.mender)
         if config.exchange.enabled and config.exchange.meet:
-            self._rule = WideGroups(self._rule, config.training.loss)
+            self._rule = WideGroups(self._rule, loss_of(config.training.loss).advantage)
         self._trainer = Trainer(
             policy,
             config.training,

@@ -52,7 +52,7 @@ class UntrainedRollouts(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     rollouts: bytes
     """`PartialRollouts.state`."""
     pass_rates: dict[str, PassRate] = {}
-    """Of tasks, where budgets depend on them (rollout/schedule/budget.py)."""
+    """Pass rates of tasks, where budgets depend on them (rollout/schedule/budget.py)."""
 
 
 class RolloutLearner(ABC):
@@ -249,7 +249,7 @@ class RolloutLearner(ABC):
         return Measure(tuple(sorted(self._tasks)), self._config.tasks.eval_examples)
 
     def _task_specs(self) -> tuple[str, ...]:
-        """By which the tasks can be loaded again on this machine."""
+        """The names by which the tasks can be loaded again on this machine."""
         found = (spec_of(task) for task in self._own_tasks.values())
         return tuple(spec for spec in found if spec is not None)
 

@@ -50,7 +50,7 @@ from swarmnode.node.policies import (
     policies_beside,
 )
 from swarmnode.node.ports import check_status_port, choose_port, remember_port
-from swarmnode.node.running import Running, read_running, remove_running, write_running
+from swarmnode.node.running import RunningNode, read_running, remove_running, write_running
 from swarmnode.node.screen import Screen
 from swarmnode.node.signals import stop_on_signals
 from swarmnode.node.status import NodeStatus, invitation
@@ -63,7 +63,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Membership:
+class PolicyNode:
     """One policy's node, once it is built, and how its neighbours in this process hear that it is gone."""
 
     seat: Seat
@@ -88,10 +88,10 @@ class Membership:
 class Company:
     """The policies of this process: they start one after the other, and each dials those before it."""
 
-    def __init__(self, members: Sequence[Membership]) -> None:
+    def __init__(self, members: Sequence[PolicyNode]) -> None:
         self.members = members
         self.addresses: list[str] = []
-        """Of those that are up."""
+        """Addresses of the policies that are up."""
         self.announced = False
         """Another machine was told how to join."""
         self.left = 0
@@ -99,7 +99,7 @@ class Company:
 
     @property
     def others_go_on(self) -> bool:
-        """For one that ends and has not been counted yet."""
+        """Whether others go on, asked by a policy that ends and has not been counted yet."""
         return self.left + 1 < len(self.members)
 
     def request_stop(self) -> None:
@@ -159,7 +159,7 @@ def _say_what_it_takes(config: Config, model: str) -> None:
 
 def _build_members(
     stack: ExitStack, screen: Screen, model: str, seats: Sequence[Seat], *, fresh: bool
-) -> list[Membership]:
+) -> list[PolicyNode]:
     """Load the base once and put a node on it for each seat."""
     first = seats[0]
     config = first.config
@@ -174,7 +174,7 @@ def _build_members(
     cohort, neighbourhood = cohort_of(seats), Neighbourhood()
     if fresh:
         _put_checkpoints_aside(config, model, first.paths, loaded)
-    members: list[Membership] = []
+    members: list[PolicyNode] = []
     for seat, local, own_screen in zip(seats, policies, screen.start_monitors(len(seats)), strict=True):
         monitor = Monitors([JsonlMonitor(seat.paths.logs / "metrics.jsonl"), own_screen])
         stack.callback(monitor.close)
@@ -202,7 +202,7 @@ def _build_members(
             tasks_of_others=tasks_of_others,
         )
         leave = (lambda: None) if cohort is None else cohort.leaving(seat.label)
-        members.append(Membership(seat, build, leave))
+        members.append(PolicyNode(seat, build, leave))
     return members
 
 
@@ -240,7 +240,8 @@ def _build_node(
 
 
 def _put_checkpoints_aside(config: Config, model: str, paths: Paths, loaded: LocalPolicy) -> None:
-    """Of all policies that ever were here: half of them would otherwise be older than the others' start."""
+    """Archives the checkpoints of all policies that ever were here: half of them would otherwise be older
+    than the others' start."""
     for place in paths.policies():
         if archived := checkpoint_store(config, model, place, loaded.base).archive():
             logger.info("starting over; earlier checkpoints are kept in %s", archived)
@@ -265,13 +266,13 @@ def _who(seat: Seat) -> str:
     return "this node" if seat.config.node.policies == 1 else f"policy {seat.number}"
 
 
-async def serve_one(members: Sequence[Membership]) -> list[Summary | BaseException]:
+async def serve_one(members: Sequence[PolicyNode]) -> list[Summary | BaseException]:
     """The only policy: its error is the process's."""
     (member,) = members
     return [await _serve(member, Company(members), lambda: stop_on_signals(member.request_stop))]
 
 
-async def serve_several(members: Sequence[Membership]) -> list[Summary | BaseException]:
+async def serve_several(members: Sequence[PolicyNode]) -> list[Summary | BaseException]:
     """All to their end, whatever becomes of the others. In the order of `members`."""
     company = Company(members)
     stop_on_signals(company.request_stop)
@@ -279,7 +280,7 @@ async def serve_several(members: Sequence[Membership]) -> list[Summary | BaseExc
     return list(await asyncio.gather(*served, return_exceptions=True))
 
 
-async def _serve_beside_others(member: Membership, company: Company) -> Summary:
+async def _serve_beside_others(member: PolicyNode, company: Company) -> Summary:
     policy_label.set(f"policy {member.seat.number}: ")
     try:
         return await _serve(member, company, lambda: None)
@@ -295,7 +296,7 @@ async def _serve_beside_others(member: Membership, company: Company) -> Summary:
         member.leave()
 
 
-async def _serve(member: Membership, company: Company, started: Callable[[], None]) -> Summary:
+async def _serve(member: PolicyNode, company: Company, started: Callable[[], None]) -> Summary:
     """One policy's node from its start to its end. `started` is called once others can reach it."""
     settings, paths = member.seat.config.node, member.seat.paths
     try:
@@ -321,7 +322,7 @@ async def _serve(member: Membership, company: Company, started: Callable[[], Non
 def leave_note(status: NodeStatus, seat: Seat, http_port: int) -> None:
     """How `swarmnode status` finds this node, and which port it takes the next time."""
     paths, addresses = seat.paths, status.network.addresses
-    note = Running(os.getpid(), status.peer_id, seat.config.node.http, http_port, addresses)
+    note = RunningNode(os.getpid(), status.peer_id, seat.config.node.http, http_port, addresses)
     try:
         write_running(paths.running, note)
         remember_port(paths, addresses)

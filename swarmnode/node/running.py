@@ -13,7 +13,7 @@ import psutil
 from swarmnode.storage import replace_file
 
 
-class Running(msgspec.Struct, frozen=True):
+class RunningNode(msgspec.Struct, frozen=True):
     """A node that runs now."""
 
     pid: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
@@ -23,15 +23,15 @@ class Running(msgspec.Struct, frozen=True):
     addresses: tuple[str, ...] = ()
 
 
-def write_running(path: Path, note: Running) -> None:
+def write_running(path: Path, note: RunningNode) -> None:
     """Leave the note. Raises OSError."""
     replace_file(path, msgspec.json.encode(note))
 
 
-def read_running(path: Path) -> Running | None:
+def read_running(path: Path) -> RunningNode | None:
     """The node that runs here, or None: no note, a damaged note, or one whose process is gone."""
     try:
-        note = msgspec.json.decode(path.read_bytes(), type=Running)
+        note = msgspec.json.decode(path.read_bytes(), type=RunningNode)
     except (OSError, msgspec.DecodeError):
         return None
     return note if psutil.pid_exists(note.pid) else None

@@ -32,10 +32,11 @@ class Saving:
         self.tried_evaluation: int | None = None
         """The round of the newest evaluation that is part of it."""
         self._outcome: asyncio.Task[None] | None = None
-        """Of the newest snapshot."""
+        """The task that writes the newest snapshot."""
 
     def report_in(self, tasks: asyncio.TaskGroup) -> None:
-        """To be called first: tasks of this group wait for the disk. An error but StorageError ends it."""
+        """Lets tasks of this group wait for the disk; to be called first. An error but StorageError ends
+        it."""
         self._tasks = tasks
 
     async def save(self, counters: Counters, exchange: bytes) -> None:

@@ -45,7 +45,7 @@ class Rewards(msgspec.Struct, frozen=True):
 
 
 class Speed(msgspec.Struct, frozen=True):
-    """Of the last round."""
+    """Speed of the last round."""
 
     tokens_per_s: float | None = None
     generate_s: float | None = None
@@ -129,7 +129,7 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     iteration: int = 0
     """Optimizer steps taken by the pipeline."""
     iteration_s: float | None = None
-    """Of the last one, its step included."""
+    """Time of the last iteration, its step included."""
     planned_s: float | None = None
     """What the plan says it takes, without the step."""
     busy_share: float | None = None
@@ -144,8 +144,8 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     idle_tokens: int = 0
     """Generated with a policy of our own while the stage had to wait."""
     idle_share: float | None = None
-    """Of the time that the stage had to wait, how much went into that. None: there is no such policy, or the
-    stage has not worked yet."""
+    """Share of the time that the stage had to wait which went into generating `idle_tokens`. None: there is
+    no such policy, or the stage has not worked yet."""
 
 
 OF_SEEDS = ("pid", "started_at", "phase.", "network.", "exchange.headers", "exchange.bytes_in")

@@ -2,7 +2,7 @@
 
 node.py -> [supervise] -> discovery and other services that must never take the node along
 
-This and the peer boundary are the only places with a broad except.
+AGENTS.md (2) says where else a broad except may stand.
 """
 
 import asyncio

@@ -154,7 +154,7 @@ def _needed(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shortened(values: Sequence[float], columns: int) -> list[float]:
-    """At most so many means of neighbours."""
+    """The values as at most `columns` means of neighbours."""
     count = min(len(values), columns)
     cuts = [len(values) * place // count for place in range(count + 1)] if count else [0]
     return [fmean(values[start:end]) for start, end in pairwise(cuts)]

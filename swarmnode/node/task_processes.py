@@ -14,7 +14,8 @@ from swarmnode.tasks.process import IsolatedTask, isolate
 from swarmnode.tasks.task import Task
 
 STRANGERS_TIMEOUT_S = 0.75 * ExchangeSettings().score_timeout_s
-"""For the answers of a stranger: within the exchange's deadline, which counts tokenizing as well."""
+"""Limit of judging the answers of a stranger: within the exchange's deadline, which counts tokenizing as
+well."""
 
 
 def start_tasks(stack: ExitStack, config: TasksConfig) -> dict[str, Task]:

@@ -12,8 +12,8 @@ from swarmnode.rollout.engine import EngineStats, Request
 
 
 @dataclass(slots=True)
-class Counters:
-    """Since the engine was made."""
+class EngineCounters:
+    """What the engine did since it was made."""
 
     prompt_tokens: int = 0
     reprefilled_tokens: int = 0

@@ -73,8 +73,8 @@ class Sampled:
     def extended(
         self, token_ids: Sequence[int], logprobs: Sequence[float], spans: Sequence[Span]
     ) -> "Sampled":
-        """With tokens behind them. `spans` count from the first token of the whole completion; two that
-        touch and agree become one."""
+        """The sampled tokens with more behind them. `spans` count from the first token of the whole
+        completion; two that touch and agree become one."""
         return Sampled(
             (*self.token_ids, *token_ids),
             (*self.logprobs, *logprobs),
@@ -204,6 +204,10 @@ class Engine(Protocol):
     @property
     def policy_version(self) -> int:
         """The newest version; 0 (the base) before the first `set_policy`."""
+        ...
+
+    def check(self, request: Request) -> None:
+        """Raise what `submit` would for what this request asks for, whatever its id. Changes nothing."""
         ...
 
     def submit(self, requests: Iterable[Request]) -> None:

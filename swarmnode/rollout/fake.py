@@ -36,7 +36,7 @@ class _Running:
     version: int
     stale: bool = False
     tokens: list[int] = field(default_factory=list[int])
-    """Since it started or was resumed."""
+    """Tokens since it started or was resumed."""
     spans: list[Span] = field(default_factory=list[Span])
 
     @property
@@ -98,6 +98,9 @@ class FakeEngine:
     @property
     def policy_version(self) -> int:
         return self.updates[-1].version if self.updates else 0
+
+    def check(self, request: Request) -> None:
+        self._queue.check(request, self._live_versions())
 
     def submit(self, requests: Iterable[Request]) -> None:
         self._queue.submit(requests, self._live_versions())

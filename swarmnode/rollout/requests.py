@@ -52,7 +52,7 @@ class RequestQueue:
             if request.request_id in self._open or request.request_id in ids:
                 raise EngineError(f"request {request.request_id} is already in flight", hint="use a new id")
             ids.add(request.request_id)
-            self._check(request, live_versions)
+            self.check(request, live_versions)
         self._open |= ids
         for request in accepted:
             self._arrivals += 1
@@ -89,10 +89,8 @@ class RequestQueue:
         """The request has left the engine; its id may be used again."""
         self._open.discard(request_id)
 
-    def _insert(self, priority: int, arrival: int, request: Request) -> None:
-        insort(self._line, (priority, arrival, request), key=lambda entry: entry[:2])
-
-    def _check(self, request: Request, live_versions: Collection[int]) -> None:
+    def check(self, request: Request, live_versions: Collection[int]) -> None:
+        """Raise what `submit` would for what this request asks for; its id is not looked at."""
         name, prompt, sampling = request.request_id, request.prompt_ids, request.sampling
         _check_sampling(name, sampling)
         if not prompt:
@@ -121,6 +119,9 @@ class RequestQueue:
                 f"this engine holds {self._max_length}",
                 hint="shorten the prompt or lower max_tokens",
             )
+
+    def _insert(self, priority: int, arrival: int, request: Request) -> None:
+        insort(self._line, (priority, arrival, request), key=lambda entry: entry[:2])
 
 
 def _check_sampling(name: str, sampling: SamplingParams) -> None:
@@ -174,7 +175,8 @@ def refuse_sequences(
 
 
 def not_finite(version: int) -> EngineError:
-    """For a policy that gives NaN. Whatever it sampled is worthless, so nothing of it is handed out."""
+    """The error for a policy that gives NaN. Whatever it sampled is worthless, so nothing of it is handed
+    out."""
     return EngineError(
         f"policy {version} gives NaN as probabilities; what it was sampling is dropped",
         hint="move the newest checkpoint away, start again, and lower the learning rate",

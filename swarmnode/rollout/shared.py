@@ -28,10 +28,9 @@ from swarmnode.rollout.engine import (
     PolicyUpdate,
     Request,
 )
+from swarmnode.rollout.fair_lock import FairLock
 from swarmnode.rollout.requests import with_live_version
-from swarmnode.rollout.shared_member import FIRST_SERIAL, Member, Row, fair_shares
-from swarmnode.rollout.shared_precedents import Precedents
-from swarmnode.rollout.turns import Turns
+from swarmnode.rollout.shared_member import FIRST_SERIAL, Member, MemberRow, fair_shares
 
 MODES: frozenset[InFlight] = frozenset({"pin", "recompute", "abort"})
 """Not "keep": a request that names its version stays on it, and below every request names one."""
@@ -76,8 +75,7 @@ class SharedEngine:
         self._engine = engine
         self._expected = members
         self._members: dict[str, Member] = {}
-        self._turns = Turns()
-        self._precedents = Precedents()
+        self._turns = FairLock()
         self._serials = count(FIRST_SERIAL)
         self._numbers = count()
         self._rows: dict[str, Member] = {}
@@ -99,10 +97,16 @@ class SharedEngine:
 
     # What a member asks for. Each call has the engine to itself.
 
+    def check(self, member: Member, request: Request) -> None:
+        with self._turns:
+            self._check(request)
+            member.check(request)
+
     def submit(self, member: Member, requests: Iterable[Request]) -> None:
         accepted = list(requests)
         with self._turns:
-            self._rehearse(member, accepted)
+            for request in accepted:
+                self._check(request)
             member.submit(accepted)
 
     def step(self, member: Member) -> Sequence[Output]:
@@ -224,7 +228,7 @@ class SharedEngine:
         member.forget_unused()
         return [*ended, *outputs, *waiting]
 
-    def _take_back(self, member: Member, rows: Sequence[Row]) -> list[Output]:
+    def _take_back(self, member: Member, rows: Sequence[MemberRow]) -> list[Output]:
         """Take rows out of the engine, as far as they came, in this order."""
         if not rows:
             return []
@@ -233,29 +237,12 @@ class SharedEngine:
             del self._rows[row.name]
         return [member.left(row, found[row.name]) for row in rows]
 
-    def _rehearse(self, member: Member, requests: Sequence[Request]) -> None:
-        """Let the engine refuse now what it would refuse when its turn comes. Waiting costs it nothing.
-
-        Of the samples of a group it is asked about one: what else they say, `Member.submit` looks at.
-        """
-        different = {
-            (request.prompt_ids, request.sampled.token_ids, request.sampling.max_tokens): request
-            for request in requests
-        }
-        unheard = [request for request in different.values() if not self._precedents.cover(request)]
-        if unheard:
-            asked = [
-                replace(
-                    request,
-                    request_id=f"{member.name}:{request.request_id}",
-                    version=BASE_VERSION if request.version == BASE_VERSION else None,
-                )
-                for request in unheard
-            ]
-            self._engine.submit(asked)
-            self._engine.abort([request.request_id for request in asked])
-            for request in unheard:
-                self._precedents.add(request)
+    def _check(self, request: Request) -> None:
+        """Let the engine refuse now what it would refuse when the request's turn comes. Which versions of a
+        member are live is for the member to say."""
+        self._engine.check(
+            replace(request, version=BASE_VERSION if request.version == BASE_VERSION else None)
+        )
 
     @contextmanager
     def _failing_for_all(self, caller: Member) -> Iterator[None]:
@@ -285,6 +272,9 @@ class SharedMember:
     @property
     def policy_version(self) -> int:
         return self._member.version
+
+    def check(self, request: Request) -> None:
+        self._shared.check(self._member, request)
 
     def submit(self, requests: Iterable[Request]) -> None:
         self._shared.submit(self._member, requests)

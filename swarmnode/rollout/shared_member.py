@@ -30,24 +30,25 @@ class KnownPolicy:
     """A version of a member."""
 
     update: PolicyUpdate
-    """As the engine knows it: `update.version` is the serial. Kept, because the engine forgets it."""
+    """The policy as the engine knows it: `update.version` is the serial. Kept, because the engine forgets
+    it."""
     version: int
-    """As the member knows it."""
+    """The version number that the member knows it by."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MemberRow:
     """A request that the engine works on."""
 
     name: str
     """Its id there; never used twice."""
     request: Request
-    """As the member submitted it, or as far as it was when it was put back."""
+    """The request as the member submitted it, or as far as it was when it was put back."""
     serial: int
 
     @property
     def below(self) -> Request:
-        """As the engine is asked."""
+        """The request as the engine is asked."""
         request = self.request
         return Request(
             self.name, request.prompt_ids, request.sampling, request.sampled, self.serial, request.priority
@@ -59,9 +60,9 @@ class Member:
 
     def __init__(self, name: str, max_length: int, base: PolicyUpdate, version: int) -> None:
         self.name = name
-        self.rows: dict[str, Row] = {}
+        self.rows: dict[str, MemberRow] = {}
         self.policies = {base.version: KnownPolicy(base, version)}
-        """By serial: the newest, and what somebody runs on or waits for."""
+        """Policies by serial: the newest, and what somebody runs on or waits for."""
         self.newest = base.version
         self.asleep = False
         self.closed = False
@@ -93,7 +94,7 @@ class Member:
         return len(self._queue)
 
     @property
-    def followers(self) -> list[Row]:
+    def followers(self) -> list[MemberRow]:
         """Rows that go along with a new policy."""
         return [row for row in self.rows.values() if row.request.version is None]
 
@@ -101,17 +102,20 @@ class Member:
     def wants_a_step(self) -> bool:
         return not self._mail and self._error is None and bool(self.rows or len(self._queue))
 
+    def check(self, request: Request) -> None:
+        self._queue.check(request, self.live_versions)
+
     def submit(self, requests: Sequence[Request]) -> None:
         self._queue.submit(requests, self.live_versions)
         self.asleep = False
 
-    def start(self, count: int, numbers: Iterator[int]) -> list[Row]:
+    def start(self, count: int, numbers: Iterator[int]) -> list[MemberRow]:
         """The next requests in line get rows."""
-        rows: list[Row] = []
+        rows: list[MemberRow] = []
         for request in self._queue.take(count):
             self.last_start = next(numbers)
             name = f"{self.name}:{request.request_id}#{self.last_start}"
-            row = self.rows[name] = Row(name, request, self.serial_of(request.version))
+            row = self.rows[name] = MemberRow(name, request, self.serial_of(request.version))
             rows.append(row)
             if request.sampled:
                 self._reprefilled_tokens += len(request.prompt_ids) + len(request.sampled)
@@ -119,7 +123,7 @@ class Member:
                 self._prompt_tokens += len(request.prompt_ids)
         return rows
 
-    def left(self, row: Row, output: Output) -> Output:
+    def left(self, row: MemberRow, output: Output) -> Output:
         """A row is gone from the engine. Returns its output as the member knows it."""
         del self.rows[row.name]
         self._generated_tokens += len(output.sampled) - len(row.request.sampled)
@@ -129,7 +133,7 @@ class Member:
         """An output that the next `take_mail` hands out."""
         self._mail.append(output)
 
-    def put_back(self, rows: Sequence[Row], outputs: Sequence[Output]) -> None:
+    def put_back(self, rows: Sequence[MemberRow], outputs: Sequence[Output]) -> None:
         """Rows that were aborted wait before all others, to go on where they are."""
         again = [
             row.request.resumed(output.sampled)
@@ -219,7 +223,7 @@ class Member:
         self._named = {version: serial for version, serial in self._named.items() if serial in used}
 
     def translated(self, sampled: Sampled) -> Sampled:
-        """With the member's own version numbers."""
+        """What was sampled, with the member's own version numbers."""
         spans = (
             Span(self.policies[span.version].version, span.start, span.end, span.kv)
             if span.version >= FIRST_SERIAL

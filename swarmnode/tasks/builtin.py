@@ -39,7 +39,7 @@ class StableRandom:
         return low + next(self._words) % (high - low + 1)
 
     def text(self, alphabet: str, shortest: int, longest: int) -> str:
-        """From `shortest` to `longest` characters, each drawn from `alphabet`."""
+        """A text of `shortest` to `longest` characters, each drawn from `alphabet`."""
         length = self.between(shortest, longest)
         return "".join(alphabet[self.between(0, len(alphabet) - 1)] for _ in range(length))
 

@@ -28,17 +28,19 @@ ALONE_EXAMPLES = 4
 """Examples whose answers are also scored one by one."""
 
 TIMEOUT_S = TasksConfig().score_timeout_s
-"""For loading the file, for each judgement and each draw: what a node grants unless it is set otherwise."""
+"""Limit of loading the file, of each judgement and of each draw: what a node grants unless it is set
+otherwise."""
 
 SLOW_DRAWS_PER_S = 1000.0
-"""Below this a peer's key of the highest index costs seconds to draw again."""
+"""The speed below which a peer's key of the highest index costs seconds to draw again."""
 
 SLOW_SCORES_PER_S = 100.0
-"""Below this, judging a round of 256 own and 256 foreign completions takes longer than training on them."""
+"""The speed below which judging a round of 256 own and 256 foreign completions takes longer than training on
+them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class TaskFinding:
     """One thing worth knowing: an "error" keeps the task out of a swarm, a "warning" makes a poor teacher."""
 
     level: Literal["error", "warning"]
@@ -59,9 +61,9 @@ class TaskReport:
     scores_per_s: float | None
     sample: Example | None
     lets_through: Mapping[str, float] | None
-    """By what was put into right answers (probes.py): the share that had full marks with it all the same.
-    None: no right answer is known."""
-    findings: tuple[Finding, ...]
+    """The share of right answers that still had full marks with each injection (probes.py). None: no right
+    answer is known."""
+    findings: tuple[TaskFinding, ...]
 
     @property
     def ok(self) -> bool:
@@ -100,49 +102,50 @@ def check_task(
 
 
 def _isolated(spec: str, timeout_s: float, **options: Any) -> IsolatedTask:
-    """As a node has it, built-in tasks too: what is looked at must not differ from what trains."""
+    """The task in a process of its own, as a node has it, built-in tasks too: what is looked at must not
+    differ from what trains."""
     task = isolate(spec, timeout_s, load_timeout_s=timeout_s, builtin=True, **options)
     assert isinstance(task, IsolatedTask)
     return task
 
 
-def _timed_draw(task: Task) -> tuple[list[Example], float, Finding | None]:
+def _timed_draw(task: Task) -> tuple[list[Example], float, TaskFinding | None]:
     """The examples up to the first failure, and the seconds they took."""
     examples: list[Example] = []
     start = time.perf_counter()
     try:
         examples.extend(draw(task))
     except (TaskError, JudgementLost) as error:
-        return examples, time.perf_counter() - start, Finding("error", error.message, error.hint)
+        return examples, time.perf_counter() - start, TaskFinding("error", error.message, error.hint)
     return examples, time.perf_counter() - start, None
 
 
 def _judge_draws(
     task: IsolatedTask, load: Callable[..., IsolatedTask], examples: list[Example], draw_s: float
-) -> Iterator[Finding]:
+) -> Iterator[TaskFinding]:
     if not examples:
-        yield Finding(
+        yield TaskFinding(
             "error", f"examples({SEEDS[0]}) yields nothing", "yield at least a few hundred examples"
         )
         return
     try:
         yield from _judge_repeatability(task, load)
     except (TaskError, JudgementLost) as error:
-        yield Finding("error", f"the second draw failed: {error.message}", error.hint)
+        yield TaskFinding("error", f"the second draw failed: {error.message}", error.hint)
         return
     yield from _judge_variety(task, [example.prompt for example in examples])
     if len(examples) / draw_s < SLOW_DRAWS_PER_S:
-        yield Finding(
+        yield TaskFinding(
             "warning",
             f"drawing takes {1000 * draw_s / len(examples):.1f} ms per example",
             "prepare slow things once at the top of the file: peers draw your examples again",
         )
 
 
-def _judge_repeatability(task: IsolatedTask, load: Callable[..., IsolatedTask]) -> Iterator[Finding]:
+def _judge_repeatability(task: IsolatedTask, load: Callable[..., IsolatedTask]) -> Iterator[TaskFinding]:
     here = task.digest()
     if here != task.digest():
-        yield Finding(
+        yield TaskFinding(
             "error",
             "two draws of the same seed differ",
             "draw from random.Random(seed) only: no global random, clock or shared state",
@@ -150,34 +153,36 @@ def _judge_repeatability(task: IsolatedTask, load: Callable[..., IsolatedTask]) 
         return
     with load(random_hashes=True) as fresh:
         if here != fresh.digest():
-            yield Finding(
+            yield TaskFinding(
                 "error",
                 "another process draws other examples",
                 "do not use hash() or the order of a set: Python changes both in each process",
             )
 
 
-def _judge_variety(task: Task, prompts: list[str]) -> Iterator[Finding]:
+def _judge_variety(task: Task, prompts: list[str]) -> Iterator[TaskFinding]:
     held_out = sum(map(is_held_out, prompts))
     if held_out == 0:
-        yield Finding("warning", "no drawn prompt is held out for evaluation", "ask more different questions")
+        yield TaskFinding(
+            "warning", "no drawn prompt is held out for evaluation", "ask more different questions"
+        )
     if held_out == len(prompts):
-        yield Finding(
+        yield TaskFinding(
             "error", "every drawn prompt is held out for evaluation", "ask more different questions"
         )
     if len(set(prompts)) < len(prompts) / 2:
         share = 1 - len(set(prompts)) / len(prompts)
-        yield Finding(
+        yield TaskFinding(
             "warning", f"{share:.0%} of prompts are repetitions", "the policy may learn them by heart"
         )
     seed, neighbour = (next(iter(task.examples(seed)), None) for seed in SEEDS[:2])
     if seed and neighbour and seed.prompt == neighbour.prompt:
-        yield Finding(
+        yield TaskFinding(
             "warning", "two seeds begin with the same prompt", "let the seed change the examples' order"
         )
 
 
-def _judge_scores(task: Task, examples: list[Example]) -> tuple[float | None, list[Finding]]:
+def _judge_scores(task: Task, examples: list[Example]) -> tuple[float | None, list[TaskFinding]]:
     """Scored completions per second, and what is wrong with the scores."""
     start = time.perf_counter()
     try:
@@ -187,7 +192,7 @@ def _judge_scores(task: Task, examples: list[Example]) -> tuple[float | None, li
         again = [_score_probes(task, example) for example in reversed(examples)][::-1]
         alone = [_score_alone(task, example) for example in examples[:ALONE_EXAMPLES]]
     except (TaskError, JudgementLost) as error:
-        return None, [Finding("error", error.message, error.hint)]
+        return None, [TaskFinding("error", error.message, error.hint)]
     if not scored:
         return None, []
     scores_per_s = sum(map(len, scored)) / seconds
@@ -210,9 +215,9 @@ def _lets_through(task: Task, examples: Sequence[Example]) -> dict[str, float] |
     return {name: passed[name] / tried for name in INJECTIONS} if tried else None
 
 
-def _careless(lets_through: Mapping[str, float] | None) -> Iterator[Finding]:
+def _careless(lets_through: Mapping[str, float] | None) -> Iterator[TaskFinding]:
     if lets_through is not None and any(lets_through.values()):
-        yield Finding(
+        yield TaskFinding(
             "warning",
             "right answers have full marks with text in them that nobody asked for",
             "strangers can teach what a reward lets through: read all of the answer where you can"
@@ -235,9 +240,9 @@ def _score_alone(task: Task, example: Example) -> tuple[Scores, ...]:
     return tuple(score_strictly(task, example, [text])[0] for text in _probes(example))
 
 
-def _compares(scored: "_Scored", alone: "_Scored") -> Iterator[Finding]:
+def _compares(scored: "_Scored", alone: "_Scored") -> Iterator[TaskFinding]:
     if scored[: len(alone)] != alone:
-        yield Finding(
+        yield TaskFinding(
             "warning",
             "an answer scores otherwise alone than beside others",
             "a reward that compares answers, by a vote say, means nothing for a single one, as in"
@@ -248,29 +253,29 @@ def _compares(scored: "_Scored", alone: "_Scored") -> Iterator[Finding]:
 _Scored = list[tuple[Scores, ...]]
 
 
-def _unstable(scored: _Scored, again: _Scored, _scores_per_s: float) -> Finding | None:
+def _unstable(scored: _Scored, again: _Scored, _scores_per_s: float) -> TaskFinding | None:
     if scored == again:
         return None
-    return Finding(
+    return TaskFinding(
         "error",
         "the same text scores differently the second time",
         "no randomness, clock or model in rewards, and nothing that they keep from call to call",
     )
 
 
-def _unscored(scored: _Scored, _again: _Scored, _scores_per_s: float) -> Finding | None:
+def _unscored(scored: _Scored, _again: _Scored, _scores_per_s: float) -> TaskFinding | None:
     if any(total_reward(scores) is not None for row in scored for scores in row):
         return None
-    return Finding(
+    return TaskFinding(
         "error", "no completion gets any reward, only None", "return a number where the reward applies"
     )
 
 
-def _indifferent(scored: _Scored, _again: _Scored, _scores_per_s: float) -> Finding | None:
+def _indifferent(scored: _Scored, _again: _Scored, _scores_per_s: float) -> TaskFinding | None:
     told = [[total_reward(scores) for scores in row] for row in scored if len(row) > len(WRONG_ANSWERS)]
     if not told or any(_prefers_last(rewards) for rewards in told):
         return None
-    return Finding(
+    return TaskFinding(
         "warning",
         "a right answer scores no better than nonsense",
         "there is nothing to learn from equal rewards",
@@ -282,15 +287,15 @@ def _prefers_last(rewards: Sequence[float | None]) -> bool:
     return right is not None and any(wrong is None or right > wrong for wrong in others)
 
 
-def _slow(_scored: _Scored, _again: _Scored, scores_per_s: float) -> Finding | None:
+def _slow(_scored: _Scored, _again: _Scored, scores_per_s: float) -> TaskFinding | None:
     if scores_per_s >= SLOW_SCORES_PER_S:
         return None
-    return Finding(
+    return TaskFinding(
         "warning", f"{scores_per_s:.0f} completions scored per second", "every node scores what it hears of"
     )
 
 
-_JUDGES: tuple[Callable[[_Scored, _Scored, float], Finding | None], ...] = (
+_JUDGES: tuple[Callable[[_Scored, _Scored, float], TaskFinding | None], ...] = (
     _unstable,
     _unscored,
     _indifferent,

@@ -1,4 +1,4 @@
-"""From the name a user types to a Task: one of ours, or ten lines of Python in a file.
+"""Tasks are loaded by the name a user types: one of ours, or ten lines of Python in a file.
 
 "rev" | "builtin" | "path/to/my_task.py" -> [load_tasks] -> draw_round
 

@@ -71,7 +71,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     version: str
 
 
-class Row(msgspec.Struct, frozen=True):
+class DrawnExample(msgspec.Struct, frozen=True):
     """An example. `columns` are those that can be written down; the process that judges has all of them."""
 
     prompt: str
@@ -80,9 +80,9 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Drawn(msgspec.Struct, frozen=True, tag=True):
-    """As many rows as there are, and why there are no more where drawing them failed."""
+    """Answers `Draw`: as many rows as there are, and why there are no more where drawing them failed."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[DrawnExample, ...]
     failure: Failure | None
 
 
@@ -104,7 +104,7 @@ def frame(message: Order | Reply) -> bytes:
 
 
 @dataclass(slots=True)
-class Reader:
+class MessageReader:
     """Whole messages out of a socket. What has come of one before a deadline is kept for the next attempt."""
 
     channel: socket.socket

@@ -27,7 +27,7 @@ def pass_on(output: IO[bytes], printed: Callable[[str], None]) -> None:
 
 
 def readable(line: bytes) -> str:
-    """Without what moves a cursor or rings a bell.
+    """The line without what moves a cursor or rings a bell.
 
     >>> readable(b"right: 4\\x1b[2J\\n")
     'right: 4[2J'

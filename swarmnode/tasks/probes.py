@@ -53,7 +53,7 @@ def find_right(task: Task, example: Example) -> str | None:
 
 
 def passed_with(task: Task, example: Example, right: str) -> dict[str, bool]:
-    """By injection, whether the right answer has its full reward with it."""
+    """Whether the right answer has its full reward with each injection."""
     texts = [put(right) for put in INJECTIONS.values()]
     alone, *rewards = rewards_of(task, example, [right, *texts])
     return {

@@ -35,14 +35,14 @@ from swarmnode.tasks.messages import (
     Digested,
     Draw,
     Drawn,
+    DrawnExample,
     Failure,
     Load,
     Loaded,
+    MessageReader,
     Order,
-    Reader,
     Reply,
     Request,
-    Row,
     Score,
     Scored,
     frame,
@@ -72,7 +72,7 @@ _BOOT = (
 )
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
-"""As faulthandler writes it."""
+"""A frame of a traceback as faulthandler writes it."""
 
 
 class TaskProcess:
@@ -103,7 +103,7 @@ class TaskProcess:
         self._printed = printed or self._log_line
         self._turn = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
-        self._reader: Reader | None = None
+        self._reader: MessageReader | None = None
         self._trace: IO[bytes] | None = None
         self._loaded: Loaded | None = None
         self._spawned = 0.0
@@ -247,7 +247,7 @@ class TaskProcess:
             raise TaskError(f"no process can be started for task {self.name}: {error.strerror}") from error
         finally:
             theirs.close()
-        self._reader = Reader(ours)
+        self._reader = MessageReader(ours)
         output = self._child.stdout
         assert output is not None
         threading.Thread(target=pass_on, args=(output, self._printed), daemon=True).start()
@@ -340,14 +340,14 @@ class IsolatedTask:
             start, count = start + count, min(4 * count, MOST_ROWS)
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
-        """By the file's own rewards, of the example as its process draws it."""
+        """Scores by the file's own rewards, for the example as its process draws it."""
         key = example.key
         scored = self._process.ask(Score(key.seed, key.index, example.prompt, tuple(completions)))
         assert isinstance(scored, Scored)
         return list(scored.scores)
 
     def digest(self) -> str:
-        """Of all that is drawn, drawn anew."""
+        """The digest of all that is drawn, drawn anew."""
         digested = self._process.ask(Digest())
         assert isinstance(digested, Digested)
         return digested.digest
@@ -376,7 +376,7 @@ class IsolatedTask:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _example(self, seed: int, index: int, row: Row) -> Example:
+    def _example(self, seed: int, index: int, row: DrawnExample) -> Example:
         key = ExampleKey(self.name, self.version, seed, index)
         return Example(key, row.prompt, row.columns, row.conversational)
 

@@ -52,8 +52,8 @@ class Task(Protocol):
 
 
 MAX_ABS_REWARD = 1e6
-"""Of a reward, ours or claimed. NaN and the infinities fall outside of any bound, and so do numbers whose
-squares would overflow."""
+"""The largest absolute reward, ours or claimed. NaN and the infinities fall outside of any bound, and so do
+numbers whose squares would overflow."""
 
 
 def is_held_out(prompt: str) -> bool:

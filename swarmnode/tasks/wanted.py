@@ -13,7 +13,7 @@ from swarmnode.tasks.rounds import ExampleStream, StreamPlace
 from swarmnode.types import Example, ExampleKey
 
 EVERY = 2
-"""At most every second example is a wanted one."""
+"""Wanted examples are at most every second one."""
 
 MAX_WAITING = 256
 """Wanted examples that wait for their turn; the oldest are given up for new ones."""

@@ -32,14 +32,14 @@ from swarmnode.tasks.messages import (
     Digested,
     Draw,
     Drawn,
+    DrawnExample,
     Failure,
     Load,
     Loaded,
+    MessageReader,
     Order,
-    Reader,
     Reply,
     Request,
-    Row,
     Score,
     Scored,
     frame,
@@ -69,7 +69,7 @@ class _Drawing:
                 self.failure = Failure(error.message, error.hint)
 
 
-class Worker:
+class TaskWorker:
     """One task, loaded, and what was drawn of it."""
 
     def __init__(self, task: Task) -> None:
@@ -114,8 +114,8 @@ class Worker:
         return drawing
 
 
-def _row(example: Example) -> Row:
-    return Row(
+def _row(example: Example) -> DrawnExample:
+    return DrawnExample(
         example.prompt, {k: v for k, v in example.columns.items() if _can_be_sent(v)}, example.conversational
     )
 
@@ -130,7 +130,7 @@ def _can_be_sent(value: Any) -> bool:
 
 def serve(channel: socket.socket, trace: int) -> None:
     """Answer until the node hangs up. `trace`: an open file for where the threads are at a deadline."""
-    reader, worker = Reader(channel), None
+    reader, worker = MessageReader(channel), None
     while (data := reader.read(None)) is not None:
         order = msgspec.msgpack.decode(data, type=Order)
         if order.timeout_s is not None:
@@ -149,11 +149,11 @@ def serve(channel: socket.socket, trace: int) -> None:
         channel.sendall(frame(reply))
 
 
-def _load(request: Request) -> tuple[Worker, Loaded]:
+def _load(request: Request) -> tuple[TaskWorker, Loaded]:
     if not isinstance(request, Load):
         raise SwarmnodeError("the first request must be Load")
     task = load_task(request.spec, request.text)
-    return Worker(task), Loaded(task.name, task.version)
+    return TaskWorker(task), Loaded(task.name, task.version)
 
 
 def _end_with(parent: int) -> None:

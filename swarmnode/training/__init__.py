@@ -1,1 +1,1 @@
-"""From scored rollout groups to a new policy version."""
+"""Learning: scored rollout groups become a new policy version."""

@@ -1,42 +1,36 @@
 """Credit: how much better than its own group a completion was.
 
 scored groups -> shaping -> [advantage] -> packing -> losses
+
+Which of the functions here belongs to which loss stands in its record (`losses.Loss.advantage`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean
-from typing import Literal
 
 from swarmnode.types import has_gradient, spread_of
 
-LossName = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"]
-"""The values of `training.loss`. Each names an objective (losses.py) and the advantage that belongs to it."""
+Advantage = Callable[[Sequence[float]], Sequence[float]]
+"""The rewards of a group, two at least and not all equal, to as many advantages."""
 
 EPSILON = 1e-4
 """Keeps the division finite. Small against the spread of 0/1 rewards (at least 0.04 in a group of 512)."""
 
 
-def group_advantages(rewards: Sequence[float | None], loss: LossName = "dapo") -> list[float | None] | None:
-    """One advantage per completion of a group, each under the name of the loss it belongs to.
+def group_advantages(rewards: Sequence[float | None], advantage: Advantage) -> list[float | None] | None:
+    """One advantage per completion of a group.
 
     Unscored completions (None) stay out of every mean and get None. Returns None for the whole group when
     fewer than two were scored or all scored rewards are equal: a zero-advantage group has no gradient.
 
-    >>> group_advantages([1.0, 0.0, None, 1.0, 0.0])
+    >>> group_advantages([1.0, 0.0, None, 1.0, 0.0], standardised)
     [0.9998000399920016, -0.9998000399920016, None, 0.9998000399920016, -0.9998000399920016]
-    >>> group_advantages([1.0, 0.0, 0.0, 0.0], "dr_grpo")
+    >>> group_advantages([1.0, 0.0, 0.0, 0.0], centred)
     [0.75, -0.25, -0.25, -0.25]
     """
     if not has_gradient(rewards):
         return None
-    scored = [reward for reward in rewards if reward is not None]
-    match loss:
-        case "grpo" | "dapo" | "gspo" | "cispo":
-            credit = iter(standardised(scored))
-        case "dr_grpo":
-            credit = iter(centred(scored))
-        case "rloo":
-            credit = iter(against_the_others(scored))
+    credit = iter(advantage([reward for reward in rewards if reward is not None]))
     return [None if reward is None else next(credit) for reward in rewards]
 
 

@@ -55,7 +55,7 @@ class Measure(msgspec.Struct, frozen=True):
 
     tasks: tuple[str, ...] = ()
     examples: int = 0
-    """Per task."""
+    """Held-out examples per task."""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +68,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     counters: Counters
     reward: float | None
-    """On held-out draws, of exactly this policy. None: it was not evaluated in this round."""
+    """Mean reward of exactly this policy on held-out draws. None: it was not evaluated in this round."""
     measure: Measure = Measure()
     task_specs: tuple[str, ...] = ()
     """What it was trained on: built-in names, and paths of files on the machine that wrote this."""
@@ -90,7 +90,7 @@ class Snapshot:
     """A moment of a policy, copied: nothing in it changes when training goes on."""
 
     state: State
-    """Without digests: those are of files."""
+    """What state.json will say, except for the digests: those are of files."""
     adapter_config: Any
     """PEFT's, which writes itself."""
     adapter: dict[str, Tensor]

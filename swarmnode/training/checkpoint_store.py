@@ -90,7 +90,8 @@ class CheckpointStore:
         return None
 
     def tidy(self) -> Checkpoint | None:
-        """As `latest`, for the one writer: sets damaged checkpoints aside, removes what a crash left."""
+        """The checkpoint that `latest` finds, for the one writer: sets damaged ones aside, and removes what a
+        crash left."""
         for leftover in self.folder.glob(f".{PREFIX}*"):
             shutil.rmtree(leftover, ignore_errors=True)
         for folder in self._folders():

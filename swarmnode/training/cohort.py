@@ -59,7 +59,8 @@ class Cohort(Generic[Work, Result]):
         self._order = tuple(self._members)
         self._run = run
         self._context = copy_context()
-        """Of who made the cohort. Common work is done in it: its log lines are about no single member."""
+        """The context of who made the cohort. Common work is done in it: its log lines are about no single
+        member."""
         self._patience_s = patience_s
         self._changed = Condition()
         self._next: _Meeting[Work, Result] = _Meeting()

@@ -1,6 +1,6 @@
 """What all policies on one base share while they train: the model, how batches are laid out, and their size.
 
-packing, lora_patch, logprob -> [forward] -> together.py
+packing, lora_patch, logprob -> [forward] -> step.py
 """
 
 import logging
@@ -105,7 +105,7 @@ class Forward:
         yield
 
     def logprobs(self, batch: MicroBatch, *, entropy_gradient: bool = False) -> TokenLogprobs:
-        """Of every completion token. Called inside `policies_of`."""
+        """Log-probabilities and entropies of every completion token. Called inside `policies_of`."""
         return completion_logprobs(
             self._model,
             batch,
@@ -117,9 +117,9 @@ class Forward:
 
     @torch.no_grad()
     def distributions(self, batch: MicroBatch) -> Callable[[Tensor], Tensor]:
-        """After one forward pass: the log-probabilities [R, V] of all tokens at R of the batch's N completion
-        tokens, at the sampler's temperature and over the whole vocabulary. Called inside `policies_of`; what
-        it returns may be called outside, and has no gradient."""
+        """A function to the log-probabilities [R, V] of all tokens at R of the batch's N completion tokens,
+        at the sampler's temperature and over the whole vocabulary; one forward pass is taken now. Called
+        inside `policies_of`; what it returns may be called outside, and has no gradient."""
         logits_at = completion_logits(self._model, batch, head=self._head)
 
         @torch.no_grad()
@@ -130,7 +130,7 @@ class Forward:
 
     @torch.no_grad()
     def reference_logprobs(self, batch: MicroBatch) -> TokenLogprobs:
-        """The same under the base model, without any adapter."""
+        """`logprobs` under the base model, without any adapter."""
         if self._route is not None:
             with self._route([RoutedTokens(None, batch.input_ids_BT.numel())]):
                 return self.logprobs(batch)

@@ -89,8 +89,8 @@ def completion_logprobs(
 
 
 def completion_logits(model: Any, batch: MicroBatch, *, head: nn.Module | None) -> Callable[[Tensor], Tensor]:
-    """After one forward pass: the logits [R, V] at R of the N places that predict completion tokens, as often
-    as they are asked for. They are made when asked for, where there is a `head`: ask for few at once."""
+    """A function to the logits [R, V] at R of the N places that predict completion tokens; one forward pass
+    is taken now. Where there is a `head`, logits are made when they are asked for: ask for few at once."""
     if head is not None:
         hidden_BTD = model.base_model(**batch.forward_arguments()).last_hidden_state
         hidden_ND = hidden_BTD.flatten(0, 1)[batch.predictors_N]

@@ -1,24 +1,29 @@
-"""The objectives by name: what each of them averages, and where it stops the policy.
+"""The losses by name, a record each: what is clipped, which credit belongs to it, and what its mean is over.
 
-logprob, corrections, advantage -> [policy_loss] -> together.py -> backward
+advantage.py -> [LOSSES, loss_of] -> samples.py (advantage), rollout_feed.py (mean_over)
+logprob, corrections -> [policy_loss] -> objective.py -> backward
 
-All six are sums over tokens of  weight * surrogate * share,  so they differ in three things alone: the ratio
-that is clipped (of a token or of a whole answer), what the clip does, and the share of a token in the step.
-A share depends on its own answer and on the size of the whole optimizer step, never on the micro-batch it
-came in: however a step is cut between answers, the gradients of the parts add up to the same one.
+All are sums over tokens of  weight * surrogate * share,  and a `Loss` is all that one of them is. A share
+depends on its own answer and on the size of the whole optimizer step, never on the micro-batch it came in:
+however a step is cut between answers, the gradients of the parts add up to the same one. A loss of one's own
+is a `Loss` in any module that can be imported: `training.loss = "mymodule:loss"` (configs/README.md).
 
 theta is the policy being trained, prox the one before the round's first update. The weight of a token
 (corrections.py) accounts for whoever sampled it: with k = prox / mu as weight, grpo, dapo and dr_grpo are
 decoupled PPO (Hilton et al. 2022), with min(k, cap) truncated importance sampling.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from swarmnode.config import TrainingConfig
+from swarmnode.errors import ConfigError
+from swarmnode.training.advantage import Advantage, against_the_others, centred, standardised
 
 MAX_LOG_RATIO = 20.0
 """Bound of every log-ratio before it is exponentiated. exp(20) = 5e8 lies far beyond any clip, and its
@@ -30,9 +35,9 @@ class TokenBatch:
     """N completion tokens of whole answers, one answer after the other. All values are finite."""
 
     logprobs_N: Tensor
-    """Under theta, with gradient."""
+    """Log-probabilities under theta, with gradient."""
     prox_N: Tensor
-    """Under the policy before the round's first update, without."""
+    """Log-probabilities under the policy before the round's first update, without gradient."""
     advantages_N: Tensor
     weights_N: Tensor
     """How much a token counts, in every term: 1, a correction for who sampled it, or 0 to leave it out."""
@@ -79,13 +84,54 @@ class Clip:
 
 
 @dataclass(frozen=True, slots=True)
-class Objective:
-    """What one of the six makes of N tokens. To be maximised: sum of weight * surrogate * share."""
+class Surrogate:
+    """What a loss makes of each of N tokens, to be maximised, before it is weighted and averaged."""
 
-    surrogate_N: Tensor
-    share_N: Tensor
+    values_N: Tensor
     clipped_N: Tensor
     """True where the clip acted."""
+
+
+MeanOver = Literal["tokens", "answers", "answer_sums", "answers_at_full_length"]
+"""What a loss is the mean over: all tokens of the step; or its answers, each with the mean over its tokens,
+with their sum, or with their sum divided by the longest answer that the sampler allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """One value of `training.loss`. Everything that depends on the loss is derived from this record.
+
+    >>> reinforce = Loss(
+    ...     surrogate=lambda batch, clip: Surrogate(
+    ...         batch.advantages_N * batch.logprobs_N, torch.zeros_like(batch.advantages_N, dtype=torch.bool)
+    ...     ),
+    ...     advantage=centred,
+    ...     mean_over="answer_sums",
+    ... )
+    >>> reinforce.counted(answers=8, tokens=100)
+    8
+    """
+
+    surrogate: Callable[[TokenBatch, Clip], Surrogate]
+    """What each token adds. Its own answer alone decides it: others are in the micro-batch by chance."""
+    advantage: Advantage
+    """The credit of the answers of a group, from their rewards."""
+    mean_over: MeanOver
+
+    def counted(self, *, answers: int, tokens: int) -> int:
+        """What a step, or any part of it, counts in the mean: its tokens or its answers."""
+        return tokens if self.mean_over == "tokens" else answers
+
+    def share_N(self, batch: TokenBatch, step: StepSize) -> Tensor:
+        """The share of each token of a micro-batch in the mean over a step of size `step`. [N]"""
+        counted = self.counted(answers=step.sequences, tokens=step.tokens)
+        match self.mean_over:
+            case "tokens" | "answer_sums":
+                return _constant(batch, 1 / counted)
+            case "answers":
+                return _per_answer(batch, counted)
+            case "answers_at_full_length":
+                return _constant(batch, 1 / (counted * step.max_tokens))
 
 
 def policy_loss(batch: TokenBatch, step: StepSize, config: TrainingConfig) -> LossOutput:
@@ -95,80 +141,40 @@ def policy_loss(batch: TokenBatch, step: StepSize, config: TrainingConfig) -> Lo
     entropy; these two are weighted and shared out as the objective is. Raises ValueError when a coefficient
     asks for values that the batch does not have.
     """
-    found = objective(batch, step, config)
-    terms_N = -found.surrogate_N
+    loss = loss_of(config.loss)
+    surrogate = loss.surrogate(batch, Clip(config.clip_low, config.clip_high))
+    terms_N = -surrogate.values_N
     kl_N = None if batch.reference_N is None else kl_to_reference(batch.logprobs_N, batch.reference_N)
     if config.kl_coef > 0:
         terms_N = terms_N + config.kl_coef * _needed(kl_N, "kl_coef", "reference_N")
     if config.entropy_coef > 0:
         terms_N = terms_N - config.entropy_coef * _needed(batch.entropy_N, "entropy_coef", "entropy_N")
     return LossOutput(
-        loss=(batch.weights_N * terms_N * found.share_N).sum(),
-        clipped=found.clipped_N.sum(),
+        loss=(batch.weights_N * terms_N * loss.share_N(batch, step)).sum(),
+        clipped=surrogate.clipped_N.sum(),
         kl=None if kl_N is None else kl_N.detach().sum(),
         entropy=None if batch.entropy_N is None else batch.entropy_N.detach().sum(),
     )
 
 
-def objective(batch: TokenBatch, step: StepSize, config: TrainingConfig) -> Objective:
-    """The named one. Its advantages are those of the same name in advantage.py."""
-    clip = Clip(config.clip_low, config.clip_high)
-    match config.loss:
-        case "grpo":
-            return grpo(batch, step, clip)
-        case "dr_grpo":
-            return dr_grpo(batch, step, clip)
-        case "dapo":
-            return dapo(batch, step, clip)
-        case "gspo":
-            return gspo(batch, step, clip)
-        case "cispo":
-            return cispo(batch, step, clip)
-        case "rloo":
-            return rloo(batch, step, clip)
+def by_token(batch: TokenBatch, clip: Clip) -> Surrogate:
+    """PPO's clipped surrogate of the ratio of each token."""
+    return _clipped(batch, _ratio(batch, _log_ratio(batch)), clip)
 
 
-def grpo(batch: TokenBatch, step: StepSize, clip: Clip) -> Objective:
-    """The mean over the tokens of an answer, then over answers, of PPO's clipped surrogate.
-
-    Shao et al. 2024 (DeepSeekMath), section 4.1.1, equation 3. There the clip is symmetric and the mean is
-    over the answers of one group; with groups of one size the mean over all answers of a step is the same.
-    """
-    return _clipped(batch, _ratio(batch, _log_ratio(batch)), _per_answer(batch, step.sequences), clip)
-
-
-def dr_grpo(batch: TokenBatch, step: StepSize, clip: Clip) -> Objective:
-    """GRPO without its bias for short right and long wrong answers: every token counts 1 / max_tokens.
-
-    Liu et al. 2025 (Understanding R1-Zero-like training), section 3.2. The advantage is not divided by the
-    standard deviation either.
-    """
-    share = 1 / (step.sequences * step.max_tokens)
-    return _clipped(batch, _ratio(batch, _log_ratio(batch)), _constant(batch, share), clip)
-
-
-def dapo(batch: TokenBatch, step: StepSize, clip: Clip) -> Objective:
-    """The mean over all tokens of the step: a long answer counts as much as its tokens do.
-
-    Yu et al. 2025 (DAPO), equation 8 with section 3.1 (an upper clip wider than the lower one leaves room for
-    unlikely tokens) and section 3.3 (token mean).
-    """
-    return _clipped(batch, _ratio(batch, _log_ratio(batch)), _constant(batch, 1 / step.tokens), clip)
-
-
-def gspo(batch: TokenBatch, step: StepSize, clip: Clip) -> Objective:
-    """Ratio, clip and mean per answer: the ratio is the geometric mean of the ratios of its tokens.
+def by_geometric_mean(batch: TokenBatch, clip: Clip) -> Surrogate:
+    """PPO's clipped surrogate of a ratio per answer, the geometric mean of the ratios of its tokens.
 
     Zheng et al. 2025 (GSPO), equations 5 and 7, in the form of GSPO-token (section 4.3), which has the same
     value and gradient and lets single tokens carry weights. Such a ratio moves far less than that of a token:
     with the clip of the other losses it is hardly ever clipped. The paper uses 3e-4 and 4e-4.
     """
     mean_N = _over_answers(batch, _log_ratio(batch), torch.mean)
-    return _clipped(batch, _ratio(batch, mean_N), _per_answer(batch, step.sequences), clip)
+    return _clipped(batch, _ratio(batch, mean_N), clip)
 
 
-def cispo(batch: TokenBatch, step: StepSize, clip: Clip) -> Objective:
-    """REINFORCE with the ratio as a clipped weight: no token loses its gradient. Mean over all tokens.
+def by_clipped_weight(batch: TokenBatch, clip: Clip) -> Surrogate:
+    """REINFORCE with the ratio of a token as a clipped weight: no token loses its gradient.
 
     MiniMax 2025 (MiniMax-M1), section 3.1, equations 4 and 5: sg(clip(ratio)) * advantage * log-probability.
     As in the paper's runs only the upper clip is used: a lower one would raise the weights of tokens that the
@@ -176,11 +182,10 @@ def cispo(batch: TokenBatch, step: StepSize, clip: Clip) -> Objective:
     """
     ratio_N = _log_ratio(batch).clamp(max=MAX_LOG_RATIO).exp()
     weight_N = ratio_N.clamp(max=1 + clip.high)
-    surrogate_N = weight_N * batch.advantages_N * batch.logprobs_N
-    return Objective(surrogate_N, _constant(batch, 1 / step.tokens), weight_N < ratio_N)
+    return Surrogate(weight_N * batch.advantages_N * batch.logprobs_N, weight_N < ratio_N)
 
 
-def rloo(batch: TokenBatch, step: StepSize, clip: Clip) -> Objective:
+def by_product(batch: TokenBatch, clip: Clip) -> Surrogate:
     """REINFORCE on whole answers: an answer is one action, its log-probability the sum over its tokens.
 
     Ahmadian et al. 2024 (Back to basics), the RLOO estimator: the mean over answers of advantage * grad
@@ -192,7 +197,66 @@ def rloo(batch: TokenBatch, step: StepSize, clip: Clip) -> Objective:
     The value of the surrogate is that of the answer at each of its tokens; its gradient is the stated one.
     """
     sum_N = _over_answers(batch, _log_ratio(batch), torch.sum)
-    return _clipped(batch, _ratio(batch, sum_N), _constant(batch, 1 / step.sequences), clip)
+    return _clipped(batch, _ratio(batch, sum_N), clip)
+
+
+GRPO = Loss(by_token, standardised, "answers")
+"""Shao et al. 2024 (DeepSeekMath), section 4.1.1, equation 3. There the clip is symmetric and the mean is
+over the answers of one group; with groups of one size the mean over all answers of a step is the same."""
+
+DR_GRPO = Loss(by_token, centred, "answers_at_full_length")
+"""GRPO without its bias for short right and long wrong answers: every token counts 1 / max_tokens, and the
+advantage is not divided by the standard deviation. Liu et al. 2025 (Understanding R1-Zero-like training),
+section 3.2."""
+
+DAPO = Loss(by_token, standardised, "tokens")
+"""A long answer counts as much as its tokens do. Yu et al. 2025 (DAPO), equation 8 with section 3.1 (an upper
+clip wider than the lower one leaves room for unlikely tokens) and section 3.3 (token mean)."""
+
+GSPO = Loss(by_geometric_mean, standardised, "answers")
+"""Zheng et al. 2025 (GSPO), as `by_geometric_mean` has it."""
+
+CISPO = Loss(by_clipped_weight, standardised, "tokens")
+"""MiniMax 2025 (MiniMax-M1), as `by_clipped_weight` has it."""
+
+RLOO = Loss(by_product, against_the_others, "answer_sums")
+"""Ahmadian et al. 2024 (Back to basics), as `by_product` has it: an answer is one action."""
+
+LOSSES: Mapping[str, Loss] = {
+    "grpo": GRPO,
+    "dr_grpo": DR_GRPO,
+    "dapo": DAPO,
+    "gspo": GSPO,
+    "cispo": CISPO,
+    "rloo": RLOO,
+}
+"""Our own losses by name: those of config.LOSS_NAMES, where `training.loss` is checked without torch."""
+
+
+def loss_of(name: str) -> Loss:
+    """The record that `training.loss` names: one of `LOSSES`, or `module:name` of a loss of one's own.
+
+    >>> loss_of("grpo") is loss_of("swarmnode.training.losses:GRPO")
+    True
+
+    Raises ConfigError where there is none.
+    """
+    if name in LOSSES:
+        return LOSSES[name]
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"training.loss = {name!r} cannot be imported: {error}",
+            hint=f"install {module!r}, or put the folder it is in on PYTHONPATH",
+        ) from error
+    if not isinstance(found, Loss):
+        raise ConfigError(
+            f"training.loss = {name!r} is a {type(found).__name__} and not a Loss",
+            hint=f"write {attribute} = Loss(surrogate, advantage, mean_over), from swarmnode.training.losses",
+        )
+    return found
 
 
 def kl_to_reference(logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
@@ -206,11 +270,11 @@ def kl_to_reference(logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
     return log_ratio_N.expm1() - log_ratio_N
 
 
-def _clipped(batch: TokenBatch, ratio_N: Tensor, share_N: Tensor, clip: Clip) -> Objective:
+def _clipped(batch: TokenBatch, ratio_N: Tensor, clip: Clip) -> Surrogate:
     """min(r A, clip(r) A): PPO's surrogate (Schulman et al. 2017, equation 7)."""
     free_N = ratio_N * batch.advantages_N
     bounded_N = clip(ratio_N) * batch.advantages_N
-    return Objective(torch.minimum(free_N, bounded_N), share_N, bounded_N.detach() < free_N.detach())
+    return Surrogate(torch.minimum(free_N, bounded_N), bounded_N.detach() < free_N.detach())
 
 
 def _log_ratio(batch: TokenBatch) -> Tensor:

@@ -1,4 +1,4 @@
-"""From completions with credit to the micro-batches of one optimizer step.
+"""Completions with credit become the micro-batches of one optimizer step.
 
 advantage -> [packing] -> layout.py, attention, logprob -> losses
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from swarmnode.errors import EngineError
 from swarmnode.model.layout import PackedLayout, packed_layout
-from swarmnode.training.advantage import LossName, group_advantages
+from swarmnode.training.advantage import Advantage, group_advantages, standardised
 from swarmnode.training.foreign.agreement import Source
 from swarmnode.types import RolloutGroup, Span
 
@@ -67,7 +67,7 @@ class OwnTokens:
     mask_N: Tensor
     """True where a completion token is one of them."""
     logprobs_M: Tensor
-    """As recorded when they were sampled."""
+    """Log-probabilities recorded when they were sampled."""
     versions_M: Tensor
     """The policy version that sampled the token. On the CPU, only measured with; `stale_M` too."""
     stale_M: Tensor
@@ -79,7 +79,7 @@ class MicroBatch:
     """Samples that pass the model together: packed [1, T], or right-padded [B, T]."""
 
     samples: tuple[TrainingSample, ...]
-    """In the order of the batch; those of one policy are neighbours."""
+    """Samples in the order of the batch; those of one policy are neighbours."""
     input_ids_BT: Tensor
     position_ids_BT: Tensor
     """Counted from 0 in every sample."""
@@ -115,15 +115,15 @@ def to_samples(
     prompt_ids: tuple[int, ...],
     *,
     rewards: Sequence[float | None] | None = None,
-    loss: LossName = "dapo",
+    advantage: Advantage = standardised,
     policy: int = 0,
 ) -> list[TrainingSample] | None:
     """Trainable completions of a group, or None when the group has no gradient (all rewards equal).
 
-    `rewards` are the shaped ones where there are any, `loss` names the advantage that belongs to it. Aborted,
-    empty and unscored completions are left out; their group-mates keep their advantages.
+    `rewards` are the shaped ones where there are any, `advantage` is that of the loss. Aborted, empty and
+    unscored completions are left out; their group-mates keep their advantages.
     """
-    advantages = group_advantages(group.rewards if rewards is None else rewards, loss)
+    advantages = group_advantages(group.rewards if rewards is None else rewards, advantage)
     if advantages is None:
         return None
     return credited_samples(group, prompt_ids, advantages, policy=policy)
@@ -142,6 +142,15 @@ def credited_samples(
         for c, advantage in zip(group.completions, advantages, strict=True)
         if advantage is not None and c.token_ids and c.finish != "abort"
     ]
+
+
+def completion_tokens(samples: Sequence[TrainingSample]) -> int:
+    """Tokens that are learned from: those of all completions.
+
+    >>> completion_tokens([])
+    0
+    """
+    return sum(len(sample.completion_ids) for sample in samples)
 
 
 def micro_batches(

@@ -29,7 +29,7 @@ class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
     book: int = 0
     """Answers in the book."""
     book_foreign: int = 0
-    """Of those, from others."""
+    """Answers in the book that others gave."""
     mended: int = 0
     """Right answers of others that were cut before the book kept them."""
     refused: int = 0
@@ -86,7 +86,7 @@ class Evaluation:
     per_task: Mapping[str, float | None]
     mean: float | None
     pass_at: Mapping[str, PassAt] = field(default_factory=dict[str, PassAt])
-    """By task."""
+    """pass@k by task."""
     pass_at_mean: PassAt = field(default_factory=dict[int, float | None])
     """Mean over tasks."""
 

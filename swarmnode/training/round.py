@@ -1,6 +1,6 @@
 """What one policy is trained on in one round, and what was measured while it was.
 
-trainer.py -> [RoundOfPolicy] -> together.py -> TrainReport
+trainer.py -> [RoundOfPolicy] -> step.py -> TrainReport
 """
 
 import time
@@ -19,7 +19,7 @@ from swarmnode.training.foreign.agreement import Agreement
 from swarmnode.training.forward import Forward
 from swarmnode.training.losses import LossOutput, StepSize
 from swarmnode.training.off_policy import MeasuredTokens, with_off_policy
-from swarmnode.training.packing import TrainingSample
+from swarmnode.training.packing import TrainingSample, completion_tokens
 from swarmnode.training.records import TrainReport
 from swarmnode.types import mean_or_none
 
@@ -124,6 +124,11 @@ class RoundOfPolicy:
         samples = self.steps[step]
         return StepSize(len(samples), completion_tokens(samples), self.max_tokens)
 
+    def finish(self) -> TrainReport:
+        """Raise the policy's version by one if it took a step, and tell what came of the round."""
+        self.policy.version += 1 if self.measured.steps else 0
+        return self.report()
+
     def report(self) -> TrainReport:
         tokens = sum(completion_tokens(step) for step in self.steps)
         report = self.measured.report(
@@ -131,11 +136,3 @@ class RoundOfPolicy:
         )
         agreement = None if self.agreement is None else self.agreement.cosine
         return msgspec.structs.replace(report, agreement=agreement)
-
-
-def completion_tokens(samples: Sequence[TrainingSample]) -> int:
-    """
-    >>> completion_tokens([])
-    0
-    """
-    return sum(len(sample.completion_ids) for sample in samples)

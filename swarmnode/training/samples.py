@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from swarmnode.config import TrainingConfig
 from swarmnode.training.foreign.lessons import GroupLesson, Replay
+from swarmnode.training.losses import loss_of
 from swarmnode.training.packing import TrainingSample, credited_samples, to_samples
 from swarmnode.training.shaping import shaped_rewards
 from swarmnode.types import FinishReason, RolloutGroup, one_span
@@ -44,7 +45,8 @@ def group_samples(
     lengths = [len(completion.token_ids) for completion in group.completions]
     finishes: list[FinishReason] = [completion.finish for completion in group.completions]
     rewards = shaped_rewards(group.rewards, lengths, finishes, max_tokens, config)
-    return to_samples(group, prompt_ids, rewards=rewards, loss=config.loss, policy=policy)
+    advantage = loss_of(config.loss).advantage
+    return to_samples(group, prompt_ids, rewards=rewards, advantage=advantage, policy=policy)
 
 
 def lesson_samples(

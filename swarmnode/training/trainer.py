@@ -1,6 +1,6 @@
 """One policy's learning: groups in, a new policy version out.
 
-exchange, rollout -> [trainer] (Rule.lessons) -> RoundOfPolicy -> together.py -> policy.version + 1
+exchange, rollout -> [trainer] (Rule.lessons) -> RoundOfPolicy -> step.py -> policy.version + 1
         -> engine, checkpoint
 
 Group-normalised advantages on LoRA parameters, an asymmetric clip, no KL unless asked for: as SAPO trains
@@ -22,7 +22,7 @@ from swarmnode.training.packing import TrainingSample
 from swarmnode.training.records import TrainReport
 from swarmnode.training.round import MeasuredRound, RoundOfPolicy
 from swarmnode.training.samples import SampleRules, lesson_samples, replayed_samples
-from swarmnode.training.together import train_together
+from swarmnode.training.step import train_round
 from swarmnode.types import RolloutGroup
 
 
@@ -68,12 +68,12 @@ class Trainer:
 
         Without a single such group, or when no gradient was finite, no step is taken and the version stays.
         """
-        return train_together([self.prepare(own, external, foreign_share)])[0]
+        return train_round(self.prepare(own, external, foreign_share))
 
     def prepare(
         self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
     ) -> RoundOfPolicy:
-        """The round that `train` runs, for `train_together` with rounds of policies beside this one."""
+        """The round that `train` runs; with rounds of policies beside this one it is for `train_together`."""
         lessons = self.rule.lessons(own, external, version=self.policy.version, foreign_share=foreign_share)
         if self._agreement is not None:
             self._agreement.begin_round()
@@ -99,8 +99,9 @@ class Trainer:
     def _shuffled_steps(
         self, samples: Sequence[TrainingSample], replayed: Sequence[TrainingSample] = ()
     ) -> list[list[TrainingSample]]:
-        """As few steps as the setting allows, of equal size: a last one of few samples would be noise.
-        What is replayed is spread over the steps that there are anyway, or is a step of its own."""
+        """The samples of each optimizer step: as few steps as the setting allows, of equal size, because a
+        last one of few samples would be noise. What is replayed is spread over the steps that there are
+        anyway, or is a step of its own."""
         order, more = list(samples), list(replayed)
         chance = random.Random(f"{self.seed}:{self.policy.version}")
         chance.shuffle(order)

@@ -41,7 +41,7 @@ from swarmnode.errors import EngineError
 from swarmnode.pipeline.rollouts.chain import LocalChain
 from swarmnode.pipeline.rollouts.engine import PipelineEngine
 from swarmnode.pipeline.stages.cutting import try_cut
-from swarmnode.pipeline.stages.stage_model import Cut, StagePart, StageSettings, build_stage
+from swarmnode.pipeline.stages.stage_model import StageCut, StagePart, StageSettings, build_stage
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.decode.fallback import GenerateEngine
 from swarmnode.rollout.engine import (
@@ -158,7 +158,7 @@ def shared(model: PreTrainedModel, eos: Sequence[int], max_slots: int) -> Engine
     return member
 
 
-CUTS: dict[str, Cut] = {}
+CUTS: dict[str, StageCut] = {}
 """By family, as a pipeline's members find them once."""
 
 
@@ -622,6 +622,20 @@ def test_a_request_that_cannot_work_is_refused_with_all_that_came_with_it(
         bookkeeper.submit([ask((5,), "twice"), REFUSED[why]])
     assert bookkeeper.stats().waiting == 0
     assert bookkeeper.step() == ()
+
+
+@pytest.mark.parametrize("why", [why for why in REFUSED if why != "twice"])
+def test_a_check_refuses_what_submitting_would(bookkeeper: Engine, why: str) -> None:
+    with pytest.raises(EngineError):
+        bookkeeper.check(REFUSED[why])
+
+
+def test_a_check_lets_through_what_can_be_submitted_and_changes_nothing(bookkeeper: Engine) -> None:
+    bookkeeper.check(ask((5,)))
+    assert bookkeeper.stats().waiting == 0
+    bookkeeper.submit([ask((5,))])
+    bookkeeper.check(ask((5,)))  # Whether the id is in flight is not its question.
+    assert bookkeeper.stats().waiting == 1
 
 
 def test_an_id_in_flight_is_refused(bookkeeper: Engine) -> None:

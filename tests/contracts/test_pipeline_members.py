@@ -7,7 +7,8 @@ import torch
 from swarmnode.identity import keys
 from swarmnode.pipeline.plans.plan import Plan
 from swarmnode.pipeline.stages.cutting import try_cut
-from swarmnode.pipeline.stages.local import LocalPipeline, LossInputs, cross_entropy
+from swarmnode.pipeline.stages.objectives import LossInputs, cross_entropy
+from swarmnode.testing.local_pipeline import LocalPipeline
 from tests.contracts.hosts import HostFactory
 from tests.unit.pipeline.members import PATIENT, ListFeed, crew, instance_of, sgd, stage_worker
 from tests.unit.pipeline.tiny_models import SETTINGS, batches, nudge, saved, tiny_config, tiny_model

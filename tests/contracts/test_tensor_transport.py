@@ -15,8 +15,8 @@ from swarmnode.network.p2pd import P2pdHost
 from swarmnode.network.p2pd_bundle import find_daemon
 from swarmnode.network.streams import ByteStream
 from swarmnode.pipeline.wire.codec import decode, encode
-from swarmnode.pipeline.wire.messages import Done, Forward, Message, Refusal, Refused
-from swarmnode.pipeline.wire.roster import Roster
+from swarmnode.pipeline.wire.messages import Done, ForwardHop, Message, Refusal, Refused
+from swarmnode.pipeline.wire.plan_members import PlanMembers
 from swarmnode.pipeline.wire.transport import TensorTransport
 from tests.contracts.hosts import HostFactory, connected
 
@@ -163,7 +163,7 @@ class DecodingInbox:
         pass
 
     async def take(self, peer_id: str, message: Message, payload: bytearray) -> None:
-        assert isinstance(message, Forward)
+        assert isinstance(message, ForwardHop)
         self.tensors.append(decode(message.tensor, payload))
 
 
@@ -179,10 +179,10 @@ async def test_eight_mebibytes_of_activations_go_both_ways(new_host: HostFactory
         ):
             transports = one, other
             for number, transport in enumerate(transports):
-                transport.adopt(Roster(PLAN, peers, own=number))
+                transport.adopt(PlanMembers(PLAN, peers, own=number))
 
             async def send(source: int) -> None:
-                message = Forward(
+                message = ForwardHop(
                     plan=PLAN, iteration=0, deadline_s=60.0, micro_batch=0, agent=0, wave=0,
                     path=(source, 1 - source), position=1, tensor=encoded.header, tokens=1,
                 )  # fmt: skip
@@ -198,7 +198,7 @@ async def test_eight_mebibytes_of_activations_go_both_ways(new_host: HostFactory
 
 async def test_a_refusal_reaches_the_sender_of_a_large_tensor(new_host: HostFactory):
     encoded = encode(torch.zeros(2, 1024, 1024), "none")
-    message = Forward(
+    message = ForwardHop(
         plan=PLAN, iteration=0, deadline_s=60.0, micro_batch=0, agent=0, wave=0, path=(0, 1), position=1,
         tensor=encoded.header, tokens=1,
     )  # fmt: skip
@@ -206,12 +206,12 @@ async def test_a_refusal_reaches_the_sender_of_a_large_tensor(new_host: HostFact
         inbox = DecodingInbox()
         async with TensorTransport(alice, inbox) as sender, TensorTransport(bob, inbox) as receiver:
             peers = alice.peer_id, bob.peer_id
-            sender.adopt(Roster(PLAN, peers, own=0))
-            receiver.adopt(Roster("cd" * 32, peers, own=1))
+            sender.adopt(PlanMembers(PLAN, peers, own=0))
+            receiver.adopt(PlanMembers("cd" * 32, peers, own=1))
             for _ in range(3):
                 reply = await sender.send(bob.peer_id, message, encoded.payload)
                 assert reply == Refused(Refusal.UNKNOWN_PLAN)
-            receiver.adopt(Roster(PLAN, peers, own=1))
+            receiver.adopt(PlanMembers(PLAN, peers, own=1))
             assert await sender.send(bob.peer_id, message, encoded.payload) == Done()
 
 
@@ -228,10 +228,10 @@ async def test_after_its_daemon_died_a_member_takes_tensors_again(tmp_path: Path
         inbox = DecodingInbox()
         async with TensorTransport(alice, inbox) as sender, TensorTransport(bob, inbox) as receiver:
             for number, transport in enumerate((sender, receiver)):
-                transport.adopt(Roster(PLAN, (alice.peer_id, bob.peer_id), own=number))
+                transport.adopt(PlanMembers(PLAN, (alice.peer_id, bob.peer_id), own=number))
 
             async def send(micro_batch: int) -> None:
-                message = Forward(
+                message = ForwardHop(
                     plan=PLAN, iteration=0, deadline_s=5.0, micro_batch=micro_batch, agent=0, wave=0,
                     path=(0, 1), position=1, tensor=encoded.header, tokens=1,
                 )  # fmt: skip

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from swarmnode.config import TrainingConfig
-from swarmnode.training.advantage import LossName, group_advantages
-from swarmnode.training.losses import StepSize, TokenBatch, policy_loss
+from swarmnode.training.advantage import group_advantages
+from swarmnode.training.losses import StepSize, TokenBatch, loss_of, policy_loss
 
 SEEDS = (0, 1, 2)
 END = 0
@@ -38,7 +38,7 @@ class Answer:
     advantage: float
 
 
-def learning_curve(loss: LossName, seed: int) -> list[float]:
+def learning_curve(loss: str, seed: int) -> list[float]:
     """Expected reward before training and after every CURVE_EVERY of ROUNDS rounds."""
     generator = torch.Generator().manual_seed(seed)
     logits_PTV = torch.zeros(len(ANSWERS), PLACES, TOKENS, dtype=torch.float64, requires_grad=True)
@@ -55,14 +55,15 @@ def learning_curve(loss: LossName, seed: int) -> list[float]:
     return curve
 
 
-def sampled(logits_PTV: Tensor, loss: LossName, generator: torch.Generator) -> list[Answer]:
+def sampled(logits_PTV: Tensor, loss: str, generator: torch.Generator) -> list[Answer]:
     """A group of answers to each question, without the groups that have no gradient."""
     logprobs_PTV = logits_PTV.detach().log_softmax(-1)
     found: list[Answer] = []
     for question, logprobs_TV in enumerate(logprobs_PTV):
         drawn_TG = torch.multinomial(logprobs_TV.exp(), GROUP_SIZE, replacement=True, generator=generator)
         group = [up_to_the_end(drawn_T) for drawn_T in drawn_TG.T]
-        credit = group_advantages([reward(question, tokens.tolist()) for tokens in group], loss)
+        rewards = [reward(question, tokens.tolist()) for tokens in group]
+        credit = group_advantages(rewards, loss_of(loss).advantage)
         for tokens, advantage in zip(group, credit or (), strict=credit is not None):
             if advantage is not None:
                 places = torch.arange(len(tokens))

@@ -98,11 +98,11 @@ class _Prices:
     """Multipliers of the relaxed rules; any values >= 0 give a valid bound, with `weight` normalised."""
 
     weight: dict[int, float]
-    """By data node, of each of its agents; over all agents they add up to 1."""
+    """The weight of each data node's agents, of its agents; over all agents they add up to 1."""
     slot: list[float]
-    """By node, of one of its slots."""
+    """The price of one slot of each node."""
     visit: list[float]
-    """By stage, of one of the visits it needs."""
+    """The price of one needed visit to each stage."""
 
 
 def _chain_bound_s(instance: Instance, own: Sequence[int]) -> float:

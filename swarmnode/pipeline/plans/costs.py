@@ -1,6 +1,6 @@
 """What members and links cost: measured, announced, checked, smoothed, corrected by what others see.
 
-probes.py -> [MemberCosts, LinkCosts, Announcement] -> decoded, believed -> partition.py, measured.py
+probes.py -> [MemberCosts, LinkCosts, CostAnnouncement] -> decoded, believed -> partition.py, measured.py
 
 A claim is used for planning and for nothing else, and for no longer than it is fresh. A member that lies
 about its speed is corrected by what the others see: each announces how much longer the member took than it
@@ -19,14 +19,14 @@ from msgspec import Meta
 
 from swarmnode.errors import Rejected
 from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS
-from swarmnode.pipeline.plans.partition import MAX_SPEED, Member
+from swarmnode.pipeline.plans.partition import MAX_SPEED, MemberResources
 
 MAX_ANNOUNCEMENT_BYTES = 64 * 1024
 """Claims of one member, links to MAX_LINKS others and its observations included."""
 MAX_TIMINGS = 16
 MAX_LAYERS = 512
 MAX_LINKS = 512
-"""As many members as an instance may have."""
+"""The most links that a member announces: as many members as an instance may have."""
 LEAST_TOKEN_S = 1e-12
 """No device computes faster, and what is divided by it stays a number."""
 MAX_TOKEN_S = 100.0
@@ -41,7 +41,7 @@ MAX_SLOWDOWN = 1000.0
 MAX_AGE_S = 1800.0
 """Claims older than this are not planned with: home machines and home links change within the hour."""
 MAX_CLOCK_SKEW_S = 120.0
-"""As for rollouts (exchange/limits.py): home machines without NTP drift by about this much."""
+"""The same as for rollouts (exchange/limits.py): home machines without NTP drift by about this much."""
 RECENT = 5
 """Samples of which the median is taken: two outliers in five leave no trace."""
 SMOOTHING = 0.3
@@ -71,9 +71,9 @@ class MemberCosts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     """Micro-batches in flight that it is willing to hold, however much memory there is."""
     holds_data: bool
     timings: Annotated[tuple[StageTiming, ...], Meta(min_length=1, max_length=MAX_TIMINGS)]
-    """By rising number of layers."""
+    """Measured stages, sorted by rising number of layers."""
     measured_at_s: Annotated[float, Meta(ge=0, le=2**40)]
-    """Since the epoch, by its own clock."""
+    """Seconds since the epoch, by its own clock."""
 
 
 class LinkCosts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -95,23 +95,23 @@ class Observation(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     micro_batches: Annotated[int, Meta(ge=1, le=2**31)]
 
 
-class Announcement(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class CostAnnouncement(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """All that one member contributes to planning."""
 
     member: MemberCosts
     links: Annotated[dict[PeerId, LinkCosts], Meta(max_length=MAX_LINKS)]
-    """From this member to others."""
+    """Costs of the links from this member to others."""
     observed: Annotated[dict[PeerId, Observation], Meta(max_length=MAX_LINKS)]
 
 
-_decoder = msgspec.msgpack.Decoder(Announcement)
+_decoder = msgspec.msgpack.Decoder(CostAnnouncement)
 
 
-def encode_announcement(announcement: Announcement) -> bytes:
+def encode_announcement(announcement: CostAnnouncement) -> bytes:
     return msgspec.msgpack.encode(announcement, order="deterministic")
 
 
-def decode_announcement(data: bytes, *, author: str, now_s: float) -> Announcement:
+def decode_announcement(data: bytes, *, author: str, now_s: float) -> CostAnnouncement:
     """A foreign announcement, bounded and complete. Raises Rejected: too_large, malformed, not_own, stale."""
     if len(data) > MAX_ANNOUNCEMENT_BYTES:
         raise Rejected("too_large", f"{len(data)} bytes, at most {MAX_ANNOUNCEMENT_BYTES}")
@@ -123,7 +123,7 @@ def decode_announcement(data: bytes, *, author: str, now_s: float) -> Announceme
     return announcement
 
 
-def check(announcement: Announcement, *, author: str, now_s: float) -> None:
+def check(announcement: CostAnnouncement, *, author: str, now_s: float) -> None:
     """What types cannot say; NaN and the infinities fall outside of any bound. Raises Rejected."""
     member = announcement.member
     if member.peer_id != author or author in announcement.links or author in announcement.observed:
@@ -175,7 +175,7 @@ def smoothed(before: Smoothed | None, sample: float, *, at_s: float) -> Smoothed
     return Smoothed(recent, before.value + SMOOTHING * (middle - before.value), at_s)
 
 
-def believed(announcements: Iterable[Announcement]) -> tuple[MemberCosts, ...]:
+def believed(announcements: Iterable[CostAnnouncement]) -> tuple[MemberCosts, ...]:
     """The members' costs, corrected by what others observed, sorted by peer id.
 
     Median over the observers (one vote each, whatever it says), drawn towards the claim while few
@@ -204,7 +204,7 @@ def observed(costs: MemberCosts, slowdowns: Sequence[float], micro_batches: int)
     return msgspec.structs.replace(costs, timings=timings)
 
 
-def _corrected(member: MemberCosts, announcements: Iterable[Announcement]) -> MemberCosts:
+def _corrected(member: MemberCosts, announcements: Iterable[CostAnnouncement]) -> MemberCosts:
     seen = [each.observed[member.peer_id] for each in announcements if member.peer_id in each.observed]
     batches = median_low([each.micro_batches for each in seen]) if seen else 0
     return observed(member, [each.slowdown for each in seen], batches)
@@ -220,14 +220,14 @@ def backward_s(member: MemberCosts, layers: int) -> float:
     return _interpolated([(t.layers, t.backward_s) for t in member.timings], layers)
 
 
-def as_member(costs: MemberCosts, *, layer_forward_s: float) -> Member:
+def as_member(costs: MemberCosts, *, layer_forward_s: float) -> MemberResources:
     """What partition.py needs to know; `layer_forward_s`: one token, one layer, on the reference device.
 
     A claim beyond all bounds is cut to them: one member's words keep nobody from planning.
     """
     most = costs.timings[-1]
     speed = min(MAX_SPEED, layer_forward_s * most.layers / most.forward_s)
-    return Member(costs.peer_id, costs.free_bytes, speed, costs.holds_data)
+    return MemberResources(costs.peer_id, costs.free_bytes, speed, costs.holds_data)
 
 
 def _interpolated(points: Sequence[tuple[int, float]], layers: int) -> float:

@@ -1,6 +1,6 @@
 """The dynamic programme of partitioning: where to cut the layers, and who takes which piece, in integers.
 
-partition.py (members and layers on a grid) -> [cuts] -> Cut
+partition.py (members and layers on a grid) -> [cuts] -> LayerDivision
 
 With members sorted by memory, the members of stages 1..S-1 are consecutive runs. For a limit on the busiest
 stage a table over (stage, layers placed) keeps the fewest members used, which is never worse for what
@@ -70,14 +70,14 @@ class Sums:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class LayerDivision:
     """A solution: where each stage ends, and its members."""
 
     ends: tuple[int, ...]
     groups: tuple[tuple[Peer, ...], ...]
 
 
-def best_cut(sums: Sums, peers: tuple[Peer, ...]) -> Cut | None:
+def best_cut(sums: Sums, peers: tuple[Peer, ...]) -> LayerDivision | None:
     """The even cut whose busiest stage is fastest, of equals the most even; else any cut; else None.
 
     Even: stages of half to one and a half the mean number of layers, so that skips are alike.
@@ -97,9 +97,9 @@ def best_cut(sums: Sums, peers: tuple[Peer, ...]) -> Cut | None:
     return None
 
 
-def _fastest(sums: Sums, peers: tuple[Peer, ...]) -> tuple[int, Cut] | None:
+def _fastest(sums: Sums, peers: tuple[Peer, ...]) -> tuple[int, LayerDivision] | None:
     """The least limit and a cut that keeps it: bisection for each number of layers that stage 0 may have."""
-    best: tuple[int, Cut] | None = None
+    best: tuple[int, LayerDivision] | None = None
     for end in sums.beginnings:
         high = endless(sums) if best is None else best[0] - 1
         found = feasible(sums, peers, end, high)
@@ -124,13 +124,13 @@ def endless(sums: Sums) -> int:
     return (sums.ends_work + sums.work[-1]) * sums.stages * SPEED_GRID
 
 
-def feasible(sums: Sums, peers: tuple[Peer, ...], end: int, limit: int) -> Cut | None:
+def feasible(sums: Sums, peers: tuple[Peer, ...], end: int, limit: int) -> LayerDivision | None:
     """A cut whose busiest stage takes at most `limit`, stage 0 having layers[:end]; None: there is none."""
     for group in _first_groups(sums, peers, end, limit):
         rest = tuple(peer for peer in peers if peer not in group)
         found = _others(sums, rest, end, limit)
         if found is not None:
-            return Cut((end, *found.ends), (group, *found.groups))
+            return LayerDivision((end, *found.ends), (group, *found.groups))
     return None
 
 
@@ -145,7 +145,7 @@ def _first_groups(sums: Sums, peers: tuple[Peer, ...], end: int, limit: int) -> 
             yield tuple(order[: taken + 1])
 
 
-def _others(sums: Sums, peers: tuple[Peer, ...], start: int, limit: int) -> Cut | None:
+def _others(sums: Sums, peers: tuple[Peer, ...], start: int, limit: int) -> LayerDivision | None:
     """Stages 1.. over layers[start:] with the fewest of `peers` (largest memory first)."""
     speeds = [0, *accumulate(peer.speed for peer in peers)]
     used: list[dict[int, tuple[int, int]]] = [{start: (0, start)}]
@@ -170,7 +170,9 @@ def _others(sums: Sums, peers: tuple[Peer, ...], start: int, limit: int) -> Cut 
     return _trace(used, peers, sums.layers)
 
 
-def _trace(used: Sequence[dict[int, tuple[int, int]]], peers: tuple[Peer, ...], layers: int) -> Cut | None:
+def _trace(
+    used: Sequence[dict[int, tuple[int, int]]], peers: tuple[Peer, ...], layers: int
+) -> LayerDivision | None:
     """Read the cut back from the table: {end: (members used, where the stage began)} for each stage."""
     if layers not in used[-1]:
         return None
@@ -183,7 +185,7 @@ def _trace(used: Sequence[dict[int, tuple[int, int]]], peers: tuple[Peer, ...], 
         ends.append(end)
         groups.append(peers[before:count])
         end = first
-    return Cut(tuple(reversed(ends)), tuple(reversed(groups)))
+    return LayerDivision(tuple(reversed(ends)), tuple(reversed(groups)))
 
 
 def _speed_for(load: int, limit: int) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from swarmnode.pipeline.plans.costs import Announcement, Observation
+from swarmnode.pipeline.plans.costs import CostAnnouncement, Observation
 
 LONE = 4.0
 """The most that the word of one witness slows another member down."""
@@ -24,10 +24,12 @@ ENOUGH = 3
 """Micro-batches that a witness must have seen for that."""
 
 MIN_WITNESSES = 2
-"""That find a member broken, before it is left out."""
+"""So many witnesses must find a member broken before it is left out."""
 
 
-def heard(announcements: Sequence[Announcement], stage_of: Mapping[str, int]) -> tuple[Announcement, ...]:
+def heard(
+    announcements: Sequence[CostAnnouncement], stage_of: Mapping[str, int]
+) -> tuple[CostAnnouncement, ...]:
     """The announcements with those observations that count. Nobody is faster than it claims.
 
     `stage_of`: by peer id, under the plan that is left.
@@ -53,7 +55,7 @@ def heard(announcements: Sequence[Announcement], stage_of: Mapping[str, int]) ->
     )
 
 
-def dead_weight(announcements: Sequence[Announcement], stage_of: Mapping[str, int]) -> frozenset[str]:
+def dead_weight(announcements: Sequence[CostAnnouncement], stage_of: Mapping[str, int]) -> frozenset[str]:
     """Members that take micro-batches and do nothing, as more than half of the other data nodes saw."""
     present = {each.member.peer_id for each in announcements}
     witnesses = _witnesses(stage_of) & present
@@ -75,9 +77,9 @@ def _witnesses(stage_of: Mapping[str, int]) -> frozenset[str]:
 
 
 def _words(
-    announcements: Sequence[Announcement], stage_of: Mapping[str, int]
+    announcements: Sequence[CostAnnouncement], stage_of: Mapping[str, int]
 ) -> Mapping[str, Mapping[str, Observation]]:
-    """By member that is announced: what each witness says of it."""
+    """What each witness says of a member, for every announced one."""
     witnesses = _witnesses(stage_of)
     found = {each.member.peer_id: dict[str, Observation]() for each in announcements}
     for each in announcements:

@@ -21,7 +21,7 @@ LETTERS = {"forward": "F", "loss": "L", "backward": "B", "averaging": "A"}
 LABEL_WIDTH = 20
 """Stage, node and the beginning of its name."""
 SHARE_WIDTH = 5
-"""Of a terminal row, for the utilisation after it."""
+"""Columns of a terminal row for the utilisation at its end."""
 MIN_COLUMNS = 20
 
 COLOURS = {"forward": "#4c78a8", "loss": "#e45756", "backward": "#f2a541", "averaging": "#72b7b2"}

@@ -31,13 +31,13 @@ Matrix = tuple[tuple[float, ...], ...]
 
 
 GRADIENT_BYTES = 268_000_000
-"""Of the published instances: full-parameter gradients of one stage. LoRA gradients are a hundredth of it."""
+"""Full-parameter gradients of one stage in the published instances. LoRA gradients are a hundredth of it."""
 
 ACTIVATION_BYTES = 8 * 1024 * 1024 * 4
-"""Of the published instances: what a hop carries, 8 samples x 1024 tokens x width 1024 in fp32."""
+"""What a hop carries in the published instances: 8 samples x 1024 tokens x width 1024 in fp32."""
 
 HOP_OVERHEAD_S = 0.35
-"""Of the published instances: what a hop costs whatever its size."""
+"""Time of a hop in the published instances, whatever its size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +67,13 @@ class Instance:
     """
 
     names: tuple[str, ...]
-    """For people, by node."""
+    """The nodes' names, for people."""
     forward_s: tuple[float, ...]
-    """By node: forward of one micro-batch through the stage that it holds."""
+    """Each node's forward of one micro-batch through the stage that it holds."""
     hop_s: Matrix
     """[i][j]: one activation, or its gradient, from node i to node j. Links do not slow each other down."""
     memory: tuple[int, ...]
-    """By node: micro-batches between their forward and their backward."""
+    """Each node's capacity: micro-batches between their forward and their backward."""
     stages: tuple[tuple[int, ...], ...]
     """The nodes of each stage; stage 0 are the data nodes. A node may be in none."""
     path_length: int
@@ -105,7 +105,7 @@ class Instance:
 
     @property
     def stage_of(self) -> tuple[int, ...]:
-        """By node; -1 for a node in no stage."""
+        """The stage of each node; -1 for a node in no stage."""
         return stage_of(self.stages, self.node_count)
 
     @property
@@ -128,7 +128,7 @@ class Instance:
 
 @lru_cache(maxsize=64)
 def stage_of(stages: tuple[tuple[int, ...], ...], node_count: int) -> tuple[int, ...]:
-    """By node: its stage, or -1."""
+    """The stage of each node, or -1."""
     found = [-1] * node_count
     for stage, nodes in enumerate(stages):
         for node in nodes:
@@ -153,7 +153,7 @@ def agents(instance: Instance) -> tuple[int, ...]:
 
 
 def least_visits(instance: Instance, agent_count: int) -> tuple[int, ...]:
-    """By stage: the visits of a wave that it needs to learn as fast as the others. All agents visit stage 0.
+    """The visits of a wave that each stage needs to learn as fast as the others. All agents visit stage 0.
 
     The visits beyond stage 0, divided evenly and rounded down; a stage with fewer slots than that fills them.
     """

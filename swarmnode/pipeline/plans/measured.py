@@ -1,6 +1,6 @@
-"""From what was measured to what is planned with: an instance, and what every member would be elsewhere.
+"""Measurements become what is planned with: an instance, and what every member would be elsewhere.
 
-costs.py (believed), Partition -> [instance_from] -> Instance, Holding -> placement.py -> schedule
+costs.py (believed), Partition -> [instance_from] -> Instance, PlacementTable -> placement.py -> schedule
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,8 +17,8 @@ from swarmnode.pipeline.plans.costs import (
     forward_s,
 )
 from swarmnode.pipeline.plans.instance import Averaging, Instance, Matrix
-from swarmnode.pipeline.plans.partition import Partition, StagePart, Workload
-from swarmnode.pipeline.plans.placement_moves import Holding
+from swarmnode.pipeline.plans.partition import Partition, PipelineWorkload, PlannedStage
+from swarmnode.pipeline.plans.placement_moves import PlacementTable
 
 SLOW_LINK = 2.0
 """A link that nobody measured is taken to be this much worse than the worst that somebody did."""
@@ -34,7 +34,7 @@ class IterationSettings:
     overhead_s: float = 0.0
     """What a hop costs beside the link: serialisation, copies."""
     gradient_bytes: tuple[int, ...] | None = None
-    """By stage: what its replicas average. None: nothing worth planning for."""
+    """What the replicas of each stage average. None: nothing worth planning for."""
     gap_s: float = 0.0
     """A member is not available so long after each task."""
     loss_factor: float = 0.25
@@ -47,9 +47,9 @@ def instance_from(
     costs: Iterable[MemberCosts],
     links: Mapping[tuple[str, str], LinkCosts],
     parts: Partition,
-    work: Workload,
+    work: PipelineWorkload,
     settings: IterationSettings,
-) -> tuple[Instance, Holding]:
+) -> tuple[Instance, PlacementTable]:
     """The instance that members plan with, and what each would be in every other stage.
 
     Nodes are the members in the partition, sorted by peer id; `costs` may hold more. Of the two measurements
@@ -92,7 +92,7 @@ def instance_from(
     return replace(instance, averaging=Averaging(sizes, byte_s, slowest_s + settings.overhead_s)), holding
 
 
-def _holding(members: Sequence[MemberCosts], parts: Partition, work: Workload) -> Holding:
+def _holding(members: Sequence[MemberCosts], parts: Partition, work: PipelineWorkload) -> PlacementTable:
     """[node][stage]: seconds of a micro-batch, and how many fit into what the stage's weights leave free."""
     tokens = work.micro_batch_tokens
     seconds = [
@@ -100,10 +100,10 @@ def _holding(members: Sequence[MemberCosts], parts: Partition, work: Workload) -
         for member in members
     ]
     slots = [tuple(_slots(member, part) for part in parts.stages) for member in members]
-    return Holding(tuple(seconds), tuple(slots))
+    return PlacementTable(tuple(seconds), tuple(slots))
 
 
-def _slots(member: MemberCosts, part: StagePart) -> int:
+def _slots(member: MemberCosts, part: PlannedStage) -> int:
     """Micro-batches in flight that the member could hold as a replica of the stage; 0: it cannot be one."""
     left_bytes = member.free_bytes - part.held_bytes
     if left_bytes < 0 or (part.first == 0 and not member.holds_data):
@@ -120,7 +120,8 @@ def _backward_factor(members: Sequence[MemberCosts], parts: Partition) -> float:
 def _both_ends(
     names: Sequence[str], links: Mapping[tuple[str, str], LinkCosts]
 ) -> dict[tuple[int, int], LinkCosts]:
-    """By pair of nodes: the worse of both measurements; where there is none, worse than the worst of all."""
+    """Costs of the link of each pair of nodes: the worse of both measurements; where there is none, worse
+    than the worst of all."""
     measured = [cost for (one, other), cost in links.items() if one in names and other in names]
     if not measured:
         raise ConfigError("no link between the members was measured", hint="wait for the first probes")

@@ -1,6 +1,6 @@
 """Small changes of a plan that keep every rule: the neighbourhood of the local search.
 
-paths, policies -> [Neighbourhood.draw] -> Move -> schedule.py keeps it or not
+paths, policies -> [RandomMoves.draw] -> Move -> schedule.py keeps it or not
 
 Moves never change how many agents a node has beyond its slots, nor how many visits a stage needs, so a search
 that starts at a feasible plan stays among them without checking.
@@ -56,7 +56,7 @@ def apply(draft: Draft, move: Move) -> Move:
     return undo
 
 
-class Neighbourhood:
+class RandomMoves:
     """Random moves of one instance. All that it draws, it draws from the given generator."""
 
     def __init__(self, instance: Instance, rng: Random) -> None:

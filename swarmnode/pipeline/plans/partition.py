@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from swarmnode.errors import ConfigError, ModelError
-from swarmnode.pipeline.plans.cuts import SPEED_GRID, Cut, Peer, Sums, best_cut, endless, feasible
+from swarmnode.pipeline.plans.cuts import SPEED_GRID, LayerDivision, Peer, Sums, best_cut, endless, feasible
 
 PICO = 10**12
 """Seconds are rounded to picoseconds: below what a clock resolves, far above the last bits of a double."""
 MAX_SPEED = 1e6
-"""In relation to the reference device; NaN and infinity fall outside too."""
+"""The highest speed relative to the reference device; NaN and infinity fall outside too."""
 SKIP_TOLERANCE = 0.05
 """A number of stages is preferred when its paths skip what was asked to within this much."""
 MAX_LAYERS = 512
@@ -53,7 +53,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class MemberResources:
     """What a member announced, or what others observed instead (costs.py)."""
 
     peer_id: str
@@ -65,7 +65,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class PipelineWorkload:
     """What the pipeline is asked to do, as far as partitioning matters."""
 
     skip: float
@@ -78,7 +78,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class StagePart:
+class PlannedStage:
     """One stage: model.layers[first:end], and the ends for stage 0."""
 
     first: int
@@ -96,7 +96,7 @@ class StagePart:
 class Partition:
     """Which stage holds what. The same on every member."""
 
-    stages: tuple[StagePart, ...]
+    stages: tuple[PlannedStage, ...]
     path_length: int
     """Stages that a micro-batch visits, stage 0 included."""
     spare: tuple[str, ...]
@@ -104,7 +104,7 @@ class Partition:
 
     @property
     def stage_of(self) -> dict[str, int]:
-        """By peer id; the spare are absent."""
+        """The stage of each peer id; the spare are absent."""
         return {peer: stage for stage, part in enumerate(self.stages) for peer in part.peers}
 
 
@@ -118,7 +118,7 @@ def path_length(stages: int, skip: float) -> int:
 
 
 def partition(
-    model: Model, members: Iterable[Member], work: Workload, *, stages: int | None = None
+    model: Model, members: Iterable[MemberResources], work: PipelineWorkload, *, stages: int | None = None
 ) -> Partition:
     """Contiguous layer ranges and their replicas, minimising the time of the busiest stage.
 
@@ -142,7 +142,7 @@ def partition(
     return _best_count(model, peers, work)
 
 
-def _best_count(model: Model, peers: tuple[Peer, ...], work: Workload) -> Partition:
+def _best_count(model: Model, peers: tuple[Peer, ...], work: PipelineWorkload) -> Partition:
     """The best over all numbers of stages. Fewer stages mean fewer hops, more mean smaller pieces."""
     counts = range(2, min(len(model.layers), len(peers)) + 1)
     exact = [c for c in counts if abs(1 - path_length(c, work.skip) / c - work.skip) <= SKIP_TOLERANCE]
@@ -155,7 +155,7 @@ def _best_count(model: Model, peers: tuple[Peer, ...], work: Workload) -> Partit
     raise _refusal(_sums(model, work, counts[-1]), peers, work)
 
 
-def _micro_batch_ps(answer: Partition, work: Workload, speed: dict[str, int]) -> int:
+def _micro_batch_ps(answer: Partition, work: PipelineWorkload, speed: dict[str, int]) -> int:
     """Picoseconds between two micro-batches: the busiest stage, or a round trip over those in flight."""
     stage_count, length = len(answer.stages), answer.path_length
     times = [round(part.forward_s * PICO) * work.micro_batch_tokens * SPEED_GRID for part in answer.stages]
@@ -177,7 +177,9 @@ def _micro_batch_ps(answer: Partition, work: Workload, speed: dict[str, int]) ->
     return max(busiest, trip // in_flight)
 
 
-def _finish(model: Model, peers: tuple[Peer, ...], work: Workload, stages: int, cut: Cut) -> Partition:
+def _finish(
+    model: Model, peers: tuple[Peer, ...], work: PipelineWorkload, stages: int, cut: LayerDivision
+) -> Partition:
     sums = _sums(model, work, stages)
     groups, spare = _use_the_rest(sums, cut, peers)
     bounds = zip((0, *cut.ends[:-1]), cut.ends, strict=True)
@@ -188,7 +190,9 @@ def _finish(model: Model, peers: tuple[Peer, ...], work: Workload, stages: int, 
     return Partition(parts, sums.path_length, spare)
 
 
-def _use_the_rest(sums: Sums, cut: Cut, peers: tuple[Peer, ...]) -> tuple[list[list[Peer]], tuple[str, ...]]:
+def _use_the_rest(
+    sums: Sums, cut: LayerDivision, peers: tuple[Peer, ...]
+) -> tuple[list[list[Peer]], tuple[str, ...]]:
     """Members that the optimum did not need join the busiest stage that they can hold."""
     groups = [list(group) for group in cut.groups]
     starts = (0, *cut.ends[:-1])
@@ -216,7 +220,7 @@ def _use_the_rest(sums: Sums, cut: Cut, peers: tuple[Peer, ...]) -> tuple[list[l
     return groups, tuple(sorted(spare))
 
 
-def _refusal(sums: Sums, peers: tuple[Peer, ...], work: Workload) -> ModelError:
+def _refusal(sums: Sums, peers: tuple[Peer, ...], work: PipelineWorkload) -> ModelError:
     """Why nothing fits, in bytes: how much more every member would have to have free."""
     low, high = 1, sums.ends_bytes + sums.held[-1] + sums.slot[-1]
     while low < high:
@@ -233,9 +237,9 @@ def _refusal(sums: Sums, peers: tuple[Peer, ...], work: Workload) -> ModelError:
     )
 
 
-def _part(model: Model, work: Workload, first: int, end: int, peers: tuple[str, ...]) -> StagePart:
+def _part(model: Model, work: PipelineWorkload, first: int, end: int, peers: tuple[str, ...]) -> PlannedStage:
     costs = [*model.layers[first:end], *([model.ends] if first == 0 else [])]
-    return StagePart(
+    return PlannedStage(
         first=first,
         end=end,
         held_bytes=sum(cost.held_bytes for cost in costs),
@@ -245,7 +249,7 @@ def _part(model: Model, work: Workload, first: int, end: int, peers: tuple[str, 
     )
 
 
-def _sums(model: Model, work: Workload, stages: int) -> Sums:
+def _sums(model: Model, work: PipelineWorkload, stages: int) -> Sums:
     tokens = work.micro_batch_tokens * work.slots
     return Sums(
         held=(0, *accumulate(layer.held_bytes for layer in model.layers)),
@@ -264,7 +268,7 @@ def _pico(seconds: float) -> int:
     return round(seconds * PICO)
 
 
-def _on_grid(members: Iterable[Member]) -> tuple[Peer, ...]:
+def _on_grid(members: Iterable[MemberResources]) -> tuple[Peer, ...]:
     """Rounded and sorted: most memory first, then by peer id. Raises ConfigError."""
     members = tuple(members)
     for m in members:
@@ -276,7 +280,7 @@ def _on_grid(members: Iterable[Member]) -> tuple[Peer, ...]:
     return tuple(sorted(peers, key=lambda peer: (-peer.free_bytes, peer.peer_id)))
 
 
-def _check(model: Model, peers: tuple[Peer, ...], work: Workload) -> None:
+def _check(model: Model, peers: tuple[Peer, ...], work: PipelineWorkload) -> None:
     """Raises ConfigError. Announcements were checked on arrival; these are about what was put together."""
     if not 0 <= work.skip < 1 or work.micro_batch_tokens < 1 or work.slots < 1 or work.hop_s < 0:
         raise ConfigError(

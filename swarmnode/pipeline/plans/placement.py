@@ -24,10 +24,10 @@ from math import exp, inf, log
 
 from swarmnode.errors import ConfigError
 from swarmnode.pipeline.plans.instance import Instance
-from swarmnode.pipeline.plans.placement_moves import Holding, Price, Snapshot, State
+from swarmnode.pipeline.plans.placement_moves import PlacementState, PlacementTable, Price, Snapshot
 from swarmnode.pipeline.plans.plan import Plan, violations
 from swarmnode.pipeline.plans.routes import first_paths
-from swarmnode.pipeline.plans.schedule import Budget, schedule
+from swarmnode.pipeline.plans.schedule import SearchBudget, schedule
 from swarmnode.pipeline.plans.simulator import Simulator
 
 HOT, COLD = 0.03, 0.0005
@@ -45,7 +45,7 @@ class Effort:
     starts: int = 8
     """Random maps to anneal from."""
     moves: int = 20_000
-    """Of annealing, each start."""
+    """Annealing moves from each start."""
     judged: int = 3
     """Maps that are polished, of those annealed."""
     polish: int = 2_000_000
@@ -62,9 +62,9 @@ class Placed:
     plan: Plan
     """The paths that the search found with it: a start for the scheduler."""
     makespan_s: float
-    """Of that plan, exact, averaging included where the instance has it."""
+    """The plan's exact makespan, averaging included where the instance has it."""
     given_s: float
-    """Of the given map with the paths the search started from."""
+    """Makespan of the given map with the paths the search started from."""
 
 
 def place(
@@ -72,7 +72,7 @@ def place(
     *,
     seed: int,
     effort: Effort | None = None,
-    holding: Holding | None = None,
+    holding: PlacementTable | None = None,
     free_sizes: bool = False,
 ) -> Instance:
     """The instance with a better stage map. See `search`, which also tells what it can do."""
@@ -85,7 +85,7 @@ def search(
     *,
     seed: int,
     effort: Effort | None = None,
-    holding: Holding | None = None,
+    holding: PlacementTable | None = None,
     free_sizes: bool = False,
 ) -> Placed:
     """Search maps and paths together. Never worse than the given map with the first paths laid for it.
@@ -103,7 +103,7 @@ def search(
     found = [_Candidate.of(given)]
     for start in range(effort.starts):
         first = _resized(given, table, rng) if free_sizes and start % 2 else given
-        state = State.of(first, table)
+        state = PlacementState.of(first, table)
         if start:
             _shuffle(state, rng)
         plan = _anneal(state, rng, effort.moves)
@@ -135,7 +135,9 @@ def _share_s(candidate: _Candidate) -> float:
 def _ordered(candidate: _Candidate, seed: int, tasks: int) -> _Candidate:
     """The same map after a short search by the scheduler."""
     plan = candidate.plan
-    found = schedule(plan.instance, seed=seed, budget=Budget(steps=_simulations(plan, tasks)), start=plan)
+    found = schedule(
+        plan.instance, seed=seed, budget=SearchBudget(steps=_simulations(plan, tasks)), start=plan
+    )
     return _Candidate(found.plan, found.makespan_s)
 
 
@@ -149,7 +151,7 @@ def first_plan(instance: Instance) -> Plan:
     return Plan(instance, tuple(first_paths(instance)))
 
 
-def _shuffle(state: State, rng: random.Random) -> None:
+def _shuffle(state: PlacementState, rng: random.Random) -> None:
     """Exchange nodes at random: another start."""
     count = state.instance.node_count
     for _ in range(4 * count):
@@ -158,7 +160,7 @@ def _shuffle(state: State, rng: random.Random) -> None:
             state.commit(change)
 
 
-def _anneal(state: State, rng: random.Random, moves: int) -> Plan:
+def _anneal(state: PlacementState, rng: random.Random, moves: int) -> Plan:
     """Minimise the cheap price; the plan with the lowest price met."""
     price = Price(state)
     best, kept = price.value, state.snapshot()
@@ -176,9 +178,9 @@ def _anneal(state: State, rng: random.Random, moves: int) -> Plan:
     return _plan(state, kept)
 
 
-def _polish(start: _Candidate, table: Holding, rng: random.Random, tasks: int) -> _Candidate:
+def _polish(start: _Candidate, table: PlacementTable, rng: random.Random, tasks: int) -> _Candidate:
     """Anneal gently on the exact simulator, which gives up early on what would not be accepted."""
-    state, now, best = State.of(start.plan, table), start.makespan_s, start
+    state, now, best = PlacementState.of(start.plan, table), start.makespan_s, start
     placed = start.plan.instance
     simulator = Simulator(placed)
     simulations = _simulations(start.plan, tasks)
@@ -205,7 +207,7 @@ def _polish(start: _Candidate, table: Holding, rng: random.Random, tasks: int) -
     return best
 
 
-def _plan(state: State, kept: Snapshot) -> Plan:
+def _plan(state: PlacementState, kept: Snapshot) -> Plan:
     stage_of, paths = kept
     stages = tuple(
         tuple(node for node, at in enumerate(stage_of) if at == stage) for stage in range(len(state.stages))
@@ -213,13 +215,13 @@ def _plan(state: State, kept: Snapshot) -> Plan:
     return Plan(_with_stages(state.instance, stages, state.table), paths)
 
 
-def _swapped(instance: Instance, nodes: tuple[int, int], table: Holding) -> Instance:
+def _swapped(instance: Instance, nodes: tuple[int, int], table: PlacementTable) -> Instance:
     swap = dict(zip(nodes, reversed(nodes), strict=True))
     stages = tuple(tuple(sorted(swap.get(node, node) for node in each)) for each in instance.stages)
     return _with_stages(instance, stages, table)
 
 
-def _with_stages(instance: Instance, stages: tuple[tuple[int, ...], ...], table: Holding) -> Instance:
+def _with_stages(instance: Instance, stages: tuple[tuple[int, ...], ...], table: PlacementTable) -> Instance:
     """The instance of another map: speeds and slots follow the stages."""
     forward_s, memory = list(instance.forward_s), list(instance.memory)
     for stage, nodes in enumerate(stages):
@@ -228,7 +230,7 @@ def _with_stages(instance: Instance, stages: tuple[tuple[int, ...], ...], table:
     return replace(instance, stages=stages, forward_s=tuple(forward_s), memory=tuple(memory))
 
 
-def _resized(given: Plan, table: Holding, rng: random.Random) -> Plan:
+def _resized(given: Plan, table: PlacementTable, rng: random.Random) -> Plan:
     """First paths for a map in which one or two nodes hold another stage; the given plan where that fails."""
     stages = [list(nodes) for nodes in given.instance.stages]
     for _ in range(rng.randint(1, 2)):
@@ -244,16 +246,16 @@ def _resized(given: Plan, table: Holding, rng: random.Random) -> Plan:
         return given
 
 
-def _uniform(instance: Instance) -> Holding:
+def _uniform(instance: Instance) -> PlacementTable:
     """Every node as it is, whatever it holds."""
     width = len(instance.stages)
-    return Holding(
+    return PlacementTable(
         tuple((seconds,) * width for seconds in instance.forward_s),
         tuple((slots,) * width for slots in instance.memory),
     )
 
 
-def _check(instance: Instance, table: Holding) -> None:
+def _check(instance: Instance, table: PlacementTable) -> None:
     width = len(instance.stages)
     rows = (*table.forward_s, *table.memory)
     if len(rows) != 2 * instance.node_count or any(len(row) != width for row in rows):

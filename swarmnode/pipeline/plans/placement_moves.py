@@ -1,6 +1,6 @@
 """The moves of placement, and what a map and its paths would cost, both cheap: thousands are tried a second.
 
-placement.py -> [State.propose -> Change -> Price.after] -> placement.py accepts -> State.commit, Price.commit
+placement.py -> [propose -> Change -> Price.after] -> accepted -> commit to PlacementState and Price
 """
 
 import random
@@ -13,8 +13,9 @@ from swarmnode.pipeline.plans.instance import Instance, least_visits
 from swarmnode.pipeline.plans.plan import Plan
 
 POWER = 8
-"""Of the mean of round trips: near their maximum, yet every agent counts, since waiting grows with them all.
-Computed with products and roots, which every machine rounds alike, as it does not a general power."""
+"""Exponent of the power mean of round trips, which is near their maximum, yet every agent counts, since
+waiting grows with them all. Computed with products and roots, which every machine rounds alike, as it does
+not a general power."""
 NODE_MOVES = 0.4
 """Share of moves that swap two nodes; the others change paths."""
 
@@ -24,7 +25,7 @@ Snapshot = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class PlacementTable:
     """What every node would be in every stage."""
 
     forward_s: tuple[tuple[float, ...], ...]
@@ -41,17 +42,17 @@ class Change:
     nodes: tuple[int, int] | None = None
 
 
-class State:
+class PlacementState:
     """A map and paths that obey all rules, and the legal moves from here."""
 
-    def __init__(self, instance: Instance, table: Holding, paths: Paths) -> None:
+    def __init__(self, instance: Instance, table: PlacementTable, paths: Paths) -> None:
         self.instance = instance
         self.table = table
         self.paths = paths
         self.stage_of = list(instance.stage_of)
         self.stages = [list(nodes) for nodes in instance.stages]
         self.visitors: list[list[int]] = [[] for _ in range(instance.node_count)]
-        """By node: the agents that visit it."""
+        """The agents that visit each node."""
         for agent, path in enumerate(paths):
             for node in path:
                 self.visitors[node].append(agent)
@@ -59,7 +60,7 @@ class State:
         self.visits = [sum(len(self.visitors[node]) for node in nodes) for nodes in instance.stages]
 
     @classmethod
-    def of(cls, plan: Plan, table: Holding) -> "State":
+    def of(cls, plan: Plan, table: PlacementTable) -> "PlacementState":
         return cls(plan.instance, table, [list(path) for path in plan.paths])
 
     def snapshot(self) -> Snapshot:
@@ -154,7 +155,7 @@ class State:
 class Price:
     """The cheap price of a state, kept up to date: seconds, for comparing only."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: PlacementState) -> None:
         instance = state.instance
         self._state = state
         hops = instance.hop_s
@@ -178,7 +179,7 @@ class Price:
         return self._value(total, self._averaging if swapped is None else self._averaging_after(swapped))
 
     def commit(self, change: Change) -> None:
-        """To be called once the state has made the change."""
+        """Takes the change into the price. To be called once the state has made the change."""
         for agent, path in change.paths:
             self._powers[agent] = self._power(path, None)
         if change.nodes is not None:

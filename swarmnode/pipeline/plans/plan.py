@@ -41,16 +41,16 @@ class Plan:
 
     instance: Instance
     paths: tuple[tuple[int, ...], ...]
-    """By agent: its nodes in order of visit, the data node first. The agents of a data node are released in
+    """Each agent's nodes in order of visit, the data node first. The agents of a data node are released in
     this order, one forward time after the other."""
     policies: tuple[Policy, ...] = ()
-    """By node. Empty: all fifo."""
+    """The queue policy of each node. Empty: all fifo."""
     ranks: tuple[int, ...] = ()
-    """By agent, lower first; read by nodes whose policy is "ranked". Empty unless there is one."""
+    """The agents' ranks, lower first; read by nodes whose policy is "ranked". Empty unless there is one."""
 
     @property
     def micro_batches(self) -> int:
-        """Of one iteration."""
+        """Micro-batches of one iteration."""
         return len(self.paths) * self.instance.waves
 
     def policy(self, node: int) -> Policy:

@@ -19,7 +19,7 @@ import msgspec
 
 from swarmnode.errors import ConfigError, ModelError
 from swarmnode.pipeline.plans.costs import (
-    Announcement,
+    CostAnnouncement,
     MemberCosts,
     as_member,
     backward_s,
@@ -29,15 +29,15 @@ from swarmnode.pipeline.plans.costs import (
 from swarmnode.pipeline.plans.evidence import dead_weight, heard
 from swarmnode.pipeline.plans.instance import Instance
 from swarmnode.pipeline.plans.measured import IterationSettings
-from swarmnode.pipeline.plans.partition import Model, Partition, StagePart, Workload, partition
+from swarmnode.pipeline.plans.partition import Model, Partition, PipelineWorkload, PlannedStage, partition
 from swarmnode.pipeline.plans.placement import Effort, first_plan, search
 from swarmnode.pipeline.plans.plan import Plan, digest
 from swarmnode.pipeline.plans.refilling import Scene, refilled
-from swarmnode.pipeline.plans.schedule import Budget, schedule
+from swarmnode.pipeline.plans.schedule import SearchBudget, schedule
 from swarmnode.pipeline.plans.simulator import simulate
 
 MAX_SHOWN_CHARS = 64
-"""Of one setting in `terms`."""
+"""Characters shown of one setting in `terms`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +94,17 @@ class Former:
     """Who holds which layers now."""
 
     ends: tuple[int, ...]
-    """Of each stage, the first layer behind it."""
+    """The first layer behind each stage."""
     stage_of: Mapping[str, int]
-    """By peer id. Newcomers, and who holds layers of another division, are absent."""
+    """The stage of each peer id. Newcomers, and who holds layers of another division, are absent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """All that a plan is computed from. The order of announcements does not matter."""
 
-    announcements: tuple[Announcement, ...]
-    """Of the members that shall take part, one each."""
+    announcements: tuple[CostAnnouncement, ...]
+    """Announcements of the members that shall take part, one each."""
     settings: PlanSettings
     former: Former | None
     """None: nobody holds anything worth keeping."""
@@ -125,13 +125,13 @@ class Agreed:
     digest: str
     """Names the plan in messages. Of paths, layers and epoch: the same plan made again is another one."""
     makespan_s: float
-    """Of one iteration, as predicted."""
+    """The predicted time of one iteration."""
     before: Former | None = None
     """Who held what when it was made: whose word counts for the state of a stage."""
 
     @property
     def peers(self) -> tuple[str, ...]:
-        """By node."""
+        """The peer id of each node."""
         return self.plan.instance.names
 
     @property
@@ -151,7 +151,7 @@ class Agreed:
         """None: a spare member, or a stranger."""
         return self.partition.stage_of.get(peer_id)
 
-    def part_of(self, peer_id: str) -> StagePart | None:
+    def part_of(self, peer_id: str) -> PlannedStage | None:
         """The layers of a member."""
         stage = self.stage_of(peer_id)
         return None if stage is None else self.partition.stages[stage]
@@ -190,7 +190,7 @@ def planned(inputs: Inputs) -> Agreed:
 
 
 def _planned(inputs: Inputs, costs: Sequence[MemberCosts]) -> Agreed:
-    """With these members; others that are announced stay spare."""
+    """The plan with these members; others that are announced stay spare."""
     if len(costs) == 1:
         return _alone(inputs, costs[0])
     scene = _scene(inputs, costs)
@@ -264,7 +264,7 @@ def _effort(tasks: int) -> Effort:
 def _scheduled(settings: PlanSettings, instance: Instance, start: Plan | None) -> Plan:
     tasks = instance.waves * (2 * instance.path_length + 1)
     agents = sum(instance.memory[node] for node in instance.stages[0])
-    budget = Budget(steps=max(16, settings.search_tasks // (tasks * agents)))
+    budget = SearchBudget(steps=max(16, settings.search_tasks // (tasks * agents)))
     return schedule(instance, seed=settings.seed, budget=budget, start=start).plan
 
 
@@ -286,7 +286,9 @@ def _alone(inputs: Inputs, member: MemberCosts) -> Agreed:
             f"{member.peer_id} is the only member left and holds no data", hint="add one that does"
         )
     layers = len(settings.model.layers)
-    part = StagePart(0, layers, held, slot, sum(layer.forward_s for layer in costs), peers=(member.peer_id,))
+    part = PlannedStage(
+        0, layers, held, slot, sum(layer.forward_s for layer in costs), peers=(member.peer_id,)
+    )
     slots = min(
         member.memory_slots, settings.slots, (member.free_bytes - held) // slot if slot else settings.slots
     )
@@ -316,7 +318,7 @@ def _scene(inputs: Inputs, costs: Sequence[MemberCosts]) -> Scene:
     }
     size_bytes = settings.token_bytes * settings.micro_batch_tokens
     hops = sorted(link.transfer_s(size_bytes) for link in links.values())
-    work = Workload(
+    work = PipelineWorkload(
         settings.skip,
         settings.micro_batch_tokens,
         settings.slots,

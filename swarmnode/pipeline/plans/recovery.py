@@ -68,7 +68,8 @@ def repaired_path(
 
 
 def _taken(plan: Plan, load: Mapping[int, int]) -> Counter[int]:
-    """By node, slots that are not to be had: those of the plan's agents, or more where more are in use."""
+    """Slots of each node that are not to be had: those of the plan's agents, or more where more are in
+    use."""
     taken = Counter(node for path in plan.paths for node in path)
     for node, visits in load.items():
         taken[node] = max(taken[node], visits)
@@ -128,12 +129,12 @@ def neighbours(instance: Instance) -> tuple[int | None, ...]:
     }
     keeps: dict[int, list[int]] = {node: [] for node in placed}
     for node in sorted(placed):
-        _seat(node, choices, keeps, most, set())
+        _assign_keeper(node, choices, keeps, most, set())
     keeper = {owner: node for node, owners in keeps.items() for owner in owners}
     return tuple(keeper.get(node) for node in range(instance.node_count))
 
 
-def _seat(
+def _assign_keeper(
     node: int, choices: Mapping[int, Sequence[int]], keeps: dict[int, list[int]], most: int, seen: set[int]
 ) -> bool:
     """Find a keeper for the node, moving others where that is needed."""
@@ -147,7 +148,7 @@ def _seat(
             continue
         seen.add(keeper)
         for owner in tuple(keeps[keeper]):
-            if _seat(owner, choices, keeps, most, seen):
+            if _assign_keeper(owner, choices, keeps, most, seen):
                 keeps[keeper].remove(owner)
                 keeps[keeper].append(node)
                 return True

@@ -17,8 +17,8 @@ from swarmnode.errors import ConfigError
 from swarmnode.pipeline.plans.costs import LinkCosts, MemberCosts, forward_s
 from swarmnode.pipeline.plans.instance import Instance, agents
 from swarmnode.pipeline.plans.measured import IterationSettings, instance_from
-from swarmnode.pipeline.plans.partition import Model, Partition, StagePart, Workload, path_length
-from swarmnode.pipeline.plans.placement_moves import Holding
+from swarmnode.pipeline.plans.partition import Model, Partition, PipelineWorkload, PlannedStage, path_length
+from swarmnode.pipeline.plans.placement_moves import PlacementTable
 from swarmnode.pipeline.plans.routes import first_paths
 from swarmnode.pipeline.plans.simulator import Simulator
 
@@ -30,7 +30,7 @@ LACK = 0.5
 tokens of a step: to have them back, a micro-batch may take half as long again."""
 
 Groups = list[list[str]]
-"""By stage: the peer ids of its replicas."""
+"""The peer ids of each stage's replicas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +38,16 @@ class Scene:
     """What is known of members, links and the model, whoever holds what."""
 
     costs: Mapping[str, MemberCosts]
-    """By peer id, sorted, corrected by what others observed."""
+    """The costs of each peer id, sorted, corrected by what others observed."""
     links: Mapping[tuple[str, str], LinkCosts]
-    """From, to."""
+    """The costs of the link from one peer id to another."""
     model: Model
-    work: Workload
+    work: PipelineWorkload
     iteration: IterationSettings
     gradient_bytes: int | None
     """Averaged for each layer."""
 
-    def measured(self, parts: Partition) -> tuple[Instance, Holding]:
+    def measured(self, parts: Partition) -> tuple[Instance, PlacementTable]:
         """The instance of this partition, and what each member would be in every other stage.
 
         Raises ConfigError when no link was measured, or a member cannot hold a micro-batch of its stage.
@@ -60,11 +60,11 @@ class Scene:
 
     def parts(self, ends: Sequence[int], groups: Groups) -> Partition:
         """The partition with these stages and replicas. Who is in no group is spare."""
-        model, stages = self.model, list[StagePart]()
+        model, stages = self.model, list[PlannedStage]()
         for first, end, group in zip((0, *ends), ends, groups, strict=False):
             layers = [*model.layers[first:end], *([model.ends] if first == 0 else [])]
             stages.append(
-                StagePart(
+                PlannedStage(
                     first,
                     end,
                     held_bytes=sum(cost.held_bytes for cost in layers),
@@ -175,8 +175,8 @@ class _Map:
         return min(simulator.run(each).makespan_s / len(each) for each in paths)
 
     def _prices(self, choices: Sequence[Groups]) -> list[tuple[float, float]]:
-        """Of each map: simulated where that can be, weighed by what a step trains on; among maps with gaps,
-        the load of the busiest stage."""
+        """Two prices of each map: seconds, simulated where that can be, weighed by what a step trains on;
+        among maps with gaps, the load of the busiest stage."""
         starts = [self._micro_batches(groups) for groups in choices]
         prices: list[tuple[float, float]] = []
         for groups, started in zip(choices, starts, strict=True):
@@ -190,7 +190,8 @@ class _Map:
         return len(groups[0]) * (len(groups) - 1) < sum(map(len, groups[1:]))
 
     def _micro_batches(self, groups: Groups) -> int:
-        """Under way at once, as the slots of data nodes and of the other stages allow; 0 with a gap."""
+        """Micro-batches that are in flight at once, as the slots of data nodes and of the other stages allow;
+        0 with a gap."""
         instance = self._instance(groups)
         return len(agents(instance)) if instance is not None else 0
 

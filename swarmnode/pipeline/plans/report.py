@@ -1,6 +1,6 @@
 """What a plan is worth: its own figures, and those of the pipeline that skips nothing on the same nodes.
 
-Instance, Budget -> [study] -> Study (plan, timeline, figures) -> cli/pipeline.py: tables, JSON, Gantt chart
+Instance, SearchBudget -> [study] -> Study (plan, figures) -> cli/pipeline.py: tables, JSON, Gantt chart
 
 Fair pairing. Every contender processes the same micro-batches, is searched with the same budget and judged
 by the same exact simulator. Without skipping fewer micro-batches fit in at once, so an iteration takes more
@@ -17,11 +17,11 @@ from swarmnode.pipeline.plans.bounds import free_map_bound_s
 from swarmnode.pipeline.plans.instance import Instance, agents, least_visits
 from swarmnode.pipeline.plans.placement import Effort, search
 from swarmnode.pipeline.plans.plan import Plan, digest, violations
-from swarmnode.pipeline.plans.schedule import Budget, schedule
+from swarmnode.pipeline.plans.schedule import SearchBudget, schedule
 from swarmnode.pipeline.plans.simulator import Timeline, simulate
 
 TRIAL_SHARE = 0.1
-"""Of the budget, for each choice of data nodes of the full pipeline."""
+"""Share of the budget for each choice of data nodes of the full pipeline."""
 
 MAX_LAYOUTS = 20
 """Choices of data nodes that are tried: two full searches more than any other contender gets."""
@@ -45,13 +45,13 @@ class Contender:
     name: str
     skips: bool
     seconds: float
-    """For all micro-batches of the comparison."""
+    """Time for all micro-batches of the comparison."""
     in_flight: int
     """Micro-batches at once."""
     waves: float
     """Micro-batches of the comparison over those in flight; a broken number is interpolated."""
     cpu_s: float
-    """Of searching it."""
+    """CPU time that searching it took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class StageUse:
     visits: int
     """Micro-batches of a wave that come by; each holds one of the `slots`."""
     least_visits: int
-    """That it needs to learn as fast as the others."""
+    """Visits that the stage needs to learn as fast as the others."""
     slots: int
     averaging_s: float
     """0 where there is nothing to average."""
@@ -97,13 +97,13 @@ class Figures:
     in_flight: int
     waves: int
     skip_ratio: float
-    """Of the paths as planned: share of stages that a micro-batch does not visit."""
+    """Mean share of stages, over the planned paths, that a micro-batch does not visit."""
     slots_used: int
     slots: int
     seed: int
     steps: int
     plan_cpu_s: float
-    """Of the search that found the plan."""
+    """CPU time of the search that found the plan."""
     violations: tuple[str, ...]
     """Rules that the plan breaks; must be empty."""
     compared: tuple[Contender, ...]
@@ -111,7 +111,7 @@ class Figures:
     """1 - seconds / the fastest full pipeline's. None: the instance skips nothing."""
     stages: tuple[StageUse, ...]
     nodes: tuple[NodeUse, ...]
-    """By stage, those in none last."""
+    """The nodes sorted by stage, those in none last."""
     paths: tuple[tuple[int, ...], ...]
     digest: str
     """SHA-256 of the plan; members compare it before they run one."""
@@ -124,7 +124,7 @@ class Study:
     figures: Figures
 
 
-def study(instance: Instance, *, seed: int, budget: Budget, effort: Effort | None = None) -> Study:
+def study(instance: Instance, *, seed: int, budget: SearchBudget, effort: Effort | None = None) -> Study:
     """Plan an iteration, and compare it with the full pipeline. With `effort`, on stage maps of our own too.
 
     Every search gets the whole budget, so that with steps alone, equal seeds give equal figures, CPU seconds
@@ -160,7 +160,7 @@ def study(instance: Instance, *, seed: int, budget: Budget, effort: Effort | Non
     )
 
 
-def find(instance: Instance, seed: int, budget: Budget, effort: Effort | None = None) -> Found:
+def find(instance: Instance, seed: int, budget: SearchBudget, effort: Effort | None = None) -> Found:
     """The best plan on the given stage map, or, with `effort`, on one of our own."""
     started_s = time.process_time()
     start = None
@@ -171,7 +171,7 @@ def find(instance: Instance, seed: int, budget: Budget, effort: Effort | None = 
     return Found(found.plan, found.bound_s, found.steps, time.process_time() - started_s)
 
 
-def find_full(instance: Instance, micro_batches: int, seed: int, budget: Budget) -> Found:
+def find_full(instance: Instance, micro_batches: int, seed: int, budget: SearchBudget) -> Found:
     """The best plan through all stages, as many micro-batches in flight as fit.
 
     Not every data node is needed then, and some are far away: short searches choose among them.
@@ -213,9 +213,9 @@ def _data_node_choices(whole: Instance, in_flight: int) -> Iterator[Instance]:
                 yield replace(whole, stages=(nodes, *others))
 
 
-def _part(budget: Budget, share: float) -> Budget:
+def _part(budget: SearchBudget, share: float) -> SearchBudget:
     steps = None if budget.steps is None else max(1, int(budget.steps * share))
-    return Budget(steps, None if budget.seconds is None else budget.seconds * share)
+    return SearchBudget(steps, None if budget.seconds is None else budget.seconds * share)
 
 
 def _contender(name: str, found: Found, micro_batches: int) -> Contender:

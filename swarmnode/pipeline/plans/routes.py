@@ -46,7 +46,8 @@ def first_paths(
 
 
 def stage_visits(instance: Instance, agent_count: int) -> list[int]:
-    """By stage, the visits of a wave: what each needs, the rest to the stages with the most spare slots."""
+    """The visits of a wave to each stage: what each needs, the rest to the stages with the most spare
+    slots."""
     visits = list(least_visits(instance, agent_count))
     most = [min(agent_count, instance.slots(stage)) for stage in range(len(instance.stages))]
     missing = agent_count * instance.path_length - sum(visits)

@@ -16,7 +16,7 @@ from random import Random
 from swarmnode.errors import ConfigError
 from swarmnode.pipeline.plans.bounds import makespan_bound_s
 from swarmnode.pipeline.plans.instance import Instance
-from swarmnode.pipeline.plans.moves import Draft, Neighbourhood, apply
+from swarmnode.pipeline.plans.moves import Draft, RandomMoves, apply
 from swarmnode.pipeline.plans.plan import Plan
 from swarmnode.pipeline.plans.routes import first_paths
 from swarmnode.pipeline.plans.simulator import Run, Simulator
@@ -26,8 +26,8 @@ HOT, COLD = 0.09, 0.0045
 changes the way of one or two agents, and by so much their mean."""
 
 MEAN_WEIGHT = 1.0
-"""Of the agents' mean finish beside the makespan, in what annealing goes by. Most moves leave the makespan
-as it is; the mean leads to plans where the others are out of the way of the slowest."""
+"""Weight of the agents' mean finish beside the makespan, in what annealing goes by. Most moves leave the
+makespan as it is; the mean leads to plans where the others are out of the way of the slowest."""
 
 PREPARING = 0.1
 """Share of the budget that goes to the ways alone, collisions ignored, before they are looked at."""
@@ -43,7 +43,7 @@ STEPS_PER_LOOK = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class SearchBudget:
     """How long to search: whichever ends first. With steps alone, equal seeds give equal plans everywhere."""
 
     steps: int | None = None
@@ -64,7 +64,7 @@ class Scheduled:
     """Changes that were tried."""
 
 
-def schedule(instance: Instance, *, seed: int, budget: Budget, start: Plan | None = None) -> Scheduled:
+def schedule(instance: Instance, *, seed: int, budget: SearchBudget, start: Plan | None = None) -> Scheduled:
     """The best plan found within the budget, beginning at `start` or at a greedy plan.
 
     Raises ConfigError when the instance has no feasible plan.
@@ -85,7 +85,8 @@ def _plan(instance: Instance, draft: Draft) -> Plan:
 
 
 def _first_plans(instance: Instance) -> list[Plan]:
-    """By cheapest links, and round robin: the greedy one leaves the last agents what nobody wanted."""
+    """Two first plans, one by cheapest links and one round robin: the greedy one leaves the last agents what
+    nobody wanted."""
     return [Plan(instance, tuple(first_paths(instance, use_links=use))) for use in (True, False)]
 
 
@@ -98,11 +99,11 @@ def _draft(plan: Plan) -> Draft:
 
 
 class _Search:
-    def __init__(self, instance: Instance, seed: int, budget: Budget, start: Plan | None) -> None:
+    def __init__(self, instance: Instance, seed: int, budget: SearchBudget, start: Plan | None) -> None:
         self._instance, self._budget = instance, budget
         self._rng = Random(seed)
         self._simulator = Simulator(instance)
-        self._moves = Neighbourhood(instance, self._rng)
+        self._moves = RandomMoves(instance, self._rng)
         self._started_s = time.process_time()
         self._spent = 0.0
         self.steps = 0
@@ -196,7 +197,7 @@ def _cost_s(run: Run) -> float:
 
 
 def _share(spent: float, budget: float | None) -> float:
-    """Of a budget that may be unlimited, or nothing at all."""
+    """The share of a budget that is spent; the budget may be unlimited, or nothing at all."""
     if budget is None:
         return 0.0
     return spent / budget if budget > 0 else 1.0

@@ -45,7 +45,7 @@ Recorded = tuple[int, int, int, int, float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ScheduledWork:
     """One piece of work on one node."""
 
     node: int
@@ -61,13 +61,13 @@ class Timeline:
     """What happens when, from the start of an iteration."""
 
     makespan_s: float
-    """Until the last backward and the last averaging; infinite when agents are stuck."""
-    tasks: tuple[Task, ...]
-    """In order of their start."""
+    """Seconds until the last backward and the last averaging; infinite when agents are stuck."""
+    tasks: tuple[ScheduledWork, ...]
+    """The work of all nodes, in order of its start."""
     averaging: tuple[tuple[float, float], ...]
-    """By stage: start and end of its averaging. Empty when the instance has none, or agents are stuck."""
+    """Start and end of each stage's averaging. Empty when the instance has none, or agents are stuck."""
     utilisation: tuple[float, ...]
-    """By node: share of the makespan in which it computes."""
+    """Share of the makespan in which each node computes."""
     stuck: tuple[int, ...]
     """Agents that wait for slots of each other for ever. Only plans with `violations` can have any."""
 
@@ -79,7 +79,7 @@ class Trip:
     steps: tuple[Step, ...]
     """Forward along the path, loss, backward along the reverse: 2 * len(path) + 1 steps."""
     alone_s: float
-    """From the first forward to the last backward, if it never waits."""
+    """Seconds from the first forward to the last backward, if it never waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Run:
     makespan_s: float
     """Infinite when the limit cannot be kept, or agents are stuck."""
     finish_s: tuple[float, ...]
-    """By agent: end of its last micro-batch. Empty when the run was given up."""
+    """The end of each agent's last micro-batch. Empty when the run was given up."""
     stuck: tuple[int, ...] = ()
 
 
@@ -99,11 +99,11 @@ class _Limit:
 
     limit_s: float
     mean_weight: float
-    """Of each agent's finish; the slowest's has weight 1 besides."""
+    """Weight of each agent's finish in the cost; the slowest's has weight 1 besides."""
     least: list[float]
-    """By agent: no end of its last micro-batch is earlier, as far as is known."""
+    """The earliest end of each agent's last micro-batch, as far as is known."""
     renewed: list[float]
-    """By agent: what each further wave adds at least."""
+    """What each further wave adds at least to an agent's end."""
 
     def is_missed(self) -> bool:
         return max(self.least) + self.mean_weight * sum(self.least) > self.limit_s
@@ -166,7 +166,7 @@ class Simulator:
         return Run(inf if missed else makespan_s, tuple(finish), stuck)
 
     def averaging(self, last_backward: Sequence[float]) -> list[tuple[float, float]]:
-        """By stage: start and end of its averaging, given the last backward of every node."""
+        """Start and end of each stage's averaging, given the last backward of every node."""
         starts = [max(last_backward[node] for node in nodes) for nodes in self._instance.stages]
         return [(start, start + s) for start, s in zip(starts, self._averaging_s, strict=True)]
 
@@ -183,7 +183,7 @@ def simulate(plan: Plan) -> Timeline:
     record: list[Recorded] = []
     run = simulator.run(plan.paths, plan.policies, plan.ranks, record=record)
     tasks = tuple(
-        Task(node, agent, wave, _kind(step, len(plan.paths[agent])), start, end)
+        ScheduledWork(node, agent, wave, _kind(step, len(plan.paths[agent])), start, end)
         for node, agent, wave, step, start, end in record
     )
     busy, last_backward = [0.0] * instance.node_count, [0.0] * instance.node_count

@@ -23,11 +23,12 @@ from swarmnode.memory_plan import (
 from swarmnode.pipeline.plans.partition import LayerCost, Model
 
 REFERENCE_FLOPS = 1e12
-"""Of the device whose speed is 1."""
+"""FLOP/s of the device whose speed is 1."""
 
 STEP_BYTES = 4 + 4 + 4 + 12
-"""Beside a trained number and its moments: its gradient as a sum, as the share of a step and as the optimizer
-takes it, in float32; and a copy of number and moments while they are handed to others."""
+"""What a step holds of a trained number beside itself and its moments: its gradient as a sum, as the share of
+a step and as the optimizer takes it, in float32; and a copy of number and moments while they are handed to
+others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Training:
     trainable: Literal["lora", "full"]
     rank: int
     number_bytes: int
-    """Of a weight and of an activation."""
+    """Bytes of a weight and of an activation."""
     micro_batch_tokens: int
     recomputed: bool = False
     """A stage keeps its input only, and all activations of one micro-batch in its backward pass."""

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import EngineError, Rejected
+from swarmnode.pipeline.rollouts.routing import Route, StageHolders, route_along
 from swarmnode.pipeline.rollouts.stage_cache import Segments, StageCaches, tails_of
-from swarmnode.pipeline.rollouts.ways import Members, StagePath, Way, way_along
+from swarmnode.pipeline.stages.micro_batches import StagePath
 from swarmnode.pipeline.stages.stage_model import StageModel
 from swarmnode.pipeline.wire.messages import Refusal
 from swarmnode.rollout.decode.adapter import LoraPair, lora_pairs
@@ -25,7 +26,7 @@ MAX_FEED_TOKENS = 4096
 """Tokens of one feed at most, unless a chain says less: a prompt of more comes in pieces."""
 
 
-class Stop(StrEnum):
+class StopReason(StrEnum):
     """Why a feed did not come through."""
 
     LOST = "lost"
@@ -46,23 +47,23 @@ class Stop(StrEnum):
 class Stopped:
     """A feed that did not come through. What nodes before the stop have kept may be sent again."""
 
-    why: Stop
+    why: StopReason
     node: int | None
-    """Where. None: somewhere on the way."""
+    """The node that it stopped at. None: unknown."""
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
-    """One step of one session along one way."""
+class ChainFeed:
+    """One step of one session along one route."""
 
-    way: Way
+    route: Route
     session: int
     ids: tuple[int, ...]
     """All tokens, end to end."""
     segments: Segments
     version: int
-    """Of the policy that they must be computed under."""
+    """Version of the policy that they must be computed under."""
 
 
 class Chain(Protocol):
@@ -76,7 +77,7 @@ class Chain(Protocol):
 
     @property
     def max_feed_tokens(self) -> int:
-        """Of one feed."""
+        """Most tokens of one feed."""
         ...
 
     @property
@@ -84,12 +85,13 @@ class Chain(Protocol):
         """Whether `adopt` brings weights to the stages; else they train, and a version only names them."""
         ...
 
-    def way(self, path: StagePath) -> Way | None:
-        """How a path is taken now: perhaps without a stage that nobody holds. None: it is no path here."""
+    def route(self, path: StagePath) -> Route | None:
+        """Which nodes take a path now: perhaps without a stage that nobody holds. None: it is no path
+        here."""
         ...
 
-    def run(self, feeds: Sequence[Feed]) -> list[Tensor | Stopped]:
-        """Each through its way, side by side: hidden states [sum of tails, D] of the tokens wanted."""
+    def run(self, feeds: Sequence[ChainFeed]) -> list[Tensor | Stopped]:
+        """Each along its route, side by side: hidden states [sum of tails, D] of the tokens wanted."""
         ...
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
@@ -100,7 +102,7 @@ class Chain(Protocol):
         """The node is not asked again until the plan changes."""
         ...
 
-    def close_session(self, way: Way, session: int) -> None:
+    def close_session(self, route: Route, session: int) -> None:
         """Let nodes forget a session. Nobody waits for it."""
         ...
 
@@ -128,7 +130,7 @@ class LocalChain:
         self._stages = tuple(stages)
         self._caches = [StageCaches(stage, max_bytes=max_cache_bytes) for stage in stages]
         numbers = tuple(range(len(stages)))
-        self._members = Members("", tuple(map(str, numbers)), numbers, own=0)
+        self._members = StageHolders("", tuple(map(str, numbers)), numbers, own=0)
         self._lost: set[int] = set()
         self.max_feed_tokens = MAX_FEED_TOKENS
         self.takes_policies = True
@@ -141,10 +143,10 @@ class LocalChain:
     def vocabulary(self) -> int:
         return self._stages[0].vocabulary
 
-    def way(self, path: StagePath) -> Way | None:
-        return way_along(self._members, path, self._lost)
+    def route(self, path: StagePath) -> Route | None:
+        return route_along(self._members, path, self._lost)
 
-    def run(self, feeds: Sequence[Feed]) -> list[Tensor | Stopped]:
+    def run(self, feeds: Sequence[ChainFeed]) -> list[Tensor | Stopped]:
         return [self._run(feed) for feed in feeds]
 
     @torch.inference_mode()
@@ -154,8 +156,8 @@ class LocalChain:
     def give_up(self, node: int, why: str) -> None:
         self._lost.add(node)
 
-    def close_session(self, way: Way, session: int) -> None:
-        for node in way.nodes:
+    def close_session(self, route: Route, session: int) -> None:
+        for node in route.nodes:
             self._caches[node].close((LOCAL, session))
 
     def check(self, update: PolicyUpdate) -> Mapping[str, LoraPair]:
@@ -196,9 +198,9 @@ class LocalChain:
             caches.clear()
 
     @torch.inference_mode()
-    def _run(self, feed: Feed) -> Tensor | Stopped:
+    def _run(self, feed: ChainFeed) -> Tensor | Stopped:
         hidden_ND = embedded(self._stages[0], feed.ids)
-        for node in feed.way.nodes:
+        for node in feed.route.nodes:
             try:
                 hidden_ND = self._caches[node].run((LOCAL, feed.session), feed.segments, hidden_ND)
             except Rejected as rejected:
@@ -212,17 +214,17 @@ def embedded(stage: StageModel, ids: Sequence[int]) -> Tensor:
 
 
 def logits_of(stage: StageModel, hidden_ND: Tensor) -> Tensor:
-    """On the data stage, in float32."""
+    """Logits in float32 of hidden states behind the last stage; on the data stage."""
     return stage.head(stage.final_norm(hidden_ND)).float()
 
 
 def stopped_by(rejected: Rejected, node: int | None) -> Stopped:
     """What the refusal of a stage means for who asked it."""
     why = {
-        Refusal.UNKNOWN_WORK: Stop.FORGOTTEN,
-        Refusal.UNKNOWN_PLAN: Stop.FORGOTTEN,
-        Refusal.NO_MEMORY: Stop.NO_MEMORY,
-        Refusal.NO_SLOT: Stop.NO_MEMORY,
-        Refusal.NOT_FINITE: Stop.NOT_FINITE,
-    }.get(Refusal(rejected.reason), Stop.LOST)
+        Refusal.UNKNOWN_WORK: StopReason.FORGOTTEN,
+        Refusal.UNKNOWN_PLAN: StopReason.FORGOTTEN,
+        Refusal.NO_MEMORY: StopReason.NO_MEMORY,
+        Refusal.NO_SLOT: StopReason.NO_MEMORY,
+        Refusal.NOT_FINITE: StopReason.NOT_FINITE,
+    }.get(Refusal(rejected.reason), StopReason.LOST)
     return Stopped(why, node, str(rejected))

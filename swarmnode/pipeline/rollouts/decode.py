@@ -1,7 +1,7 @@
 """Steps of generation between members: each goes around its path once, from the data node back to it.
 
-remote_chain.py (data node) -> [DecodeNode.travel] -> DecodeNode of the next node -> ... -> the data node's
-                                                           |
+remote_chain.py (data node) -> [DecodeNode.send_around] -> DecodeNode of the next node -> ... -> the data
+                                                           |                                         node
                                              StageCaches, in the thread of its stage
 
     data node 0           node 3         node 5         data node 0
@@ -10,8 +10,8 @@ remote_chain.py (data node) -> [DecodeNode.travel] -> DecodeNode of the next nod
 A path of n nodes costs n messages a token; were each node asked in turn by the data node, it would be
 2 (n - 1). Between continents that is the speed of generation: each message is 50 to 150 ms. So nothing is
 acknowledged either: what comes around is the answer. Who cannot go on says so to the data node (`Halted`),
-as does who sees the stream to the next node end. Who says nothing is known to be gone (coming.py), or found
-by asking every node of the path how far it came, once the deadline is over (tracing.py).
+as does who sees the stream to the next node end. Who says nothing is known to be gone (in_flight.py), or
+found by asking every node of the path how far it came, once the deadline is over (tracing.py).
 
 A stage computes steps of the plan that it is held under and of no other: there it may have other layers.
 
@@ -31,9 +31,15 @@ from torch import Tensor
 
 from swarmnode.errors import NetworkError, Rejected
 from swarmnode.network.streams import StreamHost
-from swarmnode.pipeline.rollouts.chain import Stop, Stopped, stopped_by
-from swarmnode.pipeline.rollouts.coming import BROKEN_OFF, Coming, Passed
-from swarmnode.pipeline.rollouts.decode_messages import MAX_DETAIL, Closed, Frame, Halted, Progress, Step
+from swarmnode.pipeline.rollouts.chain import Stopped, StopReason, stopped_by
+from swarmnode.pipeline.rollouts.decode_messages import (
+    MAX_DETAIL,
+    Closed,
+    DecodeStep,
+    Frame,
+    Halted,
+    StepProgress,
+)
 from swarmnode.pipeline.rollouts.decode_streams import (
     BrokenOff,
     DecodeCounters,
@@ -41,19 +47,20 @@ from swarmnode.pipeline.rollouts.decode_streams import (
     FrameStreams,
     Outgoing,
 )
+from swarmnode.pipeline.rollouts.hops import DecodeHops
+from swarmnode.pipeline.rollouts.in_flight import BROKEN_OFF, ForwardedSteps, InFlightSteps
 from swarmnode.pipeline.rollouts.stage_cache import Segments, StageCaches
 from swarmnode.pipeline.rollouts.tracing import Tracing
-from swarmnode.pipeline.rollouts.travels import Travels
 from swarmnode.pipeline.stages.stage_model import StageModel
 from swarmnode.pipeline.wire.codec import decode
 from swarmnode.pipeline.wire.messages import CodecName, Refusal
-from swarmnode.pipeline.wire.roster import Roster
+from swarmnode.pipeline.wire.plan_members import PlanMembers
 from swarmnode.pipeline.wire.transport import Pace
 from swarmnode.pipeline.wire.wire import NO_PAYLOAD, Payload
 
 logger = logging.getLogger(__name__)
 
-KEPT_ROSTERS = 2
+KEPT_PLANS = 2
 """The plan that runs, and the former one."""
 
 POLL_S = 0.02
@@ -61,7 +68,7 @@ MAX_POLL_S = 0.5
 """A step of the next policy looks whether we have come to it, ever less often."""
 
 MAX_WAIT_S = 60.0
-"""That a step stays here, whatever its sender says."""
+"""Longest that a step waits here, whatever its sender says."""
 
 MAX_REMEMBERED = 1024
 """Sessions whose path is known."""
@@ -80,7 +87,7 @@ class DecodeNode:
 
     async with DecodeNode(host, run_in_stage_thread=work.run, version=lambda: worker.iteration) as node:
         node.hold(StageCaches(worker.model, max_bytes=...))
-        node.adopt(Roster(digest, peers, own=2))
+        node.adopt(PlanMembers(digest, peers, own=2))
     """
 
     def __init__(
@@ -98,7 +105,7 @@ class DecodeNode:
         self.run_in_stage_thread = run_in_stage_thread
         self.caches: StageCaches | None = None
         self.plan: str | None = None
-        """That the stage is held under. None: we have no place, or are about to take another."""
+        """The plan that the stage is held under. None: we have no stage, or are about to take another."""
         self.on_silent: Callable[[str, str], None] = _ignore
         """Called with the peer id of a member that keeps our steps waiting, and what it did."""
         self.counters = DecodeCounters()
@@ -106,10 +113,10 @@ class DecodeNode:
         self._host = host
         self._codec: CodecName = codec
         self._limits = limits or DecodeLimits()
-        self._rosters: dict[str, Roster] = {}
+        self._plans: dict[str, PlanMembers] = {}
         self._streams = FrameStreams(
             host,
-            self._rosters,
+            self._plans,
             self._handle,
             self._broken_off,
             limits=self._limits,
@@ -118,16 +125,16 @@ class DecodeNode:
         )
         self._tracing = Tracing(
             host,
-            self._rosters,
+            self._plans,
             self._streams,
             ask_timeout_s=self._limits.ask_timeout_s,
-            is_seated=lambda plan: plan == self.plan,
+            is_assigned=lambda plan: plan == self.plan,
         )
-        self._coming = Coming(self.counters.refused)
-        self._travels = Travels(self._streams, codec, self._coming, self._tracing)
+        self._in_flight = InFlightSteps(self.counters.refused)
+        self._hops = DecodeHops(self._streams, codec, self._in_flight, self._tracing)
         self._settled = asyncio.Event()
         self._routes: OrderedDict[tuple[str, int], tuple[str, tuple[int, ...]]] = OrderedDict()
-        self._passed = Passed()
+        self._forwarded = ForwardedSteps()
 
     async def __aenter__(self) -> Self:
         """Raises HostDown."""
@@ -138,8 +145,8 @@ class DecodeNode:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        # The host goes on to hand us streams; without a roster they are all of strangers.
-        self._rosters.clear()
+        # The host goes on to hand us streams; without a plan they are all of strangers.
+        self._plans.clear()
         await self._streams.end()
 
     def hold(self, caches: StageCaches | None) -> None:
@@ -148,28 +155,28 @@ class DecodeNode:
         self.caches, self.plan = caches, None
         self._settled.clear()
         self._routes.clear()
-        self._coming.replanned("our own place changes")
+        self._in_flight.replanned("our own stage changes")
 
-    def adopt(self, roster: Roster | None) -> None:
+    def adopt(self, members: PlanMembers | None) -> None:
         """Take steps of a plan from now on; of those before, only what the last one brings us may still come.
-        None: the plan has no place for us."""
+        None: the plan has no stage for us."""
         self._settled.set()
-        if roster is None:
+        if members is None:
             return
-        if roster.plan != self.plan:
-            self._coming.replanned("we have another plan")
-        self.plan = roster.plan
-        self._rosters.pop(roster.plan, None)
-        self._rosters[roster.plan] = roster
-        while len(self._rosters) > KEPT_ROSTERS:
-            del self._rosters[next(iter(self._rosters))]
+        if members.plan != self.plan:
+            self._in_flight.replanned("we have another plan")
+        self.plan = members.plan
+        self._plans.pop(members.plan, None)
+        self._plans[members.plan] = members
+        while len(self._plans) > KEPT_PLANS:
+            del self._plans[next(iter(self._plans))]
 
     def lose(self, peer_id: str, why: str) -> None:
         """A member is known to be gone: what goes past it is not waited for any more."""
-        self._coming.lose(peer_id, why)
+        self._in_flight.lose(peer_id, why)
 
     async def settled(self) -> None:
-        """Returns when no other place is about to be taken."""
+        """Returns when no other stage is about to be taken."""
         await self._settled.wait()
 
     async def compute(
@@ -180,22 +187,22 @@ class DecodeNode:
         hidden: Callable[[StageModel], Tensor],
         version: int,
     ) -> Tensor | Stopped:
-        """Through the own stage as it is held under a plan, once it has come to this version; for how long to
-        wait the caller decides.
+        """What the own stage, as it is held under a plan, makes of its input, once it has come to this
+        version; how long to wait the caller decides.
 
         `hidden` gives what goes in, in the stage's thread. The node of a Stopped is left open.
         """
         caches = self.caches
         if caches is None:
-            return Stopped(Stop.OTHER_PLAN, None, "holds no stage")
+            return Stopped(StopReason.OTHER_PLAN, None, "holds no stage")
 
         def run() -> Tensor | Stopped | None:
             if self.plan != plan:
-                return Stopped(Stop.OTHER_PLAN, None, "holds its stage under another plan")
+                return Stopped(StopReason.OTHER_PLAN, None, "holds its stage under another plan")
             own_version = self._version()
             # Members are a step apart at most: what is farther ahead is not coming.
             if own_version > version or own_version + 1 < version:
-                return Stopped(Stop.OTHER_POLICY, None, f"has version {own_version}, not {version}")
+                return Stopped(StopReason.OTHER_POLICY, None, f"has version {own_version}, not {version}")
             return None if own_version < version else caches.run(key, segments, hidden(caches.model))
 
         wait_s = POLL_S
@@ -210,7 +217,7 @@ class DecodeNode:
 
     # The data node's half
 
-    async def travel(
+    async def send_around(
         self,
         plan: str,
         path: tuple[int, ...],
@@ -223,26 +230,26 @@ class DecodeNode:
     ) -> Tensor | Stopped:
         """What comes from the own stage, around the path: hidden states of the tails behind its end.
 
-        Ends early with OTHER_PLAN once our own place changes, with LOST once a member of the path is gone,
+        Ends early with OTHER_PLAN once our own stage changes, with LOST once a member of the path is gone,
         with FORGOTTEN once a member that was not ready is.
         """
-        roster = self._rosters.get(plan)
-        if roster is None or plan != self.plan:
-            return Stopped(Stop.OTHER_PLAN, None, "we have another plan")
-        return await self._travels.run(
-            roster, path, session, segments, hidden_ND, version=version, timeout_s=timeout_s,
+        members = self._plans.get(plan)
+        if members is None or plan != self.plan:
+            return Stopped(StopReason.OTHER_PLAN, None, "we have another plan")
+        return await self._hops.run(
+            members, path, session, segments, hidden_ND, version=version, timeout_s=timeout_s,
             suspect=self.on_silent,
         )  # fmt: skip
 
     async def close_session(self, plan: str, path: tuple[int, ...], session: int) -> None:
         """Let the others forget a session. Who does not hear it drops it when it is idle."""
-        if (roster := self._rosters.get(plan)) is not None:
-            await self._close_next(roster, Closed(plan=plan, session=session, path=path, position=1))
+        if (members := self._plans.get(plan)) is not None:
+            await self._close_next(members, Closed(plan=plan, session=session, path=path, position=1))
 
-    def _is_on_its_way(self, roster: Roster, frame: Step | Closed) -> bool:
-        """Whether the session goes this way: its first step says how it goes, and then only those who are on
-        that path can say anything about it."""
-        key, route = (roster.peers[frame.path[0]], frame.session), (frame.plan, frame.path)
+    def _is_on_its_route(self, members: PlanMembers, frame: DecodeStep | Closed) -> bool:
+        """Whether this is the route of the session: its first step says which it is, and then only those who
+        are on it can say anything about the session."""
+        key, route = (members.peers[frame.path[0]], frame.session), (frame.plan, frame.path)
         if not frame.session:
             return True
         if self._routes.setdefault(key, route) != route:
@@ -250,81 +257,83 @@ class DecodeNode:
             return False
         if isinstance(frame, Closed):
             del self._routes[key]
-            self._passed.closed(*key)
+            self._forwarded.closed(*key)
         elif len(self._routes) > MAX_REMEMBERED:
             self._routes.popitem(last=False)
         return True
 
     # A node on the path
 
-    async def _handle(self, roster: Roster, frame: Frame, payload: bytearray) -> None:
+    async def _handle(self, members: PlanMembers, frame: Frame, payload: bytearray) -> None:
         if isinstance(frame, Halted):
-            self._coming.arrived(frame, frame.stopped)
-        elif frame.position < len(frame.path) and not self._is_on_its_way(roster, frame):
+            self._in_flight.arrived(frame, frame.stopped)
+        elif frame.position < len(frame.path) and not self._is_on_its_route(members, frame):
             return
         elif isinstance(frame, Closed):
             if (caches := self.caches) is not None:
-                key = roster.peers[frame.path[0]], frame.session
+                key = members.peers[frame.path[0]], frame.session
                 await self.run_in_stage_thread(lambda: caches.close(key))
-            await self._close_next(roster, msgspec.structs.replace(frame, position=frame.position + 1))
+            await self._close_next(members, msgspec.structs.replace(frame, position=frame.position + 1))
         else:
-            await self._handle_step(roster, frame, payload)
+            await self._handle_step(members, frame, payload)
 
-    async def _handle_step(self, roster: Roster, step: Step, payload: bytearray) -> None:
+    async def _handle_step(self, members: PlanMembers, step: DecodeStep, payload: bytearray) -> None:
         until_s = asyncio.get_running_loop().time() + min(step.deadline_s, MAX_WAIT_S)
         try:
             async with asyncio.timeout_at(until_s):
-                halted = await self._go_on(roster, step, payload, until_s)
+                halted = await self._go_on(members, step, payload, until_s)
         except TimeoutError:
             # The data node has noticed too, and asks how far we came.
             self.counters.refused[Refusal.TOO_SLOW] += 1
             return
         if halted is not None:
             self.counters.refused[halted.why] += 1
-            await self._send_within(roster.peers[step.path[0]], halted)
+            await self._send_within(members.peers[step.path[0]], halted)
 
-    async def _go_on(self, roster: Roster, step: Step, payload: bytearray, until_s: float) -> Halted | None:
+    async def _go_on(
+        self, members: PlanMembers, step: DecodeStep, payload: bytearray, until_s: float
+    ) -> Halted | None:
         """Compute and pass on; or why not, and at which position."""
         try:
             hidden_ND = decode(step.tensor, payload)
         except Rejected as rejected:
-            return _halted(step, Stopped(Stop.LOST, None, str(rejected)), max(step.position - 1, 1))
+            return _halted(step, Stopped(StopReason.LOST, None, str(rejected)), max(step.position - 1, 1))
         if step.position == len(step.path):
-            if self._coming.arrived(step, hidden_ND):
-                self._tracing.came_around(tuple(roster.peers[node] for node in step.path[1:]))
+            if self._in_flight.arrived(step, hidden_ND):
+                self._tracing.came_around(tuple(members.peers[node] for node in step.path[1:]))
             return None
-        owner = roster.peers[step.path[0]]
-        self._tracing.note(owner, step.number, Progress(came=True, went=False))
+        owner = members.peers[step.path[0]]
+        self._tracing.note(owner, step.number, StepProgress(came=True, went=False))
         key = (owner, step.session) if step.session else None
         found_ND = await self.compute(step.plan, key, step.segments, lambda _: hidden_ND, step.version)
         if isinstance(found_ND, Stopped):
             return _halted(step, found_ND, step.position)
         self.counters.steps += 1
-        broken_off = _halted(step, Stopped(Stop.OTHER_PLAN, None, BROKEN_OFF), step.position + 1)
+        broken_off = _halted(step, Stopped(StopReason.OTHER_PLAN, None, BROKEN_OFF), step.position + 1)
         try:
             outgoing = await self._streams.send_step(
-                roster, step.segments, found_ND, self._codec, plan=step.plan, session=step.session,
+                members, step.segments, found_ND, self._codec, plan=step.plan, session=step.session,
                 path=step.path, position=step.position + 1, number=step.number, version=step.version,
                 deadline_s=max(until_s - asyncio.get_running_loop().time(), 0.001),
             )  # fmt: skip
         except BrokenOff:
             return broken_off
         except NetworkError as error:
-            return _halted(step, Stopped(Stop.LOST, None, str(error)), step.position + 1)
-        self._passed.note(owner, outgoing, broken_off)
-        self._tracing.note(owner, step.number, Progress(came=True, went=True))
+            return _halted(step, Stopped(StopReason.LOST, None, str(error)), step.position + 1)
+        self._forwarded.note(owner, outgoing, broken_off)
+        self._tracing.note(owner, step.number, StepProgress(came=True, went=True))
         return None
 
     async def _broken_off(self, outgoing: Outgoing) -> None:
         """A stream of ours has ended, and perhaps not everything on it was taken."""
-        self._coming.broken_off(outgoing)
+        self._in_flight.broken_off(outgoing)
         async with asyncio.TaskGroup() as tasks:
-            for owner, halted in self._passed.pop(outgoing):
+            for owner, halted in self._forwarded.pop(outgoing):
                 tasks.create_task(self._send_within(owner, halted))
 
-    async def _close_next(self, roster: Roster, closed: Closed) -> None:
+    async def _close_next(self, members: PlanMembers, closed: Closed) -> None:
         if closed.position < len(closed.path):
-            await self._send_within(roster.peers[closed.target], closed)
+            await self._send_within(members.peers[closed.target], closed)
 
     async def _send_within(self, peer_id: str, frame: Frame, payload: Payload = NO_PAYLOAD) -> None:
         """What the receiver can do without."""
@@ -339,9 +348,9 @@ def _ignore(peer_id: str, why: str) -> None:
     logger.debug("%s keeps a step waiting: %s", peer_id, why)
 
 
-def _halted(step: Step, stopped: Stopped, position: int) -> Halted:
+def _halted(step: DecodeStep, stopped: Stopped, position: int) -> Halted:
     # A stage whose numbers are not finite is of no use to a data node whose own are.
-    why = Stop.LOST if stopped.why is Stop.NOT_FINITE else stopped.why
+    why = StopReason.LOST if stopped.why is StopReason.NOT_FINITE else stopped.why
     return Halted(
         plan=step.plan, session=step.session, path=step.path, position=position, number=step.number,
         why=why, detail=stopped.detail[:MAX_DETAIL],

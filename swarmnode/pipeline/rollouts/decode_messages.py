@@ -1,9 +1,10 @@
-"""What travels along a path while sequences are generated, bounded before anything is allocated.
+"""What is sent along a path while sequences are generated, bounded before anything is allocated.
 
 decode.py -> [decode_messages] -> wire -> [decode_messages] -> decode.py
 
-A frame is one byte of version and a msgpack array; hidden states follow a `Step` as raw bytes (codec.py).
-Nothing is answered: the data node hears from the last node of the path, or from one that could not go on.
+A frame is one byte of version and a msgpack array; hidden states follow a `DecodeStep` as raw bytes
+(codec.py). Nothing is answered: the data node hears from the last node of the path, or from one that could
+not go on.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from swarmnode.errors import Rejected
-from swarmnode.pipeline.rollouts.chain import Stop, Stopped
+from swarmnode.pipeline.rollouts.chain import Stopped, StopReason
 from swarmnode.pipeline.rollouts.stage_cache import Segments
 from swarmnode.pipeline.wire.messages import (
     MAX_DEADLINE_S,
@@ -24,12 +25,12 @@ from swarmnode.pipeline.wire.messages import (
     Refusal,
     TensorHeader,
 )
-from swarmnode.pipeline.wire.roster import Roster
+from swarmnode.pipeline.wire.plan_members import PlanMembers
 
 VERSION = 1
 
 MAX_SEQUENCES = 1024
-"""In one step, and cells of a session."""
+"""Most sequences of one step, and cells of a session."""
 
 MAX_POSITIONS = 1 << 20
 MAX_FRAME_BYTES = 32 * 1024
@@ -64,14 +65,14 @@ class _Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         return self.path[self.position % len(self.path)]
 
 
-class Step(_Frame, frozen=True, kw_only=True, tag="step"):
+class DecodeStep(_Frame, frozen=True, kw_only=True, tag="step"):
     """Hidden states of the tokens that one step brings, for the node at `position`. Behind the end of the
     path only those wanted: the tails."""
 
     number: Count
-    """Of the feed, never used twice by a data node."""
+    """The feed's number, never used twice by a data node."""
     version: Count
-    """Of the policy that computes it."""
+    """Version of the policy that computes it."""
     deadline_s: Annotated[float, Meta(gt=0, le=MAX_DEADLINE_S)]
     """How long it is of use, counted from its arrival."""
     cells: Cells
@@ -95,17 +96,18 @@ class Step(_Frame, frozen=True, kw_only=True, tag="step"):
 
 
 class Halted(_Frame, frozen=True, kw_only=True, tag="halted"):
-    """To the data node: a feed of its does not come. `position` is that of whom it concerns."""
+    """The data node is told that a feed of its does not come. `position` is that of whom it concerns."""
 
     number: Count
-    why: Stop
+    why: StopReason
     detail: Annotated[str, Meta(max_length=MAX_DETAIL)] = ""
 
     @property
     def stopped(self) -> Stopped:
-        """Behind the end it is the data node, whom the last node of the path did not reach."""
+        """Why and where the feed stopped. A position behind the end is the data node, whom the last node of
+        the path did not reach."""
         if self.position == len(self.path):
-            return Stopped(Stop.FORGOTTEN, None, self.detail)
+            return Stopped(StopReason.FORGOTTEN, None, self.detail)
         return Stopped(self.why, self.path[self.position], self.detail)
 
 
@@ -113,20 +115,20 @@ class Closed(_Frame, frozen=True, kw_only=True, tag="closed"):
     """The session is over: forget it, and tell the next node."""
 
 
-Frame = Step | Halted | Closed
+Frame = DecodeStep | Halted | Closed
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Frame)
 
 
 class Asked(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """To a member: how far did you come with this feed of mine?"""
+    """A data node asks a member: how far did you come with this feed of mine?"""
 
     plan: Digest
     number: Count
 
 
-class Progress(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class StepProgress(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The answer to `Asked`."""
 
     came: bool
@@ -155,32 +157,32 @@ def decode_frame(data: bytes) -> Frame:
         raise Rejected(Refusal.MALFORMED, str(error)) from error
 
 
-def check_frame(frame: Frame, peer_id: str, rosters: Mapping[str, Roster]) -> Roster:
+def check_frame(frame: Frame, peer_id: str, plans: Mapping[str, PlanMembers]) -> PlanMembers:
     """Whether this peer may say this to us. Raises Rejected: unknown_plan, not_a_member, wrong_route.
 
     A step comes from the node before us on its path. That one was halted comes from the node that it
     concerns or from a neighbour there: a member cannot accuse those that it has nothing to do with.
     """
-    roster = rosters.get(frame.plan)
-    if roster is None:
+    members = plans.get(frame.plan)
+    if members is None:
         raise Rejected(Refusal.UNKNOWN_PLAN)
-    if peer_id not in roster.peers:
+    if peer_id not in members.peers:
         raise Rejected(Refusal.NOT_A_MEMBER)
-    if max(frame.path) >= len(roster.peers):
+    if max(frame.path) >= len(members.peers):
         raise Rejected(Refusal.WRONG_ROUTE, "a node that the plan does not have")
     if isinstance(frame, Halted):
-        to_us = frame.path[0] == roster.own
+        to_us = frame.path[0] == members.own
         near = frame.path[max(frame.position - 1, 1) : frame.position + 2]
-        from_path = any(roster.peers[node] == peer_id for node in near)
+        from_path = any(members.peers[node] == peer_id for node in near)
     else:
-        to_us = frame.target == roster.own
-        from_path = roster.peers[frame.path[frame.position - 1]] == peer_id
+        to_us = frame.target == members.own
+        from_path = members.peers[frame.path[frame.position - 1]] == peer_id
     if not to_us or not from_path:
         raise Rejected(Refusal.WRONG_ROUTE, f"{type(frame).__name__} on path {frame.path}")
-    return roster
+    return members
 
 
-def who_stopped(path: tuple[int, ...], answers: Mapping[int, Progress | None]) -> int | None:
+def who_stopped(path: tuple[int, ...], answers: Mapping[int, StepProgress | None]) -> int | None:
     """The node at which a feed that did not come back stands: the first that does not answer, else the first
     that has it and did not send it on. None: it was lost between two that do answer.
 

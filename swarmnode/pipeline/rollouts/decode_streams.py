@@ -25,8 +25,8 @@ from swarmnode.errors import HostDown, NetworkError, PeerUnreachable, Rejected
 from swarmnode.network.streams import ByteStream, StreamHost
 from swarmnode.pipeline.rollouts.decode_messages import (
     MAX_FRAME_BYTES,
+    DecodeStep,
     Frame,
-    Step,
     check_frame,
     decode_frame,
     encode_frame,
@@ -36,7 +36,7 @@ from swarmnode.pipeline.wire.budget import ByteBudget
 from swarmnode.pipeline.wire.codec import encode
 from swarmnode.pipeline.wire.inbound import LENGTH_BYTES, receive_length
 from swarmnode.pipeline.wire.messages import MAX_TENSOR_BYTES, CodecName, Refusal
-from swarmnode.pipeline.wire.roster import Roster
+from swarmnode.pipeline.wire.plan_members import PlanMembers
 from swarmnode.pipeline.wire.transport import Pace
 from swarmnode.pipeline.wire.wire import Payload
 
@@ -68,7 +68,7 @@ class DecodeLimits:
 
 @dataclass(slots=True)
 class DecodeCounters:
-    """Since the start."""
+    """What was computed, sent and refused since the start."""
 
     steps: int = 0
     """Computed here for others."""
@@ -77,7 +77,7 @@ class DecodeCounters:
     """What peers sent and we did not take, by reason."""
 
 
-Handle = Callable[[Roster, Frame, bytearray], Awaitable[None]]
+Handle = Callable[[PlanMembers, Frame, bytearray], Awaitable[None]]
 """A checked frame and the bytes behind it."""
 
 
@@ -95,7 +95,7 @@ Ended = Callable[[Outgoing], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    roster: Roster
+    members: PlanMembers
     frame: Frame
     payload: bytearray
     memory: AsyncExitStack
@@ -113,7 +113,7 @@ class FrameStreams:
     def __init__(
         self,
         host: StreamHost,
-        rosters: Mapping[str, Roster],
+        plans: Mapping[str, PlanMembers],
         handle: Handle,
         ended: Ended,
         *,
@@ -121,9 +121,9 @@ class FrameStreams:
         counters: DecodeCounters,
         pace: Pace | None,
     ) -> None:
-        """`rosters`: the plans that are being run, by digest; it may change while streams are open."""
+        """`plans`: those that are being run, by digest; it may change while streams are open."""
         self._host = host
-        self._rosters = rosters
+        self._plans = plans
         self._handle = handle
         self._ended = ended
         self._limits = limits
@@ -154,14 +154,14 @@ class FrameStreams:
         await self._tasks.__aexit__(None, None, None)
 
     async def send(self, peer_id: str, frame: Frame, payload: Payload) -> Outgoing:
-        """On which stream it went; the deadline is the caller's. Raises PeerUnreachable (BrokenOff among it),
-        RequestTimeout, HostDown."""
+        """Send a frame; the stream that it went on. The deadline is the caller's. Raises PeerUnreachable
+        (BrokenOff among it), RequestTimeout, HostDown."""
         head = encode_frame(frame)
         size_bytes = len(head) + len(payload.data)
         if self._pace is not None:
             loop = asyncio.get_running_loop()
-            passage = self._pace.passage(peer_id, size_bytes, loop.time())
-            await asyncio.sleep(passage.last_s - loop.time())
+            arrival = self._pace.arrival(peer_id, size_bytes, loop.time())
+            await asyncio.sleep(arrival.last_s - loop.time())
         data = b"".join((len(head).to_bytes(LENGTH_BYTES, "big"), head, payload.data))
         link = self._links.setdefault(peer_id, _Link())
         async with link.turn:
@@ -177,16 +177,16 @@ class FrameStreams:
         return outgoing
 
     async def send_step(
-        self, roster: Roster, segments: Segments, hidden_ND: Tensor, codec: CodecName, **fields: Any
+        self, members: PlanMembers, segments: Segments, hidden_ND: Tensor, codec: CodecName, **fields: Any
     ) -> Outgoing:
         """Hidden states to the node at `position`, as `send`; behind the end of the path the tails only."""
         is_last = fields["position"] == len(fields["path"])
         encoded = encode(tails_of(hidden_ND, segments) if is_last else hidden_ND, codec)
-        step = Step(
+        step = DecodeStep(
             cells=segments.cells, starts=segments.starts, counts=segments.counts, tails=segments.tails,
             forks=segments.forks, tensor=encoded.header, **fields,
         )  # fmt: skip
-        return await self.send(roster.peers[step.target], step, encoded.payload)
+        return await self.send(members.peers[step.target], step, encoded.payload)
 
     async def reaches(self, peer_id: str) -> bool:
         """Whether the peer can be had a stream to, whatever it then makes of it. The deadline is the
@@ -214,7 +214,8 @@ class FrameStreams:
         return outgoing
 
     async def _watch(self, link: _Link, outgoing: Outgoing) -> None:
-        """Until the stream ends: nothing is answered on it, so whatever is read means that it is over."""
+        """Wait for the end of the stream: nothing is answered on it, so whatever is read means that it is
+        over."""
         stream = outgoing.stream
         try:
             await stream.receive(1)
@@ -245,7 +246,7 @@ class FrameStreams:
     async def _serve(self, stream: ByteStream) -> None:
         """Take the frames of one stream until it ends."""
         peer_id = stream.peer_id
-        known = any(peer_id in roster.peers for roster in self._rosters.values())
+        known = any(peer_id in members.peers for members in self._plans.values())
         if not known or self._streams[peer_id] >= self._limits.max_streams_per_peer:
             # A stranger is told nothing.
             self._counters.refused[Refusal.TOO_MANY_STREAMS if known else Refusal.NOT_A_MEMBER] += 1
@@ -285,19 +286,19 @@ class FrameStreams:
         """Raises Rejected, PeerUnreachable, TimeoutError."""
         async with asyncio.timeout(self._limits.frame_timeout_s), AsyncExitStack() as memory:
             frame = decode_frame(await stream.receive(length))
-            roster = check_frame(frame, stream.peer_id, self._rosters)
+            members = check_frame(frame, stream.peer_id, self._plans)
             payload = bytearray()
-            if isinstance(frame, Step):
+            if isinstance(frame, DecodeStep):
                 size_bytes = frame.tensor.payload_bytes
                 await memory.enter_async_context(self._budget.held(stream.peer_id, size_bytes))
                 payload += await stream.receive(size_bytes)
-            return _Taken(roster, frame, payload, memory.pop_all())
+            return _Taken(members, frame, payload, memory.pop_all())
 
     async def _finish(self, taken: _Taken, turns: asyncio.Semaphore) -> None:
         """The peer boundary: no frame may take the node down."""
         try:
             async with taken.memory:
-                await self._handle(taken.roster, taken.frame, taken.payload)
+                await self._handle(taken.members, taken.frame, taken.payload)
         except Exception:
             logger.exception("a %s failed", type(taken.frame).__name__)
             self._counters.refused[Refusal.INTERNAL] += 1

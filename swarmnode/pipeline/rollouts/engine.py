@@ -23,11 +23,12 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import ConfigError, EngineError
-from swarmnode.pipeline.rollouts.chain import Chain, Feed, Stop, Stopped
+from swarmnode.pipeline.rollouts.chain import Chain, ChainFeed, Stopped, StopReason
 from swarmnode.pipeline.rollouts.feeding import Feeder, RecoveryCounts
+from swarmnode.pipeline.rollouts.routing import ChoosePath
 from swarmnode.pipeline.rollouts.stage_cache import Segments
-from swarmnode.pipeline.rollouts.ways import ChoosePath, StagePath
-from swarmnode.rollout.decode.running import Policy
+from swarmnode.pipeline.stages.micro_batches import StagePath
+from swarmnode.rollout.decode.running import DecodePolicy
 from swarmnode.rollout.decode.scoring import LOGITS_AT_ONCE
 from swarmnode.rollout.decode.torch_engine import LoraPairs, TorchEngine
 from swarmnode.rollout.decode.weights import Layers
@@ -73,7 +74,7 @@ class PipelineEngine(TorchEngine):
             max_length=max_length,
             exact_resume=True,
         )
-        first = Policy(version, [], is_base=version == 0)
+        first = DecodePolicy(version, [], is_base=version == 0)
         super().__init__(capabilities, eos_token_ids, chain.vocabulary, first, chain.device)
         self._chain = chain
         self._newest_version = newest
@@ -160,20 +161,22 @@ class PipelineEngine(TorchEngine):
 
     def _make_do(self, stopped: Stopped) -> None:
         """The step did not come to its end, and nothing of it was sampled."""
-        if stopped.why is Stop.NOT_FINITE:
+        if stopped.why is StopReason.NOT_FINITE:
             version = self._newest.version
             self._drop_everything()
             raise not_finite(version)
-        if stopped.why is Stop.OTHER_POLICY and self._version_now() != self._newest.version:
+        if stopped.why is StopReason.OTHER_POLICY and self._version_now() != self._newest.version:
             # The pipeline has moved on while the step was under way, so the next step goes on with it.
             return
-        if stopped.why is Stop.NO_MEMORY and len(self._running) > 1:
+        if stopped.why is StopReason.NO_MEMORY and len(self._running) > 1:
             # The last to start wait for room.
             rows = sorted(self._running, key=lambda row: self._running[row].first_tick)
             self._fitting = (len(rows) + 1) // 2
             self._put_back(rows[self._fitting :])
             return
-        hint = "lower rollout.max_tokens" if stopped.why is Stop.NO_MEMORY else "set_policy to what it has"
+        hint = (
+            "lower rollout.max_tokens" if stopped.why is StopReason.NO_MEMORY else "set_policy to what it has"
+        )
         raise EngineError(f"node {stopped.node} of the pipeline: {stopped.why}, {stopped.detail}", hint=hint)
 
     def _logits_by_row(self, hidden: dict[int, Tensor]) -> Tensor:
@@ -235,7 +238,7 @@ class PipelineEngine(TorchEngine):
 
     # Policies
 
-    def _check_versions(self, staying: Iterable[Policy]) -> None:
+    def _check_versions(self, staying: Iterable[DecodePolicy]) -> None:
         for policy in staying:
             raise EngineError(
                 f"a request in flight stays on policy {policy.version}, and a pipeline has one at a time",
@@ -249,19 +252,19 @@ class PipelineEngine(TorchEngine):
         self._chain.adopt(pairs)
         return []
 
-    def _base(self) -> Policy:
+    def _base(self) -> DecodePolicy:
         is_base = self._newest.is_base if self._chain.takes_policies else self._newest.version == 0
         if not is_base:
             raise EngineError(
                 f"the stages carry policy {self._newest.version}, so the base cannot be sampled from",
                 hint="update to a policy without tensors first",
             )
-        return Policy(BASE_VERSION, [], is_base=True)
+        return DecodePolicy(BASE_VERSION, [], is_base=True)
 
     # Scores
 
     def _logits(
-        self, policy: Policy, sequences: Sequence[Sequence[int]], tails: Sequence[int]
+        self, policy: DecodePolicy, sequences: Sequence[Sequence[int]], tails: Sequence[int]
     ) -> Iterator[Tensor]:
         by_path: dict[StagePath, list[int]] = {}
         for place, (ids, tail) in enumerate(zip(sequences, tails, strict=True)):
@@ -285,16 +288,16 @@ class PipelineEngine(TorchEngine):
         ids = tuple(token for sequence in sequences for token in sequence)
         stopped = None
         for _ in range(SCORE_ATTEMPTS):
-            way = self._chain.way(path)
-            if way is None or way.stages != path:
+            route = self._chain.route(path)
+            if route is None or route.stages != path:
                 break
-            (found,) = self._chain.run([Feed(way, 0, ids, segments, self._newest.version)])
+            (found,) = self._chain.run([ChainFeed(route, 0, ids, segments, self._newest.version)])
             if not isinstance(found, Stopped):
                 return found.split(list(tails))
             stopped = found
-            if found.why is Stop.NOT_FINITE:
+            if found.why is StopReason.NOT_FINITE:
                 raise not_finite(self._newest.version)
-            if found.why is Stop.LOST and found.node is not None:
+            if found.why is StopReason.LOST and found.node is not None:
                 self._chain.give_up(found.node, found.detail)
         raise EngineError(f"nothing can be scored along {path}: {stopped or 'a stage is held by nobody'}")
 

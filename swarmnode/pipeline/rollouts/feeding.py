@@ -2,7 +2,7 @@
 
 engine.py: rows and their tokens -> [Feeder] -> Feed -> chain.py -> hidden state of each row's newest token
 
-One rule covers everything: a sequence has tokens, `fed` of them are in a cell at each stage of its way, and
+One rule covers everything: a sequence has tokens, `fed` of them are in a cell at each stage of its route, and
 the others are brought. A new prompt, a resumed answer, one token more, and all of it again after a node was
 lost: the difference is only in `fed`. Sequences with one prompt share it: the first brings it, the others
 get a copy of its columns and bring their own rest, its last token at least.
@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from swarmnode.errors import EngineError
-from swarmnode.pipeline.rollouts.chain import Chain, Feed, Stop, Stopped
+from swarmnode.pipeline.rollouts.chain import Chain, ChainFeed, Stopped, StopReason
+from swarmnode.pipeline.rollouts.routing import ChoosePath, Route
 from swarmnode.pipeline.rollouts.stage_cache import Segments
-from swarmnode.pipeline.rollouts.ways import ChoosePath, StagePath, Way
+from swarmnode.pipeline.stages.micro_batches import StagePath
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ MAX_FAILURES = 16
 
 @dataclass(slots=True)
 class RecoveryCounts:
-    """Since the engine was made."""
+    """What was lost and brought again since the engine was made."""
 
     lost_nodes: int = 0
     refed_tokens: int = 0
@@ -53,9 +54,9 @@ class _Sequence:
 @dataclass(slots=True)
 class _Session:
     number: int
-    way: Way
+    route: Route
     cells: set[int] = field(default_factory=set[int])
-    """In use."""
+    """The cells in use."""
 
     def take_cell(self) -> int:
         cell = next(number for number in range(len(self.cells) + 1) if number not in self.cells)
@@ -77,7 +78,7 @@ class _Trouble:
 @dataclass(frozen=True, slots=True)
 class _Load:
     path: StagePath
-    feed: Feed
+    feed: ChainFeed
     rows: tuple[int, ...]
 
 
@@ -96,8 +97,8 @@ class Feeder:
     def path_for(self, prompt_ids: Sequence[int], wanted: StagePath = ()) -> StagePath:
         """How a sequence with this prompt goes: as wanted, if that is a path here and every stage is held."""
         for path in (wanted, self._choose_path(prompt_ids)):
-            if path and (way := self._chain.way(path)) is not None:
-                return way.stages
+            if path and (route := self._chain.route(path)) is not None:
+                return route.stages
         raise EngineError(
             f"{self._choose_path(prompt_ids)} is no path through this pipeline",
             hint="it begins at stage 0 and visits no stage twice",
@@ -110,7 +111,7 @@ class Feeder:
         self._sequences[row].ids.append(token)
 
     def path(self, row: int) -> StagePath:
-        """Along which the row's next token is sampled."""
+        """The path along which the row's next token is sampled."""
         return self._sequences[row].path
 
     def drop(self, rows: Iterable[int]) -> None:
@@ -167,7 +168,7 @@ class Feeder:
             for load, result in zip(loads, results, strict=True):
                 if not isinstance(result, Stopped):
                     found |= self._fed(load, result)
-                elif result.why in (Stop.LOST, Stop.FORGOTTEN):
+                elif result.why in (StopReason.LOST, StopReason.FORGOTTEN):
                     failed.append((load, result))
                 else:
                     unhelpful = result
@@ -200,10 +201,10 @@ class Feeder:
         return sequence.path
 
     def _open(self, path: StagePath) -> _Session:
-        way = self._chain.way(path)
-        assert way is not None  # path_for has found it
+        route = self._chain.route(path)
+        assert route is not None  # path_for has found it
         self._numbers += 1
-        self._sessions[path] = session = _Session(self._numbers, way)
+        self._sessions[path] = session = _Session(self._numbers, route)
         return session
 
     def _load(self, path: StagePath, rows: Sequence[int], version: int) -> _Load:
@@ -240,7 +241,7 @@ class Feeder:
             forks=tuple(forks),
         )
         ids = tuple(token for _, _, brought in chosen for token in brought)
-        feed = Feed(session.way, session.number, ids, segments, version)
+        feed = ChainFeed(session.route, session.number, ids, segments, version)
         return _Load(path, feed, tuple(row for row, _, _ in chosen))
 
     def _lenders(self, path: StagePath) -> dict[tuple[int, ...], int]:
@@ -272,7 +273,7 @@ class Feeder:
         return found
 
     def _go_around(self, failed: Sequence[tuple[_Load, Stopped]], trouble: _Trouble) -> None:
-        """Forget the sessions, so that everything is brought again, along other ways if need be."""
+        """Forget the sessions, so that everything is brought again, along other routes if need be."""
         trouble.rounds += bool(failed)
         for load, stopped in failed:
             if trouble.rounds > MAX_FAILURES:
@@ -281,7 +282,7 @@ class Feeder:
                     f"{stopped.detail}",
                     hint="what was sampled is kept; look at the members of the pipeline",
                 )
-            if stopped.why is Stop.LOST and stopped.node is not None:
+            if stopped.why is StopReason.LOST and stopped.node is not None:
                 self._chain.give_up(stopped.node, stopped.detail)
                 self.counts.lost_nodes += 1
             where = "" if stopped.node is None else f"node {stopped.node} "
@@ -299,4 +300,4 @@ class Feeder:
 
     def _close(self, path: StagePath) -> None:
         session = self._sessions.pop(path)
-        self._chain.close_session(session.way, session.number)
+        self._chain.close_session(session.route, session.number)

@@ -4,8 +4,8 @@ engine.py (a worker thread) -> [RemoteChain] -> decode.py (the event loop) -> th
                                     |
                      own stage and head, in the thread of the stage
 
-The engine's thread waits with a deadline for what the event loop does; all paths of a step are on their way
-at once. While our own place changes, nothing is: what was under way ends, and is brought again under the next
+The engine's thread waits with a deadline for what the event loop does; all paths of a step are in flight
+at once. While our own stage changes, nothing is: what was in flight ends, and is brought again under the next
 plan. The weights are the pipeline's: a policy is its version here, and nothing is brought to the stages.
 """
 
@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import EngineError
-from swarmnode.pipeline.rollouts.chain import Feed, Stop, Stopped, embedded, logits_of
+from swarmnode.pipeline.rollouts.chain import ChainFeed, Stopped, StopReason, embedded, logits_of
 from swarmnode.pipeline.rollouts.decode import DecodeNode
 from swarmnode.pipeline.rollouts.decode_streams import DecodeLimits
+from swarmnode.pipeline.rollouts.routing import Route, StageHolders, route_along
 from swarmnode.pipeline.rollouts.stage_cache import StageCaches, tails_of
-from swarmnode.pipeline.rollouts.ways import Members, StagePath, Way, way_along
+from swarmnode.pipeline.stages.micro_batches import StagePath
 from swarmnode.pipeline.stages.stage_model import StageModel
 from swarmnode.pipeline.wire.messages import MAX_TENSOR_BYTES
 from swarmnode.rollout.decode.adapter import LoraPair
@@ -41,7 +42,7 @@ class ChainSettings:
     step_timeout_s: float = 20.0
     """A step that has not come around by then is looked for."""
     max_feed_tokens: int = 4096
-    """Of one message: a prompt of more comes in pieces."""
+    """Most tokens of one message: a prompt of more comes in pieces."""
     settle_timeout_s: float = 300.0
     """Our own stage under the next plan is there by then, with its weights."""
 
@@ -60,7 +61,7 @@ class RemoteChain:
         self,
         node: DecodeNode,
         loop: asyncio.AbstractEventLoop,
-        members: Members,
+        members: StageHolders,
         *,
         on_lost: Callable[[str, str], None],
         settings: ChainSettings | None = None,
@@ -79,14 +80,14 @@ class RemoteChain:
         token_bytes = model.hidden_size * model.settings.dtype.itemsize
         self.max_feed_tokens = min(self._settings.max_feed_tokens, MAX_TENSOR_BYTES // token_bytes)
 
-    def adopt_members(self, members: Members) -> None:
+    def adopt_members(self, members: StageHolders) -> None:
         """Another plan, in which nobody is lost yet. From any thread; what is under way is brought again."""
         self._members, self._lost = members, frozenset()
 
-    def way(self, path: StagePath) -> Way | None:
-        return way_along(self._members, path, self._lost)
+    def route(self, path: StagePath) -> Route | None:
+        return route_along(self._members, path, self._lost)
 
-    def run(self, feeds: Sequence[Feed]) -> list[Tensor | Stopped]:
+    def run(self, feeds: Sequence[ChainFeed]) -> list[Tensor | Stopped]:
         self._wait(self._settle(), self._settings.settle_timeout_s)
         # Asking who stopped a step comes on top of the step.
         most_s = self._settings.step_timeout_s + DecodeLimits().ask_timeout_s
@@ -108,10 +109,10 @@ class RemoteChain:
         self._lost |= {node}
         self._loop.call_soon_threadsafe(self._on_lost, self._members.peers[node], why)
 
-    def close_session(self, way: Way, session: int) -> None:
+    def close_session(self, route: Route, session: int) -> None:
         if self._loop.is_closed():
             return
-        asyncio.run_coroutine_threadsafe(self._close_session(way, session), self._loop)
+        asyncio.run_coroutine_threadsafe(self._close_session(route, session), self._loop)
 
     def check(self, update: PolicyUpdate) -> Mapping[str, LoraPair]:
         if update.tensors:
@@ -146,7 +147,7 @@ class RemoteChain:
                 hint="what was sampled is kept; look at what else the stage computes",
             ) from error
 
-    async def _run_all(self, feeds: Sequence[Feed]) -> list[Tensor | Stopped]:
+    async def _run_all(self, feeds: Sequence[ChainFeed]) -> list[Tensor | Stopped]:
         if self._node.plan == self._members.plan:
             self._ends = self._caches.model
         if len(feeds) == 1:
@@ -156,7 +157,7 @@ class RemoteChain:
         return [task.result() for task in running]
 
     async def _settle(self) -> None:
-        """Wait while another place is taken. Raises EngineError where we do not sample from it."""
+        """Wait while another stage is taken. Raises EngineError where we do not sample from it."""
         try:
             async with asyncio.timeout(self._settings.settle_timeout_s):
                 await self._node.settled()
@@ -168,11 +169,11 @@ class RemoteChain:
         if self._node.plan != self._members.plan:
             raise EngineError("under the new plan this node does not sample")
 
-    async def _run(self, feed: Feed) -> Tensor | Stopped:
+    async def _run(self, feed: ChainFeed) -> Tensor | Stopped:
         """Own stage, then around."""
-        members, segments, nodes = self._members, feed.segments, feed.way.nodes
-        if feed.way.plan != members.plan:
-            return Stopped(Stop.FORGOTTEN, None, "there is another plan")
+        members, segments, nodes = self._members, feed.segments, feed.route.nodes
+        if feed.route.plan != members.plan:
+            return Stopped(StopReason.FORGOTTEN, None, "there is another plan")
         started_s = self._loop.time()
         key = self._key(members, feed.session) if feed.session else None
         try:
@@ -181,36 +182,36 @@ class RemoteChain:
                     members.plan, key, segments, lambda model: _embedded(model, feed.ids), feed.version
                 )
         except TimeoutError:
-            return Stopped(Stop.OTHER_POLICY, nodes[0], f"is not at version {feed.version} yet")
+            return Stopped(StopReason.OTHER_POLICY, nodes[0], f"is not at version {feed.version} yet")
         if isinstance(hidden_ND, Stopped):
-            if hidden_ND.why is Stop.OTHER_PLAN:
+            if hidden_ND.why is StopReason.OTHER_PLAN:
                 return _replanned(hidden_ND)
             return Stopped(hidden_ND.why, nodes[0], hidden_ND.detail)
         if len(nodes) == 1:
             return tails_of(hidden_ND, segments)
         left_s = self._settings.step_timeout_s - (self._loop.time() - started_s)
-        found = await self._node.travel(
+        found = await self._node.send_around(
             members.plan, nodes, feed.session, segments, hidden_ND,
             version=feed.version, timeout_s=max(left_s, 0.1),
         )  # fmt: skip
         if not isinstance(found, Stopped):
             return found
-        is_over = found.why is Stop.OTHER_PLAN or self._members.plan != members.plan
+        is_over = found.why is StopReason.OTHER_PLAN or self._members.plan != members.plan
         return _replanned(found) if is_over else found
 
-    async def _close_session(self, way: Way, session: int) -> None:
+    async def _close_session(self, route: Route, session: int) -> None:
         key = self._key(self._members, session)
         if (caches := self._node.caches) is not None:
             await self._node.run_in_stage_thread(lambda: caches.close(key))
-        await self._node.close_session(way.plan, way.nodes, session)
+        await self._node.close_session(route.plan, route.nodes, session)
 
-    def _key(self, members: Members, session: int) -> tuple[str, int]:
+    def _key(self, members: StageHolders, session: int) -> tuple[str, int]:
         return members.peers[members.own], session
 
 
 def _replanned(stopped: Stopped) -> Stopped:
     """Nodes have other numbers now."""
-    return Stopped(Stop.FORGOTTEN, None, f"the plan has changed on the way: {stopped.detail}")
+    return Stopped(StopReason.FORGOTTEN, None, f"the plan has changed on the way: {stopped.detail}")
 
 
 @torch.inference_mode()

@@ -84,7 +84,7 @@ def tails_of(hidden_ND: Tensor, segments: Segments) -> Tensor:
 @dataclass(slots=True)
 class _Session:
     keys: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
-    """By layer, numbered as in the whole model: [cells, G, columns, E]."""
+    """Keys [cells, G, columns, E] of each layer, numbered as in the whole model."""
     values: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
     lengths: list[int] = field(default_factory=list[int])
     """Columns in use, by cell."""
@@ -141,7 +141,7 @@ class StageCaches:
 
     @torch.inference_mode()
     def run(self, key: SessionKey | None, segments: Segments, hidden_ND: Tensor) -> Tensor:
-        """Through the own layers: hidden states [N, D] of all tokens that `segments` says, end to end.
+        """The own layers applied: hidden states [N, D] of all tokens that `segments` says, end to end.
 
         None, or no cells: nothing is looked up or kept. Raises Rejected, with everything as before:
         wrong_shape, not_finite, unknown_work (cells that do not reach as far as a start says), no_memory,

@@ -17,17 +17,17 @@ from torch import Tensor
 
 from swarmnode.errors import NetworkError, Rejected
 from swarmnode.network.streams import StreamHost
-from swarmnode.pipeline.rollouts.chain import Stop, Stopped
+from swarmnode.pipeline.rollouts.chain import Stopped, StopReason
 from swarmnode.pipeline.rollouts.decode_messages import (
     MAX_ASKED_BYTES,
     MAX_PROGRESS_BYTES,
     Asked,
-    Progress,
+    StepProgress,
     who_stopped,
 )
 from swarmnode.pipeline.rollouts.decode_streams import PROTOCOL, FrameStreams
 from swarmnode.pipeline.wire.messages import Refusal
-from swarmnode.pipeline.wire.roster import Roster
+from swarmnode.pipeline.wire.plan_members import PlanMembers
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ MAX_BROKEN_OFF = 12
 """Feeds in a row that a member may break off while it says that it is ready: then it is lost."""
 
 
-NOT_READY = Progress(came=False, went=False, seated=False)
+NOT_READY = StepProgress(came=False, went=False, seated=False)
 
 
 class Tracing:
@@ -53,26 +53,26 @@ class Tracing:
     def __init__(
         self,
         host: StreamHost,
-        rosters: Mapping[str, Roster],
+        plans: Mapping[str, PlanMembers],
         streams: FrameStreams,
         *,
         ask_timeout_s: float,
-        is_seated: Callable[[str], bool],
+        is_assigned: Callable[[str], bool],
     ) -> None:
         """`is_seated`: whether our own stage is held under a plan."""
         self._host = host
-        self._rosters = rosters
+        self._plans = plans
         self._streams = streams
         self._ask_timeout_s = ask_timeout_s
-        self._is_seated = is_seated
-        self._progress: OrderedDict[tuple[str, int], Progress] = OrderedDict()
+        self._is_assigned = is_assigned
+        self._progress: OrderedDict[tuple[str, int], StepProgress] = OrderedDict()
         self._broken_off: Counter[str] = Counter()
 
     async def start(self) -> None:
         """Raises HostDown."""
         await self._host.serve(ASK_PROTOCOL, self._tell, max_request_bytes=MAX_ASKED_BYTES)
 
-    def note(self, owner: str, number: int, progress: Progress) -> None:
+    def note(self, owner: str, number: int, progress: StepProgress) -> None:
         """How far a feed of another member came here."""
         self._progress[owner, number] = progress
         if len(self._progress) > MAX_REMEMBERED:
@@ -83,26 +83,26 @@ class Tracing:
         for peer_id in peer_ids:
             del self._broken_off[peer_id]
 
-    async def find(self, roster: Roster, path: tuple[int, ...], number: int, detail: str) -> Stopped:
+    async def find(self, members: PlanMembers, path: tuple[int, ...], number: int, detail: str) -> Stopped:
         """Where a feed stands that did not come around: every node of its path is asked."""
-        asked = Asked(roster.plan, number)
+        asked = Asked(members.plan, number)
         async with asyncio.TaskGroup() as tasks:
-            asking = {node: tasks.create_task(self._ask(roster.peers[node], asked)) for node in path[1:]}
+            asking = {node: tasks.create_task(self._ask(members.peers[node], asked)) for node in path[1:]}
         node = who_stopped(path, {node: task.result() for node, task in asking.items()})
-        return Stopped(Stop.FORGOTTEN if node is None else Stop.LOST, node, detail)
+        return Stopped(StopReason.FORGOTTEN if node is None else StopReason.LOST, node, detail)
 
-    async def until_seated(
-        self, roster: Roster, stopped: Stopped, suspect: Callable[[str, str], None]
+    async def until_assigned(
+        self, members: PlanMembers, stopped: Stopped, suspect: Callable[[str, str], None]
     ) -> Tensor | Stopped:
         """Ask the node that stopped a feed until it is ready: then it is to be told everything again. Lost,
         where nobody is there any more. The deadline is the caller's; `suspect` is told first."""
         node, detail = stopped.node, stopped.detail
         assert node is not None
-        peer_id, pause_s = roster.peers[node], FIRST_PAUSE_S
-        asked = Asked(roster.plan, 0)
+        peer_id, pause_s = members.peers[node], FIRST_PAUSE_S
+        asked = Asked(members.plan, 0)
         while (progress := await self._ask(peer_id, asked)) is None or not progress.seated:
             if progress is None and not await self._streams.reaches(peer_id):
-                return Stopped(Stop.LOST, node, f"{detail}, and cannot be reached")
+                return Stopped(StopReason.LOST, node, f"{detail}, and cannot be reached")
             if pause_s == FIRST_PAUSE_S:
                 logger.info("generation waits for %s to take its place: %s", peer_id, detail)
                 suspect(peer_id, detail)
@@ -111,16 +111,16 @@ class Tracing:
         if pause_s == FIRST_PAUSE_S:
             self._broken_off[peer_id] += 1
         if self._broken_off[peer_id] > MAX_BROKEN_OFF:
-            return Stopped(Stop.LOST, node, f"{detail} {MAX_BROKEN_OFF} times")
-        return Stopped(Stop.FORGOTTEN, node, detail)
+            return Stopped(StopReason.LOST, node, f"{detail} {MAX_BROKEN_OFF} times")
+        return Stopped(StopReason.FORGOTTEN, node, detail)
 
-    async def _ask(self, peer_id: str, asked: Asked) -> Progress | None:
+    async def _ask(self, peer_id: str, asked: Asked) -> StepProgress | None:
         try:
             answer = await self._host.request(
                 peer_id, ASK_PROTOCOL, msgspec.msgpack.encode(asked),
                 timeout_s=self._ask_timeout_s, max_response_bytes=MAX_PROGRESS_BYTES,
             )  # fmt: skip
-            return msgspec.msgpack.decode(answer, type=Progress)
+            return msgspec.msgpack.decode(answer, type=StepProgress)
         except (NetworkError, msgspec.MsgspecError) as error:
             logger.debug("%s does not say how far it came: %s", peer_id, error)
             return None
@@ -132,9 +132,9 @@ class Tracing:
             asked = msgspec.msgpack.decode(request, type=Asked)
         except msgspec.MsgspecError as error:
             raise Rejected(Refusal.MALFORMED, str(error)) from error
-        roster = self._rosters.get(asked.plan)
+        members = self._plans.get(asked.plan)
         progress = NOT_READY
-        if roster is not None and peer_id in roster.peers:
-            known = self._progress.get((peer_id, asked.number), Progress(False, False))
-            progress = msgspec.structs.replace(known, seated=self._is_seated(asked.plan))
+        if members is not None and peer_id in members.peers:
+            known = self._progress.get((peer_id, asked.number), StepProgress(False, False))
+            progress = msgspec.structs.replace(known, seated=self._is_assigned(asked.plan))
         return msgspec.msgpack.encode(progress)

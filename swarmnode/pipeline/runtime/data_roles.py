@@ -18,14 +18,15 @@ from swarmnode.node.node import NetworkParts, Node
 from swarmnode.node.policies import plain_error
 from swarmnode.node.status import NodeStatus
 from swarmnode.node.summary import Summary
+from swarmnode.pipeline.execution.assignment import IterationReport
 from swarmnode.pipeline.plans.planning import Agreed
 from swarmnode.pipeline.rollouts.engine import PipelineEngine
 from swarmnode.pipeline.rollouts.remote_chain import ChainSettings, RemoteChain
-from swarmnode.pipeline.rollouts.ways import Members, StagePath, path_of_depth, path_of_prompt
-from swarmnode.pipeline.running.seat import IterationReport
+from swarmnode.pipeline.rollouts.routing import StageHolders, path_of_depth, path_of_prompt
 from swarmnode.pipeline.runtime.learner import PipelineLearner
-from swarmnode.pipeline.runtime.link import Course, RoleChanged, own_paths
-from swarmnode.pipeline.runtime.node import PipelineNode
+from swarmnode.pipeline.runtime.link import IterationPlan, RoleChanged, own_paths
+from swarmnode.pipeline.runtime.parts import DataNode
+from swarmnode.pipeline.stages.micro_batches import StagePath
 from swarmnode.pipeline.stages.sources import TextFeed, TextSettings, TextSource
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.tasks.task import Task
@@ -51,8 +52,8 @@ class Asking:
 class RolloutRole:
     """A node of the swarm whose policy the whole pipeline holds."""
 
-    def __init__(self, pipeline: PipelineNode, asking: Asking) -> None:
-        self._pipeline = pipeline
+    def __init__(self, data_node: DataNode, asking: Asking) -> None:
+        self._data_node = data_node
         self._asking = asking
         self._stopped = False
         self._chain: RemoteChain | None = None
@@ -66,34 +67,34 @@ class RolloutRole:
 
     def stop(self) -> None:
         self._stopped = True
-        self._pipeline.link.stop()
+        self._data_node.link.stop()
         if self._node is not None:
             self._node.request_stop()
 
     def replanned(self, agreed: Agreed) -> None:
-        own = agreed.node_of(self._pipeline.peer_id)
-        if own is None or agreed.stage_of(self._pipeline.peer_id) != 0:
+        own = agreed.node_of(self._data_node.peer_id)
+        if own is None or agreed.stage_of(self._data_node.peer_id) != 0:
             return
         self._paths = self._paths_of(agreed)
         if self._chain is not None:
             self._chain.adopt_members(_members(agreed, own))
 
     async def run(self) -> str:
-        pipeline, agreed = self._pipeline, self._pipeline.place.agreed
+        data_node, agreed = self._data_node, self._data_node.assigned_stage.agreed
         assert agreed is not None, "data roles begin under a plan"
         self.replanned(agreed)
         learner = self._learner(agreed)
-        config = pipeline.parts.config
+        config = data_node.parts.config
         self._node = node = Node(
             config,
             learner,
-            pipeline.monitor,
-            peer_id=pipeline.peer_id,
-            name=pipeline.parts.key.name,
-            model=pipeline.parts.whole.name,
+            data_node.monitor,
+            peer_id=data_node.peer_id,
+            name=data_node.parts.key.name,
+            model=data_node.parts.whole.name,
             seed=self._asking.seed,
             network=self._network() if config.exchange.enabled else None,
-            pipeline=lambda: pipeline.pipeline_status,
+            pipeline=data_node.pipeline_status,
         )
         if self._stopped:
             node.request_stop()
@@ -111,21 +112,20 @@ class RolloutRole:
             return
         if (changed := group.subgroup(RoleChanged)) is not None:
             raise plain_error(changed) from group
-        agreed = self._pipeline.place.agreed
-        if agreed is None or agreed.stage_of(self._pipeline.peer_id) != 0:
+        agreed = self._data_node.assigned_stage.agreed
+        if agreed is None or agreed.stage_of(self._data_node.peer_id) != 0:
             raise RoleChanged("under the new plan we hold another stage") from group
 
     def _learner(self, agreed: Agreed) -> PipelineLearner:
-        pipeline, asking = self._pipeline, self._asking
-        config, whole = pipeline.parts.config, pipeline.parts.whole
-        own = agreed.node_of(pipeline.peer_id)
-        assert own is not None, "data roles begin in a seat"
+        data_node, asking = self._data_node, self._asking
+        config, whole = data_node.parts.config, data_node.parts.whole
+        own = agreed.node_of(data_node.peer_id)
+        assert own is not None, "data roles begin with an assignment"
         self._chain = RemoteChain(
-            pipeline.decode,
+            data_node.decode,
             asyncio.get_running_loop(),
             _members(agreed, own),
-            # Of the moment: after a rejoin there is another.
-            on_lost=lambda peer_id, why: pipeline.membership.lost(peer_id, why),
+            on_lost=data_node.lost,
             settings=ChainSettings(step_timeout_s=config.pipeline.step_timeout_s),
         )
         engine = PipelineEngine(
@@ -134,51 +134,51 @@ class RolloutRole:
             choose_path=self._choose_path,
             max_running=config.rollout.slots,
             max_length=longest_sequence(config, whole.name, whole.max_positions),
-            version=pipeline.member.iteration,
-            newest=lambda: pipeline.member.iteration,
+            version=data_node.member.iteration,
+            newest=lambda: data_node.member.iteration,
         )
         return PipelineLearner(
             config,
-            pipeline.link,
+            data_node.link,
             engine,
             Renderer(asking.tokenizer, asking.eos_token_ids),
             asking.tasks,
             asking.store,
-            author=pipeline.peer_id,
+            author=data_node.peer_id,
             seed=asking.seed,
             base_name=whole.name,
             fingerprint=whole.fingerprint,
             packed=whole.cut.packing_obstacle is None and config.training.packing == "auto",
-            micro_batch_tokens=pipeline.parts.place.max_tokens,
-            device=pipeline.parts.place.stage.device,
+            micro_batch_tokens=data_node.parts.assigned_stage.max_tokens,
+            device=data_node.parts.assigned_stage.stage.device,
             choose_path=self._choose_path,
         )
 
     def _network(self) -> NetworkParts:
-        pipeline, asking = self._pipeline, self._asking
-        config, whole = pipeline.parts.config, pipeline.parts.whole
+        data_node, asking = self._data_node, self._asking
+        config, whole = data_node.parts.config, data_node.parts.whole
         longest = longest_sequence(config, whole.name, whole.max_positions)
         exchange = build_exchange(
             config,
-            pipeline.parts.host,
-            pipeline.parts.key,
+            data_node.parts.host,
+            data_node.parts.key,
             asking.tasks_of_others,
             Renderer(asking.tokenizer, asking.eos_token_ids),
             family=whole.family,
             parameters=round(whole.card.parameters),
             longest_prompt=longest - config.rollout.max_tokens,
         )
-        return NetworkParts(pipeline.parts.host, exchange, discovery=None)
+        return NetworkParts(data_node.parts.host, exchange, discovery=None)
 
     def _choose_path(self, prompt_ids: Sequence[int]) -> StagePath:
         return path_of_prompt(self._paths, prompt_ids)
 
     def _paths_of(self, agreed: Agreed) -> tuple[StagePath, ...]:
-        """Of rollouts: those that they will be trained along, or of the depth that is set."""
-        stages, depth = len(agreed.partition.stages), self._pipeline.parts.config.pipeline.depth
+        """The paths of rollouts: those that they will be trained along, or one of the depth that is set."""
+        stages, depth = len(agreed.partition.stages), self._data_node.parts.config.pipeline.depth
         if depth is not None:
             return (path_of_depth(stages, min(depth, stages)),)
-        return tuple(own_paths(agreed, self._pipeline.peer_id).values())
+        return tuple(own_paths(agreed, self._data_node.peer_id).values())
 
 
 class TextRole:
@@ -186,21 +186,21 @@ class TextRole:
 
     summary: Summary | None = None
 
-    def __init__(self, pipeline: PipelineNode, tokenizer: Any, seed: int) -> None:
+    def __init__(self, data_node: DataNode, tokenizer: Any, seed: int) -> None:
         """Raises ConfigError for text that cannot be read."""
-        config, whole = pipeline.parts.config, pipeline.parts.whole
+        config, whole = data_node.parts.config, data_node.parts.whole
         tokens = min(config.pipeline.micro_batch_tokens, whole.max_positions or 1024, 1024)
         settings = TextSettings(
             sequence_tokens=tokens,
             batch_sequences=max(1, config.pipeline.micro_batch_tokens // tokens),
             seed=seed,
         )
-        self._pipeline = pipeline
+        self._data_node = data_node
         self._source = TextSource.read(
             Path(config.pipeline.text).expanduser(),
             tokenizer,
             settings,
-            device=pipeline.parts.place.stage.device,
+            device=data_node.parts.assigned_stage.stage.device,
             packed=whole.cut.packing_obstacle is None,
         )
         self._stopped = False
@@ -211,22 +211,22 @@ class TextRole:
 
     def stop(self) -> None:
         self._stopped = True
-        self._pipeline.link.stop()
+        self._data_node.link.stop()
 
     def replanned(self, agreed: Agreed) -> None:
         """Text does not depend on the plan."""
 
     async def run(self) -> str:
-        pipeline = self._pipeline
-        while not (self._stopped or pipeline.done):
-            report = await pipeline.link.drive(self._feed)
+        data_node = self._data_node
+        while not (self._stopped or data_node.done):
+            report = await data_node.link.drive(self._feed)
             if report is None:
                 break
             self._tell(report)
-        return "stopped on request" if self._stopped else f"{pipeline.member.iteration} rounds are done"
+        return "stopped on request" if self._stopped else f"{data_node.member.iteration} rounds are done"
 
-    def _feed(self, course: Course) -> TextFeed:
-        return TextFeed(self._source, self._pipeline.peer_id, course.iteration)
+    def _feed(self, iteration_plan: IterationPlan) -> TextFeed:
+        return TextFeed(self._source, self._data_node.peer_id, iteration_plan.iteration)
 
     def _tell(self, report: IterationReport) -> None:
         loss = report.sums.loss / report.tokens if report.tokens else None
@@ -235,7 +235,7 @@ class TextRole:
             "iteration %d: loss %s over %d tokens in %.2f s",
             report.iteration + 1, shown(loss, ".4f"), report.tokens, seconds,
         )  # fmt: skip
-        self._pipeline.trained(
+        self._data_node.trained(
             TrainReport(
                 tokens=report.tokens,
                 optimizer_steps=int(report.stepped),
@@ -246,5 +246,5 @@ class TextRole:
         )
 
 
-def _members(agreed: Agreed, own: int) -> Members:
-    return Members(agreed.digest, agreed.peers, agreed.plan.instance.stage_of, own)
+def _members(agreed: Agreed, own: int) -> StageHolders:
+    return StageHolders(agreed.digest, agreed.peers, agreed.plan.instance.stage_of, own)

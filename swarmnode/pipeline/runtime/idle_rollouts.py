@@ -27,9 +27,9 @@ from swarmnode.memory_plan import ModelCard, Workload, plan_memory, size_text
 from swarmnode.network.host import Host
 from swarmnode.node.assemble import build_exchange
 from swarmnode.node.rollout_learner import scored
-from swarmnode.pipeline.running.idle import IdleRollouts, IdleStats
-from swarmnode.pipeline.running.idle_budget import IdleSettings
-from swarmnode.pipeline.running.work import WorkTimes
+from swarmnode.pipeline.execution.idle import IdleRollouts, IdleStats
+from swarmnode.pipeline.execution.idle_budget import IdleSettings
+from swarmnode.pipeline.execution.work import WorkTimes
 from swarmnode.rollout.engine import Engine, SamplingParams
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.rollout.schedule.group import Answered
@@ -280,7 +280,7 @@ class IdleSharing:
 
     @property
     def used_share(self) -> float | None:
-        """Of the time that our stage waited since its first work, how much was generated in; None before."""
+        """Share of the time that our stage waited since its first work in which it generated; None before."""
         if self._since is None:
             return None
         since_s, busy_s, used_s = self._since

@@ -19,11 +19,11 @@ from swarmnode.config import Config
 from swarmnode.errors import CheckpointError, PipelineError, StorageError
 from swarmnode.node.learner import Resumed
 from swarmnode.node.rollout_learner import RolloutLearner
-from swarmnode.pipeline.keeping.checkpoints import whole_snapshot
-from swarmnode.pipeline.rollouts.ways import ChoosePath
-from swarmnode.pipeline.running.seat import Feed, IterationReport
-from swarmnode.pipeline.runtime.learnt import WholeState
-from swarmnode.pipeline.runtime.link import Course
+from swarmnode.pipeline.execution.assignment import Feed, IterationReport
+from swarmnode.pipeline.replication.checkpoints import whole_snapshot
+from swarmnode.pipeline.rollouts.routing import ChoosePath
+from swarmnode.pipeline.runtime.learned_state import WholeState
+from swarmnode.pipeline.runtime.link import IterationPlan
 from swarmnode.pipeline.stages.rollout_feed import PathSamples, RolloutFeed
 from swarmnode.rollout.engine import Engine, PolicyUpdate
 from swarmnode.rollout.renderer import Renderer
@@ -40,7 +40,7 @@ from swarmnode.types import RolloutGroup
 logger = logging.getLogger(__name__)
 
 
-class Drive(Protocol):
+class PipelineHandle(Protocol):
     """The pipeline as the learner's threads see it (link.py). Calls block."""
 
     @property
@@ -48,12 +48,12 @@ class Drive(Protocol):
         """Optimizer steps taken: the policy version."""
         ...
 
-    def train(self, feed: Callable[[Course], Feed]) -> IterationReport | None:
+    def train(self, feed: Callable[[IterationPlan], Feed]) -> IterationReport | None:
         """One iteration to its end; None when we were stopped before it began."""
         ...
 
     def whole_state(self) -> WholeState:
-        """Of all stages, collected from the members. Raises PipelineError."""
+        """What all stages have learned, collected from the members. Raises PipelineError."""
         ...
 
     def stop(self) -> None:
@@ -67,7 +67,7 @@ class PipelineLearner(RolloutLearner):
     def __init__(
         self,
         config: Config,
-        link: Drive,
+        link: PipelineHandle,
         engine: Engine,
         renderer: Renderer,
         tasks: Mapping[str, Task],
@@ -123,9 +123,9 @@ class PipelineLearner(RolloutLearner):
         # Nothing is replayed in a pipeline, so there is no share of it.
         feeds: list[RolloutFeed] = []
 
-        def feed(course: Course) -> Feed:
+        def feed(iteration_plan: IterationPlan) -> Feed:
             # Made anew where an iteration has to be begun again under another plan.
-            feeds.append(self._feed(course, own, external))
+            feeds.append(self._feed(iteration_plan, own, external))
             return feeds[-1]
 
         report = self._link.train(feed)
@@ -160,21 +160,21 @@ class PipelineLearner(RolloutLearner):
         return PolicyUpdate(self._link.iteration, {}, 1.0)
 
     def _feed(
-        self, course: Course, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]
+        self, iteration_plan: IterationPlan, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]
     ) -> RolloutFeed:
-        lessons = self._rule.lessons(own, external, version=course.iteration)
+        lessons = self._rule.lessons(own, external, version=iteration_plan.iteration)
         measured = MeasuredRound()
         measured.groups.update(("own", group.has_gradient) for group in own)
         measured.groups.update(("external", group.has_gradient) for group in external)
         return RolloutFeed(
             self._samples([*lessons.own, *lessons.external], shaped=lessons.shaped),
-            course.paths,
-            course.waves,
+            iteration_plan.paths,
+            iteration_plan.waves,
             self._config.training,
             temperature=self._config.rollout.temperature,
             top_p=self._config.rollout.top_p,
             max_tokens=self._config.rollout.max_tokens,
-            version=course.iteration,
+            version=iteration_plan.iteration,
             micro_batch_tokens=self._micro_batch_tokens,
             device=self._device,
             seed=self._seed,

@@ -1,6 +1,7 @@
 """The pipeline as a data node drives it: an iteration at a time, asked for by a thread or by a task.
 
-PipelineLearner (its threads) -> [PipelineLink] -> standing.py (which plan), member.py (iterations)
+PipelineLearner (its threads) -> [PipelineLink] -> membership_supervisor.py (which plan)
+                                                -> member.py (iterations)
 
 An iteration that cannot be had under one plan is tried again under the next: members come and go, and what
 the learner wants trained waits here meanwhile.
@@ -14,13 +15,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from swarmnode.errors import ModelError, PipelineError
+from swarmnode.pipeline.execution.assignment import Feed, IterationReport
+from swarmnode.pipeline.execution.member import PipelineMember
 from swarmnode.pipeline.plans.planning import Agreed
-from swarmnode.pipeline.running.member import PipelineMember
-from swarmnode.pipeline.running.seat import Feed, IterationReport
-from swarmnode.pipeline.runtime.learnt import WholeState
-from swarmnode.pipeline.runtime.place import StagePlace
-from swarmnode.pipeline.runtime.standing import Standing
-from swarmnode.pipeline.stages.local import StagePath
+from swarmnode.pipeline.runtime.assigned_stage import AssignedStage
+from swarmnode.pipeline.runtime.learned_state import WholeState
+from swarmnode.pipeline.runtime.membership_supervisor import MembershipSupervisor
+from swarmnode.pipeline.stages.micro_batches import StagePath
 
 logger = logging.getLogger(__name__)
 
@@ -31,16 +32,16 @@ MAX_TRIES = 8
 
 
 class RoleChanged(PipelineError):
-    """Under the new plan this member does not start micro-batches any more."""
+    """This member does not start micro-batches any more: the new plan has others for that."""
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class IterationPlan:
     """What an iteration is driven with, once the members have agreed on it."""
 
     iteration: int
     paths: Mapping[int, StagePath]
-    """Of each agent that starts here."""
+    """The path of each agent that starts here."""
     waves: int
     """Micro-batches of each agent."""
 
@@ -51,17 +52,17 @@ class PipelineLink:
     def __init__(
         self,
         peer_id: str,
-        standing: Standing,
+        supervisor: MembershipSupervisor,
         member: PipelineMember,
-        place: StagePlace,
+        assigned_stage: AssignedStage,
         *,
         after_step: Callable[[IterationReport], None],
     ) -> None:
         """`after_step` is called on the event loop with every report."""
         self._peer_id = peer_id
-        self._standing = standing
+        self._supervisor = supervisor
         self._member = member
-        self._place = place
+        self._assigned_stage = assigned_stage
         self._after_step = after_step
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
@@ -75,14 +76,14 @@ class PipelineLink:
         """Begin no iteration any more. From any thread."""
         self._loop.call_soon_threadsafe(self._stopping.set)
 
-    def train(self, feed: Callable[[Course], Feed]) -> IterationReport | None:
+    def train(self, feed: Callable[[IterationPlan], Feed]) -> IterationReport | None:
         """`drive`, for a thread; it blocks."""
         return self.call(self.drive(feed))
 
     def whole_state(self) -> WholeState:
         """The adapters of all stages with their moments, of the newest step that all members still have; for
         a thread. With full training there is no adapter: the members' own checkpoints hold the weights."""
-        return self.call(self._place.whole_state(self._member.iteration))
+        return self.call(self._assigned_stage.whole_state(self._member.iteration))
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Have the event loop do something, and wait for it."""
@@ -91,7 +92,7 @@ class PipelineLink:
         except CancelledError as error:
             raise PipelineError("the pipeline is being left") from error
 
-    async def drive(self, feed: Callable[[Course], Feed]) -> IterationReport | None:
+    async def drive(self, feed: Callable[[IterationPlan], Feed]) -> IterationReport | None:
         """One iteration to its end; None when we were stopped before it began.
 
         `feed` is called with every plan under which it is tried. Raises RoleChanged, PipelineError.
@@ -102,14 +103,14 @@ class PipelineLink:
                 if agreed is None:
                     return None
                 report = await self._member.train(
-                    feed(course_of(agreed, self._peer_id, self._member.iteration))
+                    feed(iteration_plan_of(agreed, self._peer_id, self._member.iteration))
                 )
             except RoleChanged:
-                self._standing.membership.rests()
+                self._supervisor.membership.rests()
                 raise
             except ModelError as error:
                 logger.warning("iteration %d is tried again: %s", self._member.iteration, error)
-                self._standing.membership.rests()
+                self._supervisor.membership.rests()
                 await asyncio.sleep(1.0)
                 continue
             self._after_step(report)
@@ -119,8 +120,9 @@ class PipelineLink:
         )
 
     async def _agreed(self) -> Agreed | None:
-        """The plan for the next iteration, once we are seated under it; None when we are stopped first."""
-        waiting = asyncio.ensure_future(self._seated())
+        """The plan for the next iteration, once our stage is ready under it; None when we are stopped
+        first."""
+        waiting = asyncio.ensure_future(self._agreed_and_ready())
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
             await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -130,19 +132,21 @@ class PipelineLink:
         finally:
             waiting.cancel()
             stopping.cancel()
+            # Neither outlives this call: what is cancelled may still hold the membership for a moment.
+            await asyncio.gather(waiting, stopping, return_exceptions=True)
 
-    async def _seated(self) -> Agreed:
-        agreed = await self._standing.agreed(self._member.iteration)
-        await self._place.seated.wait()
+    async def _agreed_and_ready(self) -> Agreed:
+        agreed = await self._supervisor.agreed(self._member.iteration)
+        await self._assigned_stage.ready.wait()
         return agreed
 
 
-def course_of(agreed: Agreed, peer_id: str, iteration: int) -> Course:
+def iteration_plan_of(agreed: Agreed, peer_id: str, iteration: int) -> IterationPlan:
     """Raises RoleChanged where no agent starts at this peer."""
     paths = own_paths(agreed, peer_id)
     if not paths:
         raise RoleChanged("under the new plan other members start the micro-batches")
-    return Course(iteration, paths, agreed.plan.instance.waves)
+    return IterationPlan(iteration, paths, agreed.plan.instance.waves)
 
 
 def own_paths(agreed: Agreed, peer_id: str) -> dict[int, StagePath]:

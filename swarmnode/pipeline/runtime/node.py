@@ -1,6 +1,6 @@
-"""A member of a pipeline as a whole: its network, its place, and what it does there.
+"""A member of a pipeline as a whole: its network, its stage, and what it does with it.
 
-run.py -> [PipelineNode] -> standing.py (which plan), place.py (its stage)
+run.py -> [PipelineNode] -> membership_supervisor.py (which plan), stage_services.py (its stage)
                         |
      stage 0: a Node with a PipelineLearner, or text; any other stage: serve until it ends
 
@@ -12,36 +12,29 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 import msgspec
-from torch import Tensor
 
-from swarmnode.errors import CheckpointError
 from swarmnode.node.board import StatusBoard
 from swarmnode.node.monitors import Monitor
 from swarmnode.node.status import NodeStatus, Phase, PipelineStatus
 from swarmnode.node.summary import Summary, summarise
 from swarmnode.node.supervisor import supervise
-from swarmnode.pipeline.joining.membership import Membership
-from swarmnode.pipeline.joining.outcomes import Outcomes
-from swarmnode.pipeline.joining.probes import LinkProber, ProbeService
-from swarmnode.pipeline.keeping.averaging import ReplicaExchange
-from swarmnode.pipeline.keeping.states import StateService
+from swarmnode.pipeline.execution.assignment import IterationReport
+from swarmnode.pipeline.membership.membership import Membership
+from swarmnode.pipeline.membership.outcomes import Outcomes
+from swarmnode.pipeline.membership.probes import LinkProber, ProbeService
 from swarmnode.pipeline.plans.costs import Observation
 from swarmnode.pipeline.plans.planning import Agreed
-from swarmnode.pipeline.rollouts.decode import DecodeNode
-from swarmnode.pipeline.running.member import PipelineMember
-from swarmnode.pipeline.running.seat import IterationReport
-from swarmnode.pipeline.runtime.learnt import majority_state
 from swarmnode.pipeline.runtime.link import PipelineLink, RoleChanged
-from swarmnode.pipeline.runtime.parts import DataRole, PipelineParts
-from swarmnode.pipeline.runtime.place import StagePlace
-from swarmnode.pipeline.runtime.standing import Standing
+from swarmnode.pipeline.runtime.membership_supervisor import MembershipSupervisor
+from swarmnode.pipeline.runtime.parts import DataNode, DataRole, PipelineParts, rounds_are_done
+from swarmnode.pipeline.runtime.stage_services import StageServices
 from swarmnode.pipeline.runtime.steps import Steps
 from swarmnode.pipeline.runtime.view import PipelineView
 from swarmnode.training.records import TrainReport
@@ -61,7 +54,7 @@ class PipelineNode:
     """`async with PipelineNode(...) as node: summary = await node.run()`."""
 
     def __init__(
-        self, parts: PipelineParts, monitor: Monitor, data_role: Callable[["PipelineNode"], DataRole]
+        self, parts: PipelineParts, monitor: Monitor, data_role: Callable[[DataNode], DataRole]
     ) -> None:
         """`data_role` makes what is done on stage 0, whenever we come to hold it."""
         config = parts.config
@@ -89,8 +82,8 @@ class PipelineNode:
     def status(self) -> NodeStatus:
         own = self._role.status if self._role is not None else None
         status = self._board.status if own is None else own
-        if self.standing.trouble:
-            phase = Phase("coming back to the pipeline", status.phase.since, self.standing.trouble)
+        if self.supervisor.trouble:
+            phase = Phase("coming back to the pipeline", status.phase.since, self.supervisor.trouble)
             status = msgspec.structs.replace(status, phase=phase)
         return msgspec.structs.replace(
             status, pipeline=self.pipeline_status, network=self._board.status.network
@@ -98,8 +91,8 @@ class PipelineNode:
 
     @property
     def membership(self) -> Membership:
-        """That of the moment."""
-        return self.standing.membership
+        """The membership of the moment."""
+        return self.supervisor.membership
 
     @property
     def monitor(self) -> Monitor:
@@ -111,8 +104,7 @@ class PipelineNode:
 
     @property
     def done(self) -> bool:
-        limit = self.parts.config.node.rounds
-        return limit is not None and self.member.iteration >= limit
+        return rounds_are_done(self.parts.config, self.member)
 
     def observed(self) -> dict[str, Observation]:
         """What we tell others of the members that our micro-batches passed."""
@@ -124,7 +116,7 @@ class PipelineNode:
         if self._role is not None:
             self._role.stop()
 
-    def trained(self, report: TrainReport) -> None:
+    def _trained(self, report: TrainReport) -> None:
         """An iteration on text is over: shown, and one more record for machines to read."""
         self._board.enter("training", f"iteration {self.member.iteration}")
         self._board.counted(self._view.counters, self.member.iteration)
@@ -133,55 +125,24 @@ class PipelineNode:
 
     async def __aenter__(self) -> Self:
         parts, enter = self.parts, self._stack.enter_async_context
-        config, host = parts.config, parts.host
         async with self._stack:
-            await enter(host)
-            await ProbeService(host).serve()
-            averager = await enter(ReplicaExchange(host, parts.key))
-            self.states = await enter(StateService(host))
-            self.states.offer_earlier(parts.earlier)
-            self.member = await enter(
-                PipelineMember(
-                    host,
-                    key=parts.key,
-                    averager=averager,
-                    settings=parts.member,
-                    reload=self._reload,
-                    idle=parts.idle,
-                )
-            )
-            if parts.idle is not None:
-                await self.member.in_stage_thread(parts.idle.rehearse)
-                parts.idle.follow(self.member.times)
-            self.decode = await enter(
-                DecodeNode(
-                    host,
-                    run_in_stage_thread=self.member.in_stage_thread,
-                    version=lambda: self.place.version,
-                    codec=config.pipeline.codec,
-                )
-            )
-            self.place = StagePlace(
-                parts.whole,
-                parts.place,
-                self.peer_id,
-                member=self.member,
-                decode=self.decode,
-                states=self.states,
-                averager=averager,
-                checkpoints=parts.checkpoints,
-                living=lambda: self.membership.members(),
-            )
-            self._prober = LinkProber(host, rng=random.Random(parts.key.peer_id))
-            self.standing = Standing(
-                self._new_membership, steps=lambda: self.member.iteration, left=self.place.seated.clear
+            await enter(parts.host)
+            await ProbeService(parts.host).serve()
+            # Of the membership of the moment: after a rejoin there is another.
+            services = await enter(StageServices(parts, living=lambda: self.membership.members()))
+            self.member, self.decode, self.states = services.member, services.decode, services.states
+            self.assigned_stage = services.assigned_stage
+            self._prober = LinkProber(parts.host, rng=random.Random(parts.key.peer_id))
+            self.supervisor = MembershipSupervisor(
+                self._new_membership,
+                steps=lambda: self.member.iteration,
+                left=self.assigned_stage.ready.clear,
             )
             self.member.on_lost = self._suspect
             self.decode.on_silent = lambda peer_id, why: self.membership.lost(peer_id, why)
-            self.link = self._new_link()
             if parts.earlier:
                 self.membership.stepped(max(held.holding.iteration for held in parts.earlier))
-            await enter(self.standing)
+            await enter(self.supervisor)
             await self._look()
             self._stack = self._stack.pop_all()
         return self
@@ -192,8 +153,8 @@ class PipelineNode:
         await self._stack.aclose()
 
     async def run(self) -> Summary:
-        """Hold a place and do what belongs to it, until it ends."""
-        steps = Steps(self.member, self.place, self.standing)
+        """Hold the stage that is assigned and do what belongs to it, until it ends."""
+        steps = Steps(self.member, self.assigned_stage, self.supervisor)
         async with asyncio.TaskGroup() as services:
             owned = [
                 services.create_task(supervise("discovery", self.parts.discovery.run)),
@@ -211,7 +172,7 @@ class PipelineNode:
                 await self._use_idle_time(False)
             for task in owned:
                 task.cancel()
-        await self.place.leave(hand_over=not self.done)
+        await self.assigned_stage.leave(hand_over=not self.done)
         self._board.enter("stopped", reason)
         self._monitor.tick(self.status)
         if self._role is None:
@@ -231,9 +192,7 @@ class PipelineNode:
             if not has_data:
                 await self._serve()
                 continue
-            # Of its own: the one before has been stopped with its role.
-            self.link = self._new_link()
-            self._role = self._data_role(self)
+            self._role = self._data_role(self._data_node())
             try:
                 return await self._role.run()
             except RoleChanged as error:
@@ -247,26 +206,26 @@ class PipelineNode:
 
     def _is_needed(self) -> bool:
         """Whether a data node may still evaluate, or collect the stages for its last checkpoint."""
-        agreed = self.place.agreed
+        agreed = self.assigned_stage.agreed
         data = agreed.partition.stages[0].peers if agreed is not None else ()
         return self.peer_id not in data and not set(data).isdisjoint(self.membership.members())
 
     async def _let_data_nodes_save(self) -> None:
         """Where all are stopped at once, the data nodes' last checkpoint still needs what we hold."""
         for _ in range(round(LINGER_S / TICK_S)):
-            if self.place.part is None or not self._is_needed():
+            if self.assigned_stage.part is None or not self._is_needed():
                 return
             await asyncio.sleep(TICK_S)
 
     def _has_data(self) -> bool:
-        agreed = self.place.agreed
-        if agreed is None or not self.place.seated.is_set():
+        agreed = self.assigned_stage.agreed
+        if agreed is None or not self.assigned_stage.ready.is_set():
             return False
         return agreed.stage_of(self.peer_id) == 0
 
     async def _serve(self) -> None:
         """Hold the stage for a while: others drive."""
-        part = self.place.part
+        part = self.assigned_stage.part
         if part is None:
             waiting = f"{len(self.membership.members())} members so far"
             self._board.enter("waiting for a place in the pipeline", waiting)
@@ -281,12 +240,26 @@ class PipelineNode:
 
     # What happens to it
 
-    def _new_link(self) -> PipelineLink:
-        return PipelineLink(self.peer_id, self.standing, self.member, self.place, after_step=self._after_step)
+    def _data_node(self) -> DataNode:
+        link = PipelineLink(
+            self.peer_id, self.supervisor, self.member, self.assigned_stage, after_step=self._after_step
+        )
+        return DataNode(
+            parts=self.parts,
+            link=link,
+            member=self.member,
+            assigned_stage=self.assigned_stage,
+            decode=self.decode,
+            monitor=self._monitor,
+            # Of the membership of the moment: after a rejoin there is another.
+            lost=lambda peer_id, why: self.membership.lost(peer_id, why),
+            pipeline_status=lambda: self.pipeline_status,
+            trained=self._trained,
+        )
 
     def _new_membership(self) -> Membership:
         parts, settings = self.parts, self.parts.membership
-        if self.place.plans:
+        if self.assigned_stage.plans:
             # Whoever comes back goes on with those that are there: the others may be gone for good.
             settings = replace(settings, at_least=min(settings.at_least, FEWEST_TO_GO_ON))
         return Membership(
@@ -297,28 +270,19 @@ class PipelineNode:
             model=parts.whole.fingerprint,
             costs=parts.costs,
             links=self._prober.links,
-            on_agreed=self._take_place,
-            prepare=self.place.prepare,
+            on_agreed=self._take_assignment,
+            prepare=self.assigned_stage.prepare,
             observed=self.observed,
         )
 
-    async def _reload(self, peers: tuple[str, ...], stage: int, steps: int) -> Mapping[str, Tensor]:
-        """The state of our stage after so many steps, from replicas whose weights are the majority's. They
-        offer it right after the step. Raises CheckpointError."""
-        part = self.place.part
-        if part is None:
-            raise CheckpointError("no stage is held here")
-        with_ends = self.parts.place.stage.trainable == "full"
-        return await majority_state(self.states, peers, part, iteration=steps, with_ends=with_ends)
-
-    async def _take_place(self, agreed: Agreed) -> None:
-        await self.place.take(agreed)
-        if self._role is not None and self.place.seated.is_set():
+    async def _take_assignment(self, agreed: Agreed) -> None:
+        await self.assigned_stage.take(agreed)
+        if self._role is not None and self.assigned_stage.ready.is_set():
             self._role.replanned(agreed)
 
     def _after_step(self, report: IterationReport) -> None:
         self._view.stepped(report)
-        agreed = self.place.agreed
+        agreed = self.assigned_stage.agreed
         # The next plan may be there already, whose nodes are others.
         if agreed is not None and agreed.iteration <= report.iteration:
             silent = self.member.lost.union(agreed.peers[node] for node in report.lost)
@@ -340,7 +304,7 @@ class PipelineNode:
     def _tell_of_the_dead(self) -> None:
         """Whom the others have given up is not waited for, in an iteration or by a rollout."""
         living = set(self.membership.members())
-        for peer_id in self.place.agreed.peers if self.place.agreed is not None else ():
+        for peer_id in self.assigned_stage.agreed.peers if self.assigned_stage.agreed is not None else ():
             if peer_id not in living:
                 self.member.lose(peer_id, "is no member any more")
                 self.decode.lose(peer_id, "is no member any more")
@@ -353,5 +317,8 @@ class PipelineNode:
         if idle is not None and idle.exchange_stats is not None:
             self._board.shared(idle.exchange_stats, {})
         self._view.look_at(
-            self.place, members=len(self.membership.members()), iteration=self.member.iteration, idle=idle
+            self.assigned_stage,
+            members=len(self.membership.members()),
+            iteration=self.member.iteration,
+            idle=idle,
         )

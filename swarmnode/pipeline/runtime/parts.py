@@ -1,6 +1,6 @@
 """What a member of a pipeline is made of, and what it does where it holds the data.
 
-run.py -> [PipelineParts] -> node.py -> [DataRole] -> data_roles.py
+run.py -> [PipelineParts] -> node.py -> [DataNode] -> [DataRole] (data_roles.py)
 """
 
 from collections.abc import Callable
@@ -11,17 +11,22 @@ from swarmnode.config import Config
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.discovery import Discovery
 from swarmnode.network.streams import StreamHost
-from swarmnode.node.status import NodeStatus
+from swarmnode.node.monitors import Monitor
+from swarmnode.node.status import NodeStatus, PipelineStatus
 from swarmnode.node.summary import Summary
-from swarmnode.pipeline.joining.known_members import MembershipSettings
-from swarmnode.pipeline.keeping.checkpoints import StageCheckpoints
-from swarmnode.pipeline.keeping.holdings import HeldState
+from swarmnode.pipeline.execution.assignment import MemberSettings
+from swarmnode.pipeline.execution.member import PipelineMember
+from swarmnode.pipeline.membership.known_members import MembershipSettings
 from swarmnode.pipeline.plans.costs import MemberCosts
 from swarmnode.pipeline.plans.planning import Agreed, PlanSettings
-from swarmnode.pipeline.running.seat import MemberSettings
+from swarmnode.pipeline.replication.checkpoints import StageCheckpoints
+from swarmnode.pipeline.replication.holdings import HeldState
+from swarmnode.pipeline.rollouts.decode import DecodeNode
+from swarmnode.pipeline.runtime.assigned_stage import AssignedStage, AssignedStageSettings
 from swarmnode.pipeline.runtime.idle_rollouts import IdleSharing
-from swarmnode.pipeline.runtime.place import PlaceSettings
+from swarmnode.pipeline.runtime.link import PipelineLink
 from swarmnode.pipeline.stages.whole_model import WholeModel
+from swarmnode.training.records import TrainReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,7 @@ class PipelineParts:
     discovery: Discovery
     plan: PlanSettings
     membership: MembershipSettings
-    place: PlaceSettings
+    assigned_stage: AssignedStageSettings
     member: MemberSettings
     costs: Callable[[], MemberCosts]
     """What we say of ourselves, measured anew or not."""
@@ -46,11 +51,44 @@ class PipelineParts:
     """What is generated while the stage waits."""
 
 
+@dataclass(frozen=True, slots=True)
+class DataNode:
+    """What a member of stage 0 works with while it holds the data: all that a `DataRole` needs."""
+
+    parts: PipelineParts
+    link: PipelineLink
+    """This role's own, which ends with it."""
+    member: PipelineMember
+    assigned_stage: AssignedStage
+    decode: DecodeNode
+    monitor: Monitor
+    lost: Callable[[str, str], None]
+    """Told the peer id of a member that does not answer, and why we think so."""
+    pipeline_status: Callable[[], PipelineStatus]
+    trained: Callable[[TrainReport], None]
+    """Told of each iteration that has no node of its own to show it."""
+
+    @property
+    def peer_id(self) -> str:
+        return self.parts.key.peer_id
+
+    @property
+    def done(self) -> bool:
+        """Whether all rounds are done that the settings ask for."""
+        return rounds_are_done(self.parts.config, self.member)
+
+
+def rounds_are_done(config: Config, member: PipelineMember) -> bool:
+    """Whether a member has taken as many optimizer steps as the settings ask for."""
+    limit = config.node.rounds
+    return limit is not None and member.iteration >= limit
+
+
 class DataRole(Protocol):
     """What a member of stage 0 does: drive iterations until it is done (data_roles.py)."""
 
     async def run(self) -> str:
-        """Until the rounds are done or we are stopped; why it ended. Raises RoleChanged."""
+        """Drive until the rounds are done or we are stopped; why it ended. Raises RoleChanged."""
         ...
 
     def stop(self) -> None:
@@ -58,7 +96,7 @@ class DataRole(Protocol):
         ...
 
     def replanned(self, agreed: Agreed) -> None:
-        """There is another plan, under which we are seated."""
+        """There is another plan, which has a stage for us."""
         ...
 
     @property

@@ -28,15 +28,15 @@ from swarmnode.node.status import invitation
 from swarmnode.node.summary import Summary
 from swarmnode.node.task_processes import start_tasks, tasks_for_strangers
 from swarmnode.paths import Paths
-from swarmnode.pipeline.keeping.checkpoints import StageCheckpoints, single_machine_tensors
-from swarmnode.pipeline.keeping.holdings import HeldState
+from swarmnode.pipeline.execution.assignment import MemberSettings
 from swarmnode.pipeline.plans.costs import MemberCosts
-from swarmnode.pipeline.running.seat import MemberSettings
+from swarmnode.pipeline.replication.checkpoints import StageCheckpoints, single_machine_tensors
+from swarmnode.pipeline.replication.holdings import HeldState
+from swarmnode.pipeline.runtime.assigned_stage import AssignedStageSettings
 from swarmnode.pipeline.runtime.data_roles import Asking, RolloutRole, TextRole
 from swarmnode.pipeline.runtime.idle_rollouts import IdleSharing, load_idle_model, sharing_exchange
 from swarmnode.pipeline.runtime.node import PipelineNode
-from swarmnode.pipeline.runtime.parts import DataRole, PipelineParts
-from swarmnode.pipeline.runtime.place import PlaceSettings
+from swarmnode.pipeline.runtime.parts import DataNode, DataRole, PipelineParts
 from swarmnode.pipeline.runtime.settings import (
     batch_tokens,
     check,
@@ -50,11 +50,12 @@ from swarmnode.pipeline.stages.stage_state import pack_state
 from swarmnode.pipeline.stages.whole_model import WholeModel, load_tokenizer, open_model
 from swarmnode.tasks.task import Task
 from swarmnode.training.checkpoint_store import CheckpointStore
+from swarmnode.training.losses import loss_of
 
 logger = logging.getLogger(__name__)
 
 CACHE_SHARE = 0.25
-"""Of the memory for the pipeline, what keys and values of generation may take."""
+"""Share of the memory for the pipeline that keys and values of generation may take."""
 KEPT_STEPS = 3
 
 
@@ -80,7 +81,7 @@ def run_pipeline(config: Config, model: str, paths: Paths, *, fresh: bool) -> En
 
 
 async def _outcomes(
-    parts: PipelineParts, seat: Seat, monitor: Monitor, role: Callable[[PipelineNode], DataRole]
+    parts: PipelineParts, seat: Seat, monitor: Monitor, role: Callable[[DataNode], DataRole]
 ) -> list[Summary | BaseException]:
     return [await _serve(PipelineNode(parts, monitor, role), seat)]
 
@@ -179,7 +180,7 @@ def _parts(
         discovery=build_discovery(config, paths, host),
         plan=plan_settings(config, whole),
         membership=membership_settings(config),
-        place=PlaceSettings(
+        assigned_stage=AssignedStageSettings(
             stage=stage,
             learning_rate=config.training.learning_rate,
             max_tokens=tokens,
@@ -256,14 +257,16 @@ def _store(seat: Seat, whole: WholeModel) -> CheckpointStore:
 
 def _data_role(
     seat: Seat, whole: WholeModel, tasks_of_others: Mapping[str, Task]
-) -> Callable[[PipelineNode], DataRole]:
+) -> Callable[[DataNode], DataRole]:
     """Made where it is needed: most members never see a tokenizer."""
+    if holds_data(seat.config) and not seat.config.pipeline.text:
+        loss_of(seat.config.training.loss)  # One that cannot be imported is refused before we are a member.
 
-    def make(node: PipelineNode) -> DataRole:
+    def make(data_node: DataNode) -> DataRole:
         tokenizer, ends = load_tokenizer(whole)
         if seat.config.pipeline.text:
-            return TextRole(node, tokenizer, seat.seed)
+            return TextRole(data_node, tokenizer, seat.seed)
         store = _store(seat, whole)
-        return RolloutRole(node, Asking(seat.tasks, tasks_of_others, tokenizer, ends, store, seat.seed))
+        return RolloutRole(data_node, Asking(seat.tasks, tasks_of_others, tokenizer, ends, store, seat.seed))
 
     return make

@@ -10,7 +10,7 @@ from swarmnode.config import Config
 from swarmnode.errors import ConfigError
 from swarmnode.model.base_model import find_device, find_dtype
 from swarmnode.node.assemble import longest_sequence
-from swarmnode.pipeline.joining.known_members import MembershipSettings
+from swarmnode.pipeline.membership.known_members import MembershipSettings
 from swarmnode.pipeline.plans.planning import PlanSettings
 from swarmnode.pipeline.plans.sizes import Training, model_costs
 from swarmnode.pipeline.stages.whole_model import WholeModel
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 TEXT_WAVES = 4
 MOST_WAVES = 256
 CODEC_BYTES = {"none": 4.0, "fp16": 2.0, "int8": 1.0625}
-"""Of a number on its way, scales included."""
+"""Bytes of a number in flight, scales included."""
 
 
 def check(config: Config) -> None:
@@ -121,7 +121,7 @@ def membership_settings(config: Config) -> MembershipSettings:
 
 
 def batch_tokens(config: Config, whole: WholeModel) -> int:
-    """Tokens of one micro-batch: the longest sequence travels alone, so there is room for it at least."""
+    """Tokens of one micro-batch: the longest sequence is sent alone, so there is room for it at least."""
     if config.pipeline.text:
         return config.pipeline.micro_batch_tokens
     longest = longest_sequence(config, whole.name, whole.max_positions)
@@ -129,7 +129,7 @@ def batch_tokens(config: Config, whole: WholeModel) -> int:
 
 
 def waves_of(config: Config) -> int:
-    """As many as a round of full answers to the longest prompts fills, where nothing is set.
+    """Waves of an iteration: those set, else as many as a round of full answers to the longest prompts fills.
 
     >>> waves_of(Config())
     22

@@ -1,16 +1,16 @@
 """What every optimizer step of a member sets off: the others are told, and get what it has taught.
 
-member.py (a step was taken) -> [Steps] -> standing.py (our weights are at this iteration now)
-                                        -> place.py (a copy at the neighbour, a checkpoint)
+member.py (a step was taken) -> [Steps] -> membership_supervisor.py (our weights are at this iteration)
+                                        -> assigned_stage.py (a copy at the neighbour, a checkpoint)
 """
 
 import asyncio
 import logging
 
 from swarmnode.errors import ModelError
-from swarmnode.pipeline.running.member import PipelineMember
-from swarmnode.pipeline.runtime.place import StagePlace
-from swarmnode.pipeline.runtime.standing import Standing
+from swarmnode.pipeline.execution.member import PipelineMember
+from swarmnode.pipeline.runtime.assigned_stage import AssignedStage
+from swarmnode.pipeline.runtime.membership_supervisor import MembershipSupervisor
 
 logger = logging.getLogger(__name__)
 
@@ -18,16 +18,18 @@ logger = logging.getLogger(__name__)
 class Steps:
     """Two services, `follow` and `hand_on`, that run until they are cancelled."""
 
-    def __init__(self, member: PipelineMember, place: StagePlace, standing: Standing) -> None:
+    def __init__(
+        self, member: PipelineMember, assigned_stage: AssignedStage, supervisor: MembershipSupervisor
+    ) -> None:
         self._member = member
-        self._place = place
-        self._standing = standing
+        self._assigned_stage = assigned_stage
+        self._supervisor = supervisor
         self._taken = asyncio.Event()
 
     async def follow(self) -> None:
-        """Tell the others of every step; who has missed one comes back for a new place."""
+        """Tell the others of every step; who has missed one comes back for a new assignment."""
         while True:
-            await self._place.seated.wait()
+            await self._assigned_stage.ready.wait()
             # Under another plan another neighbour keeps our copy, and has none yet.
             self._taken.set()
             steps = self._member.iteration
@@ -37,17 +39,17 @@ class Steps:
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():
                     raise
-                # The seat has changed.
+                # The assignment has changed.
                 continue
             except ModelError as error:
-                logger.warning("coming back for a new place: %s", error)
-                self._place.seated.clear()
-                await self._standing.come_back()
+                logger.warning("coming back for a new assignment: %s", error)
+                self._assigned_stage.ready.clear()
+                await self._supervisor.come_back()
                 continue
             # At once: a member that seems to be behind is not waited for when the plan changes.
-            self._standing.membership.stepped(self._member.iteration)
-            digest = await self._place.stepped()
-            self._standing.membership.stepped(self._member.iteration, digest)
+            self._supervisor.membership.stepped(self._member.iteration)
+            digest = await self._assigned_stage.stepped()
+            self._supervisor.membership.stepped(self._member.iteration, digest)
             self._taken.set()
 
     async def hand_on(self) -> None:
@@ -55,4 +57,4 @@ class Steps:
         while True:
             await self._taken.wait()
             self._taken.clear()
-            await self._place.hand_on()
+            await self._assigned_stage.hand_on()

@@ -8,9 +8,9 @@ import time
 import msgspec
 
 from swarmnode.node.status import PipelineStatus
-from swarmnode.pipeline.running.seat import IterationReport
+from swarmnode.pipeline.execution.assignment import IterationReport
+from swarmnode.pipeline.runtime.assigned_stage import AssignedStage
 from swarmnode.pipeline.runtime.idle_rollouts import IdleSharing
-from swarmnode.pipeline.runtime.place import StagePlace
 from swarmnode.training.records import Counters
 
 
@@ -45,9 +45,11 @@ class PipelineView:
             stragglers=before.stragglers + report.stragglers,
         )
 
-    def look_at(self, place: StagePlace, *, members: int, iteration: int, idle: IdleSharing | None) -> None:
+    def look_at(
+        self, assigned_stage: AssignedStage, *, members: int, iteration: int, idle: IdleSharing | None
+    ) -> None:
         """`members`: those that live, we included. `iteration`: optimizer steps taken."""
-        agreed, part = place.agreed, place.part
+        agreed, part = assigned_stage.agreed, assigned_stage.part
         stage = agreed.stage_of(self._peer_id) if agreed is not None and part is not None else None
         stages = agreed.partition.stages if agreed is not None else ()
         self.status = msgspec.structs.replace(
@@ -58,7 +60,7 @@ class PipelineView:
             end_layer=part.end_layer if part is not None else None,
             replicas=len(stages[stage].peers) if stage is not None else None,
             members=members,
-            plans=place.plans,
+            plans=assigned_stage.plans,
             iteration=iteration,
             planned_s=agreed.makespan_s if agreed is not None else None,
             lost=len(self._lost),

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import Rejected
+from swarmnode.pipeline.stages.micro_batches import StageInput, fault_of
 from swarmnode.pipeline.stages.stage_model import StageModel
-from swarmnode.pipeline.stages.visits import StageInput, fault_of
 from swarmnode.pipeline.wire.messages import Refusal
 
 
 class Checks:
-    """Of one stage."""
+    """Checks what peers send to one stage."""
 
     def __init__(self, model: StageModel, *, max_tokens: int) -> None:
         """`max_tokens`: most of one micro-batch, pads included."""
@@ -39,7 +39,7 @@ class Checks:
         return replace(item, values=own_BTD.requires_grad_())
 
     def gradient(self, gradient_BTD: Tensor, output_BTD: Tensor) -> Tensor:
-        """With respect to an output. Raises Rejected: wrong_shape, not_finite."""
+        """A gradient with respect to an output, checked. Raises Rejected: wrong_shape, not_finite."""
         if gradient_BTD.shape != output_BTD.shape or not gradient_BTD.is_floating_point():
             self.refuse(Refusal.WRONG_SHAPE, f"a gradient {gradient_BTD.dtype} {list(gradient_BTD.shape)}")
         own = self.own_type(gradient_BTD)
@@ -47,7 +47,7 @@ class Checks:
         return own
 
     def own_type(self, values: Tensor) -> Tensor:
-        """Without graph, where and as the stage computes."""
+        """The values without graph, where and as the stage computes."""
         return values.detach().to(self._model.device, self._model.settings.dtype)
 
     def finite(self, values: Tensor, what: str) -> None:

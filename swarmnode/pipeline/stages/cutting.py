@@ -15,7 +15,7 @@ from torch import Tensor
 from swarmnode.errors import ModelError
 from swarmnode.model.attention import PackedLayout, packed_layout
 from swarmnode.model.packable import prepare_for_packing
-from swarmnode.pipeline.stages.stage_model import Cut, StageModel, StagePart, StageSettings, build_stage
+from swarmnode.pipeline.stages.stage_model import StageCut, StageModel, StagePart, StageSettings, build_stage
 
 PROBE_LAYERS = 4
 PROBE_WIDTH = 32
@@ -24,7 +24,7 @@ SAME_LOGITS = 1e-4
 """Relative difference up to which the logits of the stages and of the whole model count as one; float32."""
 
 
-def try_cut(config: Any) -> Cut:
+def try_cut(config: Any) -> StageCut:
     """Cut a small random model of this configuration and compare. Raises ModelError where stages differ.
 
     The small one keeps all that decides how layers are put together: family, kinds of layers, windows (made
@@ -34,7 +34,7 @@ def try_cut(config: Any) -> Cut:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             small = _random_model(_small(config))
             obstacle = prepare_for_packing(small)
-            far = _difference(small, Cut(obstacle))
+            far = _difference(small, StageCut(obstacle))
     except torch.OutOfMemoryError:
         raise
     except (TypeError, ValueError, LookupError, AttributeError, RuntimeError, ModelError) as error:
@@ -49,7 +49,7 @@ def try_cut(config: Any) -> Cut:
             f"whole model's by {far:.1e}",
             hint="it does more between layers than pass on hidden states; Llama, Qwen2 and Qwen3 do not",
         )
-    return Cut(obstacle)
+    return StageCut(obstacle)
 
 
 def _small(config: Any) -> Any:
@@ -82,7 +82,7 @@ def _random_model(config: Any) -> Any:
     return model.eval()
 
 
-def _difference(whole: Any, cut: Cut) -> float:
+def _difference(whole: Any, cut: StageCut) -> float:
     """How far the logits of three stages are from the whole model's, packed too where that is taken."""
     state = {name: parameter.detach() for name, parameter in whole.named_parameters()}
     parts = [StagePart(0, 1, has_ends=True), StagePart(1, 3), StagePart(3, PROBE_LAYERS)]

@@ -20,7 +20,7 @@ from torch import Tensor
 from swarmnode.errors import ModelError
 from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.stage_model import (
-    Cut,
+    StageCut,
     StageModel,
     StagePart,
     StageSettings,
@@ -39,7 +39,7 @@ class WeightFolder:
     file_of: Mapping[str, str]
     """Tensor -> file in the folder."""
     read_bytes: int = 0
-    """Of tensors read so far."""
+    """Bytes of tensors read so far."""
 
     @classmethod
     def open(cls, folder: Path) -> "WeightFolder":
@@ -70,7 +70,7 @@ class WeightFolder:
         return found
 
     def leading(self, name: str, count: int) -> Tensor:
-        """At least so many of a tensor's first values, flat; all of them where it has fewer.
+        """The first values of a tensor, flat: at least so many, all of them where it has fewer.
 
         Raises ModelError for a tensor that the folder does not have.
         """
@@ -99,7 +99,7 @@ def load_stage(
     part: StagePart,
     settings: StageSettings,
     *,
-    cut: Cut | None = None,
+    cut: StageCut | None = None,
     weights: WeightFolder | None = None,
 ) -> StageModel:
     """The stage of the model in `folder`, in memory that only this stage's tensors take.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from swarmnode.hardware import GIB, inspect_machine
-from swarmnode.pipeline.joining.probes import time_stage
+from swarmnode.pipeline.membership.probes import time_stage
 from swarmnode.pipeline.plans.costs import StageTiming
 from swarmnode.pipeline.stages.loading import load_stage
 from swarmnode.pipeline.stages.stage_model import StageModel, StagePart, StageSettings
@@ -19,10 +19,11 @@ MEASURED_LAYERS = (1, 2)
 """So many layers are timed: from two numbers follows what a call costs beside its layers."""
 
 TOKEN_SHARES = (4, 1)
-"""Of a micro-batch: a quarter and all of it."""
+"""A quarter of a micro-batch and all of it are timed."""
 
 FREE_SHARE = 0.75
-"""Of the free memory a stage may take, if nothing else is said: the rest is for those who own the machine."""
+"""Share of the free memory that a stage may take, if nothing else is said: the rest is for those who own the
+machine."""
 
 
 def memory_for_stage(memory_gb: float | None, device: torch.device) -> int:

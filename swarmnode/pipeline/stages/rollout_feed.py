@@ -19,18 +19,16 @@ from dataclasses import dataclass
 import torch
 
 from swarmnode.config import TrainingConfig
-from swarmnode.pipeline.rollouts.ways import ChoosePath
-from swarmnode.pipeline.stages.local import LossInputs, StagePath, policy_gradient
-from swarmnode.training.losses import LossOutput, StepSize
+from swarmnode.pipeline.rollouts.routing import ChoosePath
+from swarmnode.pipeline.stages.micro_batches import StagePath
+from swarmnode.pipeline.stages.objectives import LossInputs, policy_gradient
+from swarmnode.training.losses import LossOutput, StepSize, loss_of
 from swarmnode.training.off_policy import MeasuredTokens
 from swarmnode.training.packing import MicroBatch, TrainingSample, micro_batches
 from swarmnode.training.records import TrainReport
 from swarmnode.training.round import MeasuredRound, StepSums
 
 logger = logging.getLogger(__name__)
-
-OVER_ANSWERS = frozenset({"grpo", "dr_grpo", "gspo", "rloo"})
-"""Losses that are a mean over answers; the others are one over tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +153,8 @@ class RolloutFeed:
 
 def weight_of(batch: MicroBatch, config: TrainingConfig) -> int:
     """What a micro-batch counts in the mean that the loss is: its answers, or their tokens."""
-    return len(batch.completion_lengths) if config.loss in OVER_ANSWERS else len(batch.targets_N)
+    answers, tokens = len(batch.completion_lengths), len(batch.targets_N)
+    return loss_of(config.loss).counted(answers=answers, tokens=tokens)
 
 
 def fitting(

@@ -22,11 +22,12 @@ from typing import Any
 import torch
 
 from swarmnode.errors import ConfigError
-from swarmnode.pipeline.stages.local import LossInputs, Objective, StagePath, cross_entropy
+from swarmnode.pipeline.stages.micro_batches import StagePath
+from swarmnode.pipeline.stages.objectives import LossInputs, Objective, cross_entropy
 from swarmnode.training.packing import MicroBatch, TrainingSample, micro_batches
 
 MAX_TEXT_BYTES = 512 * 1024 * 1024
-"""Of a folder. A token takes four bytes in memory, and all of them stay there: what is larger than this is a
+"""Most text of a folder. A token takes four bytes in memory, and all of them stay there: what is larger is a
 job for a data set that is read piece by piece."""
 
 Encode = Callable[[str], Sequence[int]]
@@ -42,7 +43,7 @@ class TextSettings:
     batch_sequences: int = 8
     """Sequences of a micro-batch."""
     heldout_share: float = 0.02
-    """Of the sequences, never learned from; at least one if it is more than 0."""
+    """Share of the sequences that are never learned from; at least one if it is more than 0."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -158,7 +159,7 @@ class TextSource:
 
 @dataclass(frozen=True, slots=True)
 class TextFeed:
-    """What one data node learns from in one iteration: a `Feed` of seat.py.
+    """What one data node learns from in one iteration: a `Feed` of assignment.py.
 
     >>> source = TextSource(["ab" * 40], lambda text: list(text.encode()), 0, TextSettings(9, 2, 0.0))
     >>> TextFeed(source, "this node", iteration=3).take(agent=0, wave=1, path=(0, 2)).tokens

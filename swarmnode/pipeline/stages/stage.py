@@ -24,17 +24,17 @@ from torch.nn.utils import get_total_norm
 
 from swarmnode.errors import ModelError, Rejected
 from swarmnode.pipeline.stages.checks import Checks
-from swarmnode.pipeline.stages.stage_memory import within_memory
-from swarmnode.pipeline.stages.stage_model import StageModel
-from swarmnode.pipeline.stages.stage_state import StageState, fitting, fitting_moments, pack_state
-from swarmnode.pipeline.stages.visits import (
+from swarmnode.pipeline.stages.micro_batches import (
     GradientAccumulator,
     GradientSum,
     LossGradient,
+    MicroBatchAttempt,
     StageInput,
-    Visit,
     is_same_input,
 )
+from swarmnode.pipeline.stages.stage_memory import within_memory
+from swarmnode.pipeline.stages.stage_model import StageModel
+from swarmnode.pipeline.stages.stage_state import StageState, fitting, fitting_moments, pack_state
 from swarmnode.pipeline.wire.messages import Refusal
 from swarmnode.training.checkpoint import optimizer_tensors
 from swarmnode.training.losses import LossOutput
@@ -50,7 +50,7 @@ class _Work:
 
     item: StageInput
     output_BTD: Tensor
-    """With its graph where activations are kept."""
+    """What the own layers gave, with its graph where activations are kept."""
     loss: LossGradient | None = None
     is_back: bool = False
     answer: Tensor | None = None
@@ -65,9 +65,10 @@ class StageWorker:
     >>> worker = StageWorker(stage, slots=3, max_tokens=4096)                            # doctest: +SKIP
     >>> worker.reserve(agent=0)                                                          # doctest: +SKIP
     True
-    >>> hidden_BTD = worker.forward(StageInput(Visit(0, 0, 0), received_BTD, tokens=100)) # doctest: +SKIP
-    >>> for_sender_BTD = worker.backward(Visit(0, 0, 0), gradient_BTD)                   # doctest: +SKIP
-    >>> worker.commit(Visit(0, 0, 0))                        # The sender has taken it.  # doctest: +SKIP
+    >>> attempt = MicroBatchAttempt(agent=0, iteration=0, wave=0)                        # doctest: +SKIP
+    >>> hidden_BTD = worker.forward(StageInput(attempt, received_BTD, tokens=100))       # doctest: +SKIP
+    >>> for_sender_BTD = worker.backward(attempt, gradient_BTD)                          # doctest: +SKIP
+    >>> worker.commit(attempt)                               # The sender has taken it.  # doctest: +SKIP
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class StageWorker:
         self._activations = activations
         self._parameters = model.trainable()
         self._work: dict[int, _Work | None] = {}
-        self._newest: dict[int, Visit] = {}
+        self._newest: dict[int, MicroBatchAttempt] = {}
         self._sum = GradientAccumulator(slots)
 
     @property
@@ -124,51 +125,52 @@ class StageWorker:
         work = self._work.pop(agent, None)
         self.dropped += work is not None and not work.is_back
 
-    def drop(self, visit: Visit) -> None:
-        """Give up a micro-batch and free its slot. No message of this visit is accepted any more."""
-        work = self._work.get(visit.agent)
-        if work is not None and work.item.visit == visit:
-            self.release(visit.agent)
+    def drop(self, attempt: MicroBatchAttempt) -> None:
+        """Give up a micro-batch and free its slot. No message of this attempt is accepted any more."""
+        work = self._work.get(attempt.agent)
+        if work is not None and work.item.attempt == attempt:
+            self.release(attempt.agent)
 
     def forward(self, item: StageInput) -> Tensor:
-        """Through the own layers, [B, T, D] without graph. A later visit of the agent replaces its former.
+        """What the own layers make of it, [B, T, D] without graph. A later attempt of the agent replaces its
+        former.
 
         A later attempt with the very same input is not computed again. Raises Rejected: no_slot, no_memory,
-        unknown_work for what is of another iteration or behind the agent's newest visit, and as `evaluate`.
+        unknown_work for what is of another iteration or behind the agent's newest attempt, and as `evaluate`.
         """
-        visit = item.visit
-        if visit.iteration != self.iteration:
+        attempt = item.attempt
+        if attempt.iteration != self.iteration:
             self._checks.refuse(
-                Refusal.UNKNOWN_WORK, f"iteration {visit.iteration}, here it is {self.iteration}"
+                Refusal.UNKNOWN_WORK, f"iteration {attempt.iteration}, here it is {self.iteration}"
             )
-        if visit.agent not in self._work:
-            self._checks.refuse(Refusal.NO_SLOT, f"agent {visit.agent} has reserved none")
-        former = self._work[visit.agent]
-        if former is not None and former.item.visit == visit:
+        if attempt.agent not in self._work:
+            self._checks.refuse(Refusal.NO_SLOT, f"agent {attempt.agent} has reserved none")
+        former = self._work[attempt.agent]
+        if former is not None and former.item.attempt == attempt:
             return former.output_BTD.detach()
-        if visit.agent in self._newest and visit <= self._newest[visit.agent]:
-            self._checks.refuse(Refusal.UNKNOWN_WORK, f"{visit} comes after {self._newest[visit.agent]}")
+        if attempt.agent in self._newest and attempt <= self._newest[attempt.agent]:
+            self._checks.refuse(Refusal.UNKNOWN_WORK, f"{attempt} comes after {self._newest[attempt.agent]}")
         item = self._checks.input(item)
         if former is not None and is_same_input(former.item, item):
             # The former's input, which the graph of its output begins at.
-            item, output_BTD = replace(former.item, visit=visit), former.output_BTD
+            item, output_BTD = replace(former.item, attempt=attempt), former.output_BTD
         else:
             with within_memory(self.refused), torch.set_grad_enabled(self._activations == "kept"):
                 output_BTD = self._run(item)
             self._checks.finite(output_BTD, "what the own layers made of it")
             self.dropped += former is not None and not former.is_back
-        self._work[visit.agent] = _Work(item, output_BTD)
-        self._newest[visit.agent] = visit
+        self._work[attempt.agent] = _Work(item, output_BTD)
+        self._newest[attempt.agent] = attempt
         return output_BTD.detach()
 
-    def backward(self, visit: Visit, gradient_BTD: Tensor) -> Tensor | None:
+    def backward(self, attempt: MicroBatchAttempt, gradient_BTD: Tensor) -> Tensor | None:
         """The gradient [B, T, D] for the sender, None at the start. Those of the own parameters wait for
         `commit` or `discard`.
 
         `gradient_BTD` is that with respect to what `forward` returned. Raises Rejected: unknown_work,
         wrong_shape; not_finite (the own gradients), no_memory: the micro-batch is dropped.
         """
-        work = self._found(visit)
+        work = self._found(attempt)
         if work.is_back:
             return work.answer
         gradient_BTD = self._checks.gradient(gradient_BTD, work.output_BTD)
@@ -179,34 +181,34 @@ class StageWorker:
                 if not output_BTD.requires_grad:
                     # Nothing was kept, or a former attempt has used it up.
                     output_BTD = self._run(work.item)
-                own, answers = self._gradients(output_BTD, gradient_BTD, inputs, visit, "layers")
+                own, answers = self._gradients(output_BTD, gradient_BTD, inputs, attempt, "layers")
         except Rejected:
-            self.drop(visit)
+            self.drop(attempt)
             raise
-        if not self._sum.holds(visit, "layers"):
-            self._sum.keep(own, visit, tokens=work.item.tokens)
+        if not self._sum.holds(attempt, "layers"):
+            self._sum.keep(own, attempt, tokens=work.item.tokens)
         work.output_BTD, work.is_back = work.output_BTD.detach(), True
         work.answer = answers[0] if answers else None
         return work.answer
 
-    def commit(self, visit: Visit) -> None:
-        """The answer to this visit's sender was taken: its gradients count, unless another attempt's do."""
-        self._sum.commit(visit)
+    def commit(self, attempt: MicroBatchAttempt) -> None:
+        """The answer to this attempt's sender was taken: its gradients count, unless another attempt's do."""
+        self._sum.commit(attempt)
 
-    def discard(self, visit: Visit) -> None:
-        """The answer to this visit's sender was not wanted: its gradients do not count."""
-        self._sum.discard(visit)
+    def discard(self, attempt: MicroBatchAttempt) -> None:
+        """The answer to this attempt's sender was not wanted: its gradients do not count."""
+        self._sum.discard(attempt)
 
     def loss(
-        self, visit: Visit, hidden_BTD: Tensor, objective: Callable[[Tensor], LossOutput]
+        self, attempt: MicroBatchAttempt, hidden_BTD: Tensor, objective: Callable[[Tensor], LossOutput]
     ) -> LossGradient:
-        """Of hidden states back from the last stage: gradients of norm and head are added, theirs returned.
+        """The loss of hidden states back from the last stage: gradients of norm and head are added, theirs
+        returned.
 
         `objective` takes them with a graph and divides by the size of the whole step. On the data stage only,
-        between `forward` and `backward` of the visit. Raises Rejected: unknown_work, wrong_shape; not_finite
-        (the loss's gradient), no_memory: the micro-batch is dropped.
-        """
-        work = self._found(visit)
+        between `forward` and `backward` of the attempt. Raises Rejected: unknown_work, wrong_shape;
+        not_finite (the loss's gradient), no_memory: the micro-batch is dropped."""
+        work = self._found(attempt)
         if work.loss is not None:
             return work.loss
         if hidden_BTD.shape != work.output_BTD.shape:
@@ -217,19 +219,19 @@ class StageWorker:
         try:
             with within_memory(self.refused), torch.enable_grad():
                 output = objective(hidden_BTD)
-                own, answers = self._gradients(output.loss, None, [hidden_BTD], visit, "head")
+                own, answers = self._gradients(output.loss, None, [hidden_BTD], attempt, "head")
         except Rejected:
-            self.drop(visit)
+            self.drop(attempt)
             raise
-        if not self._sum.holds(visit, "head"):
-            self._sum.add(own, visit, "head", tokens=0)
+        if not self._sum.holds(attempt, "head"):
+            self._sum.add(own, attempt, "head", tokens=0)
         detached = LossOutput(output.loss.detach(), output.clipped, output.kl, output.entropy)
         work.loss = LossGradient(detached, answers[0])
         return work.loss
 
     @torch.no_grad()
     def evaluate(self, item: StageInput, *, reference: bool = False) -> Tensor:
-        """Through the own layers, nothing is kept and no slot taken. [B, T, D]
+        """What the own layers make of it, [B, T, D]; nothing is kept and no slot taken.
 
         `reference`: without the adapter. Raises Rejected: wrong_shape, too_large, not_finite.
         """
@@ -318,17 +320,22 @@ class StageWorker:
         hidden_BTD = self.model.embed(item.values) if starts else item.values
         return self.model.forward(hidden_BTD, item.layout)
 
-    def _found(self, visit: Visit) -> _Work:
-        work = self._work.get(visit.agent)
-        if work is None or work.item.visit != visit:
-            self._checks.refuse(Refusal.UNKNOWN_WORK, f"{visit} is not here")
+    def _found(self, attempt: MicroBatchAttempt) -> _Work:
+        work = self._work.get(attempt.agent)
+        if work is None or work.item.attempt != attempt:
+            self._checks.refuse(Refusal.UNKNOWN_WORK, f"{attempt} is not here")
         return work
 
     def _gradients(
-        self, output: Tensor, gradient: Tensor | None, inputs: Sequence[Tensor], visit: Visit, part: str
+        self,
+        output: Tensor,
+        gradient: Tensor | None,
+        inputs: Sequence[Tensor],
+        attempt: MicroBatchAttempt,
+        part: str,
     ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
         """(of the parameters by name, of the inputs), all finite. No parameters where theirs are added."""
-        named = {} if self._sum.holds(visit, part) else self._parameters
+        named = {} if self._sum.holds(attempt, part) else self._parameters
         wanted = [*inputs, *named.values()]
         if not wanted or not output.requires_grad:
             return {}, tuple(torch.zeros_like(tensor) for tensor in inputs)

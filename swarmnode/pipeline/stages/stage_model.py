@@ -1,6 +1,6 @@
 """The layers that one member holds of a causal LM; on the data stage also its two ends.
 
-loading -> [StageModel] -> stage.py (one member), local.py (all of them in one process)
+loading -> [StageModel] -> stage.py (one member), testing/local_pipeline.py (all of them in one process)
 
 The decoder is the family's own, and so are its masks, rotary angles and windows: layers held elsewhere are
 only missing from it and let the hidden states through. Layers keep the numbers that they have in the whole
@@ -57,13 +57,13 @@ class StageSettings:
     adapter: PolicyConfig = field(default_factory=PolicyConfig)
     """Rank and alpha of the adapters."""
     seed: int = 0
-    """Of the adapters' first values."""
+    """Seed of the adapters' first values."""
     dtype: torch.dtype = torch.float32
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class StageCut:
     """What `try_cut` has found, in this process: trying also makes packed attention known to transformers."""
 
     packing_obstacle: str | None
@@ -88,7 +88,7 @@ class KeyValues(Protocol):
 class StageModel:
     """One stage: hidden states in, hidden states out. Made by `build_stage`."""
 
-    def __init__(self, part: StagePart, causal_lm: Any, settings: StageSettings, cut: Cut) -> None:
+    def __init__(self, part: StagePart, causal_lm: Any, settings: StageSettings, cut: StageCut) -> None:
         """`causal_lm`: with its weights, and nothing of the layers held elsewhere."""
         self.part = part
         self.settings = settings
@@ -120,7 +120,7 @@ class StageModel:
         return self.settings.device
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """By global name: PEFT's for adapters, the model's own with full training."""
+        """Parameters by global name: PEFT's for adapters, the model's own with full training."""
         return dict(self._trainable)
 
     def embed(self, ids_BT: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ class StageModel:
         return self._embedding(ids_BT)
 
     def forward(self, hidden_BTD: Tensor, layout: PackedLayout | None = None) -> Tensor:
-        """Through the own layers. [B, T, D]
+        """What the own layers make of hidden states, [B, T, D].
 
         With a layout, B is 1 and every packed sequence stays alone. Without, rows count their positions from
         0 and may be padded on the right.
@@ -142,7 +142,7 @@ class StageModel:
         return self._decoder(inputs_embeds=hidden_BTD, **arguments).last_hidden_state
 
     def forward_cached(self, hidden_BTD: Tensor, positions_BT: Tensor, cache: KeyValues) -> Tensor:
-        """Through the own layers, of tokens whose predecessors are in a cache. [B, T, D]
+        """What the own layers make of tokens whose predecessors are in a cache, [B, T, D].
 
         Raises ModelError where the family's attention takes no mask of ours.
         """
@@ -188,14 +188,14 @@ class StageModel:
 
 
 class _Elsewhere(nn.Module):
-    """In the place of what another stage holds."""
+    """Stands for what another stage holds."""
 
     def forward(self, hidden_BTD: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
         return hidden_BTD
 
 
 def build_stage(
-    config: Any, part: StagePart, read: ReadTensors, settings: StageSettings, cut: Cut
+    config: Any, part: StagePart, read: ReadTensors, settings: StageSettings, cut: StageCut
 ) -> StageModel:
     """A stage of the model of this configuration. `read` is asked once, for the tensors of this stage only.
 

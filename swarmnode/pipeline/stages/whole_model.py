@@ -21,10 +21,10 @@ from swarmnode.model.base_model import FINGERPRINT_VALUES, end_tokens, fingerpri
 from swarmnode.models import card_of, find_model
 from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.loading import WeightFolder, load_config
-from swarmnode.pipeline.stages.stage_model import Cut
+from swarmnode.pipeline.stages.stage_model import StageCut
 
 HUB_FILES = ("*.json", "*.safetensors", "tokenizer*", "*.jinja", "*.model", "*.txt")
-"""Of a model on the hub: what is data. Code and pickled weights stay there."""
+"""Files of a model on the hub that are data. Code and pickled weights stay there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class WholeModel:
     """transformers'."""
     weights: WeightFolder
     card: ModelCard
-    cut: Cut
+    cut: StageCut
     fingerprint: str
 
     @property

@@ -1,1 +1,1 @@
-"""Between members: messages, tensors as bytes, streams with bounds, and links that are slower than real."""
+"""What members send each other: messages, tensors as bytes, bounded streams; links slower than real ones."""

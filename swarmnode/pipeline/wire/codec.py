@@ -55,7 +55,7 @@ _NAMES: dict[torch.dtype, Dtype] = {dtype: name for name, dtype in _DTYPES.items
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A tensor ready to travel. The payload may share the memory of the tensor: do not write into it before
+    """A tensor ready to be sent. The payload may share the memory of the tensor: do not write into it before
     the message that carries it is answered."""
 
     header: TensorHeader
@@ -65,7 +65,7 @@ class Encoded:
 def encode(tensor: Tensor, codec: CodecName, *, block: int = INT8_BLOCK) -> Encoded:
     """A tensor of rank 1 to 3 in float32, bfloat16 or float16, on any device.
 
-    Raises Rejected: not_finite; ValueError for a dtype, rank or size that does not travel.
+    Raises Rejected: not_finite; ValueError for a dtype, rank or size that cannot be sent.
 
     >>> sent = encode(torch.ones(2, 3), "fp16")
     >>> sent.header.payload_bytes, decode(sent.header, sent.payload.data).tolist()

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from math import inf
 
 from swarmnode.pipeline.plans.instance import Instance
-from swarmnode.pipeline.wire.transport import Passage
+from swarmnode.pipeline.wire.transport import ArrivalWindow
 
 MAX_LOSSES = 8
-"""In a row, of one message."""
+"""How often in a row one message may be lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ class LinkSpeed:
     """One direction between two nodes, in emulated time."""
 
     latency_s: float
-    """From the last byte sent to the last byte there."""
+    """Time between sending the last byte and its arrival."""
     bytes_per_s: float = inf
     """What the link carries; messages queue for it."""
     jitter_s: float = 0.0
-    """Up to so much later, evenly distributed."""
+    """How much later a message may come, evenly distributed."""
     loss: float = 0.0
     """Share of messages that come a retransmission later; of those, the same share another one."""
     retransmit_s: float = 0.2
@@ -46,7 +46,7 @@ class LinkSpeed:
 
 
 def links_of(instance: Instance, node: int, *, activation_bytes: int = 0) -> tuple[LinkSpeed, ...]:
-    """From `node` to each node: one activation arrives `hop_s` after it was sent.
+    """The links out of `node` to each node: one activation arrives `hop_s` after it was sent.
 
     With `activation_bytes` all of that time is taken to be bandwidth, of which one link has only so much;
     without, it is delay, as in the simulator.
@@ -71,23 +71,23 @@ class EmulatedLinks:
         self._messages: Counter[str] = Counter()
         self._cut: set[str] = set()
 
-    def passage(self, peer_id: str, size_bytes: int, now_s: float) -> Passage:
+    def arrival(self, peer_id: str, size_bytes: int, now_s: float) -> ArrivalWindow:
         """When the bytes of the next message to a peer arrive. Times of the event loop."""
         link = self._links.get(peer_id)
         number = self._messages[peer_id]
         self._messages[peer_id] += 1
         if peer_id in self._cut:
-            return Passage(inf, inf)
+            return ArrivalWindow(inf, inf)
         if link is None:
-            return Passage(now_s, now_s)
+            return ArrivalWindow(now_s, now_s)
         begins_s = max(now_s, self._free_s.get(peer_id, now_s))
         sent_s = begins_s + self._scale * size_bytes / link.bytes_per_s
         self._free_s[peer_id] = sent_s
         draw = random.Random(f"{self._seed}/{peer_id}/{number}")
-        return Passage(begins_s, sent_s + self._scale * _late_s(link, draw))
+        return ArrivalWindow(begins_s, sent_s + self._scale * _late_s(link, draw))
 
     def cut(self, peer_id: str) -> None:
-        """From now on nothing that starts arrives there, and nobody is told."""
+        """Lose all that is sent there after this, and tell nobody."""
         self._cut.add(peer_id)
 
     def mend(self, peer_id: str) -> None:
@@ -121,7 +121,7 @@ class EmulatedCompute:
         self.overruns = 0
         """Pieces of work that really took longer than they were to."""
         self.overrun_s = 0.0
-        """By so much together, in real seconds."""
+        """How much longer all of them took, in real seconds."""
 
     def forward(self) -> AbstractAsyncContextManager[None]:
         return self.lasting(self._forward_s)

@@ -31,7 +31,6 @@ from swarmnode.pipeline.wire.messages import (
     CHUNK_BYTES,
     MAX_MESSAGE_BYTES,
     MAX_TENSOR_BYTES,
-    Answer,
     Done,
     Hop,
     Message,
@@ -39,8 +38,9 @@ from swarmnode.pipeline.wire.messages import (
     Refusal,
     Refused,
     Reply,
+    ReplyFrame,
 )
-from swarmnode.pipeline.wire.roster import Roster, check_sender
+from swarmnode.pipeline.wire.plan_members import PlanMembers, check_sender
 from swarmnode.pipeline.wire.wire import decode_message, encode_message, payload_bytes
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class TransportLimits:
     max_inbound_bytes: int = 4 * MAX_TENSOR_BYTES
     """Payloads being received or checked at once, from all members together."""
     max_inbound_bytes_per_peer: int = 2 * MAX_TENSOR_BYTES
-    """Of those, what one member may take: it cannot lock the others out."""
+    """Payloads of one member being received or checked at once: it cannot lock the others out."""
     max_streams_per_peer: int = 8
     """Twice max_in_flight: streams of ours that a peer gave up may still be about to close."""
     header_timeout_s: float = 5.0
@@ -73,7 +73,7 @@ class TransportLimits:
     """Messages of one member that are known to be done: several iterations."""
 
 
-class Inbox(Protocol):
+class MessageHandler(Protocol):
     """Where messages go: a stage, a driver. Raise Rejected with a `Refusal` to refuse one."""
 
     def admit(self, peer_id: str, message: Message) -> None:
@@ -90,7 +90,7 @@ class Inbox(Protocol):
 
 @dataclass(slots=True)
 class TransportCounters:
-    """Since the start."""
+    """What was sent, received and refused since the start."""
 
     sent: int = 0
     sent_bytes: int = 0
@@ -119,14 +119,14 @@ class Receiver:
 
     def __init__(
         self,
-        inbox: Inbox,
-        rosters: Mapping[str, Roster],
+        inbox: MessageHandler,
+        plans: Mapping[str, PlanMembers],
         limits: TransportLimits,
         counters: TransportCounters,
     ) -> None:
-        """`rosters`: the plans that are being run, by digest; it may change while streams are open."""
+        """`plans`: those that are being run, by digest; it may change while streams are open."""
         self._inbox = inbox
-        self._rosters = rosters
+        self._plans = plans
         self._limits = limits
         self._counters = counters
         self._budget = ByteBudget(limits.max_inbound_bytes, limits.max_inbound_bytes_per_peer)
@@ -164,12 +164,12 @@ class Receiver:
 
     def forget_strangers(self) -> None:
         """Drop what is remembered of peers that are in no plan any more."""
-        members = {peer for roster in self._rosters.values() for peer in roster.peers}
-        self._done = {peer: done for peer, done in self._done.items() if peer in members}
+        known = {peer for members in self._plans.values() for peer in members.peers}
+        self._done = {peer: done for peer, done in self._done.items() if peer in known}
 
     @contextmanager
     def _slot(self, peer_id: str) -> Generator[None, None, None]:
-        if not any(peer_id in roster.peers for roster in self._rosters.values()):
+        if not any(peer_id in members.peers for members in self._plans.values()):
             raise Rejected(Refusal.NOT_A_MEMBER)
         if self._streams[peer_id] >= self._limits.max_streams_per_peer:
             raise Rejected(Refusal.TOO_MANY_STREAMS)
@@ -186,7 +186,7 @@ class Receiver:
             message = await self._next_message(stream)
             if message is None:
                 return False
-            check_sender(message, stream.peer_id, self._rosters)
+            check_sender(message, stream.peer_id, self._plans)
             reply, in_step = await self._answer(stream, message)
         except Rejected as rejected:
             self._count(rejected, stream.peer_id)
@@ -288,7 +288,7 @@ class Receiver:
     async def _say(self, stream: ByteStream, reply: Reply, *, in_step: bool) -> bool:
         try:
             async with asyncio.timeout(self._limits.reply_timeout_s):
-                await send_frame(stream, encode_message(Answer(reply, keep=in_step)))
+                await send_frame(stream, encode_message(ReplyFrame(reply, keep=in_step)))
                 if not in_step:
                     # The sender hangs up when it reads the answer. Hanging up first could overtake it.
                     await stream.discard()

@@ -11,7 +11,7 @@ happens. Activations and gradients follow their message as raw bytes, described 
 
 import math
 from enum import StrEnum
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -48,7 +48,7 @@ MAX_INT8_BLOCK = 4096
 SIGNATURE_BYTES = 64
 
 CHUNK_BYTES = 256 * 1024
-"""A payload travels in pieces of this size, each followed by its checksum. Smaller ones cost more CPU a byte,
+"""A payload is sent in pieces of this size, each followed by its checksum. Smaller ones cost more CPU a byte,
 larger ones are noticed to be damaged or late only later."""
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -99,7 +99,7 @@ class TensorHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
     codec: CodecName
     dtype: Dtype
-    """Of the tensor that was encoded and of the one decoded."""
+    """Type of the tensor that was encoded and of the one decoded."""
     shape: Annotated[tuple[Dim, ...], Meta(min_length=1, max_length=3)]
     block: Annotated[int, Meta(ge=0, le=MAX_INT8_BLOCK)] = 0
     """Elements that share a scale, for int8; 0 for the others."""
@@ -124,7 +124,7 @@ class TensorHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
     @property
     def payload_bytes(self) -> int:
-        """What travels, so that nobody has to claim it."""
+        """Bytes behind the message, so that nobody has to claim it."""
         if self.codec == "int8":
             return 4 * self.block_count + self.size
         return self.size * (2 if self.codec == "fp16" else _ITEM_BYTES[self.dtype])
@@ -151,13 +151,15 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 class Hop(_Message, frozen=True, kw_only=True):
     """A message with a tensor behind it, from one node of a path to its neighbour there."""
 
+    kind: ClassVar[str]
+    """The name of this kind of message in its `MessageId`."""
     micro_batch: Count
     """Unique within its plan and iteration; given by the data node, the same on the whole way."""
     agent: Count
     """The slot of the data node that started it."""
     wave: Count
     path: Annotated[tuple[Index, ...], Meta(min_length=2, max_length=MAX_PATH)]
-    """Nodes in order of visit, the data node first: the way really taken, which may differ from the plan's
+    """Nodes in order of visit, the data node first: the route really taken, which may differ from the plan's
     once a member was replaced or left out."""
     position: Annotated[int, Meta(ge=0, le=MAX_PATH)]
     tensor: TensorHeader
@@ -176,13 +178,14 @@ class Hop(_Message, frozen=True, kw_only=True):
 
     @property
     def id(self) -> MessageId:
-        return MessageId(type(self).__name__, self.plan, self.iteration, self.micro_batch, self.position)
+        return MessageId(self.kind, self.plan, self.iteration, self.micro_batch, self.position)
 
 
-class Forward(Hop, frozen=True, kw_only=True, tag="forward"):
+class ForwardHop(Hop, frozen=True, kw_only=True, tag="forward"):
     """A micro-batch's hidden states, for the node at `position` of its path; behind its end the data node
     gets them back for the loss."""
 
+    kind: ClassVar[str] = "Forward"
     tokens: Annotated[int, Meta(ge=1, le=2**40)]
     """What is learned from in it: its weight against other micro-batches."""
     lengths: Annotated[tuple[Dim, ...], Meta(max_length=MAX_SEQUENCES)] = ()
@@ -224,8 +227,10 @@ class Forward(Hop, frozen=True, kw_only=True, tag="forward"):
         return self.path[self.position % len(self.path)]
 
 
-class Backward(Hop, frozen=True, kw_only=True, tag="backward"):
+class BackwardHop(Hop, frozen=True, kw_only=True, tag="backward"):
     """The gradient of the loss by what the node at `position` handed on."""
+
+    kind: ClassVar[str] = "Backward"
 
     @property
     def source(self) -> int:
@@ -240,7 +245,7 @@ class Backward(Hop, frozen=True, kw_only=True, tag="backward"):
 class _OfMicroBatch(_Message, frozen=True, kw_only=True):
     micro_batch: Count
     position: Annotated[int, Meta(ge=0, le=MAX_PATH)] = 0
-    """On its path; of whom this is said, or who is asked."""
+    """Whom this is said of, or who is asked: a position on its path."""
 
     @property
     def id(self) -> MessageId:
@@ -252,8 +257,8 @@ class Abandoned(_OfMicroBatch, frozen=True, kw_only=True, tag="abandoned"):
 
 
 class Lost(_OfMicroBatch, frozen=True, kw_only=True, tag="lost"):
-    """To a data node: its micro-batch does not get past the node at `position`. Said by that node itself, or
-    by its neighbour on the path."""
+    """A data node is told that its micro-batch does not get past the node at `position`: by that node itself,
+    or by its neighbour on the path."""
 
     fault: Trouble
 
@@ -302,7 +307,7 @@ class StepDone(_Message, frozen=True, kw_only=True, tag="stepped"):
         return MessageId("StepDone", self.plan, self.iteration, self.stage, 0)
 
 
-Message = Forward | Backward | Abandoned | Lost | Passed | Finished | StepDone
+Message = ForwardHop | BackwardHop | Abandoned | Lost | Passed | Finished | StepDone
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="done"):
@@ -318,8 +323,8 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 Reply = Done | Refused
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A reply as it travels."""
+class ReplyFrame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A reply as it is sent, with what becomes of the stream."""
 
     reply: Reply
     keep: bool

@@ -34,7 +34,7 @@ class QuestionLimits:
     """How much of this machine the askers may use."""
 
     max_head_bytes: int = 64 * 1024
-    """Of an answer without its body."""
+    """Size of an answer without its body."""
     max_streams_per_peer: int = 8
     max_streams: int = 64
     question_timeout_s: float = 5.0
@@ -46,13 +46,15 @@ class QuestionLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QuestionReply:
+    """An answer: a few bytes, and a body of many where there is one."""
+
     head: bytes
     body: Buffer = b""
     """Not written to until it is sent."""
 
 
-Respond = Callable[[str, bytes], Awaitable[Answer]]
+Respond = Callable[[str, bytes], Awaitable[QuestionReply]]
 """(who asks, question) -> answer. Rejected: the stream is closed without one."""
 
 

@@ -1,6 +1,7 @@
 """Proof that a micro-batch's path is its data node's: signed once at each attempt, checked by every node.
 
-courier.py (at the data node) -> [signed] -> Forward, from node to node -> [check_signature] -> term.py
+sending.py (at the data node) -> [signed] -> ForwardHop, from node to node -> [check_signature]
+                                                                                    -> active_assignment.py
 
 Without it any member could start attempts in a data node's name: at the node before them on a path of their
 own making, and so block the honest ones. Peer ids are public keys, so no key has to be asked for.
@@ -13,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from swarmnode.errors import Rejected
 from swarmnode.identity.keys import NodeKey
 from swarmnode.identity.peer_id import public_key_from_peer_id
-from swarmnode.pipeline.wire.messages import Forward, Refusal
+from swarmnode.pipeline.wire.messages import ForwardHop, Refusal
 
 CONTEXT = b"swarmnode/1/pipeline-attempt\0"
 """A signature for one purpose proves nothing in another (identity/envelope.py)."""
@@ -21,12 +22,12 @@ CONTEXT = b"swarmnode/1/pipeline-attempt\0"
 _encoder = msgspec.msgpack.Encoder()
 
 
-def signed(message: Forward, key: NodeKey) -> Forward:
+def signed(message: ForwardHop, key: NodeKey) -> ForwardHop:
     """The message with its data node's signature. About 50 us."""
     return msgspec.structs.replace(message, signature=key.sign(_signed_bytes(message)))
 
 
-def check_signature(message: Forward, data_node: str) -> None:
+def check_signature(message: ForwardHop, data_node: str) -> None:
     """Whether the peer `data_node` has begun this attempt. About 130 us. Raises Rejected: bad_signature."""
     try:
         key = Ed25519PublicKey.from_public_bytes(public_key_from_peer_id(data_node))
@@ -35,7 +36,7 @@ def check_signature(message: Forward, data_node: str) -> None:
         raise Rejected(Refusal.BAD_SIGNATURE, f"{data_node} has not signed this attempt") from error
 
 
-def _signed_bytes(message: Forward) -> bytes:
+def _signed_bytes(message: ForwardHop) -> bytes:
     """What stays the same on the whole way. Agent and wave follow from the micro-batch (admission.py)."""
     fixed = (
         message.plan,

@@ -1,6 +1,7 @@
 """Activations and gradients between the members of a pipeline: sent, answered, never taken twice.
 
-stage, driver -> [TensorTransport.send] -> stream of a StreamHost -> inbound.py of another member -> its Inbox
+stage, driver -> [TensorTransport.send] -> stream of a StreamHost -> inbound.py of another member
+                                                                      -> its MessageHandler
 
 A stream carries one message at a time and is used again for the next: messages do not wait for each other
 behind a large tensor, giving one up is closing its stream, and a warm stream has its window. Up to
@@ -26,27 +27,34 @@ from swarmnode.errors import NetworkError, PeerUnreachable, Rejected, RequestTim
 from swarmnode.network.streams import ByteStream, StreamHost
 from swarmnode.pipeline.wire.inbound import (
     SUM_BYTES,
-    Inbox,
+    MessageHandler,
     Receiver,
     TransportCounters,
     TransportLimits,
     receive_length,
     send_frame,
 )
-from swarmnode.pipeline.wire.messages import CHUNK_BYTES, MAX_ANSWER_BYTES, VERSION, Answer, Message, Reply
-from swarmnode.pipeline.wire.roster import Roster
+from swarmnode.pipeline.wire.messages import (
+    CHUNK_BYTES,
+    MAX_ANSWER_BYTES,
+    VERSION,
+    Message,
+    Reply,
+    ReplyFrame,
+)
+from swarmnode.pipeline.wire.plan_members import PlanMembers
 from swarmnode.pipeline.wire.wire import NO_PAYLOAD, Payload, decode_answer, encode_message, payload_bytes
 
 logger = logging.getLogger(__name__)
 
 PROTOCOL = f"/swarmnode/pipeline/{VERSION}"
 
-MAX_ROSTERS = 4
+MAX_PLANS = 4
 """Plans at once: the one that runs, the next one, and what is still on its way under former ones."""
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class ArrivalWindow:
     """When the bytes of a message may arrive, by the clock of the event loop."""
 
     first_s: float
@@ -62,14 +70,14 @@ class Passage:
 class Pace(Protocol):
     """A link that is slower than the real one (emulated.py)."""
 
-    def passage(self, peer_id: str, size_bytes: int, now_s: float) -> Passage:
+    def arrival(self, peer_id: str, size_bytes: int, now_s: float) -> ArrivalWindow:
         """Called once for each message that starts on its way to a peer."""
         ...
 
 
 @dataclass(slots=True)
 class _Link:
-    """The way to one member."""
+    """The streams to one member."""
 
     turn: asyncio.Semaphore
     idle: list[ByteStream] = field(default_factory=list[ByteStream])
@@ -79,14 +87,14 @@ class TensorTransport:
     """Sends and receives messages of the plans that it was given.
 
     async with TensorTransport(host, stage) as transport:
-        transport.adopt(Roster(digest, peers, own=2))
+        transport.adopt(PlanMembers(digest, peers, own=2))
         reply = await transport.send(peer_id, Forward(...), encoded.payload)
     """
 
     def __init__(
         self,
         host: StreamHost,
-        inbox: Inbox,
+        inbox: MessageHandler,
         *,
         limits: TransportLimits | None = None,
         pace: Pace | None = None,
@@ -94,12 +102,12 @@ class TensorTransport:
         self._host = host
         self._limits = limits or TransportLimits()
         self._pace = pace
-        self._rosters: dict[str, Roster] = {}
+        self._plans: dict[str, PlanMembers] = {}
         self._links: dict[str, _Link] = {}
         self._open: set[ByteStream] = set()
         self._leaving = False
         self.counters = TransportCounters()
-        self._receiver = Receiver(inbox, self._rosters, self._limits, self.counters)
+        self._receiver = Receiver(inbox, self._plans, self._limits, self.counters)
 
     async def __aenter__(self) -> Self:
         """Raises HostDown."""
@@ -109,35 +117,35 @@ class TensorTransport:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        # The host goes on to hand us streams; without a roster they are all of strangers.
+        # The host goes on to hand us streams; without a plan they are all of strangers.
         self._leaving = True
-        self._rosters.clear()
+        self._plans.clear()
         for stream in tuple(self._open):
             self._close(stream)
         await self._receiver.end()
 
     @property
-    def rosters(self) -> Mapping[str, Roster]:
+    def plans(self) -> Mapping[str, PlanMembers]:
         """The plans that are being run, by digest."""
-        return MappingProxyType(self._rosters)
+        return MappingProxyType(self._plans)
 
     @property
     def reserved_bytes(self) -> int:
         """Memory that senders hold here at the moment."""
         return self._receiver.reserved_bytes
 
-    def adopt(self, roster: Roster) -> None:
-        """Accept messages of a plan from now on; of the plans before, the MAX_ROSTERS latest stay."""
-        self._rosters.pop(roster.plan, None)
-        self._rosters[roster.plan] = roster
-        while len(self._rosters) > MAX_ROSTERS:
-            self.retire(next(iter(self._rosters)))
+    def adopt(self, members: PlanMembers) -> None:
+        """Accept messages of a plan from now on; of the plans before, the MAX_PLANS latest stay."""
+        self._plans.pop(members.plan, None)
+        self._plans[members.plan] = members
+        while len(self._plans) > MAX_PLANS:
+            self.retire(next(iter(self._plans)))
 
     def retire(self, plan: str) -> None:
         """Refuse messages of a plan from now on. Unknown plans are no error."""
-        self._rosters.pop(plan, None)
-        members = {peer for roster in self._rosters.values() for peer in roster.peers}
-        for peer_id in self._links.keys() - members:
+        self._plans.pop(plan, None)
+        known = {peer for members in self._plans.values() for peer in members.peers}
+        for peer_id in self._links.keys() - known:
             for stream in self._links.pop(peer_id).idle:
                 self._close(stream)
         self._receiver.forget_strangers()
@@ -183,10 +191,10 @@ class TensorTransport:
         now_s = asyncio.get_running_loop().time()
         head = encode_message(msgspec.structs.replace(message, deadline_s=max(until_s - now_s, 0.001)))
         size_bytes = len(head) + len(payload.data)
-        passage = self._pace.passage(stream.peer_id, size_bytes, now_s) if self._pace else None
+        arrival = self._pace.arrival(stream.peer_id, size_bytes, now_s) if self._pace else None
         keep = False
         try:
-            answer = await _converse(stream, head, payload, passage)
+            answer = await _converse(stream, head, payload, arrival)
             keep = answer.keep and self._links.get(stream.peer_id) is link
         finally:
             if keep:
@@ -202,12 +210,14 @@ class TensorTransport:
         self._open.discard(stream)
 
 
-async def _converse(stream: ByteStream, head: bytes, payload: Payload, passage: Passage | None) -> Answer:
+async def _converse(
+    stream: ByteStream, head: bytes, payload: Payload, arrival: ArrivalWindow | None
+) -> ReplyFrame:
     """Write, and listen meanwhile: a refusal stops the writing. Raises PeerUnreachable."""
     failure: NetworkError | Rejected | None = None
-    answer: Answer | None = None
+    answer: ReplyFrame | None = None
     async with asyncio.TaskGroup() as tasks:
-        writing = tasks.create_task(_write(stream, head, payload, passage))
+        writing = tasks.create_task(_write(stream, head, payload, arrival))
         try:
             length = await receive_length(stream, MAX_ANSWER_BYTES)
             answer = decode_answer(await stream.receive(length))
@@ -219,14 +229,14 @@ async def _converse(stream: ByteStream, head: bytes, payload: Payload, passage: 
     return answer
 
 
-async def _write(stream: ByteStream, head: bytes, payload: Payload, passage: Passage | None) -> None:
+async def _write(stream: ByteStream, head: bytes, payload: Payload, arrival: ArrivalWindow | None) -> None:
     total = max(len(payload.data), 1)
     try:
-        await _reach(passage, 0.0 if payload.data else 1.0)
+        await _reach(arrival, 0.0 if payload.data else 1.0)
         await send_frame(stream, head)
         for number, checksum in enumerate(payload.checksums):
             end = min((number + 1) * CHUNK_BYTES, total)
-            await _reach(passage, end / total)
+            await _reach(arrival, end / total)
             await stream.send(checksum.to_bytes(SUM_BYTES, "big"))
             await stream.send(payload.data[number * CHUNK_BYTES : end])
     except PeerUnreachable as error:
@@ -234,12 +244,12 @@ async def _write(stream: ByteStream, head: bytes, payload: Payload, passage: Pas
         logger.debug("a stream to %s ended under a message: %s", stream.peer_id, error)
 
 
-async def _reach(passage: Passage | None, share: float) -> None:
+async def _reach(arrival: ArrivalWindow | None, share: float) -> None:
     """Wait until this share of a message may have arrived."""
-    if passage is None:
+    if arrival is None:
         return
     loop = asyncio.get_running_loop()
-    wait_s = passage.at_s(share) - loop.time()
+    wait_s = arrival.at_s(share) - loop.time()
     if math.isinf(wait_s):
         await loop.create_future()  # the link is cut: the deadline of the message ends this
     elif wait_s > 0:

@@ -1,4 +1,4 @@
-"""Messages and payloads as the bytes that travel.
+"""Messages and payloads as the bytes that are sent.
 
 messages.py, codec.py -> [wire] -> transport.py, inbound.py
 
@@ -18,10 +18,10 @@ from swarmnode.pipeline.wire.messages import (
     MAX_ANSWER_BYTES,
     MAX_MESSAGE_BYTES,
     VERSION,
-    Answer,
     Hop,
     Message,
     Refusal,
+    ReplyFrame,
 )
 
 
@@ -37,7 +37,7 @@ class Payload:
 
     @property
     def checksum(self) -> int:
-        """Of all of it, for the header."""
+        """CRC-32 of all of it, for the header."""
         return self.checksums[-1] if self.checksums else 0
 
 
@@ -58,10 +58,10 @@ _T = TypeVar("_T")
 
 _encoder = msgspec.msgpack.Encoder()
 _message_decoder = msgspec.msgpack.Decoder(Message)
-_answer_decoder = msgspec.msgpack.Decoder(Answer)
+_answer_decoder = msgspec.msgpack.Decoder(ReplyFrame)
 
 
-def encode_message(message: Message | Answer) -> bytes:
+def encode_message(message: Message | ReplyFrame) -> bytes:
     """A message or an answer, version first."""
     return bytes([VERSION]) + _encoder.encode(message)
 
@@ -71,7 +71,7 @@ def decode_message(data: bytes) -> Message:
     return _decode(_message_decoder, data, MAX_MESSAGE_BYTES)
 
 
-def decode_answer(data: bytes) -> Answer:
+def decode_answer(data: bytes) -> ReplyFrame:
     """An answer. Raises Rejected: too_large, other_version, malformed."""
     return _decode(_answer_decoder, data, MAX_ANSWER_BYTES)
 

@@ -19,7 +19,7 @@ from swarmnode.rollout.decode.attention import Scratch, cache_attention
 from swarmnode.rollout.decode.decoder import Attention, Decoder, Lookback
 from swarmnode.rollout.decode.mixing import Mix
 from swarmnode.rollout.decode.prefill import Prompt, PromptBatch, PromptStore, compute_batch
-from swarmnode.rollout.decode.running import Policy
+from swarmnode.rollout.decode.running import DecodePolicy
 from swarmnode.rollout.decode.scoring import LOGITS_AT_ONCE
 from swarmnode.rollout.decode.slots import Slots
 from swarmnode.rollout.decode.torch_engine import LoraPairs, TorchEngine
@@ -61,7 +61,7 @@ class EmbeddedEngine(TorchEngine):
             max_length=longest_sequence(model) if max_length is None else max_length,
             exact_resume=True,
         )
-        start = Policy(0, weights.merged({}), is_base=True)
+        start = DecodePolicy(0, weights.merged({}), is_base=True)
         super().__init__(capabilities, eos_token_ids, weights.shape.vocab, start, place)
         self._weights = weights
         self._decoder = Decoder(weights)
@@ -173,7 +173,7 @@ class EmbeddedEngine(TorchEngine):
     def _pairs(self, update: PolicyUpdate) -> LoraPairs:
         return self._weights.pairs(update)
 
-    def _check_versions(self, staying: Iterable[Policy]) -> None:
+    def _check_versions(self, staying: Iterable[DecodePolicy]) -> None:
         live = 1 + sum(policy.version != BASE_VERSION for policy in staying)
         if live > self.capabilities.max_versions:
             raise EngineError(
@@ -185,13 +185,13 @@ class EmbeddedEngine(TorchEngine):
         self._prompts.forget()
         return self._weights.merged(pairs, former)
 
-    def _base(self) -> Policy:
+    def _base(self) -> DecodePolicy:
         bare = next((policy for policy in self._policies.values() if policy.is_base), None)
         layers = self._weights.merged({}) if bare is None else bare.layers
-        return Policy(BASE_VERSION, layers, is_base=True)
+        return DecodePolicy(BASE_VERSION, layers, is_base=True)
 
     def _logits(
-        self, policy: Policy, sequences: Sequence[Sequence[int]], tails: Sequence[int]
+        self, policy: DecodePolicy, sequences: Sequence[Sequence[int]], tails: Sequence[int]
     ) -> Iterator[Tensor]:
         self._decoder.reserve(max(map(len, sequences)))
         hidden = compute_batch(self._decoder, policy.layers, sequences, tails).hidden

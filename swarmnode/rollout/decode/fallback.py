@@ -22,7 +22,7 @@ from swarmnode.errors import EngineError
 from swarmnode.rollout.decode.adapter import lora_pairs
 from swarmnode.rollout.decode.batches import PADDING
 from swarmnode.rollout.decode.model_lora import own_model
-from swarmnode.rollout.decode.running import Policy
+from swarmnode.rollout.decode.running import DecodePolicy
 from swarmnode.rollout.decode.scoring import LOGITS_AT_ONCE
 from swarmnode.rollout.decode.torch_engine import LoraPairs, TorchEngine
 from swarmnode.rollout.decode.weights import Layers, longest_sequence
@@ -59,7 +59,7 @@ class GenerateEngine(TorchEngine):
             capabilities,
             eos_token_ids,
             vocab=self._model.get_output_embeddings().weight.shape[0],
-            newest=Policy(0, [], is_base=True),
+            newest=DecodePolicy(0, [], is_base=True),
             device=self._model.device,
             prompt_vocab=self._model.get_input_embeddings().weight.shape[0],
         )
@@ -124,7 +124,7 @@ class GenerateEngine(TorchEngine):
 
     # Policies
 
-    def _check_versions(self, staying: Iterable[Policy]) -> None:
+    def _check_versions(self, staying: Iterable[DecodePolicy]) -> None:
         for policy in staying:
             raise EngineError(
                 f"a request in flight stays on policy {policy.version}, and here is one policy at a time",
@@ -138,18 +138,18 @@ class GenerateEngine(TorchEngine):
         self._lora.take(pairs)
         return []
 
-    def _base(self) -> Policy:
+    def _base(self) -> DecodePolicy:
         if not self._newest.is_base:
             raise EngineError(
                 f"the model carries policy {self._newest.version}, so its base cannot be sampled from",
                 hint="update to a policy without tensors first",
             )
-        return Policy(BASE_VERSION, [], is_base=True)
+        return DecodePolicy(BASE_VERSION, [], is_base=True)
 
     # Scores
 
     def _logits(
-        self, policy: Policy, sequences: Sequence[Sequence[int]], tails: Sequence[int]
+        self, policy: DecodePolicy, sequences: Sequence[Sequence[int]], tails: Sequence[int]
     ) -> Iterator[Tensor]:
         # A model gives the logits of all tokens of a batch, so one that is too large is cut by sequences.
         at_once = max(1, LOGITS_AT_ONCE // (self._vocab * max(map(len, sequences))))

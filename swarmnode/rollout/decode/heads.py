@@ -21,7 +21,7 @@ class Heads:
     def __init__(self, shape: Shape, norm: RmsNorm, device: torch.device) -> None:
         self.shape = shape
         scale = shape.head_dim**-0.5 if shape.score_scale is None else shape.score_scale
-        self.layout = decode.Heads(
+        self.layout = decode.HeadLayout(
             shape.kv_heads, shape.group, shape.head_dim, shape.norm_eps, scale, shape.score_cap
         )
         """The same for the kernels."""

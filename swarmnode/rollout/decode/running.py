@@ -14,7 +14,7 @@ from swarmnode.types import Span
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Policy:
+class DecodePolicy:
     """One policy as it is sampled from. Two are never equal: version numbers may come again."""
 
     version: int
@@ -29,7 +29,7 @@ class Running:
     """A request that has a row. Its clock is that of the engine: one tick, one token."""
 
     request: Request
-    policy: Policy
+    policy: DecodePolicy
     first_tick: int
     """When its first token since it has this row is sampled."""
     kv: Literal["fresh", "stale"] = "fresh"
@@ -51,6 +51,6 @@ class Running:
             return self.closed
         return (*self.closed, Span(self.policy.version, start, end, self.kv))
 
-    def kept_under(self, policy: Policy, tick: int) -> "Running":
+    def kept_under(self, policy: DecodePolicy, tick: int) -> "Running":
         """It goes on under another policy after `tick`, with the keys and values it has."""
         return replace(self, policy=policy, kv="stale", closed=self.spans(tick))

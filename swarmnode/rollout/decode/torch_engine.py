@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import EngineError
-from swarmnode.rollout.counters import Counters
+from swarmnode.rollout.counters import EngineCounters
 from swarmnode.rollout.decode.adapter import LoraPair
 from swarmnode.rollout.decode.batches import PADDING
-from swarmnode.rollout.decode.running import Policy, Running
+from swarmnode.rollout.decode.running import DecodePolicy, Running
 from swarmnode.rollout.decode.sampler import Sampler
 from swarmnode.rollout.decode.scoring import Pair, score_pairs
 from swarmnode.rollout.decode.stops import StopTokens
@@ -50,7 +50,7 @@ class TorchEngine(ABC):
         capabilities: Capabilities,
         eos_token_ids: Sequence[int],
         vocab: int,
-        newest: Policy,
+        newest: DecodePolicy,
         device: torch.device,
         prompt_vocab: int | None = None,
     ) -> None:
@@ -62,7 +62,7 @@ class TorchEngine(ABC):
         self._stops = StopTokens(eos_token_ids, rows, device)
         self._queue = RequestQueue(capabilities.max_length, prompt_vocab or vocab)
         self._vocab = vocab
-        self._counters = Counters()
+        self._counters = EngineCounters()
         self._running: dict[int, Running] = {}
         self._next_deadline = NEVER
         self._newest = newest
@@ -100,7 +100,7 @@ class TorchEngine(ABC):
         """These do not wait any more, and will not start."""
 
     @abstractmethod
-    def _check_versions(self, staying: Iterable[Policy]) -> None:
+    def _check_versions(self, staying: Iterable[DecodePolicy]) -> None:
         """Raise EngineError unless a new policy can be had beside these."""
 
     @abstractmethod
@@ -112,12 +112,12 @@ class TorchEngine(ABC):
         """Be ready to sample from a policy. `former` are layers that nobody needs any more."""
 
     @abstractmethod
-    def _base(self) -> Policy:
+    def _base(self) -> DecodePolicy:
         """The model without an adapter; EngineError where it cannot be had now."""
 
     @abstractmethod
     def _logits(
-        self, policy: Policy, sequences: Sequence[Sequence[int]], tails: Sequence[int]
+        self, policy: DecodePolicy, sequences: Sequence[Sequence[int]], tails: Sequence[int]
     ) -> Iterator[Tensor]:
         """Logits after the last `tails[i]` tokens of each sequence, [tokens, vocab] pieces in order."""
 
@@ -131,6 +131,9 @@ class TorchEngine(ABC):
     @property
     def policy_version(self) -> int:
         return self._newest.version
+
+    def check(self, request: Request) -> None:
+        self._queue.check(request, self._live_versions())
 
     def submit(self, requests: Iterable[Request]) -> None:
         self._line_up(self._queue.submit(requests, self._live_versions()))
@@ -217,7 +220,7 @@ class TorchEngine(ABC):
 
     # Policies
 
-    def _policy(self, version: int | None) -> Policy:
+    def _policy(self, version: int | None) -> DecodePolicy:
         """The live policy of this version. None: the newest."""
         if version is None:
             return self._newest
@@ -232,7 +235,7 @@ class TorchEngine(ABC):
     def _live_versions(self) -> set[int]:
         return set(self._policies) - {BASE_VERSION}
 
-    def _staying(self, new_version: int, inflight: InFlight) -> set[Policy]:
+    def _staying(self, new_version: int, inflight: InFlight) -> set[DecodePolicy]:
         """Policies that somebody samples from after an update, besides the new one."""
         running = {
             running.policy
@@ -242,10 +245,10 @@ class TorchEngine(ABC):
         waiting = {request.version for request in self._queue.waiting} - {None, new_version}
         return running | {policy for version, policy in self._policies.items() if version in waiting}
 
-    def _take_over(self, version: int, pairs: LoraPairs, staying: set[Policy]) -> None:
+    def _take_over(self, version: int, pairs: LoraPairs, staying: set[DecodePolicy]) -> None:
         former = self._newest.layers
         spare = None if any(policy.layers is former for policy in staying) else former
-        self._newest = Policy(version, self._merge(pairs, spare), is_base=not pairs)
+        self._newest = DecodePolicy(version, self._merge(pairs, spare), is_base=not pairs)
         # Where a number was given twice, it now names the later one of those that stay.
         named = {number: policy for number, policy in self._policies.items() if policy in staying}
         self._policies = {policy.version: policy for policy in staying} | named | {version: self._newest}

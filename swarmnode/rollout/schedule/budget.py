@@ -138,7 +138,8 @@ class Budget:
         self._group_size = group_size
         self._most = min(WIDEST * group_size, most)
         self.rates: Mapping[str, PassRate] = {}
-        """By task. Replaced and never changed, so that whoever has them has them as they were."""
+        """The pass rate of each task. Replaced and never changed, so that whoever has them has them as they
+        were."""
 
     @property
     def probe_size(self) -> int:

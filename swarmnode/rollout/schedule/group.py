@@ -31,7 +31,7 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class OpenCompletion:
     """One completion of a group: its tokens as far as we have them, and why it ended if it did.
 
     While a request is in the engine, its new tokens are there and not here.
@@ -48,7 +48,7 @@ class OpenGroup:
     serial: int
     example: Example
     prompt_ids: tuple[int, ...]
-    members: list[Member]
+    members: list[OpenCompletion]
     oldest_version: int | None = None
     """No token of the group, in the engine or here, is of an older policy. None: nothing was asked yet."""
 
@@ -63,7 +63,7 @@ class OpenGroup:
 
     @property
     def tokens(self) -> int:
-        """Of all members together, without those still in the engine."""
+        """Tokens of all completions together, without those still in the engine."""
         return sum(len(member.sampled) for member in self.members)
 
     @property
@@ -73,7 +73,7 @@ class OpenGroup:
 
     @property
     def name(self) -> str:
-        """For log lines."""
+        """The group's name in log lines."""
         return f"example {self.example.key.index} of {self.example.key.task}"
 
     def request_id(self, place: int) -> str:
@@ -94,15 +94,15 @@ class OpenGroup:
     def record(self, place: int, output: Output) -> None:
         """Keep what the engine gave back, ended or aborted."""
         finish = None if output.finish == "abort" else output.finish
-        self.members[place] = Member(output.sampled, finish)
+        self.members[place] = OpenCompletion(output.sampled, finish)
 
     def settle_age(self) -> None:
-        """With nothing in the engine, the spans say exactly how old the group is."""
+        """Takes the group's age from its spans, which say it exactly once nothing is in the engine."""
         self.oldest_version = oldest_of(member.sampled.oldest_version for member in self.members)
 
     def start_over(self) -> None:
         """Forget every token: the group starts from scratch."""
-        self.members = [Member()] * len(self.members)
+        self.members = [OpenCompletion()] * len(self.members)
         self.oldest_version = None
 
     def end_at(self, place: int, max_tokens: int) -> None:
@@ -121,10 +121,10 @@ def as_open_group(answered: Answered) -> OpenGroup:
     return OpenGroup(-1, answered.example, (), [_member(completion) for completion in answered.completions])
 
 
-def members_of(answered: Answered, members: int) -> list[Member]:
+def members_of(answered: Answered, members: int) -> list[OpenCompletion]:
     """Those of a group that was handed out, and new ones behind them up to so many in all."""
     begun = [_member(completion) for completion in answered.completions]
-    return begun + [Member()] * (members - len(begun))
+    return begun + [OpenCompletion()] * (members - len(begun))
 
 
 def completion_seed(seed: int, key: ExampleKey, place: int) -> int:
@@ -142,14 +142,14 @@ def oldest_of(versions: Iterable[int | None]) -> int | None:
     return min((version for version in versions if version is not None), default=None)
 
 
-def _member(completion: Completion) -> Member:
+def _member(completion: Completion) -> OpenCompletion:
     if completion.logprobs is None or completion.finish == "abort":
         raise ValueError("this completion is not one of a round's")
     sampled = Sampled(completion.token_ids, completion.logprobs, completion.spans, completion.path)
-    return Member(sampled, completion.finish)
+    return OpenCompletion(sampled, completion.finish)
 
 
-def _completion(member: Member, renderer: Renderer) -> Completion:
+def _completion(member: OpenCompletion, renderer: Renderer) -> Completion:
     if member.finish is None:
         raise ValueError("this completion has not ended")
     sampled = member.sampled

@@ -16,7 +16,7 @@ from swarmnode.types import Example
 NEWEST_SHARE = 0.5
 """Weight of the newest group in a prompt's average: the policy changes, and so do its answers."""
 NEWEST_SHARE_OF_TASK = 0.1
-"""In a task's average, where single prompts differ much more."""
+"""Weight of the newest length in a task's average, where single prompts differ much more."""
 MAX_PROMPTS = 4096
 MAX_TASKS = 256
 
@@ -50,7 +50,7 @@ class LengthEstimates:
         return self._tasks.values.get(example.key.task) if own is None else own
 
     def longest_first(self, examples: Sequence[Example]) -> list[Example]:
-        """In the order in which they should start; where nothing tells them apart, as they came.
+        """The examples in the order in which they should start; where nothing tells them apart, as they came.
 
         What nobody knows may be long, and is worth knowing: it goes first.
         """

@@ -31,7 +31,7 @@ from swarmnode.rollout.renderer import Renderer
 from swarmnode.rollout.schedule.concurrency import ConcurrencyControl
 from swarmnode.rollout.schedule.group import (
     Answered,
-    Member,
+    OpenCompletion,
     OpenGroup,
     as_open_group,
     completion_seed,
@@ -367,12 +367,12 @@ class PartialRollouts:
         return replace(self._sampling_of(example, place), seed=seed)
 
     def _new_group(self, example: Example) -> OpenGroup:
-        return self._group(example, [Member()] * self._settings.group_size)
+        return self._group(example, [OpenCompletion()] * self._settings.group_size)
 
-    def _group(self, example: Example, members: list[Member]) -> OpenGroup:
+    def _group(self, example: Example, members: list[OpenCompletion]) -> OpenGroup:
         return OpenGroup(next(self._serials), example, self._renderer.prompt_ids(example.prompt), members)
 
-    def _revived(self, example: Example, members: list[Member]) -> OpenGroup:
+    def _revived(self, example: Example, members: list[OpenCompletion]) -> OpenGroup:
         group = self._group(example, members)
         group.settle_age()
         for place in group.unfinished:

@@ -20,11 +20,11 @@ class GroupPool:
     def __init__(self, groups: Iterable[OpenGroup] = ()) -> None:
         """`groups` have begun, the oldest first; no member is in the engine."""
         self.begun: dict[int, OpenGroup] = {group.serial: group for group in groups}
-        """By serial, the oldest first."""
+        """Begun groups by serial, the oldest first."""
         self.drawn: deque[OpenGroup] = deque()
         """Not begun, the next one first."""
         self.complete = [group for group in self.begun.values() if group.complete]
-        """In the order of completion."""
+        """Complete groups in the order of completion."""
         self._line: deque[tuple[OpenGroup, int]] = deque()
         self.line_up(in_engine=())
 

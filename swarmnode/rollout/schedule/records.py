@@ -83,7 +83,8 @@ class PartialStats:
     """Share of the wanted slots in which nothing ran, over all steps."""
     mean_tokens_produced: float | None
     mean_tokens_trained: float | None
-    """Of handed-out completions. Below `mean_tokens_produced`: long answers are still under way."""
+    """Mean tokens of handed-out completions. Below `mean_tokens_produced`: long answers are still under
+    way."""
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ import msgspec
 
 from swarmnode.errors import CheckpointError
 from swarmnode.rollout.engine import Sampled
-from swarmnode.rollout.schedule.group import Ended, Member, OpenGroup
+from swarmnode.rollout.schedule.group import Ended, OpenCompletion, OpenGroup
 from swarmnode.rollout.schedule.lengths import MAX_PROMPTS, MAX_TASKS, LengthEstimates
 from swarmnode.types import ExampleKey, Span
 
@@ -25,7 +25,7 @@ MAX_GROUP_SIZE = 4096
 """More members than any group has: a damaged file must not ask for memory without end."""
 
 MAX_STAGES = 64
-"""As many as a micro-batch visits at most (pipeline/wire/messages.py)."""
+"""The most stages on a token's path, as many as a micro-batch visits at most (pipeline/wire/messages.py)."""
 
 Stage = Annotated[int, msgspec.Meta(ge=0, lt=MAX_STAGES)]
 TokenId = Annotated[int, msgspec.Meta(ge=0)]
@@ -68,7 +68,7 @@ class _State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Kept(msgspec.Struct, frozen=True):
     """What a state holds, checked."""
 
-    groups: Sequence[tuple[ExampleKey, list[Member]]]
+    groups: Sequence[tuple[ExampleKey, list[OpenCompletion]]]
     lengths: LengthEstimates
     may_stay_behind: float | None
     """Groups that may stay behind younger ones (turns.py); None: not recorded."""
@@ -115,15 +115,15 @@ def _member(sampled: Sampled, finish: Ended | None) -> _Member:
     return _Member(sampled.token_ids, sampled.logprobs, spans, finish, sampled.path)
 
 
-def _checked(group: _Group) -> tuple[ExampleKey, list[Member]]:
+def _checked(group: _Group) -> tuple[ExampleKey, list[OpenCompletion]]:
     key = ExampleKey(group.task, group.version, group.seed, group.index)
     return key, [_checked_member(member) for member in group.members]
 
 
-def _checked_member(member: _Member) -> Member:
+def _checked_member(member: _Member) -> OpenCompletion:
     if not all(map(math.isfinite, member.logprobs)):
         raise ValueError("a log-probability is not a finite number")
     if member.finish is not None and not member.token_ids:
         raise ValueError("a completion ended before its first token")
     spans = tuple(Span(span.version, span.start, span.end, span.kv) for span in member.spans)
-    return Member(Sampled(member.token_ids, member.logprobs, spans, member.path), member.finish)
+    return OpenCompletion(Sampled(member.token_ids, member.logprobs, spans, member.path), member.finish)

@@ -137,7 +137,7 @@ def _relative_least_squares(steps: Sequence[Step], terms: Sequence[str]) -> list
 
 
 def _solved(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float] | None:
-    """Of a symmetric positive matrix, by elimination; None if it is singular."""
+    """The solution of a symmetric positive system, by elimination; None if it is singular."""
     rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
     for i, pivot in enumerate(rows):
         if pivot[i] < ROUNDING * matrix[i][i]:

@@ -39,7 +39,7 @@ class Turns:
         self._youngest_out = -1
 
     def youngest_to_leave(self, begun: Collection[int]) -> int:
-        """Of the groups that have begun, this one and all older ones may leave."""
+        """The youngest begun group that may leave, with all older ones."""
         oldest = nsmallest(int(self.allowed) + 1, begun)
         # Who is older than one that has left is behind already.
         return max(*oldest, self._youngest_out)

@@ -15,7 +15,7 @@ FALLBACKS: tuple[InFlight, ...] = ("keep", "recompute", "abort")
 
 
 class UnderWay:
-    """By name, with the place of each in its group."""
+    """The requests in the engine by name, with the place of each in its group."""
 
     def __init__(self) -> None:
         self._places: dict[str, tuple[OpenGroup, int, int]] = {}  # and its tokens less the steps until then

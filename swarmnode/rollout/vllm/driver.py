@@ -72,7 +72,8 @@ class Start:
     seed: int | None
     adapter: int | None
     priority: int
-    """Of two that do not both fit, the one with the higher number gives way, or the one that came later."""
+    """Precedence: of two that do not both fit, the one with the higher number gives way, or the one that came
+    later."""
     salt: str
     """Sequences share keys and values only with those of the same salt."""
 
@@ -243,7 +244,7 @@ def finish_reason(name: str | None) -> FinishReason | None:
 
 
 def unscored() -> EngineError:
-    """For a sequence that vLLM ended without saying what was asked for."""
+    """The error for a sequence that vLLM ended without saying what was asked for."""
     return EngineError(
         "vLLM returned no log-probabilities for a sequence to be scored", hint="look at its log"
     )

@@ -15,7 +15,7 @@ from dataclasses import replace
 from transformers import PreTrainedModel
 
 from swarmnode.errors import EngineError
-from swarmnode.rollout.counters import Counters
+from swarmnode.rollout.counters import EngineCounters
 from swarmnode.rollout.decode.weights import longest_sequence
 from swarmnode.rollout.engine import (
     BASE_VERSION,
@@ -41,7 +41,7 @@ from swarmnode.rollout.vllm.limits import (
     refuse_temperatures,
     refuse_versions,
 )
-from swarmnode.rollout.vllm.policies import Policy
+from swarmnode.rollout.vllm.policies import LoadedPolicy
 from swarmnode.rollout.vllm.rows import Row
 from swarmnode.rollout.vllm.starting import (
     Weights,
@@ -116,17 +116,19 @@ class VllmEngine:
         self._ready: list[Output] = []
         self._started = 0
         self._asleep = False
-        self._counters = Counters()
+        self._counters = EngineCounters()
 
     @property
     def policy_version(self) -> int:
         return self._policies.newest.version
 
+    def check(self, request: Request) -> None:
+        self._refuse_requests([request])
+        self._queue.check(request, self._live_versions())
+
     def submit(self, requests: Iterable[Request]) -> None:
         accepted = list(requests)
-        refuse_temperatures(accepted)
-        if not self._policies.has_base(self._policies.newest):
-            refuse_base(request.version for request in accepted)
+        self._refuse_requests(accepted)
         self._queue.submit(accepted, self._live_versions())
         self._wake()
 
@@ -140,8 +142,8 @@ class VllmEngine:
         return self._hand_out(None)
 
     def abort(self, request_ids: Iterable[str] | None = None) -> Sequence[Output]:
-        """As every engine; beside this process vLLM samples on until it hears of it, so that a completion may
-        turn out to have ended by itself (finish "stop" or "length")."""
+        """Aborts as every engine does; beside this process vLLM samples on until it hears of it, so that a
+        completion may turn out to have ended by itself (finish "stop" or "length")."""
         chosen = None if request_ids is None else set(request_ids)
         waiting = self._queue.withdraw(chosen)
         aborted = self._abort_rows(lambda row: chosen is None or row.request.request_id in chosen)
@@ -273,7 +275,7 @@ class VllmEngine:
         sampled = self._sampled(rows)
         self._queue.put_first([row.request.resumed(s) for row, s in zip(rows, sampled, strict=True)])
 
-    def _move_followers(self, policy: Policy) -> None:
+    def _move_followers(self, policy: LoadedPolicy) -> None:
         for row in self._running.values():
             if row.follows:
                 row.move_to(policy)
@@ -320,7 +322,12 @@ class VllmEngine:
         versions = {request.version for request in self._queue.waiting}
         return {version for version in versions if version is not None and version != BASE_VERSION}
 
-    def _refuse(self, policy: Policy, inflight: InFlight) -> None:
+    def _refuse_requests(self, requests: Sequence[Request]) -> None:
+        refuse_temperatures(requests)
+        if not self._policies.has_base(self._policies.newest):
+            refuse_base(request.version for request in requests)
+
+    def _refuse(self, policy: LoadedPolicy, inflight: InFlight) -> None:
         rows = self._running.values()
         refuse_mode(inflight, self.capabilities, self._policies.can_pin())
         if not self._policies.has_base(policy):

@@ -173,7 +173,8 @@ class InProcessDriver:
 
 
 def _delta(output: Any) -> Delta:
-    """From vLLM's `EngineCoreOutput`; a decoding step of scheduler.py says it in our words already."""
+    """Our words for vLLM's `EngineCoreOutput`; a decoding step of scheduler.py says it in our words
+    already."""
     if isinstance(output, Delta):
         return output
     reason, prefill, logprobs = output.finish_reason, output.prefill_stats, output.new_logprobs
@@ -187,7 +188,8 @@ def _delta(output: Any) -> Delta:
 
 
 def _scores(output: Any, first: int) -> tuple[float, ...]:
-    """Of the tokens from the `first` on; the last of them stands where vLLM would have sampled."""
+    """Log-probabilities of the tokens from the `first` on; the last of them stands where vLLM would have
+    sampled."""
     prompt = output.new_prompt_logprobs_tensors
     if output.new_logprobs is None:
         raise unscored()

@@ -12,7 +12,7 @@ from swarmnode.errors import EngineError, RequestRefused
 from swarmnode.rollout.engine import BASE_VERSION, Capabilities, InFlight, Request
 from swarmnode.rollout.families import USE_AUTO
 from swarmnode.rollout.vllm.driver import head_size
-from swarmnode.rollout.vllm.policies import Policy, linear_weights
+from swarmnode.rollout.vllm.policies import LoadedPolicy, linear_weights
 
 TEMPERATURES = (0.01, 2.0)
 """What vLLM samples at, besides 0. It raises what is colder without a word, and refuses what is hotter."""
@@ -73,7 +73,7 @@ def refuse_mode(inflight: InFlight, capabilities: Capabilities, can_pin: bool) -
         raise EngineError("vLLM has no place for another adapter beside those in use", hint='use "keep"')
 
 
-def refuse_versions(staying: Iterable[Policy], asked: Collection[int], new: int, most: int) -> None:
+def refuse_versions(staying: Iterable[LoadedPolicy], asked: Collection[int], new: int, most: int) -> None:
     """More policies than `most`: the new one, those rows stay on, those that waiting requests ask for."""
     in_use = {policy.serial: policy.version for policy in staying if policy.version != BASE_VERSION}
     live = 1 + len(in_use) + len(set(asked) - {new, *in_use.values()})

@@ -31,7 +31,7 @@ from swarmnode.rollout.vllm.driver import Driver
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class LoadedPolicy:
     """A policy version that was given to the engine."""
 
     version: int
@@ -50,7 +50,7 @@ class Policy:
 class Lane:
     """Weights inside vLLM, and how many requests sample from them."""
 
-    policy: Policy
+    policy: LoadedPolicy
     adapter: int | None
     """Its number in vLLM; None: the base weights as they are."""
     follows: bool
@@ -64,17 +64,17 @@ class Policies(Protocol):
     inflight: frozenset[InFlight]
     """Modes of an update that this way of holding policies allows."""
     max_versions: int
-    newest: Policy
+    newest: LoadedPolicy
 
     def live(self, asked: Collection[int]) -> set[int]:
         """Versions: the newest, those in use, and those that waiting requests `asked` for."""
         ...
 
-    def has_base(self, newest: Policy) -> bool:
+    def has_base(self, newest: LoadedPolicy) -> bool:
         """Whether a request for the bare base can run while this policy is the newest."""
         ...
 
-    def check(self, update: PolicyUpdate) -> Policy:
+    def check(self, update: PolicyUpdate) -> LoadedPolicy:
         """The policy of an update; EngineError for one that does not fit the model."""
         ...
 
@@ -82,7 +82,7 @@ class Policies(Protocol):
         """Whether requests under way can stay where they are when a new policy comes."""
         ...
 
-    def adopt(self, policy: Policy, asked: Collection[int], move_followers: bool) -> None:
+    def adopt(self, policy: LoadedPolicy, asked: Collection[int], move_followers: bool) -> None:
         """Make a policy the newest; others stay while they are in use or waiting requests `asked` for them.
         `move_followers`: requests under way sample from the new one from now on."""
         ...
@@ -101,22 +101,22 @@ class LoraPolicies:
 
     def __init__(self, driver: Driver, base: PreTrainedModel, rank: int, max_versions: int) -> None:
         self.max_versions = max_versions
-        self.newest = Policy(0, 0, {})
+        self.newest = LoadedPolicy(0, 0, {})
         self._driver = driver
         self._shapes = shapes(linear_weights(base))
         self._rank = rank
         self._adapters_so_far = 0
-        self._base = Lane(Policy(BASE_VERSION, -1, {}), None, follows=False)
+        self._base = Lane(LoadedPolicy(BASE_VERSION, -1, {}), None, follows=False)
         self._lanes: list[Lane] = []
         self._known = {0: self.newest}
 
     def live(self, asked: Collection[int]) -> set[int]:
         return {self.newest.version, *asked, *(lane.policy.version for lane in self._lanes if lane.users)}
 
-    def has_base(self, newest: Policy) -> bool:
+    def has_base(self, newest: LoadedPolicy) -> bool:
         return True
 
-    def check(self, update: PolicyUpdate) -> Policy:
+    def check(self, update: PolicyUpdate) -> LoadedPolicy:
         pairs = lora_pairs(update, self._shapes)
         rank = max((len(pair.a) for pair in pairs.values()), default=0)
         if rank > self._rank:
@@ -125,12 +125,14 @@ class LoraPolicies:
                 hint="start it with the rank of the trainer",
             )
         # The trainer may go on writing into its tensors; an adapter may be loaded much later.
-        return Policy(update.version, self.newest.serial + 1, {m: _copied(pair) for m, pair in pairs.items()})
+        return LoadedPolicy(
+            update.version, self.newest.serial + 1, {m: _copied(pair) for m, pair in pairs.items()}
+        )
 
     def can_pin(self) -> bool:
         return sum(lane.follows for lane in self._lanes if lane.users) < self.max_versions
 
-    def adopt(self, policy: Policy, asked: Collection[int], move_followers: bool) -> None:
+    def adopt(self, policy: LoadedPolicy, asked: Collection[int], move_followers: bool) -> None:
         for lane in self._lanes:
             if lane.follows and (move_followers or not lane.users):
                 self._load(lane, policy)
@@ -154,7 +156,7 @@ class LoraPolicies:
         lane.users -= 1
         self._drop_unused()
 
-    def _lane(self, policy: Policy, follows: bool) -> Lane:
+    def _lane(self, policy: LoadedPolicy, follows: bool) -> Lane:
         for lane in self._lanes:
             if lane.policy is policy and lane.follows == follows:
                 return lane
@@ -164,7 +166,7 @@ class LoraPolicies:
         self._lanes.append(lane)
         return lane
 
-    def _load(self, lane: Lane, policy: Policy) -> None:
+    def _load(self, lane: Lane, policy: LoadedPolicy) -> None:
         assert lane.adapter is not None
         with TemporaryDirectory(prefix="swarmnode-adapter-") as folder:
             write_adapter(Path(folder), policy.pairs, self._rank, self._shapes)
@@ -186,7 +188,7 @@ class MergedPolicies:
     max_versions = 1
 
     def __init__(self, driver: Driver, base: PreTrainedModel, dtype: torch.dtype) -> None:
-        self.newest = Policy(0, 0, {})
+        self.newest = LoadedPolicy(0, 0, {})
         self._driver = driver
         self._weights = linear_weights(base)
         self._shapes = shapes(self._weights)
@@ -196,16 +198,16 @@ class MergedPolicies:
     def live(self, asked: Collection[int]) -> set[int]:
         return {self.newest.version}
 
-    def has_base(self, newest: Policy) -> bool:
+    def has_base(self, newest: LoadedPolicy) -> bool:
         return not newest.pairs
 
-    def check(self, update: PolicyUpdate) -> Policy:
-        return Policy(update.version, self.newest.serial + 1, lora_pairs(update, self._shapes))
+    def check(self, update: PolicyUpdate) -> LoadedPolicy:
+        return LoadedPolicy(update.version, self.newest.serial + 1, lora_pairs(update, self._shapes))
 
     def can_pin(self) -> bool:
         return False
 
-    def adopt(self, policy: Policy, asked: Collection[int], move_followers: bool) -> None:
+    def adopt(self, policy: LoadedPolicy, asked: Collection[int], move_followers: bool) -> None:
         changed = {*self.newest.pairs, *policy.pairs}
         if changed:
             self._driver.load_weights(self._merged(policy.pairs, changed))

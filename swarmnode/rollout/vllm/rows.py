@@ -9,7 +9,7 @@ from typing import Literal
 
 from swarmnode.rollout.engine import Request, Sampled
 from swarmnode.rollout.vllm.driver import Start
-from swarmnode.rollout.vllm.policies import Lane, Policy
+from swarmnode.rollout.vllm.policies import Lane, LoadedPolicy
 from swarmnode.types import Span
 
 
@@ -20,11 +20,11 @@ class Row:
     request: Request
     key: str
     lane: Lane
-    policy: Policy
+    policy: LoadedPolicy
     """What its newest tokens are sampled from."""
     kv: Literal["fresh", "stale"] = "fresh"
     tokens: list[int] = field(default_factory=list[int])
-    """Since it started or was resumed."""
+    """Tokens since it started or was resumed."""
     logprobs: list[float] = field(default_factory=list[float])
     spans: list[Span] = field(default_factory=list[Span])
     """Those that are over."""
@@ -37,7 +37,7 @@ class Row:
     def done(self) -> int:
         return len(self.request.sampled) + len(self.tokens)
 
-    def move_to(self, policy: Policy) -> None:
+    def move_to(self, policy: LoadedPolicy) -> None:
         """Another policy samples from here on, over keys and values of this one."""
         self.spans = self._all_spans()
         self.policy, self.kv = policy, "stale"

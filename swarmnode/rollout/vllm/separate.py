@@ -43,13 +43,14 @@ from swarmnode.rollout.vllm.driver import (
 T = TypeVar("T")
 
 CALL_TIMEOUT_S = 600.0
-"""For anything vLLM is told: loading weights of a large model, waking up."""
+"""Limit of anything vLLM is told: loading weights of a large model, waking up."""
 
 STEP_TIMEOUT_S = 600.0
 """Longest wait for a token of anybody."""
 
 END_TIMEOUT_S = 4.0
-"""For vLLM's process to end by itself, before it is killed: a node that is told to stop has ten seconds."""
+"""Time for vLLM's process to end by itself, before it is killed: a node that is told to stop has ten
+seconds."""
 
 SETTLE_TURNS = 64
 """Turns of the event loop in which everything that vLLM's process has sent reaches our queue: it passes four
@@ -303,7 +304,7 @@ def _prompt(token_ids: list[int], salt: str) -> Any:
 
 
 def _delta(key: str, output: Any, known_cached: bool) -> Delta:
-    """From vLLM's `RequestOutput`."""
+    """Our words for vLLM's `RequestOutput`."""
     completion = output.outputs[0]
     return Delta(
         key,

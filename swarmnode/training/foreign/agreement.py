@@ -1,6 +1,6 @@
 """Whether what strangers teach goes our way: their part of each step against the gradient of our own reward.
 
-together.py (own micro-batches, then others') -> [Agreement] -> TrainReport.agreement -> sharing_gauge.py
+step.py (own micro-batches, then others') -> [Agreement] -> TrainReport.agreement -> sharing_gauge.py
 
 The groups that our policy sampled in a round estimate the gradient of our own expected reward. A step of Adam
 follows its momentum, and a part of that is strangers' doing: what their answers asked for in this step and,
@@ -29,7 +29,7 @@ Source = Literal["own", "foreign", "recalled"]
 """Who a training sample comes from: our policy in this round, a stranger, or the book of our own answers."""
 
 SOURCES: tuple[Source, ...] = ("own", "foreign", "recalled")
-"""In the order in which they are trained on within a step."""
+"""Sources of groups in the order in which they are trained on within a step."""
 
 EPSILON = 1e-8
 """Adam's own: of a parameter that no gradient ever reached."""
@@ -59,7 +59,8 @@ class Agreement:
 
     @property
     def cosine(self) -> float | None:
-        """Of the round, from -1 to 1, over what was compared. None: there was nothing to compare."""
+        """The cosine of the round, from -1 to 1, over what was compared. None: there was nothing to
+        compare."""
         lengths = self._own_own * self._pull_pull
         return self._own_pull / lengths**0.5 if lengths > 0 else None
 

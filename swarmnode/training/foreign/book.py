@@ -23,24 +23,24 @@ MAX_BOOK = 65_536
 """Answers of the largest book (config: exchange.book_size)."""
 
 MAX_TOKENS = 131_072
-"""Of one answer in a saved book: more than any policy here writes."""
+"""The most tokens of one answer in a saved book: more than any policy here writes."""
 
 AUTHOR_SHARE = 0.25
-"""Of the book that one stranger's answers may take. Names cost nothing, but whose groups we get at all is
-bounded by author and for newcomers together (exchange/selection.py)."""
+"""The share of the book that one stranger's answers may take. Names cost nothing, but whose groups we get at
+all is bounded by author and for newcomers together (exchange/selection.py)."""
 
 FLOOR = 0.02
 """Least weight of an answer in a draw: what we master is recalled now and then."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class BookCandidate:
     """An answer that our own judge gave full marks as it stands, before it enters the book."""
 
     example: Example
     text: str
     token_ids: tuple[int, ...]
-    """Without an end of text."""
+    """Its tokens without an end of text."""
     reward: float
     author: str
     own: bool
@@ -48,7 +48,7 @@ class Answer:
     """A policy of ours sampled the end of text behind it."""
 
 
-Mend = Callable[[Sequence[Answer]], Sequence[Answer]]
+Mend = Callable[[Sequence[BookCandidate]], Sequence[BookCandidate]]
 """What may be done to foreign answers on their way into the book: cut to what they need, or left out. Whoever
 changes an answer has it judged again first."""
 
@@ -62,7 +62,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     index: int
     prompt: str
     token_ids: Annotated[tuple[int, ...], Meta(min_length=1, max_length=MAX_TOKENS)]
-    """Without an end of text."""
+    """Its tokens without an end of text."""
     reward: float
     author: Annotated[str, Meta(max_length=256)]
     own: bool
@@ -140,9 +140,9 @@ class Book:
         rng: random.Random,
         foreign_share: float = 1.0,
     ) -> list[Entry]:
-        """At most `count` different answers: of twice as many drawn by how often we fail on their task, the
-        first different ones. A task without a pass rate is one that we fail on. At most `foreign_share` of
-        `count` are a stranger's; our own take the places of the others."""
+        """Draws at most `count` different answers: of twice as many drawn by how often we fail on their task,
+        the first different ones. A task without a pass rate is one that we fail on. At most `foreign_share`
+        of `count` are a stranger's; our own take the places of the others."""
         entries = list(self._entries.values())
         drawn = _drawn(entries, count, pass_rates, rng)
         foreign = [entry for entry in drawn if not entry.own]

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from swarmnode.training.foreign import marks as marking
-from swarmnode.training.foreign.book import Answer, Book, Entries, Entry, Mend
+from swarmnode.training.foreign.book import Book, BookCandidate, Entries, Entry, Mend
 from swarmnode.training.foreign.lessons import Lessons, Replay, as_they_are
 from swarmnode.training.foreign.marks import TaskMarks, needs_of
 from swarmnode.training.foreign.rule_state import pack, unpack
@@ -112,16 +112,18 @@ class BookRule:
         return Replay(entry.prompt, entry.token_ids, self._settings.book_weight, ends, entry.own)
 
 
-def full_answers(group: RolloutGroup, marks: TaskMarks, *, own: bool) -> list[Answer]:
+def full_answers(group: RolloutGroup, marks: TaskMarks, *, own: bool) -> list[BookCandidate]:
     """The different answers of a group that our own judge gave full marks."""
-    task, found = group.example.key.task, dict[tuple[int, ...], Answer]()
+    task, found = group.example.key.task, dict[tuple[int, ...], BookCandidate]()
     for completion, reward in zip(group.completions, group.rewards, strict=True):
         if completion.finish == "abort" or reward is None or not marks.has_full(task, reward):
             continue
         ended = completion.finish == "stop"
         token_ids = _without_end(completion)
         if token_ids:
-            answer = Answer(group.example, completion.text, token_ids, reward, group.author, own, ended)
+            answer = BookCandidate(
+                group.example, completion.text, token_ids, reward, group.author, own, ended
+            )
             found.setdefault(token_ids, answer)
     return list(found.values())
 
@@ -131,7 +133,7 @@ def _without_end(completion: Completion) -> tuple[int, ...]:
     return completion.token_ids[:-1] if completion.finish == "stop" else completion.token_ids
 
 
-def _entry(answer: Answer) -> Entry:
+def _entry(answer: BookCandidate) -> Entry:
     key = answer.example.key
     return Entry(
         key.task,

@@ -19,7 +19,8 @@ of those of our own sampler, one in 400."""
 DOUBTFUL_TOGETHER = 2
 
 NEARBY_TOKENS = 32
-"""In a long answer two such tokens meet by chance, but seldom within a line or two."""
+"""The distance within which two doubtful tokens make an answer suspicious: in a long answer they meet by
+chance, but seldom within a line or two."""
 
 SURPRISING_NATS = 2.0
 """A cut begins at a token below minus this: where we would have gone on otherwise."""
@@ -42,7 +43,7 @@ TOKEN_NATS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ReadingRequest:
     """A completion to be read after its prompt. `looks`: places where one asks for other tokens, too."""
 
     prompt_ids: tuple[int, ...]
@@ -56,7 +57,7 @@ class Reading:
     """What a policy says of a row."""
 
     logprobs: Sequence[float]
-    """Of each token after those before it."""
+    """The log-probability of each token after those before it."""
     after_cut: Mapping[int, Sequence[float]] = field(default_factory=dict[int, Sequence[float]])
     """place -> log-probability of each token behind it (the next one first), were it to stand there."""
 
@@ -119,7 +120,7 @@ def cuts_of(reading: Reading, odd: Collection[int] = ()) -> list[Cut]:
 
 
 def score(logprobs: Sequence[float], kept: Sequence[int], length: int, odd: Collection[int] = ()) -> float:
-    """Of what is kept of a row of `length` tokens: its log-probability less the price of the rest.
+    """The score of what is kept of a row of `length` tokens: its log-probability less the price of the rest.
 
     >>> score([-1.0, -2.0], kept=[0, 3], length=4)
     -15.0

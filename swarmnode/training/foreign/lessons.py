@@ -18,8 +18,8 @@ class GroupLesson:
 
     group: RolloutGroup
     advantages: tuple[float | None, ...] | None = None
-    """By completion, in place of those that its rewards give; None at a place: it is left out. None: those of
-    the group (advantage.py)."""
+    """The advantage of each completion, in place of those that its rewards give; None at a place: it is left
+    out. None: those of the group (advantage.py)."""
     gains_only: bool = False
     """Only completions that are better than their group are learned from."""
     end_foreign: bool = False
@@ -32,7 +32,7 @@ class Replay:
 
     prompt: str
     token_ids: tuple[int, ...]
-    """Without an end of text."""
+    """Its tokens without an end of text."""
     advantage: float
     ends: bool
     """Our end of text follows where there is room for it."""
@@ -52,7 +52,7 @@ class Lessons:
     book: int = 0
     """Answers in the book."""
     book_foreign: int = 0
-    """Of those, from others."""
+    """How many of those are from others."""
     mended: int = 0
     """Answers of others that were cut before the book kept them, in this round."""
     refused: int = 0
@@ -83,7 +83,7 @@ class Rule(Protocol):
         ...
 
     def needs(self) -> Mapping[str, float]:
-        """By task, from 0 to 1: how often we fail where full marks can be had. Empty: the rule does not
+        """How often, from 0 to 1, we fail on each task where full marks can be had. Empty: the rule does not
         count; a task that is not there is unknown."""
         ...
 

@@ -19,13 +19,13 @@ import msgspec
 from swarmnode.types import MIN_REWARD_SPREAD, ExampleKey, RolloutGroup
 
 MARGIN = 0.05
-"""Of the way from our mean to the best: what an answer may lack and still have full marks."""
+"""Share of the way from our mean to the best: what an answer may lack and still have full marks."""
 
 MEMORY_ANSWERS = 64
 """Running means follow the last so many answers, about: two rounds of the demonstration policy."""
 
 MAX_TASKS = 1024
-"""In a saved state."""
+"""The most tasks in a saved state."""
 
 
 class Marks(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

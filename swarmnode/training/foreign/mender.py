@@ -15,7 +15,7 @@ from typing import Protocol
 
 from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
 from swarmnode.tasks.task import Task, score_strictly
-from swarmnode.training.foreign.book import Answer
+from swarmnode.training.foreign.book import BookCandidate
 from swarmnode.training.foreign.mending import ForeignAnswer, MendedAnswer, Read, Tokens, mend, reasons
 from swarmnode.training.foreign.odd_pieces import OddPieces
 from swarmnode.types import total_reward
@@ -49,7 +49,7 @@ class Mender:
         """Tasks whose judge was lost in this round."""
         self._told: set[str] = set()
 
-    def __call__(self, answers: Sequence[Answer]) -> list[Answer]:
+    def __call__(self, answers: Sequence[BookCandidate]) -> list[BookCandidate]:
         """The same answers, some of them cut, without those that must not be learnt from."""
         self._lost.clear()
         for answer in answers:
@@ -57,7 +57,7 @@ class Mender:
         foreign = [self._foreign(answer) for answer in answers]
         results = mend(foreign, read=self._read, judge=self._judge, tokens=self._text)
         self.counts += reasons(results)
-        kept: list[Answer] = []
+        kept: list[BookCandidate] = []
         for answer, result in zip(answers, results, strict=True):
             if result.outcome == "mended":
                 self._tell(result)
@@ -66,7 +66,7 @@ class Mender:
                 kept.append(answer)
         return kept
 
-    def _foreign(self, answer: Answer) -> ForeignAnswer:
+    def _foreign(self, answer: BookCandidate) -> ForeignAnswer:
         return ForeignAnswer(
             answer.example,
             answer.author,

@@ -23,7 +23,7 @@ from typing import Literal, Protocol
 
 from swarmnode.training.foreign.cuts import (
     Reading,
-    Row,
+    ReadingRequest,
     cuts_of,
     is_suspicious,
     runs_between,
@@ -47,7 +47,7 @@ LONGEST_TOKENS = 1024
 """Longer doubtful answers are refused: one is read up to MOST_READINGS times."""
 
 MOST_READINGS = 1 + 2 * BEAM * MOST_CUTS + MOST_CUTS
-"""Of one answer: the whole, the beams, what comes back."""
+"""The most readings of one answer: the whole, the beams, what comes back."""
 
 READ_AT_MOST = 16
 """Tokens read for each that came in."""
@@ -57,7 +57,7 @@ READ_AT_LEAST = 4096
 
 SAME_REWARD = 1e-6
 
-Read = Callable[[Sequence[Row]], Sequence[Reading]]
+Read = Callable[[Sequence[ReadingRequest]], Sequence[Reading]]
 """What our policy says of these rows, in order (reading.py)."""
 
 Outcome = Literal["untouched", "mended", "refused"]
@@ -125,7 +125,7 @@ class _Case:
     chosen: tuple[int, ...] | None = None
     refused: Why | None = None
     reward: float | None = None
-    """Of the whole answer, in the company of its parts."""
+    """Reward of the whole answer, in the company of its parts."""
 
     @property
     def whole(self) -> tuple[int, ...]:
@@ -144,10 +144,10 @@ class _Case:
             self.refused = "too long"
         return self.refused is not None
 
-    def row(self, kept: tuple[int, ...], end: int, *, for_cuts: bool) -> Row:
+    def row(self, kept: tuple[int, ...], end: int, *, for_cuts: bool) -> ReadingRequest:
         ids = tuple(self.answer.token_ids[place] for place in kept)
         looks = _odd_places(kept, self.answer.odd) if for_cuts else None
-        return Row(self.answer.prompt_ids, (*ids, end), looks)
+        return ReadingRequest(self.answer.prompt_ids, (*ids, end), looks)
 
 
 def mend(
@@ -183,7 +183,7 @@ class _Mending:
     def mend(self, answers: Sequence[ForeignAnswer], read_at_most: int | None) -> list[MendedAnswer]:
         # Two authors may send one text, and one author may send it twice.
         distinct = {_key(one): one for one in answers if one.token_ids}
-        rows = [Row(one.prompt_ids, (*one.token_ids, self._end)) for one in distinct.values()]
+        rows = [ReadingRequest(one.prompt_ids, (*one.token_ids, self._end)) for one in distinct.values()]
         came_in = sum(map(_length, rows))
         self._left = max(READ_AT_MOST * came_in, READ_AT_LEAST) if read_at_most is None else read_at_most
         cases = {
@@ -195,7 +195,8 @@ class _Mending:
         return [self._result(one, cases.get(_key(one))) for one in answers]
 
     def _examine(self, cases: Sequence[_Case]) -> None:
-        """In waves: as many side by side as the round can pay for at worst, then more with what is left."""
+        """Examines the cases in waves: as many side by side as the round can pay for at worst, then more with
+        what is left."""
         waiting = [case for case in cases if not case.is_too_long()]
         while wave := self._affordable(waiting):
             waiting = waiting[len(wave) :]
@@ -254,7 +255,7 @@ class _Mending:
             case.chosen = case.best.kept
 
     def _passing(self, case: _Case, parts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """Of these parts, those that our judge gives as much as the whole."""
+        """Those of the parts that our judge gives as much as the whole."""
         texts = {kept: text for kept in parts if (text := self._text(case, kept)) is not None}
         if not texts:
             return []
@@ -383,5 +384,5 @@ def _key(answer: ForeignAnswer) -> tuple[ExampleKey, tuple[int, ...], frozenset[
     return answer.example.key, answer.token_ids, answer.odd
 
 
-def _length(row: Row) -> int:
+def _length(row: ReadingRequest) -> int:
     return len(row.prompt_ids) + len(row.token_ids)

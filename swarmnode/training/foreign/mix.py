@@ -14,7 +14,7 @@ from swarmnode.types import RolloutGroup
 def own_to_learn_from(
     groups: Sequence[RolloutGroup], external: int, config: Config, rng: random.Random
 ) -> Sequence[RolloutGroup]:
-    """Of a round's own groups those to hand to the rule, beside so many external ones.
+    """Chooses which of a round's own groups to hand to the rule, beside so many external ones.
 
     All of them where the rule keeps them, those without a gradient too: it counts them. Else I, and as many
     more as external ones are missing. Without an exchange, as many as there are.
@@ -28,7 +28,7 @@ def own_to_learn_from(
 
 
 def choose_own(groups: Sequence[RolloutGroup], room: int, rng: random.Random) -> list[RolloutGroup]:
-    """At most `room` own groups, uniformly among those that have a gradient.
+    """Chooses at most `room` own groups, uniformly among those that have a gradient.
 
     SAPO's rule for external groups (section 5: drop zero advantage, then sample uniformly), applied to our
     own as well: a group without a gradient would only take the place of one that has it. What peers did not

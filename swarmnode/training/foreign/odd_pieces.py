@@ -25,21 +25,21 @@ UNUSUAL = 0.05
 """Share of the answers of the median of the others below which they do not write it."""
 
 FEWEST_ANSWERS = 8
-"""Of an author, before its habits are known."""
+"""The fewest answers of an author before its habits are known."""
 
 FEWEST_AUTHORS = 3
 """Others whose habits are known. Of two, one is the median's whole half."""
 
 MOST_ANSWERS = 24
-"""Of an author, the newest."""
+"""The most answers kept of an author, the newest."""
 
 MOST_AUTHORS = 24
-"""Of a task, those heard of last."""
+"""The most authors kept of a task, those heard of last."""
 
 MOST_TASKS = 64
 
 MOST_PIECES = 256
-"""Of an answer. With the bounds above, the habits of a task take at most 10 MB."""
+"""The most pieces of an answer. With the bounds above, the habits of a task take at most 10 MB."""
 
 
 @dataclass(slots=True)

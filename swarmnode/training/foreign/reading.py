@@ -12,7 +12,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from swarmnode.training.foreign.cuts import Reading, Row, looked_at
+from swarmnode.training.foreign.cuts import Reading, ReadingRequest, looked_at
 from swarmnode.training.forward import Forward
 from swarmnode.training.packing import MicroBatch, TrainingSample
 
@@ -28,8 +28,8 @@ class Reader:
         self._forward = forward
         self._policy = policy
 
-    def __call__(self, rows: Sequence[Row]) -> list[Reading]:
-        """In order. Raises ModelError where no memory is left to try."""
+    def __call__(self, rows: Sequence[ReadingRequest]) -> list[Reading]:
+        """Readings of the rows, in order. Raises ModelError where no memory is left to try."""
         if not rows:
             return []
         samples = [self._sample(row) for row in rows]
@@ -41,7 +41,7 @@ class Reader:
             )
         return [found[id(sample)] for sample in samples]
 
-    def _sample(self, row: Row) -> TrainingSample:
+    def _sample(self, row: ReadingRequest) -> TrainingSample:
         return TrainingSample(row.prompt_ids, row.token_ids, 0.0, None, (), self._policy)
 
     @torch.no_grad()

@@ -20,7 +20,7 @@ from typing import TypeVar
 import msgspec
 
 from swarmnode.training.foreign import marks as marking
-from swarmnode.training.foreign.book import Answer, Mend
+from swarmnode.training.foreign.book import BookCandidate, Mend
 from swarmnode.training.foreign.book_rule import full_answers
 from swarmnode.training.foreign.lessons import GroupLesson, Lessons
 from swarmnode.training.foreign.marks import TaskMarks, needs_of
@@ -50,7 +50,7 @@ class Rescue:
         self._settings = settings
         self._mend = mend
         self.marks = TaskMarks()
-        self._offers: dict[ExampleKey, Answer] = {}
+        self._offers: dict[ExampleKey, BookCandidate] = {}
 
     def lessons(
         self,
@@ -124,7 +124,7 @@ class Rescue:
 T = TypeVar("T")
 
 
-def _completion(answer: Answer, version: int) -> Completion:
+def _completion(answer: BookCandidate, version: int) -> Completion:
     """A stranger's answer without its end, which GroupLesson.end_foreign adds."""
     spans = one_span(version, len(answer.token_ids))
     return Completion(answer.text, answer.token_ids, None, spans, "length")

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from swarmnode.config import Config, RuleName
 
 KEEP_OWN: frozenset[RuleName] = frozenset({"book", "own_book", "rescue"})
-"""Under these, all own groups are trained on. Under the others, external ones take their places."""
+"""The rules under which all own groups are trained on. Under the others, external ones take their places."""
 
 
 ADAPT: frozenset[RuleName] = frozenset({"book", "successes", "rescue"})
-"""Under these, others' answers are taken by whether they go our way (sharing_gauge.py). Under those that
-learn from others' failures too it is only shown: to push down what we would hardly write disagrees with our
-own gradient even where the whole helps (`sapo`, four specialists: -0.06 +- 0.01, and 30 % more reward than
-alone)."""
+"""The rules under which others' answers are taken by whether they go our way (sharing_gauge.py). Under those
+that learn from others' failures too it is only shown: to push down what we would hardly write disagrees with
+our own gradient even where the whole helps (`sapo`, four specialists: -0.06 +- 0.01, and 30 % more reward
+than alone)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ def sharing_rule(config: Config) -> SharingRule:
     """The rule that these settings come to.
 
     Members of a pipeline train along the paths that sampled a group, and nobody sampled a book: they take
-    foreign successes as they come. Without an exchange there is nothing to share, so it is plain GRPO, unless
-    the book of own successes is asked for.
+    foreign successes as they come. Without an exchange the book holds what we found ourselves, and the other
+    rules are plain GRPO.
 
     >>> sharing_rule(Config()).name
     'book'
@@ -53,8 +53,8 @@ def sharing_rule(config: Config) -> SharingRule:
     exchange, name = config.exchange, config.exchange.rule
     if config.pipeline.name:
         name = "sapo" if name == "sapo" else "successes"
-    elif not exchange.enabled and name != "own_book":
-        name = "sapo"
+    elif not exchange.enabled:
+        name = "own_book" if name in ("book", "own_book") else "sapo"
     return SharingRule(
         name,
         book_size=exchange.book_size,

@@ -74,7 +74,7 @@ class SharingGauge(msgspec.Struct, frozen=True, kw_only=True):
     level: Annotated[int, Meta(ge=0, le=LOWEST_LEVEL)] = 0
     """How often the amount is halved."""
     rounds: Annotated[int, Meta(ge=0)] = 0
-    """With a cosine, since the level changed."""
+    """Rounds with a cosine since the level changed."""
     quiet: Annotated[int, Meta(ge=0)] = 0
     """The newest of these in a row that brought no verdict."""
     patience: Annotated[int, Meta(ge=1, le=LONGEST_PATIENCE)] = FIRST_PATIENCE
@@ -95,12 +95,12 @@ class SharingGauge(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def estimate(self) -> Estimate | None:
-        """Over the whole window, whatever was taken then. None: fewer than LEAST rounds."""
+        """The estimate over the whole window, whatever was taken then. None: fewer than LEAST rounds."""
         return _estimate(self.agreements)
 
     @property
     def verdict(self) -> Verdict:
-        """On the amount that is taken now."""
+        """The verdict on the amount that is taken now."""
         found = _estimate(self.agreements[-self.rounds :]) if self.rounds else None
         return "open" if found is None else found.verdict
 
@@ -125,7 +125,7 @@ class SharingGauge(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, level=0)
 
     def _at(self, level: int, patience: int) -> "SharingGauge":
-        """At another level, as far as there is one."""
+        """The gauge at another level, as far as there is one."""
         if not 0 <= level <= LOWEST_LEVEL:
             stays = self.patience if level > 0 else patience
             return msgspec.structs.replace(self, quiet=0, patience=stays)

@@ -22,7 +22,7 @@ from dataclasses import replace
 from itertools import chain, islice
 from math import sqrt
 
-from swarmnode.training.advantage import LossName, group_advantages
+from swarmnode.training.advantage import Advantage, group_advantages, standardised
 from swarmnode.training.foreign.lessons import GroupLesson, Lessons, Rule
 from swarmnode.types import Example, ExampleKey, RolloutGroup
 
@@ -30,18 +30,16 @@ MAX_EXAMPLES = 4096
 """Examples whose rewards are kept, the oldest out: some hundred rounds of the demonstration policy."""
 
 MAX_AUTHORS = 16
-"""Of whom rewards are kept for one example."""
-
-WITHOUT_SPREAD: frozenset[LossName] = frozenset({"dr_grpo", "rloo"})
-"""Their advantages are differences of rewards, which are bounded by the rewards."""
+"""The most authors of whom rewards are kept for one example."""
 
 
 class WideGroups:
     """A rule whose groups are compared with all that is known of their examples."""
 
-    def __init__(self, rule: Rule, loss: LossName) -> None:
+    def __init__(self, rule: Rule, advantage: Advantage) -> None:
+        """`advantage`: that of the loss."""
         self._rule = rule
-        self._loss: LossName = loss
+        self._advantage = advantage
         self._rewards: OrderedDict[ExampleKey, dict[str, tuple[float, ...]]] = OrderedDict()
         self.widened = 0
         """Groups so far that were compared with answers of others."""
@@ -74,7 +72,7 @@ class WideGroups:
         return self._rule.wanted_examples()
 
     def state(self) -> bytes:
-        """That of the rule: what others got on examples of the last rounds is forgotten."""
+        """The state of the rule alone: what others got on examples of the last rounds is forgotten."""
         return self._rule.state()
 
     def restore(self, data: bytes, tasks: Mapping[str, str] | None = None) -> None:
@@ -94,11 +92,12 @@ class WideGroups:
         others = [rewards for author, rewards in by_author.items() if author != group.author]
         if not others or lesson.advantages is not None:
             return lesson
-        of_all = group_advantages([*group.rewards, *chain.from_iterable(others)], self._loss)
+        of_all = group_advantages([*group.rewards, *chain.from_iterable(others)], self._advantage)
         if of_all is None:
             return lesson
         self.widened += 1
-        most = float("inf") if self._loss in WITHOUT_SPREAD else sqrt(len(group.rewards) - 1)
+        # Others are differences of rewards, which are bounded by the rewards.
+        most = sqrt(len(group.rewards) - 1) if self._advantage is standardised else float("inf")
         credit = islice(of_all, len(group.rewards))
         bounded = tuple(None if one is None else min(max(one, -most), most) for one in credit)
         return replace(lesson, advantages=bounded)

@@ -14,7 +14,7 @@ from swarmnode.cli.settings import load_settings, of_policy
 from swarmnode.errors import ConfigError
 from swarmnode.node.http import StatusServer
 from swarmnode.node.local_swarm import SwarmPlan, run_local_swarm
-from swarmnode.node.running import Running, write_running
+from swarmnode.node.running import RunningNode, write_running
 from swarmnode.node.status import NodeStatus, Phase
 from swarmnode.paths import Paths, resolve_paths
 
@@ -45,7 +45,7 @@ def shows(stack: ExitStack, place: Paths, status: NodeStatus) -> None:
 def leaves_a_note(place: Paths, port: int) -> None:
     import os
 
-    write_running(place.running, Running(os.getpid(), "peer", "127.0.0.1", port))
+    write_running(place.running, RunningNode(os.getpid(), "peer", "127.0.0.1", port))
 
 
 def run(*arguments: str) -> tuple[int, str]:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from swarmnode.errors import CheckpointError, ConfigError, IdentityError
-from swarmnode.exchange.buffer import SavedGroup, Snapshot, read_snapshot
+from swarmnode.exchange.buffer import BufferSnapshot, SavedGroup, read_snapshot
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.limits import PROVEN_AFTER
 from swarmnode.exchange.settings import ExchangeSettings
@@ -425,7 +425,7 @@ async def test_a_snapshot_is_not_believed(start, own_groups):
         first, second = read_snapshot(bob.exchange.snapshot()).groups
     forged = SavedGroup(first.header[:-1] + bytes([first.header[-1] ^ 1]), first.body, first.arrived_at, 0)
     swapped = SavedGroup(second.header, first.body, second.arrived_at, 0)
-    snapshot = msgspec.msgpack.encode(Snapshot(1, 0, (forged, swapped)))
+    snapshot = msgspec.msgpack.encode(BufferSnapshot(1, 0, (forged, swapped)))
     async with start(MemoryNetwork(), 2, snapshot=snapshot) as bob:
         await until(lambda: bob.dropped("unavailable") == 1)
         assert bob.dropped("bad_signature") == 1

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from swarmnode.model import head as head_module
-from swarmnode.model.head import Budget, TokenLogprobs, head_logprobs, logits_logprobs
+from swarmnode.model.head import LogitsBudget, TokenLogprobs, head_logprobs, logits_logprobs
 
 N, D, V = 13, 6, 29
 PER_TOKEN = torch.linspace(0.4, 1.7, N, dtype=torch.float64)
@@ -177,7 +177,7 @@ def test_blocks_of_the_softmax_change_nothing(
         return found.logprobs_N, *gradients(weighted(found, entropy=entropy_gradient), hidden_ND)
 
     whole = run()
-    monkeypatch.setattr(head_module, "CPU_BUDGET", Budget(chunk_bytes=2**20, block_bytes=4 * V * 2))
+    monkeypatch.setattr(head_module, "CPU_BUDGET", LogitsBudget(chunk_bytes=2**20, block_bytes=4 * V * 2))
     torch.testing.assert_close(run(), whole, atol=1e-5, rtol=0)
 
 
@@ -237,7 +237,7 @@ def test_memory_depends_on_the_chunk_and_not_on_tokens_times_vocabulary(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rows, width, vocabulary = 512, 8, 8192
-    monkeypatch.setattr(head_module, "CPU_BUDGET", Budget(chunk_bytes=1, block_bytes=1))
+    monkeypatch.setattr(head_module, "CPU_BUDGET", LogitsBudget(chunk_bytes=1, block_bytes=1))
     logits_bytes = 4 * rows * vocabulary
     head = nn.Linear(width, vocabulary, bias=False).requires_grad_(False)
     hidden_ND, targets_N = torch.randn(rows, width, requires_grad=True), torch.zeros(rows, dtype=torch.long)

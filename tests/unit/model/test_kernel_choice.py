@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from swarmnode.model import lora_kernel
-from swarmnode.model.kernel_choice import KernelChoice, Machine, Run, Shape
+from swarmnode.model.kernel_choice import GemmShape, KernelChoice, KernelEnvironment, Run
 from swarmnode.model.lora_kernel import available, lora_gemm_for
 
-MACHINE = Machine("GPU of the tests", "1.0", "13.0", "2.13.0", "3.9.0", "abc")
-SHAPE = Shape(n=8, k=8, swapped=False, rank=16, tokens=4, dtype="bfloat16", several=False)
+MACHINE = KernelEnvironment("GPU of the tests", "1.0", "13.0", "2.13.0", "3.9.0", "abc")
+SHAPE = GemmShape(n=8, k=8, swapped=False, rank=16, tokens=4, dtype="bfloat16", several=False)
 RIGHT = torch.arange(8.0).reshape(2, 4)
 WRONG = RIGHT + torch.tensor([0.0, 0.0, 0.0, 1.0])
 
@@ -49,7 +49,7 @@ def contest(**configs: Run) -> Callable[[], tuple[Run, Mapping[str, Run]]]:
     return lambda: (returns(RIGHT), configs)
 
 
-def pays(choice: KernelChoice, shape: Shape = SHAPE) -> bool:
+def pays(choice: KernelChoice, shape: GemmShape = SHAPE) -> bool:
     verdict = choice.known(shape)
     return verdict is not None and verdict.pays
 
@@ -117,7 +117,7 @@ def test_the_next_start_reads_what_this_one_measured(tmp_path: Path) -> None:
     assert not second.open(SHAPE)
 
 
-@pytest.mark.parametrize("what", [name for name in Machine.__struct_fields__])
+@pytest.mark.parametrize("what", [name for name in KernelEnvironment.__struct_fields__])
 def test_another_machine_driver_or_kernel_measures_again(tmp_path: Path, what: str) -> None:
     first = KernelChoice(tmp_path / "k.json", MACHINE, FakeTimer({"addmm_": 10.0, "a": 5.0}))
     first.measure(SHAPE, contest(a=returns(RIGHT)))
@@ -208,8 +208,8 @@ def test_the_log_tells_what_was_decided(tmp_path: Path, caplog: pytest.LogCaptur
 def test_micro_batches_of_about_one_size_share_an_answer() -> None:
     weight = torch.empty(6, 10, dtype=torch.bfloat16)
 
-    def shape(tokens: int, rank: int = 8) -> Shape:
-        return Shape.of(torch.empty(tokens, 10, dtype=torch.bfloat16), weight, rank, several=False)
+    def shape(tokens: int, rank: int = 8) -> GemmShape:
+        return GemmShape.of(torch.empty(tokens, 10, dtype=torch.bfloat16), weight, rank, several=False)
 
     assert shape(3500) == shape(4096) == shape(5000)
     assert [shape(t).tokens for t in (1, 2, 3, 5, 6, 1000, 3000, 3100)] == [1, 2, 4, 4, 8, 1024, 2048, 4096]
@@ -218,7 +218,7 @@ def test_micro_batches_of_about_one_size_share_an_answer() -> None:
 
 def test_a_gradient_of_the_input_is_another_shape_than_a_layer_of_the_transposed_size() -> None:
     weight, x = torch.empty(6, 10), torch.empty(32, 6)
-    backward, forward = Shape.of(x, weight.t(), 8, False), Shape.of(x, torch.empty(10, 6), 8, False)
+    backward, forward = GemmShape.of(x, weight.t(), 8, False), GemmShape.of(x, torch.empty(10, 6), 8, False)
     assert (backward.n, backward.k) == (forward.n, forward.k)
     assert backward != forward
 

@@ -340,7 +340,7 @@ def linear_errors() -> dict[str, float]:
 
 def node_way(folder: Path) -> str:
     """LoraKernel with every launch configuration; a timer that says the last one is fastest."""
-    from swarmnode.model.kernel_choice import KernelChoice, Machine, Run
+    from swarmnode.model.kernel_choice import KernelChoice, KernelEnvironment, Run
     from swarmnode.model.lora_kernel import LoraKernel
 
     asked: list[int] = []
@@ -349,7 +349,7 @@ def node_way(folder: Path) -> str:
         asked.append(len(runs))
         return {name: 10.0 - place for place, name in enumerate(runs)}
 
-    machine = Machine("interpreter", "none", "none", "none", "interpreted", "this")
+    machine = KernelEnvironment("interpreter", "none", "none", "none", "interpreted", "this")
     kernel = LoraKernel(KernelChoice(folder / "kernel.json", machine, timer, budget_s=1e9), policies=2)
     x, weight = torch.randn(70, 40), torch.randn(48, 40)
     pays = kernel.pays(x, weight, 8)

@@ -17,11 +17,11 @@ from swarmnode.model.specialists import (
     stranger_recipe,
 )
 from swarmnode.model.tiny import QUICK_RECIPE, build_tiny
-from swarmnode.model.warmup import Phase
+from swarmnode.model.warmup import TrainingPhase
 from swarmnode.tasks.builtin import BUILTIN_TASKS
 
-TAUGHT = Phase("two steps", 2, muon_lr=8e-3, adamw_lr=5e-3, ramp_steps=1)
-UNSURE = Phase("one step", 1, muon_lr=2e-3, adamw_lr=1e-3, ramp_steps=1, mismatched_percent=55)
+TAUGHT = TrainingPhase("two steps", 2, muon_lr=8e-3, adamw_lr=5e-3, ramp_steps=1)
+UNSURE = TrainingPhase("one step", 1, muon_lr=2e-3, adamw_lr=1e-3, ramp_steps=1, mismatched_percent=55)
 FAST = replace(QUICK_RECIPE, phases=(TAUGHT, UNSURE), batch=8)
 
 
@@ -29,7 +29,7 @@ def weights(folder):
     return AutoModelForCausalLM.from_pretrained(folder).state_dict()
 
 
-def shown(phase: Phase, pairs: int) -> list[tuple[str, str]]:
+def shown(phase: TrainingPhase, pairs: int) -> list[tuple[str, str]]:
     """The task and the answer of the first pairs of a phase, with what is right beside it."""
     right = {e.prompt: e.columns["answer"] for t in BUILTIN_TASKS for e in islice(t.examples(0), 2000)}
     found = islice(warmup._pairs(BUILTIN_TASKS, phase, first_seed=0), pairs)

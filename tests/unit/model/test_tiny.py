@@ -23,13 +23,13 @@ from swarmnode.model.tiny import (
     build_quick_tiny,
     build_tiny,
 )
-from swarmnode.model.warmup import Phase
+from swarmnode.model.warmup import TrainingPhase
 from swarmnode.rollout.decode.weights import unsupported_reason
 from swarmnode.tasks.builtin import BUILTIN_TASKS
 from swarmnode.tasks.task import draw_held_out
 
 FASTEST = replace(
-    QUICK_RECIPE, phases=(Phase("two steps", 2, muon_lr=8e-3, adamw_lr=5e-3, ramp_steps=1),), batch=8
+    QUICK_RECIPE, phases=(TrainingPhase("two steps", 2, muon_lr=8e-3, adamw_lr=5e-3, ramp_steps=1),), batch=8
 )
 
 
@@ -196,7 +196,7 @@ def test_the_real_recipe_makes_a_policy_that_knows_more_than_it_says(tiny_model)
 
 
 def test_a_phase_ramps_up_stays_and_comes_down():
-    phase = Phase("p", 100, muon_lr=1.0, adamw_lr=1.0, ramp_steps=10)
+    phase = TrainingPhase("p", 100, muon_lr=1.0, adamw_lr=1.0, ramp_steps=10)
     rates = [phase.rate(step) for step in range(100)]
     assert rates[0] == pytest.approx(0.1)
     assert rates[9:60] == [1.0] * 51

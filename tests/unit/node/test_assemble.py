@@ -1,11 +1,14 @@
 """From the node's settings to the exchange's."""
 
+from pathlib import Path
+
 import pytest
 
 from swarmnode.config_layers import load_config
 from swarmnode.errors import ConfigError
 from swarmnode.exchange.limits import MAX_GROUP_SIZE
-from swarmnode.node.assemble import exchange_settings
+from swarmnode.node.assemble import exchange_settings, load_policy
+from swarmnode.paths import resolve_paths
 
 
 @pytest.mark.parametrize(("group_size", "largest"), [(8, 16), (2, 4), (512, 512)])
@@ -29,3 +32,10 @@ def test_the_book_of_own_successes_has_nothing_fetched_ahead() -> None:
 def test_a_peers_sequences_are_no_longer_than_ours() -> None:
     settings = exchange_settings(load_config(environ={}, assignments=["rollout.max_tokens=7"]).config, 100)
     assert (settings.max_prompt_tokens, settings.max_completion_tokens) == (100, 7)
+
+
+def test_a_loss_that_cannot_be_imported_is_refused_before_a_model_is_made(tmp_path: Path) -> None:
+    config = load_config(assignments=["training.loss=no_such_module:loss"]).config
+    with pytest.raises(ConfigError, match="No module named 'no_such_module'"):
+        load_policy(config, "tiny", resolve_paths(tmp_path), lambda *_: None)
+    assert not list(tmp_path.rglob("*.safetensors"))

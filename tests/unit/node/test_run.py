@@ -15,8 +15,8 @@ from swarmnode.node.learner import Resumed, RoundRollouts
 from swarmnode.node.monitors import Monitors, policy_label
 from swarmnode.node.node import Node
 from swarmnode.node.policies import Seat, config_of
-from swarmnode.node.run import Membership, forget_earlier_runs, serve_several
-from swarmnode.node.running import Running, read_running, write_running
+from swarmnode.node.run import PolicyNode, forget_earlier_runs, serve_several
+from swarmnode.node.running import RunningNode, read_running, write_running
 from swarmnode.node.summary import Summary
 from swarmnode.paths import Paths, resolve_paths
 from swarmnode.testing import FakeLearner
@@ -62,7 +62,7 @@ class Company:
         self.others_left = threading.Event()
         self.members = [self.member(number, learner) for number, learner in enumerate(learners)]
 
-    def member(self, number: int, learner: FakeLearner) -> Membership:
+    def member(self, number: int, learner: FakeLearner) -> PolicyNode:
         def build(seat: Seat) -> Node:
             self.built.append(number)
             return Node(
@@ -72,7 +72,7 @@ class Company:
 
         key = NodeKey(bytes([number] * 32))
         seat = Seat(number, config_of(self.config, number), self.paths.policy(number), key, 0, {})
-        return Membership(seat, build, lambda: self.leave(number))
+        return PolicyNode(seat, build, lambda: self.leave(number))
 
     def leave(self, number: int) -> None:
         self.left.append(number)
@@ -137,7 +137,7 @@ async def test_lines_of_a_policy_carry_its_name_and_notes_are_taken_back(
     company: Callable[..., Company],
 ) -> None:
     said: list[str] = []
-    notes: list[Running | None] = []
+    notes: list[RunningNode | None] = []
 
     class Curious(FakeLearner):
         def rollouts(self, number: int) -> RoundRollouts:
@@ -155,6 +155,6 @@ async def test_lines_of_a_policy_carry_its_name_and_notes_are_taken_back(
 def test_notes_of_earlier_runs_are_removed_whatever_the_number_of_policies(tmp_path: Path) -> None:
     paths = resolve_paths(tmp_path)
     for place in (paths, paths.policy(1), paths.policy(2)):
-        write_running(place.running, Running(os.getpid(), "old", "127.0.0.1", 1))
+        write_running(place.running, RunningNode(os.getpid(), "old", "127.0.0.1", 1))
     forget_earlier_runs(paths)
     assert [read_running(place.running) for place in paths.policies()] == [None, None, None]

@@ -13,18 +13,23 @@ from swarmnode.errors import CheckpointError
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import StreamHost
-from swarmnode.pipeline.keeping.agreement import Agreement, Weights, agreement_of
-from swarmnode.pipeline.keeping.combining import Combined, Exchange, Expected, Fault
+from swarmnode.pipeline.execution.assignment import Assignment, MemberSettings
+from swarmnode.pipeline.execution.member import PipelineMember
 from swarmnode.pipeline.plans.instance import Instance
 from swarmnode.pipeline.plans.plan import Plan, digest
-from swarmnode.pipeline.running.member import PipelineMember
-from swarmnode.pipeline.running.seat import MemberSettings, Seat
+from swarmnode.pipeline.replication.agreement import ReplicaVote, Weights, agreement_of
+from swarmnode.pipeline.replication.combining import (
+    Combined,
+    ContributionBounds,
+    ContributionFault,
+    StageIteration,
+)
 from swarmnode.pipeline.stages.loading import WeightFolder, load_stage
-from swarmnode.pipeline.stages.local import LossInputs, Objective, StagePath, cross_entropy
+from swarmnode.pipeline.stages.micro_batches import GradientSum, StagePath, sum_of_replicas
+from swarmnode.pipeline.stages.objectives import LossInputs, Objective, cross_entropy
 from swarmnode.pipeline.stages.stage import StageWorker
-from swarmnode.pipeline.stages.stage_model import Cut, StagePart, StageSettings
+from swarmnode.pipeline.stages.stage_model import StageCut, StagePart, StageSettings
 from swarmnode.pipeline.stages.stage_state import StageState, unpack_states
-from swarmnode.pipeline.stages.visits import GradientSum, sum_of_replicas
 from swarmnode.training.packing import MicroBatch
 from tests.unit.pipeline.tiny_models import nudge
 
@@ -84,19 +89,23 @@ class OfOne:
     own: str
 
     async def combine(
-        self, own: GradientSum, exchange: Exchange, replicas: Sequence[str], expected: Expected
+        self,
+        own: GradientSum,
+        exchange: StageIteration,
+        replicas: Sequence[str],
+        expected: ContributionBounds,
     ) -> Combined:
         kept = self.all._sums.setdefault((exchange.stage, exchange.iteration), {})
         kept[self.own] = own
         found = await self.all.gather(kept, replicas)
-        absent = {peer: Fault.SILENT for peer in set(replicas) - found.keys()}
+        absent = {peer: ContributionFault.SILENT for peer in set(replicas) - found.keys()}
         return Combined(
             sum_of_replicas([found[peer] for peer in sorted(found)]), tuple(sorted(found)), absent
         )
 
     async def compare(
-        self, digest: str, exchange: Exchange, replicas: Sequence[str], *, before: str = ""
-    ) -> Agreement:
+        self, digest: str, exchange: StageIteration, replicas: Sequence[str], *, before: str = ""
+    ) -> ReplicaVote:
         kept = self.all._said.setdefault((exchange.stage, exchange.iteration), {})
         kept[self.own] = Weights(digest, before)
         found = await self.all.gather(kept, replicas)
@@ -152,13 +161,13 @@ class Crew:
     def peers(self) -> tuple[str, ...]:
         return tuple(node.host.peer_id for node in self.nodes)
 
-    def seat(self, iteration: int = 0) -> None:
+    def assign(self, iteration: int = 0) -> None:
         for own, node in enumerate(self.nodes):
             if self.plan.instance.stage_of[own] >= 0:
-                seat = Seat(self.plan, digest(self.plan), self.peers, own, iteration)
+                assignment = Assignment(self.plan, digest(self.plan), self.peers, own, iteration)
                 start = node.worker.state(node.optimizer)
                 offer = self.offered[node.host.peer_id].__setitem__
-                node.member.seat(seat, node.worker, node.optimizer, start=start, offer=offer)
+                node.member.assign(assignment, node.worker, node.optimizer, start=start, offer=offer)
 
     async def reload(self, peers: tuple[str, ...], stage: int, steps: int) -> dict[str, torch.Tensor]:
         """What one of these members offers."""
@@ -183,7 +192,7 @@ class Crew:
 
 
 def stage_worker(
-    folder: Path, ends: Sequence[int], stage: int, cut: Cut, settings: StageSettings, **more: Any
+    folder: Path, ends: Sequence[int], stage: int, cut: StageCut, settings: StageSettings, **more: Any
 ) -> StageWorker:
     part = StagePart(ends[stage - 1] if stage else 0, ends[stage], has_ends=stage == 0)
     model = load_stage(folder, part, settings, cut=cut, weights=WeightFolder.open(folder))
@@ -212,7 +221,7 @@ async def crew(
     keys: Sequence[NodeKey] = (),
     of_member: Callable[[int, tuple[str, ...]], dict[str, Any]] = lambda node, peers: {},
 ) -> AsyncGenerator[Crew, None]:
-    """Members that are connected to each other and seated. `make_worker`: by stage. `keys`: the hosts'."""
+    """Members that are connected and have their assignments. `make_worker`: by stage. `keys`: the hosts'."""
     together = Together()
     async with AsyncExitStack() as stack:
         if not hosts:
@@ -245,5 +254,5 @@ async def crew(
             node.member.on_lost = lambda peer, why, by=number: found.lost.append(
                 (by, str(peers.index(peer)), why)
             )
-        found.seat()
+        found.assign()
         yield found

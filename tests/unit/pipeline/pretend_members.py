@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from swarmnode.pipeline.plans.costs import Announcement, LinkCosts, MemberCosts, StageTiming
+from swarmnode.pipeline.plans.costs import CostAnnouncement, LinkCosts, MemberCosts, StageTiming
 from swarmnode.pipeline.plans.partition import LayerCost, Model
 from swarmnode.pipeline.plans.planning import PlanSettings
 
@@ -38,6 +38,6 @@ def links(peer: str, others: Iterable[str]) -> dict[str, LinkCosts]:
     }
 
 
-def announced(members: Sequence[MemberCosts]) -> tuple[Announcement, ...]:
+def announced(members: Sequence[MemberCosts]) -> tuple[CostAnnouncement, ...]:
     names = [each.peer_id for each in members]
-    return tuple(Announcement(each, links(each.peer_id, names), {}) for each in members)
+    return tuple(CostAnnouncement(each, links(each.peer_id, names), {}) for each in members)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarmnode.pipeline.keeping.agreement import NEAR, Agreement, Weights, agreement_of, is_near
+from swarmnode.pipeline.replication.agreement import NEAR, ReplicaVote, Weights, agreement_of, is_near
 
 OLD = "0" * 64
 
@@ -14,7 +14,7 @@ def said(**marks: str) -> dict[str, Weights]:
     return {peer: Weights(mark[0] * 64, mark[1:] * 64 or OLD) for peer, mark in marks.items()}
 
 
-def seen_by(us: str, votes: dict[str, Weights]) -> Agreement:
+def seen_by(us: str, votes: dict[str, Weights]) -> ReplicaVote:
     return agreement_of(us, votes)
 
 

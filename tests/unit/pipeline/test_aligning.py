@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from swarmnode.pipeline.execution import aligning
+from swarmnode.pipeline.execution.assignment import IterationReport
 from swarmnode.pipeline.plans.plan import Plan
-from swarmnode.pipeline.running import aligning
-from swarmnode.pipeline.running.seat import IterationReport
 from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.stage import StageWorker
 from swarmnode.pipeline.stages.stage_state import StageState, pack_state, unpack_states
@@ -218,7 +218,7 @@ async def test_replicas_that_were_apart_before_keep_what_they_have(folder: Path)
         with torch.no_grad():
             for parameter in found.nodes[2].worker.model.trainable().values():
                 parameter.add_(1.0)
-        found.seat()
+        found.assign()
         start = weights(found, 1)
         await iterate(found, 1)
         assert not equal(weights(found, 1), start), "it has learnt"
@@ -233,9 +233,9 @@ async def test_a_minority_does_not_take_what_its_majority_did_not_vote_for(folde
             liar(found, node, poison(found, node))
         start = weights(found, 3)
         await found.nodes[0].member.train(ListFeed(batches(True), 2))
-        closed = found.nodes[3].member._term
-        assert closed is not None
-        await closed.ended
+        active = found.nodes[3].member._active
+        assert active is not None
+        await active.ended
         assert found.nodes[3].member.lost_track
         moved = [(tensor - start[name]).abs().max().item() for name, tensor in weights(found, 3).items()]
         assert max(moved) < 0.9, "nothing of the poison"

@@ -20,22 +20,28 @@ from swarmnode.identity.envelope import seal
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import ByteStream
-from swarmnode.pipeline.keeping.averaging import ReplicaExchange
-from swarmnode.pipeline.keeping.averaging_messages import PROTOCOL, AskGradients, decode_question
-from swarmnode.pipeline.keeping.combining import Combined, Exchange, ExchangeSettings, Expected, Fault
-from swarmnode.pipeline.keeping.contributions import CONTEXT, Contribution, contribute
-from swarmnode.pipeline.keeping.tally import Held, Holdings
-from swarmnode.pipeline.stages.visits import GradientSum
+from swarmnode.pipeline.replication.averaging import ReplicaExchange
+from swarmnode.pipeline.replication.averaging_messages import PROTOCOL, AskGradients, decode_question
+from swarmnode.pipeline.replication.combining import (
+    AveragingSettings,
+    Combined,
+    ContributionBounds,
+    ContributionFault,
+    StageIteration,
+)
+from swarmnode.pipeline.replication.contributions import CONTEXT, Contribution, contribute
+from swarmnode.pipeline.replication.tally import Held, Holdings
+from swarmnode.pipeline.stages.micro_batches import GradientSum
 from swarmnode.pipeline.wire.inbound import receive_length, send_frame
 from swarmnode.pipeline.wire.messages import CHUNK_BYTES
 from tests.contracts.hosts import p2pd_hosts
 
 PLAN = "ab" * 32
 SHAPES = {"a": (3, 5), "b": (7,), "c": (2, 2, 2)}
-EXPECTED = Expected(SHAPES, max_tokens=100, max_visits=10)
-ABOUT = Exchange(PLAN, 1, 4)
-PATIENT = ExchangeSettings()
-SHORT = ExchangeSettings(contribution_timeout_s=1.5, round_timeout_s=1.5, least_bytes_per_s=1e9)
+EXPECTED = ContributionBounds(SHAPES, max_tokens=100, max_visits=10)
+ABOUT = StageIteration(PLAN, 1, 4)
+PATIENT = AveragingSettings()
+SHORT = AveragingSettings(contribution_timeout_s=1.5, round_timeout_s=1.5, least_bytes_per_s=1e9)
 """Where somebody is silent and that has to be waited for."""
 KEYS = sorted((NodeKey(bytes([n]) * 32) for n in range(1, 6)), key=lambda key: key.peer_id)
 
@@ -54,7 +60,7 @@ def own_contribution(number: int, own: GradientSum) -> Contribution:
 
 @asynccontextmanager
 async def replicas(
-    count: int, settings: ExchangeSettings = PATIENT, *, honest: int | None = None
+    count: int, settings: AveragingSettings = PATIENT, *, honest: int | None = None
 ) -> AsyncGenerator[tuple[list[ReplicaExchange], list[MemoryHost]], None]:
     """Connected replicas of one stage, by peer id; those from `honest` on are bare hosts."""
     network = MemoryNetwork(seed=1)
@@ -70,10 +76,10 @@ async def replicas(
 
 
 async def combine(
-    exchange: ReplicaExchange, own: GradientSum, count: int, expected: Expected = EXPECTED
+    exchange: ReplicaExchange, own: GradientSum, count: int, expected: ContributionBounds = EXPECTED
 ) -> Combined:
     replicas = [key.peer_id for key in KEYS[:count]]
-    return await exchange.combine(own, Exchange(PLAN, 1, 4), replicas, expected)
+    return await exchange.combine(own, StageIteration(PLAN, 1, 4), replicas, expected)
 
 
 async def together(*running: Awaitable[Combined]) -> list[Combined]:
@@ -152,7 +158,7 @@ async def test_own_gradients_that_nobody_would_take_count_as_none(spoil: str) ->
     same(results)
     assert torch.equal(results[0].sum.tensors["b"], gradients(1).tensors["b"])
     assert results[0].sum.tokens == 20
-    fault = Fault.NOT_FINITE if spoil == "infinite" else Fault.WEIGHT
+    fault = ContributionFault.NOT_FINITE if spoil == "infinite" else ContributionFault.WEIGHT
     assert exchanges[0].counters.rejected == {fault: 1}
 
 
@@ -163,8 +169,8 @@ async def test_a_gradient_far_above_the_others_is_left_out_by_all(count: int) ->
         results = await together(*(combine(x, g, count) for x, g in zip(exchanges, own, strict=True)))
     same(results)
     assert results[0].contributors == peers(*range(count - 1))
-    assert all(r.rejected == {KEYS[count - 1].peer_id: Fault.NORM} for r in results)
-    assert exchanges[0].counters.rejected == {Fault.NORM: 1}
+    assert all(r.rejected == {KEYS[count - 1].peer_id: ContributionFault.NORM} for r in results)
+    assert exchanges[0].counters.rejected == {ContributionFault.NORM: 1}
 
 
 async def test_no_gradient_at_all_is_no_reason_to_distrust_the_others() -> None:
@@ -204,7 +210,7 @@ class Liar:
         await stream.discard()
 
 
-async def against(play: Play, count: int = 3, settings: ExchangeSettings = PATIENT) -> list[Combined]:
+async def against(play: Play, count: int = 3, settings: AveragingSettings = PATIENT) -> list[Combined]:
     """What the honest ones come to when the last replica plays this."""
     honest = count - 1
     async with replicas(count, settings, honest=honest) as (exchanges, hosts):
@@ -244,20 +250,20 @@ def as_another() -> tuple[bytes, bytes]:
 
 
 BAD = {
-    "nan": (lambda: poisoned(math.nan), Fault.NOT_FINITE),
-    "infinite": (lambda: poisoned(math.inf), Fault.NOT_FINITE),
-    "huge weight": (lambda: doctored(gradients(2), tokens=1_000_000), Fault.WEIGHT),
-    "many micro-batches": (lambda: doctored(gradients(2), visits=11), Fault.WEIGHT),
-    "no token": (lambda: doctored(gradients(2), tokens=0), Fault.WEIGHT),
-    "other parameters": (lambda: doctored(gradients(2), present=b"\xff"), Fault.WRONG_SHAPE),
-    "more parameters": (lambda: doctored(gradients(2), present=b"\x07\x00"), Fault.WRONG_SHAPE),
-    "not its digest": (lambda: doctored(gradients(2), digest="00" * 32), Fault.BAD_DIGEST),
-    "of another iteration": (lambda: doctored(gradients(2), iteration=3), Fault.MALFORMED),
-    "of another stage": (lambda: doctored(gradients(2), stage=0), Fault.MALFORMED),
-    "unknown codec": (lambda: doctored(gradients(2), codec="zip"), Fault.MALFORMED),
-    "signed by a stranger": (stranger, Fault.BAD_SIGNATURE),
-    "signed by another": (as_another, Fault.BAD_SIGNATURE),
-    "noise": (lambda: (b"\x93\x01\x02", b""), Fault.BAD_SIGNATURE),
+    "nan": (lambda: poisoned(math.nan), ContributionFault.NOT_FINITE),
+    "infinite": (lambda: poisoned(math.inf), ContributionFault.NOT_FINITE),
+    "huge weight": (lambda: doctored(gradients(2), tokens=1_000_000), ContributionFault.WEIGHT),
+    "many micro-batches": (lambda: doctored(gradients(2), visits=11), ContributionFault.WEIGHT),
+    "no token": (lambda: doctored(gradients(2), tokens=0), ContributionFault.WEIGHT),
+    "other parameters": (lambda: doctored(gradients(2), present=b"\xff"), ContributionFault.WRONG_SHAPE),
+    "more parameters": (lambda: doctored(gradients(2), present=b"\x07\x00"), ContributionFault.WRONG_SHAPE),
+    "not its digest": (lambda: doctored(gradients(2), digest="00" * 32), ContributionFault.BAD_DIGEST),
+    "of another iteration": (lambda: doctored(gradients(2), iteration=3), ContributionFault.MALFORMED),
+    "of another stage": (lambda: doctored(gradients(2), stage=0), ContributionFault.MALFORMED),
+    "unknown codec": (lambda: doctored(gradients(2), codec="zip"), ContributionFault.MALFORMED),
+    "signed by a stranger": (stranger, ContributionFault.BAD_SIGNATURE),
+    "signed by another": (as_another, ContributionFault.BAD_SIGNATURE),
+    "noise": (lambda: (b"\x93\x01\x02", b""), ContributionFault.BAD_SIGNATURE),
 }
 
 
@@ -311,7 +317,7 @@ async def test_whoever_tells_two_stories_is_left_out_by_all(replica_count: int) 
 
     results = await against(play, replica_count)
     assert all(r.contributors == peers(*range(last)) for r in results)
-    assert all(r.rejected == {KEYS[last].peer_id: Fault.EQUIVOCATION} for r in results)
+    assert all(r.rejected == {KEYS[last].peer_id: ContributionFault.EQUIVOCATION} for r in results)
 
 
 async def test_nobody_can_speak_for_another_replica() -> None:
@@ -353,7 +359,7 @@ async def test_a_replica_that_claims_what_it_does_not_hold_is_not_waited_for_aga
         results = await together(*(combine(x, gradients(n), 4) for n, x in enumerate(exchanges)))
     same(results)
     assert results[0].contributors == peers(0, 1, 2)
-    assert results[0].rejected == {KEYS[3].peer_id: Fault.SILENT}
+    assert results[0].rejected == {KEYS[3].peer_id: ContributionFault.SILENT}
     assert asked.count(KEYS[3].peer_id) == 2
 
 
@@ -387,19 +393,19 @@ async def test_a_death_in_any_phase_leaves_the_survivors_equal(phase: str) -> No
     assert all(r.contributors == (peers(0, 1, 2) if counted else peers(0, 1)) for r in results)
     assert all(r.agreed for r in results)
     if not counted:
-        assert all(r.rejected == {KEYS[2].peer_id: Fault.SILENT} for r in results)
+        assert all(r.rejected == {KEYS[2].peer_id: ContributionFault.SILENT} for r in results)
 
 
 async def test_who_comes_after_all_is_over_learns_that_it_did_not_count() -> None:
     async with replicas(3, SHORT) as (exchanges, _):
         results = await together(*(combine(exchanges[n], gradients(n), 3) for n in range(2)))
-        assert all(r.rejected == {KEYS[2].peer_id: Fault.SILENT} for r in results)
+        assert all(r.rejected == {KEYS[2].peer_id: ContributionFault.SILENT} for r in results)
         late = await combine(exchanges[2], gradients(2), 3)
         digests = ("1" * 64, "1" * 64, "2" * 64)
         again = await asyncio.gather(*(_compare(x, d, 3) for x, d in zip(exchanges, digests, strict=True)))
     same([*results, late])
     assert late.agreed
-    assert late.rejected == {KEYS[2].peer_id: Fault.LATE}
+    assert late.rejected == {KEYS[2].peer_id: ContributionFault.LATE}
     assert [x.counters.stragglers for x in exchanges] == [1, 1, 0]
     assert [one.agrees for one in again] == [True, True, False]
 
@@ -417,7 +423,7 @@ async def test_after_the_step_its_gradients_are_forgotten_and_a_late_one_is_told
 
 async def _compare(exchange: ReplicaExchange, digest: str, count: int, before: str = "0" * 64) -> Any:
     replicas = [key.peer_id for key in KEYS[:count]]
-    return await exchange.compare(digest, Exchange(PLAN, 1, 4), replicas, before=before)
+    return await exchange.compare(digest, StageIteration(PLAN, 1, 4), replicas, before=before)
 
 
 async def test_the_minority_is_told_whom_to_ask() -> None:
@@ -468,7 +474,7 @@ async def test_what_is_no_question_is_refused() -> None:
         stream = await hosts[1].open_stream(KEYS[0].peer_id, PROTOCOL)
         await send_frame(stream, msgspec.msgpack.encode(["gradients", PLAN, 1, -4, KEYS[0].peer_id]))
         await stream.discard()
-        assert exchanges[0].refused == {Fault.MALFORMED: 1}
+        assert exchanges[0].refused == {ContributionFault.MALFORMED: 1}
 
 
 async def test_over_the_daemon_replicas_combine_and_compare(tmp_path: Path) -> None:
@@ -478,8 +484,8 @@ async def test_over_the_daemon_replicas_combine_and_compare(tmp_path: Path) -> N
         for one, other in combinations(hosts, 2):
             await one.connect((await other.addresses())[0])
         peer_ids = [host.peer_id for host in hosts]
-        expected = Expected({"w": (300_000,)}, max_tokens=100, max_visits=10)
-        about = Exchange(PLAN, 1, 4), peer_ids
+        expected = ContributionBounds({"w": (300_000,)}, max_tokens=100, max_visits=10)
+        about = StageIteration(PLAN, 1, 4), peer_ids
         exchanges: list[ReplicaExchange] = []
         for number, host in enumerate(hosts):
             exchange = ReplicaExchange(host, keys.load(tmp_path / f"{number}.key"))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from swarmnode.errors import CheckpointError, StorageError
 from swarmnode.model.policy import Policy
-from swarmnode.pipeline.keeping.checkpoints import (
+from swarmnode.pipeline.replication.checkpoints import (
     RECORD,
     STATE,
     StageCheckpoints,
@@ -19,11 +19,12 @@ from swarmnode.pipeline.keeping.checkpoints import (
     single_machine_tensors,
     whole_snapshot,
 )
-from swarmnode.pipeline.keeping.holdings import Assembled, HeldState
+from swarmnode.pipeline.replication.holdings import Assembled, HeldState
 from swarmnode.pipeline.stages.cutting import try_cut
-from swarmnode.pipeline.stages.local import LocalPipeline, LossInputs, cross_entropy
+from swarmnode.pipeline.stages.objectives import LossInputs, cross_entropy
 from swarmnode.pipeline.stages.stage_model import StagePart, StageSettings
 from swarmnode.pipeline.stages.stage_state import MOMENTS, pack_state, unpack_states
+from swarmnode.testing.local_pipeline import LocalPipeline
 from swarmnode.training.checkpoint import Measure, Snapshot, Waiting, check_has_adapter, restore, state_of
 from swarmnode.training.checkpoint_store import CheckpointStore
 from swarmnode.training.records import Counters

@@ -13,7 +13,7 @@ from swarmnode.pipeline.plans.costs import (
     MAX_AGE_S,
     MAX_ANNOUNCEMENT_BYTES,
     MAX_CLOCK_SKEW_S,
-    Announcement,
+    CostAnnouncement,
     LinkCosts,
     MemberCosts,
     Observation,
@@ -28,7 +28,7 @@ from swarmnode.pipeline.plans.costs import (
     smoothed,
 )
 from swarmnode.pipeline.plans.measured import IterationSettings, instance_from
-from swarmnode.pipeline.plans.partition import Partition, StagePart, Workload
+from swarmnode.pipeline.plans.partition import Partition, PipelineWorkload, PlannedStage
 
 NOW_S = 1_000_000.0
 NAN, INF = float("nan"), float("inf")
@@ -47,12 +47,12 @@ def member(name: str = "a", **changes: object) -> MemberCosts:
     return msgspec.structs.replace(costs, **changes)
 
 
-def announcement(of: MemberCosts | None = None, **changes: object) -> Announcement:
-    said = Announcement(of or member(), {"b": LinkCosts(0.02, 1e7)}, {"b": Observation(1.0, 10)})
+def announcement(of: MemberCosts | None = None, **changes: object) -> CostAnnouncement:
+    said = CostAnnouncement(of or member(), {"b": LinkCosts(0.02, 1e7)}, {"b": Observation(1.0, 10)})
     return msgspec.structs.replace(said, **changes)
 
 
-def arrives(said: Announcement, author: str = "a") -> Announcement:
+def arrives(said: CostAnnouncement, author: str = "a") -> CostAnnouncement:
     return decode_announcement(encode_announcement(said), author=author, now_s=NOW_S)
 
 
@@ -195,7 +195,7 @@ def test_without_observers_a_claim_stands():
     assert observed(member(), [], 0) == member()
 
 
-def swarm(slowdowns: dict[str, float]) -> list[Announcement]:
+def swarm(slowdowns: dict[str, float]) -> list[CostAnnouncement]:
     """Honest "a" and one announcement for each observer of it."""
     said = [announcement(member("a"), links={}, observed={})]
     for name, slowdown in slowdowns.items():
@@ -217,12 +217,12 @@ def test_announcements_in_another_order_are_believed_alike():
     assert [each.peer_id for each in believed(said)] == ["a", "b", "c", "d", "e"]
 
 
-WORK = Workload(skip=0.0, micro_batch_tokens=100, slots=1)
+WORK = PipelineWorkload(skip=0.0, micro_batch_tokens=100, slots=1)
 SETTINGS = IterationSettings(waves=2, token_bytes=1000, overhead_s=0.5)
 PARTS = Partition(
     (
-        StagePart(0, 2, 2 * GB, GB, 2e-5, ("c", "a")),
-        StagePart(2, 6, 3 * GB + GB // 4, GB // 4, 4e-5, ("b",)),
+        PlannedStage(0, 2, 2 * GB, GB, 2e-5, ("c", "a")),
+        PlannedStage(2, 6, 3 * GB + GB // 4, GB // 4, 4e-5, ("b",)),
     ),
     path_length=2,
     spare=(),

@@ -11,16 +11,16 @@ import torch
 
 from swarmnode.errors import Rejected
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
-from swarmnode.pipeline.rollouts.chain import Stop, Stopped
+from swarmnode.pipeline.rollouts.chain import Stopped, StopReason
 from swarmnode.pipeline.rollouts.decode import DecodeNode
 from swarmnode.pipeline.rollouts.decode_messages import (
     MAX_FRAME_BYTES,
     MAX_SEQUENCES,
     Asked,
     Closed,
+    DecodeStep,
     Halted,
-    Progress,
-    Step,
+    StepProgress,
     check_frame,
     decode_frame,
     encode_frame,
@@ -31,7 +31,7 @@ from swarmnode.pipeline.rollouts.stage_cache import Segments, StageCaches
 from swarmnode.pipeline.rollouts.tracing import ASK_PROTOCOL
 from swarmnode.pipeline.wire.codec import encode
 from swarmnode.pipeline.wire.messages import TensorHeader
-from swarmnode.pipeline.wire.roster import Roster
+from swarmnode.pipeline.wire.plan_members import PlanMembers
 from tests.unit.pipeline.test_stage_model import stages_of
 from tests.unit.pipeline.tiny_models import LAYERS, tiny_model
 
@@ -46,12 +46,12 @@ def header(rows: int = 1) -> TensorHeader:
     return encode(torch.zeros(rows, WIDTH), "none").header
 
 
-def step(**fields: Any) -> Step:
+def step(**fields: Any) -> DecodeStep:
     values: dict[str, Any] = {
         "plan": PLAN, "session": 1, "path": (0, 1, 2), "position": 1, "number": 1, "version": 0,
         "deadline_s": 2.0, "cells": (0,), "starts": (0,), "counts": (1,), "tails": (1,), "tensor": header(),
     }  # fmt: skip
-    return Step(**(values | fields))
+    return DecodeStep(**(values | fields))
 
 
 @asynccontextmanager
@@ -70,7 +70,7 @@ async def members(count: int = 3) -> AsyncGenerator[tuple[list[MemoryHost], list
             node = DecodeNode(host, run_in_stage_thread=inline, version=lambda: 0, limits=LIMITS)
             await stack.enter_async_context(node)
             node.hold(StageCaches(STAGES[number], max_bytes=1 << 20))
-            node.adopt(Roster(PLAN, peers, own=number))
+            node.adopt(PlanMembers(PLAN, peers, own=number))
             nodes.append(node)
         yield hosts, nodes
 
@@ -78,7 +78,7 @@ async def members(count: int = 3) -> AsyncGenerator[tuple[list[MemoryHost], list
 def hold(node: DecodeNode, caches: StageCaches) -> None:
     """Another stage under the same plan."""
     node.hold(caches)
-    node.adopt(node._rosters[PLAN])
+    node.adopt(node._plans[PLAN])
 
 
 async def inline(fn: Callable[[], Any]) -> Any:
@@ -97,8 +97,8 @@ async def eventually(holds: Callable[[], bool]) -> None:
     raise AssertionError("it never came true")
 
 
-async def travel(node: DecodeNode, timeout_s: float = 0.5, session: int = 1, **changes: Any) -> Any:
-    return await node.travel(
+async def send_around(node: DecodeNode, timeout_s: float = 0.5, session: int = 1, **changes: Any) -> Any:
+    return await node.send_around(
         PLAN, changes.pop("path", (0, 1, 2)), session, changes.pop("segments", ONE),
         changes.pop("hidden", torch.ones(1, WIDTH)), version=0, timeout_s=timeout_s,
     )  # fmt: skip
@@ -110,7 +110,7 @@ async def travel(node: DecodeNode, timeout_s: float = 0.5, session: int = 1, **c
 def test_frames_survive_the_wire() -> None:
     frames = (
         step(forks=((1, 0, 3),), starts=(3,)),
-        Halted(plan=PLAN, session=1, path=(0, 1), position=2, number=3, why=Stop.LOST, detail="x"),
+        Halted(plan=PLAN, session=1, path=(0, 1), position=2, number=3, why=StopReason.LOST, detail="x"),
         Closed(plan=PLAN, session=1, path=(0, 1), position=1),
     )
     for frame in frames:
@@ -145,15 +145,16 @@ def test_the_largest_step_fits_into_a_frame() -> None:
 )
 def test_a_step_that_contradicts_itself_is_no_frame(wrong: dict[str, Any]) -> None:
     fields = [
-        wrong.get(name, value) for name, value in zip(Step.__struct_fields__, _values(step()), strict=True)
+        wrong.get(name, value)
+        for name, value in zip(DecodeStep.__struct_fields__, _values(step()), strict=True)
     ]
     data = bytes([1]) + msgspec.msgpack.encode(["step", *fields])
     with pytest.raises(Rejected, match="malformed"):
         decode_frame(data)
 
 
-def _values(frame: Step) -> list[Any]:
-    return [getattr(frame, name) for name in Step.__struct_fields__]
+def _values(frame: DecodeStep) -> list[Any]:
+    return [getattr(frame, name) for name in DecodeStep.__struct_fields__]
 
 
 @pytest.mark.parametrize(
@@ -170,8 +171,8 @@ def test_other_bytes_are_no_frame(data: bytes, reason: str) -> None:
         decode_frame(data)
 
 
-ROSTERS = {PLAN: Roster(PLAN, ("a", "b", "c", "d"), own=1)}
-AT_START = {PLAN: Roster(PLAN, ("a", "b", "c", "d"), own=0)}
+ROSTERS = {PLAN: PlanMembers(PLAN, ("a", "b", "c", "d"), own=1)}
+AT_START = {PLAN: PlanMembers(PLAN, ("a", "b", "c", "d"), own=0)}
 
 
 @pytest.mark.parametrize(
@@ -192,7 +193,9 @@ def test_only_the_node_before_us_may_send_us_a_step(frame: Any, peer: str, reaso
 
 def test_a_member_accuses_only_itself_and_its_neighbours() -> None:
     def halted(position: int) -> Halted:
-        return Halted(plan=PLAN, session=1, path=(0, 1, 2, 3), position=position, number=1, why=Stop.LOST)
+        return Halted(
+            plan=PLAN, session=1, path=(0, 1, 2, 3), position=position, number=1, why=StopReason.LOST
+        )
 
     for peer, position in (("b", 1), ("b", 2), ("c", 1), ("c", 3), ("d", 4)):
         check_frame(halted(position), peer, AT_START)
@@ -204,7 +207,7 @@ def test_a_member_accuses_only_itself_and_its_neighbours() -> None:
 
 
 def test_who_has_a_step_and_does_not_send_it_on_has_stopped_it() -> None:
-    gone, here, nothing = Progress(True, True), Progress(True, False), Progress(False, False)
+    gone, here, nothing = StepProgress(True, True), StepProgress(True, False), StepProgress(False, False)
     assert who_stopped((0, 1, 2, 3), {1: gone, 2: here, 3: nothing}) == 2
     assert who_stopped((0, 1, 2, 3), {1: gone, 2: nothing, 3: None}) == 3
     assert who_stopped((0, 1, 2, 3), {1: gone, 2: nothing, 3: nothing}) is None
@@ -219,7 +222,7 @@ async def test_a_step_goes_around_the_path_and_sessions_end_along_it() -> None:
         expected = hidden_1D
         for stage in STAGES[1:]:
             expected = StageCaches(stage, max_bytes=1 << 20).run(("x", 1), ONE, expected)
-        torch.testing.assert_close(await travel(nodes[0]), expected)
+        torch.testing.assert_close(await send_around(nodes[0]), expected)
         assert [len(node.caches or ()) for node in nodes] == [0, 1, 1]
         await nodes[0].close_session(PLAN, (0, 1, 2), 1)
         await eventually(lambda: [len(node.caches or ()) for node in nodes] == [0, 0, 0])
@@ -228,20 +231,23 @@ async def test_a_step_goes_around_the_path_and_sessions_end_along_it() -> None:
 async def test_only_the_tails_come_back() -> None:
     async with members() as (_, nodes):
         segments = Segments((0, 1), (0, 0), (3, 2), (1, 1))
-        assert (await travel(nodes[0], segments=segments, hidden=torch.ones(5, WIDTH))).shape == (2, WIDTH)
+        assert (await send_around(nodes[0], segments=segments, hidden=torch.ones(5, WIDTH))).shape == (
+            2,
+            WIDTH,
+        )
 
 
 async def test_a_stage_without_the_session_says_so() -> None:
     async with members() as (_, nodes):
-        found = await travel(nodes[0], segments=Segments((0,), (4,), (1,), (1,)))
-        assert (found.why, found.node) == (Stop.FORGOTTEN, 1)
+        found = await send_around(nodes[0], segments=Segments((0,), (4,), (1,), (1,)))
+        assert (found.why, found.node) == (StopReason.FORGOTTEN, 1)
 
 
 async def test_a_stage_without_room_says_so() -> None:
     async with members() as (_, nodes):
         hold(nodes[2], StageCaches(STAGES[2], max_bytes=1))
-        found = await travel(nodes[0])
-        assert (found.why, found.node) == (Stop.NO_MEMORY, 2)
+        found = await send_around(nodes[0])
+        assert (found.why, found.node) == (StopReason.NO_MEMORY, 2)
 
 
 async def test_numbers_that_are_none_count_against_the_stage_that_makes_them() -> None:
@@ -250,25 +256,25 @@ async def test_numbers_that_are_none_count_against_the_stage_that_makes_them() -
         next(iter(broken.trainable().values())).fill_(float("nan"))
     async with members() as (_, nodes):
         hold(nodes[1], StageCaches(broken, max_bytes=1 << 20))
-        found = await travel(nodes[0])
-        assert (found.why, found.node) == (Stop.LOST, 1)
+        found = await send_around(nodes[0])
+        assert (found.why, found.node) == (StopReason.LOST, 1)
 
 
 async def test_a_node_that_is_gone_is_named_by_the_one_before_it() -> None:
     async with members() as (hosts, nodes):
         await nodes[2].__aexit__(None, None, None)
         await hosts[2].__aexit__(None, None, None)
-        found = await travel(nodes[0])
-        assert (found.why, found.node) == (Stop.LOST, 2)
+        found = await send_around(nodes[0])
+        assert (found.why, found.node) == (StopReason.LOST, 2)
 
 
 async def test_a_node_that_does_nothing_is_found_by_asking() -> None:
     async with members() as (_, nodes):
         nodes[2].run_in_stage_thread = never
-        found = await travel(nodes[0])
-        assert (found.why, found.node) == (Stop.LOST, 2)
+        found = await send_around(nodes[0])
+        assert (found.why, found.node) == (StopReason.LOST, 2)
         nodes[2].run_in_stage_thread = inline
-        assert isinstance(await travel(nodes[0], session=2), torch.Tensor)
+        assert isinstance(await send_around(nodes[0], session=2), torch.Tensor)
 
 
 async def test_a_step_that_is_lost_between_two_that_answer_is_brought_again() -> None:
@@ -278,18 +284,20 @@ async def test_a_step_that_is_lost_between_two_that_answer_is_brought_again() ->
 
         real = nodes[2]._streams._handle
         nodes[2]._streams._handle = swallow
-        assert await travel(nodes[0]) == Stopped(Stop.FORGOTTEN, None, "nothing came around within 0.5 s")
+        assert await send_around(nodes[0]) == Stopped(
+            StopReason.FORGOTTEN, None, "nothing came around within 0.5 s"
+        )
         nodes[2]._streams._handle = real
-        assert isinstance(await travel(nodes[0], session=2), torch.Tensor)
+        assert isinstance(await send_around(nodes[0], session=2), torch.Tensor)
 
 
 async def test_a_broken_stream_is_opened_again() -> None:
     async with members() as (_, nodes):
-        await travel(nodes[0])
+        await send_around(nodes[0])
         link = nodes[0]._streams._links[nodes[1]._host.peer_id]
         assert link.outgoing is not None
         link.outgoing.stream.close()
-        assert isinstance(await travel(nodes[0]), torch.Tensor)
+        assert isinstance(await send_around(nodes[0]), torch.Tensor)
 
 
 async def test_strangers_are_told_nothing() -> None:
@@ -297,10 +305,10 @@ async def test_strangers_are_told_nothing() -> None:
         stream = await hosts[3].open_stream(hosts[1].peer_id, PROTOCOL)
         await eventually(lambda: nodes[1].counters.refused["not_a_member"] == 1)
         stream.close()
-        await travel(nodes[0])
+        await send_around(nodes[0])
         asked = msgspec.msgpack.encode(Asked(PLAN, next(iter(nodes[1]._tracing._progress))[1]))
         told = await hosts[3].request(hosts[1].peer_id, ASK_PROTOCOL, asked, max_response_bytes=16)
-        assert msgspec.msgpack.decode(told, type=Progress) == Progress(False, False, seated=False)
+        assert msgspec.msgpack.decode(told, type=StepProgress) == StepProgress(False, False, seated=False)
         with pytest.raises(Exception, match="closed the stream"):
             await hosts[3].request(hosts[1].peer_id, ASK_PROTOCOL, b"x", max_response_bytes=16)
 
@@ -314,7 +322,7 @@ async def test_a_member_that_sends_nonsense_loses_its_stream_and_nothing_else_ha
             stream = await hosts[2].open_stream(hosts[1].peer_id, PROTOCOL)
             await stream.send(data)
             await eventually(lambda reason=reason: nodes[1].counters.refused[reason] == 1)
-        assert isinstance(await travel(nodes[0]), torch.Tensor)
+        assert isinstance(await send_around(nodes[0]), torch.Tensor)
 
 
 async def test_a_tensor_that_never_comes_gives_its_memory_back() -> None:

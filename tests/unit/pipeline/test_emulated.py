@@ -16,7 +16,7 @@ from swarmnode.network.memory import MemoryNetwork
 from swarmnode.pipeline.plans.instance import Instance
 from swarmnode.pipeline.wire.emulated import EmulatedCompute, EmulatedLinks, LinkSpeed, links_of
 from swarmnode.pipeline.wire.messages import Done, Message, StepDone
-from swarmnode.pipeline.wire.roster import Roster
+from swarmnode.pipeline.wire.plan_members import PlanMembers
 from swarmnode.pipeline.wire.transport import TensorTransport
 
 INSTANCE = Instance(
@@ -65,23 +65,23 @@ async def elapsed_s(work: Coroutine[Any, Any, Any]) -> float:
 
 def test_a_message_takes_its_time_on_the_link_and_then_its_latency():
     links = EmulatedLinks({"b": LinkSpeed(latency_s=0.5, bytes_per_s=100.0)}, seed=1)
-    passage = links.passage("b", 200, 10.0)
-    assert (passage.first_s, passage.last_s) == (10.0, 12.5)
-    assert passage.at_s(0.5) == 11.25
+    arrival = links.arrival("b", 200, 10.0)
+    assert (arrival.first_s, arrival.last_s) == (10.0, 12.5)
+    assert arrival.at_s(0.5) == 11.25
 
 
 def test_messages_queue_for_a_link_but_not_for_another_one():
     link = LinkSpeed(latency_s=0.5, bytes_per_s=100.0)
     links = EmulatedLinks({"b": link, "c": link}, seed=1)
-    assert links.passage("b", 200, 10.0).last_s == 12.5
-    assert links.passage("b", 100, 10.0).last_s == 13.5
-    assert links.passage("c", 100, 10.0).last_s == 11.5
-    assert links.passage("b", 100, 20.0).last_s == 21.5
+    assert links.arrival("b", 200, 10.0).last_s == 12.5
+    assert links.arrival("b", 100, 10.0).last_s == 13.5
+    assert links.arrival("c", 100, 10.0).last_s == 11.5
+    assert links.arrival("b", 100, 20.0).last_s == 21.5
 
 
 def test_without_a_bandwidth_messages_only_wait_for_the_delay():
     links = EmulatedLinks({"b": LinkSpeed(3.0)}, seed=1)
-    assert [links.passage("b", 10**9, 10.0).last_s for _ in range(2)] == [13.0, 13.0]
+    assert [links.arrival("b", 10**9, 10.0).last_s for _ in range(2)] == [13.0, 13.0]
 
 
 def test_scale_shrinks_everything():
@@ -89,8 +89,8 @@ def test_scale_shrinks_everything():
     whole = EmulatedLinks({"b": link}, seed=1)
     tenth = EmulatedLinks({"b": link}, seed=1, scale=0.1)
     for _ in range(20):
-        lasts_s = whole.passage("b", 100, 0.0).last_s
-        assert tenth.passage("b", 100, 0.0).last_s == pytest.approx(0.1 * lasts_s)
+        lasts_s = whole.arrival("b", 100, 0.0).last_s
+        assert tenth.arrival("b", 100, 0.0).last_s == pytest.approx(0.1 * lasts_s)
     with pytest.raises(ValueError, match="scale"):
         EmulatedLinks({}, seed=1, scale=0.0)
 
@@ -100,7 +100,7 @@ def lateness(seed: int, order: str) -> dict[str, list[float]]:
     links = EmulatedLinks({"b": link, "c": link}, seed=seed)
     found: dict[str, list[float]] = {"b": [], "c": []}
     for peer_id in order:
-        found[peer_id].append(links.passage(peer_id, 1, 0.0).last_s)
+        found[peer_id].append(links.arrival(peer_id, 1, 0.0).last_s)
     return found
 
 
@@ -115,19 +115,19 @@ def test_jitter_and_losses_depend_on_seed_link_and_number_alone():
 
 def test_a_loss_that_never_ends_still_ends():
     links = EmulatedLinks({"b": LinkSpeed(0.0, loss=1.0, retransmit_s=1.0)}, seed=1)
-    assert links.passage("b", 1, 0.0).last_s == 8.0
+    assert links.arrival("b", 1, 0.0).last_s == 8.0
 
 
 def test_a_cut_link_delivers_nothing_until_it_is_mended():
     links = EmulatedLinks({"b": LinkSpeed(1.0)}, seed=1)
     links.cut("b")
-    assert links.passage("b", 1, 0.0).last_s == inf
+    assert links.arrival("b", 1, 0.0).last_s == inf
     links.mend("b")
-    assert links.passage("b", 1, 0.0).last_s == 1.0
+    assert links.arrival("b", 1, 0.0).last_s == 1.0
 
 
 def test_peers_that_are_not_emulated_are_as_near_as_they_are():
-    assert EmulatedLinks({}, seed=1).passage("b", 10**9, 7.0).last_s == 7.0
+    assert EmulatedLinks({}, seed=1).arrival("b", 10**9, 7.0).last_s == 7.0
 
 
 def test_links_of_an_instance_delay_as_its_simulator_does():
@@ -190,7 +190,7 @@ def test_a_transport_delivers_at_the_pace_of_its_emulated_links():
                 TensorTransport(bob, inbox) as receiver,
             ):
                 for number, transport in enumerate((sender, receiver)):
-                    transport.adopt(Roster(PLAN, (alice.peer_id, bob.peer_id), own=number))
+                    transport.adopt(PlanMembers(PLAN, (alice.peer_id, bob.peer_id), own=number))
                 began_s = asyncio.get_running_loop().time()
                 async with asyncio.TaskGroup() as tasks:
                     sent = [tasks.create_task(sender.send(bob.peer_id, ready(stage))) for stage in (0, 1)]

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from swarmnode.pipeline.plans.costs import Announcement, Observation, believed
+from swarmnode.pipeline.plans.costs import CostAnnouncement, Observation, believed
 from swarmnode.pipeline.plans.evidence import ENOUGH, LONE, dead_weight, heard
 from swarmnode.pipeline.plans.planning import Agreed, Former, Inputs, planned
 from tests.unit.pipeline import pretend_members as pretend
@@ -12,7 +12,7 @@ USELESS = Observation(20.0, ENOUGH)
 FORMER = Former((2, 4, 6), {"a": 0, "b": 0, "c": 0, "d": 1, "e": 2, "f": 1})
 
 
-def said(**of: dict[str, Observation]) -> tuple[Announcement, ...]:
+def said(**of: dict[str, Observation]) -> tuple[CostAnnouncement, ...]:
     """By member, what it says of others."""
     members = [pretend.costs(name, free=WEIGHTS) for name in "abcdef"]
     return tuple(
@@ -21,12 +21,12 @@ def said(**of: dict[str, Observation]) -> tuple[Announcement, ...]:
     )
 
 
-def times_slower(announcements: tuple[Announcement, ...], peer: str) -> float:
+def times_slower(announcements: tuple[CostAnnouncement, ...], peer: str) -> float:
     found = {each.peer_id: each for each in believed(heard(announcements, FORMER.stage_of))}
     return found[peer].timings[0].forward_s / pretend.costs(peer).timings[0].forward_s
 
 
-def plan_of(announcements: tuple[Announcement, ...], former: Former | None = FORMER) -> Agreed:
+def plan_of(announcements: tuple[CostAnnouncement, ...], former: Former | None = FORMER) -> Agreed:
     return planned(Inputs(announcements, pretend.settings(stages=3, skip=0.33), former, 2))
 
 

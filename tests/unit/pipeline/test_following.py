@@ -3,9 +3,9 @@
 import pytest
 
 from swarmnode.errors import Rejected
-from swarmnode.pipeline.joining.control import Progress, Reason, Status
-from swarmnode.pipeline.joining.convening import former_of, next_epoch, target_iteration
-from swarmnode.pipeline.joining.following import MAX_EPOCH_LEAP, Follower, PlanIt, SeatIt
+from swarmnode.pipeline.membership.control import ProposalProgress, RefusalReason, Status
+from swarmnode.pipeline.membership.convening import former_of, next_epoch, target_iteration
+from swarmnode.pipeline.membership.following import MAX_EPOCH_LEAP, Follower, PlanIt, TakeIt
 from swarmnode.pipeline.plans.planning import Agreed, Former, Inputs, planned
 from tests.unit.pipeline import pretend_members as pretend
 
@@ -23,17 +23,17 @@ def prepared(plan: Agreed = PLAN) -> Follower:
     assert isinstance(follower.job(0.0), PlanIt)
     follower.planned(INPUTS, plan)
     follower.prepared(plan)
-    assert follower.progress == Progress.PREPARED
+    assert follower.progress == ProposalProgress.PREPARED
     return follower
 
 
 def begun(iteration: int = 0) -> Follower:
     follower = prepared()
     follower.hold("a", 1, iteration, 0.0)
-    follower.seat("a", 1, iteration, 0.0)
+    follower.take("a", 1, iteration, 0.0)
     job = follower.job(0.0)
-    assert isinstance(job, SeatIt) and job.agreed.iteration == iteration
-    follower.seated(job.agreed)
+    assert isinstance(job, TakeIt) and job.agreed.iteration == iteration
+    follower.taken(job.agreed)
     assert not follower.may_begin(iteration)
     follower.begin("a", 1, 0.0)
     assert follower.may_begin(iteration)
@@ -46,16 +46,16 @@ def test_an_iteration_that_runs_is_not_held_but_the_next_one_is():
     again = Inputs(INPUTS.announcements, INPUTS.settings, PLAN.former, 2)
     follower.propose("a", again, 0.0)
     follower.planned(again, planned(again))
-    with pytest.raises(Rejected, match=Reason.BEGUN):
+    with pytest.raises(Rejected, match=RefusalReason.BEGUN):
         follower.hold("a", 2, 0, 0.0)
     assert follower.may_begin(0)
     follower.hold("a", 2, 1, 0.0)
-    follower.seat("a", 2, 1, 0.0)
+    follower.take("a", 2, 1, 0.0)
     assert follower.job(0.0) is None and not follower.may_begin(1)
     follower.busy = False
-    assert follower.job(59.0) is None and isinstance(follower.job(60.0), SeatIt)
+    assert follower.job(59.0) is None and isinstance(follower.job(60.0), TakeIt)
     follower.iteration = 1
-    assert isinstance(follower.job(0.0), SeatIt)
+    assert isinstance(follower.job(0.0), TakeIt)
 
 
 def behind(iteration: int) -> Follower:
@@ -66,18 +66,18 @@ def behind(iteration: int) -> Follower:
     follower.propose("a", again, 0.0)
     follower.planned(again, planned(again))
     follower.hold("a", 3, 5, 0.0)
-    follower.seat("a", 3, 5, 0.0)
+    follower.take("a", 3, 5, 0.0)
     return follower
 
 
 def test_who_slept_through_several_iterations_or_a_plan_has_no_step_to_wait_for():
     assert behind(4).job(0.0) is None
-    assert isinstance(behind(2).job(0.0), SeatIt)
+    assert isinstance(behind(2).job(0.0), TakeIt)
     missed = behind(4)
     missed.hear("b", said(in_force=3), 0.0)
     assert missed.job(0.0) is None
     missed.hear("b", said(in_force=2), 0.0)
-    assert isinstance(missed.job(0.0), SeatIt)
+    assert isinstance(missed.job(0.0), TakeIt)
 
 
 def test_a_step_that_closes_and_one_that_data_nodes_have_begun_are_waited_for_one_after_the_other():
@@ -86,16 +86,16 @@ def test_a_step_that_closes_and_one_that_data_nodes_have_begun_are_waited_for_on
     follower.stepped(4, "", 50.0)
     assert follower.job(109.0) is None, "the next step has its own time to come"
     follower.stepped(5, "", 109.0)
-    assert isinstance(follower.job(109.0), SeatIt)
+    assert isinstance(follower.job(109.0), TakeIt)
 
 
 def test_of_two_proposals_the_higher_epoch_wins_then_the_smaller_peer_id():
     follower = Follower("c", catch_up_s=60.0)
     follower.propose("b", INPUTS, 0.0)
     follower.propose("a", INPUTS, 0.0)
-    with pytest.raises(Rejected, match=Reason.OUTBID):
+    with pytest.raises(Rejected, match=RefusalReason.OUTBID):
         follower.propose("b", INPUTS, 0.0)
-    with pytest.raises(Rejected, match=Reason.OTHER_EPOCH):
+    with pytest.raises(Rejected, match=RefusalReason.OTHER_EPOCH):
         follower.hold("b", 1, 0, 0.0)
     follower.propose("b", Inputs(INPUTS.announcements, INPUTS.settings, None, 2), 0.0)
     assert (follower.epoch, follower.by) == (2, "b")

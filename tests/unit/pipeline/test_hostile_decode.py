@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from swarmnode.pipeline.rollouts.chain import Stop
+from swarmnode.pipeline.rollouts.chain import StopReason
 from swarmnode.pipeline.rollouts.decode_messages import Closed, Halted, encode_frame
 from swarmnode.pipeline.rollouts.decode_streams import PROTOCOL
 from swarmnode.pipeline.wire.budget import ByteBudget
 from swarmnode.pipeline.wire.codec import encode
-from tests.unit.pipeline.test_decode import PLAN, WIDTH, eventually, members, never, step, travel
+from tests.unit.pipeline.test_decode import PLAN, WIDTH, eventually, members, never, send_around, step
 
 
 async def say(host: Any, target: Any, frame: Any, tensor: torch.Tensor | None = None) -> None:
@@ -27,16 +27,16 @@ def brings(tensor: torch.Tensor, **fields: Any) -> Any:
 async def test_who_is_not_on_the_path_neither_answers_nor_accuses() -> None:
     async with members() as (hosts, nodes):
         nodes[1].run_in_stage_thread = never
-        going = asyncio.create_task(travel(nodes[0], path=(0, 1), timeout_s=0.6))
-        await eventually(lambda: bool(nodes[0]._coming))
-        (number,) = nodes[0]._coming
+        going = asyncio.create_task(send_around(nodes[0], path=(0, 1), timeout_s=0.6))
+        await eventually(lambda: bool(nodes[0]._in_flight))
+        (number,) = nodes[0]._in_flight
         answer = torch.ones(1, WIDTH)
         frame = brings(answer, path=(0, 2), position=2, number=number)
         await say(hosts[2], hosts[0], frame, answer)
-        halted = Halted(plan=PLAN, session=1, path=(0, 1, 2), position=1, number=number, why=Stop.LOST)
+        halted = Halted(plan=PLAN, session=1, path=(0, 1, 2), position=1, number=number, why=StopReason.LOST)
         await say(hosts[2], hosts[0], halted)
         found = await going
-        assert (found.why, found.node) == (Stop.LOST, 1)
+        assert (found.why, found.node) == (StopReason.LOST, 1)
         assert "nothing came around" in found.detail
         assert nodes[0].counters.refused["unknown_work"] == 2
 
@@ -44,18 +44,18 @@ async def test_who_is_not_on_the_path_neither_answers_nor_accuses() -> None:
 async def test_an_answer_of_another_shape_counts_against_the_node_that_sent_it() -> None:
     async with members() as (hosts, nodes):
         nodes[1].run_in_stage_thread = never
-        going = asyncio.create_task(travel(nodes[0], path=(0, 1), timeout_s=2.0))
-        await eventually(lambda: bool(nodes[0]._coming))
-        (number,) = nodes[0]._coming
+        going = asyncio.create_task(send_around(nodes[0], path=(0, 1), timeout_s=2.0))
+        await eventually(lambda: bool(nodes[0]._in_flight))
+        (number,) = nodes[0]._in_flight
         answer = torch.ones(1, WIDTH + 1)
         await say(hosts[1], hosts[0], brings(answer, path=(0, 1), position=2, number=number), answer)
         found = await going
-        assert (found.why, found.node) == (Stop.LOST, 1)
+        assert (found.why, found.node) == (StopReason.LOST, 1)
 
 
 async def test_a_session_is_only_spoken_of_along_its_own_path() -> None:
     async with members() as (hosts, nodes):
-        assert isinstance(await travel(nodes[0], path=(0, 1)), torch.Tensor)
+        assert isinstance(await send_around(nodes[0], path=(0, 1)), torch.Tensor)
         hidden = torch.ones(1, WIDTH)
         await say(hosts[2], hosts[1], brings(hidden, path=(0, 2, 1), position=2, starts=(1,)), hidden)
         await say(hosts[2], hosts[1], Closed(plan=PLAN, session=1, path=(0, 2, 1), position=2))
@@ -67,10 +67,10 @@ async def test_a_session_is_only_spoken_of_along_its_own_path() -> None:
 async def test_a_version_that_is_not_the_next_is_not_waited_for() -> None:
     async with members() as (_, nodes):
         for version, others in ((2, True), (2**52, True)):
-            found = await nodes[0].travel(
+            found = await nodes[0].send_around(
                 PLAN, (0, 1), 1, step().segments, torch.ones(1, WIDTH), version=version, timeout_s=2.0
             )
-            assert (found.why is Stop.OTHER_POLICY) is others
+            assert (found.why is StopReason.OTHER_POLICY) is others
             assert found.node == 1
 
 

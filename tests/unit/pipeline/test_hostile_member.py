@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from swarmnode.errors import ModelError, Rejected
+from swarmnode.pipeline.execution.admission import hop_fault
+from swarmnode.pipeline.execution.assignment import Assignment
 from swarmnode.pipeline.plans.plan import Plan, digest
-from swarmnode.pipeline.running.admission import hop_fault
-from swarmnode.pipeline.running.seat import Seat
 from swarmnode.pipeline.stages.cutting import try_cut
+from swarmnode.pipeline.stages.micro_batches import MicroBatchAttempt, StageInput
 from swarmnode.pipeline.stages.stage import StageWorker
-from swarmnode.pipeline.stages.visits import StageInput, Visit
 from swarmnode.pipeline.wire.codec import encode
-from swarmnode.pipeline.wire.messages import Done, Finished, Forward, Refusal, Refused
+from swarmnode.pipeline.wire.messages import Done, Finished, ForwardHop, Refusal, Refused
 from swarmnode.pipeline.wire.signing import check_signature, signed
 from tests.unit.pipeline.members import QUICK, ListFeed, crew, instance_of, key_of, stage_worker
 from tests.unit.pipeline.tiny_models import SETTINGS, batches, saved, tiny_config, tiny_model
@@ -39,12 +39,12 @@ def workers(folder: Path, ends: tuple[int, ...] = (2, 4, 6)) -> Callable[[int], 
     return lambda stage: stage_worker(folder, ends, stage, CUT, SETTINGS, slots=4)
 
 
-def forward(agent: int, target: int, **fields: Any) -> Forward:
+def forward(agent: int, target: int, **fields: Any) -> ForwardHop:
     """From node 3 to `target`, on a path of node 0."""
     values: dict[str, Any] = {
         "attempt": 63, "wave": 1, "micro_batch": agent * 2 + 1, "path": (0, 3, target), "position": 2,
     } | fields  # fmt: skip
-    return Forward(
+    return ForwardHop(
         plan=digest(REPLICAS),
         iteration=0,
         deadline_s=2.0,
@@ -101,7 +101,7 @@ def test_a_signature_is_for_one_attempt_on_one_path() -> None:
 async def test_a_data_node_that_has_not_begun_is_waited_for(folder: Path) -> None:
     impatient = replace(QUICK, hop_timeout_s=0.6, grace_s=0.2, close_timeout_s=0.2)
     async with crew(TWO_FEEDS, workers(folder, (2, 6)), settings=impatient) as found:
-        limit_s = found.nodes[2].member._term.closing.limit_s  # pyright: ignore
+        limit_s = found.nodes[2].member._active.barrier.limit_s  # pyright: ignore
         async with asyncio.TaskGroup() as tasks:
             first = tasks.create_task(found.nodes[0].member.train(ListFeed(batches(True), 2)))
             await asyncio.sleep(1.2 * limit_s)  # Node 1 still makes its rollouts.
@@ -122,16 +122,16 @@ async def test_a_data_node_settles_its_own_micro_batches_only(folder: Path) -> N
 
         def undecided() -> None:
             for agent in (0, 1):
-                visit = Visit(agent, 0, 0)
+                attempt = MicroBatchAttempt(agent, 0, 0)
                 worker.reserve(agent)
-                hidden_BTD = worker.forward(StageInput(visit, torch.ones(1, 4, 32), 4))
-                worker.backward(visit, torch.ones_like(hidden_BTD))
+                hidden_BTD = worker.forward(StageInput(attempt, torch.ones(1, 4, 32), 4))
+                worker.backward(attempt, torch.ones_like(hidden_BTD))
 
         await member.in_stage_thread(undecided)
         back = ((0, 0), (2, 0), (2**53, 0))
         finished = {node: Finished(**common, node=node, back=back * (node == 1)) for node in (0, 1)}
-        closing = member._term.closing  # pyright: ignore
-        settled = await member.in_stage_thread(lambda: closing._settle(finished))  # pyright: ignore
+        barrier = member._active.barrier  # pyright: ignore
+        settled = await member.in_stage_thread(lambda: barrier._settle(finished))  # pyright: ignore
     assert (settled.visits, settled.tokens) == (1, 4)
 
 
@@ -174,7 +174,7 @@ async def test_a_pass_that_fails_costs_its_micro_batch(
 
 def test_a_stage_without_memory_drops_the_micro_batch(folder: Path) -> None:
     worker = workers(folder)(1)
-    visit, hidden_BTD = Visit(0, 0, 0), torch.ones(1, 4, 32)
+    attempt, hidden_BTD = MicroBatchAttempt(0, 0, 0), torch.ones(1, 4, 32)
     worker.reserve(0)
     run = worker.model.forward
 
@@ -183,12 +183,12 @@ def test_a_stage_without_memory_drops_the_micro_batch(folder: Path) -> None:
 
     worker.model.forward = full
     with pytest.raises(Rejected, match=Refusal.NO_MEMORY):
-        worker.forward(StageInput(visit, hidden_BTD, 4))
+        worker.forward(StageInput(attempt, hidden_BTD, 4))
     worker.model.forward = run
-    out_BTD = worker.forward(StageInput(visit, hidden_BTD, 4))
+    out_BTD = worker.forward(StageInput(attempt, hidden_BTD, 4))
     worker._gradients = full  # pyright: ignore
     with pytest.raises(Rejected, match=Refusal.NO_MEMORY):
-        worker.backward(visit, out_BTD)
+        worker.backward(attempt, out_BTD)
     assert (worker.in_flight, worker.dropped, worker.refused[Refusal.NO_MEMORY]) == (0, 1, 2)
 
 
@@ -201,23 +201,25 @@ async def test_only_the_former_plan_is_remembered(folder: Path) -> None:
         member = found.nodes[1].member
         for plan in plans[1:]:
             found.plan = plan
-            found.seat()
-        assert set(member.transport.rosters) == {digest(plan) for plan in plans[1:]}
+            found.assign()
+        assert set(member.transport.plans) == {digest(plan) for plan in plans[1:]}
 
 
 async def test_a_member_without_a_stage_lets_go_of_it(folder: Path) -> None:
     async with crew(REPLICAS, workers(folder), settings=QUICK) as found:
         node = found.nodes[2]
-        node.member.seat(Seat(REPLICAS, digest(REPLICAS), found.peers, 2, 7), node.worker, node.optimizer)
-        node.member.unseat()
-        node.member.unseat()
-        assert node.member.transport.rosters == {}
-        assert (node.member._term, node.member.iteration) == (None, 7)  # pyright: ignore
+        node.member.assign(
+            Assignment(REPLICAS, digest(REPLICAS), found.peers, 2, 7), node.worker, node.optimizer
+        )
+        node.member.unassign()
+        node.member.unassign()
+        assert node.member.transport.plans == {}
+        assert (node.member._active, node.member.iteration) == (None, 7)  # pyright: ignore
         with pytest.raises(Rejected, match=Refusal.UNKNOWN_WORK):
             node.member.admit(found.peers[3], forward(0, 2))
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(found.nodes[0].member.train(ListFeed(batches(True), 2)))
             await asyncio.sleep(0)
             with pytest.raises(ModelError, match="while an iteration runs"):
-                found.nodes[0].member.unseat()
+                found.nodes[0].member.unassign()
         assert running.result().micro_batches == 4

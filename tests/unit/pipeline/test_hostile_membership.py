@@ -9,28 +9,28 @@ import pytest
 
 from swarmnode.errors import Rejected
 from swarmnode.identity.keys import NodeKey
-from swarmnode.pipeline.joining.asking import Refused
-from swarmnode.pipeline.joining.control import (
+from swarmnode.pipeline.membership.asking import MemberRefused
+from swarmnode.pipeline.membership.control import (
     PROTOCOL,
-    Answered,
     Introduce,
     Ping,
     Presence,
-    Progress,
+    ProposalProgress,
     Propose,
-    Reason,
-    Refusal,
+    RefusalReason,
+    RefusalReply,
     Request,
     Status,
+    StatusReply,
     encode,
     open_presence,
     seal_presence,
 )
-from swarmnode.pipeline.joining.convener import Outbid
-from swarmnode.pipeline.joining.convening import Round
-from swarmnode.pipeline.joining.following import MAX_EPOCH_LEAP, Follower, SeatIt
-from swarmnode.pipeline.joining.known_members import FORGIVEN_S, FREE_LOSSES, KnownMembers
-from swarmnode.pipeline.plans.costs import Announcement, StageTiming, forward_s
+from swarmnode.pipeline.membership.convener import Outbid
+from swarmnode.pipeline.membership.convening import Round
+from swarmnode.pipeline.membership.following import MAX_EPOCH_LEAP, Follower, TakeIt
+from swarmnode.pipeline.membership.known_members import FORGIVEN_S, FREE_LOSSES, KnownMembers
+from swarmnode.pipeline.plans.costs import CostAnnouncement, StageTiming, forward_s
 from swarmnode.pipeline.plans.planning import Agreed, Inputs, planned
 from tests.unit.pipeline import pretend_members as pretend
 from tests.unit.pipeline.test_membership import KEYS, SETTINGS, Home, Hostile, Node, run, told, until
@@ -47,7 +47,7 @@ def status(**changes: object) -> Status:
 def presence(key: NodeKey, session: int = 1, *, timings: tuple[StageTiming, ...] = ()) -> bytes:
     costs = pretend.costs(key.peer_id)
     costs = msgspec.structs.replace(costs, timings=timings or costs.timings)
-    said = Presence(session=session, sequence=1, terms={}, costs=Announcement(costs, {}, {}))
+    said = Presence(session=session, sequence=1, terms={}, costs=CostAnnouncement(costs, {}, {}))
     return seal_presence(key, said, topic="t")
 
 
@@ -104,9 +104,9 @@ def test_a_place_that_takes_for_ever_is_given_up():
             await asyncio.Event().wait()
 
         nodes[1].membership._jobs.on_agreed = hangs  # pyright: ignore[reportPrivateUsage]
-        await until(lambda: nodes[1].membership.status().progress == Progress.FAILED, 60)
+        await until(lambda: nodes[1].membership.status().progress == ProposalProgress.FAILED, 60)
 
-    told(story, count=3, settings=replace(SETTINGS, seat_s=10.0), trains=False)
+    told(story, count=3, settings=replace(SETTINGS, assignment_s=10.0), trains=False)
 
 
 # What is answered to a convener (11, 12).
@@ -117,8 +117,8 @@ def test_who_speaks_of_a_better_proposal_is_named(how: str):
     async def ask(peer: str, request: Request) -> Status:
         evil = peer == "evil"
         if evil and how == "refuses" and isinstance(request, Propose):
-            raise Refused(Refusal(Reason.OUTBID))
-        return status(epoch=6 if evil else 5, progress=Progress.PREPARED, proposed="a" * 64)
+            raise MemberRefused(RefusalReply(RefusalReason.OUTBID))
+        return status(epoch=6 if evil else 5, progress=ProposalProgress.PREPARED, proposed="a" * 64)
 
     async def hold() -> None:
         round_ = Round(ask, "own", ["own", "good", "evil"], ROUND, lambda: None)
@@ -182,11 +182,11 @@ def test_a_convener_that_begins_again_and_again_is_seen_to_stop_us():
         follower.planned(again, plan)
         follower.prepared(plan)
         follower.hold("a", epoch, 0, time_s)
-        follower.seat("a", epoch, 0, time_s)
+        follower.take("a", epoch, 0, time_s)
         job = follower.job(time_s)
-        assert isinstance(job, SeatIt)
-        follower.seating()
-        follower.seated(job.agreed)
+        assert isinstance(job, TakeIt)
+        follower.taking()
+        follower.taken(job.agreed)
         time_s += 60
     assert follower.stopped_since_s == 0.0
     follower.begin("a", 5, time_s)
@@ -209,17 +209,17 @@ def test_nobody_is_seated_before_each_living_member_of_the_plan_told_us_of_the_s
     follower.planned(INPUTS, PLAN)
     follower.prepared(PLAN)
     follower.hold("a", 1, 0, 0.0)
-    follower.seat("a", 1, 0, 0.0)
+    follower.take("a", 1, 0, 0.0)
     follower.hear("a", status(epoch=1, proposed=PLAN.digest), 0.0)
     follower.hear("c", status(epoch=1, proposed="0" * 64), 0.0)
     assert follower.job(0.0, ["a", "c"]) is None and follower.unconvinced(["a", "c"]) == ["c"]
     follower.hear("c", status(epoch=1, proposed=PLAN.digest), 0.0)
-    assert isinstance(follower.job(0.0, ["a", "c"]), SeatIt)
+    assert isinstance(follower.job(0.0, ["a", "c"]), TakeIt)
 
 
 def test_a_newcomer_does_not_use_up_the_epochs_on_one_members_word():
     last = 2**53
-    with pytest.raises(Rejected, match=Reason.EPOCH_LEAP):
+    with pytest.raises(Rejected, match=RefusalReason.EPOCH_LEAP):
         Follower("b", catch_up_s=60.0).propose("a", replace(INPUTS, epoch=last), 0.0)
     late = Follower("b", catch_up_s=60.0)
     late.propose("a", replace(INPUTS, epoch=3 * MAX_EPOCH_LEAP), 0.0, usual_epoch=3 * MAX_EPOCH_LEAP - 1)
@@ -275,7 +275,7 @@ async def come_anew(here: Home, nodes: list[Node], key: NodeKey) -> None:
     bad = Hostile(here, key)
 
     async def answer(peer: str, data: bytes) -> bytes:
-        return encode(Answered(bad.status()))
+        return encode(StatusReply(bad.status()))
 
     async with bad.host:
         await bad.host.serve(PROTOCOL, answer, max_request_bytes=10**7)

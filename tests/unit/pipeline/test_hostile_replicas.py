@@ -4,25 +4,25 @@ import asyncio
 
 import pytest
 
-from swarmnode.pipeline.keeping.averaging_messages import PROTOCOL, AskDigest, encode
-from swarmnode.pipeline.keeping.combining import Expected, Fault
-from swarmnode.pipeline.keeping.contributions import contribute
-from swarmnode.pipeline.keeping.replica_answers import MAX_WAITING, Scope
-from swarmnode.pipeline.keeping.tally import Tally
+from swarmnode.pipeline.replication.averaging_messages import PROTOCOL, AskDigest, encode
+from swarmnode.pipeline.replication.combining import ContributionBounds, ContributionFault
+from swarmnode.pipeline.replication.contributions import contribute
+from swarmnode.pipeline.replication.replica_answers import MAX_WAITING, Scope
+from swarmnode.pipeline.replication.tally import ContributionTally
 from swarmnode.pipeline.wire.inbound import send_frame
 from tests.unit.pipeline.test_averaging import ABOUT, KEYS, PLAN, SHAPES, gradients, peers, replicas
 
 
 @pytest.mark.parametrize("claimed, counts", [(98_304, False), (385, False), (384, True)])
 def test_whoever_claims_many_times_the_others_tokens_is_left_out(claimed: int, counts: bool) -> None:
-    expected = Expected(SHAPES, max_tokens=98_304, max_visits=24)
+    expected = ContributionBounds(SHAPES, max_tokens=98_304, max_visits=24)
     sums = [*(gradients(n, tokens=48) for n in range(3)), gradients(3, tokens=claimed)]
     given = [contribute(own, ABOUT, expected, key) for own, key in zip(sums, KEYS, strict=False)]
-    tally = Tally(given[0], ABOUT, peers(0, 1, 2, 3), expected, max_norm_ratio=16.0)
+    tally = ContributionTally(given[0], ABOUT, peers(0, 1, 2, 3), expected, max_norm_ratio=16.0)
     for one in given[1:]:
         tally.add(one)
     found = tally.result(agreed=True)
-    assert found.rejected == ({} if counts else {KEYS[3].peer_id: Fault.WEIGHT})
+    assert found.rejected == ({} if counts else {KEYS[3].peer_id: ContributionFault.WEIGHT})
     assert found.sum.tokens == 144 + claimed * counts
 
 

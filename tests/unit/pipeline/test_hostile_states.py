@@ -8,22 +8,29 @@ import torch
 from safetensors.torch import save
 
 from swarmnode.errors import CheckpointError, NetworkError
-from swarmnode.pipeline.keeping.holdings import HeldState, Holding, Seats, Standing, covering, offers
-from swarmnode.pipeline.keeping.state_messages import PROTOCOL
-from swarmnode.pipeline.keeping.states import StateLimits
+from swarmnode.pipeline.replication.holdings import (
+    HeldState,
+    HolderCredibility,
+    Holding,
+    LayerAssignments,
+    covering,
+    offers,
+)
+from swarmnode.pipeline.replication.state_messages import PROTOCOL
+from swarmnode.pipeline.replication.states import StateLimits
 from swarmnode.pipeline.stages.stage_model import StagePart
 from swarmnode.pipeline.stages.stage_state import StageState, pack_state
 from swarmnode.pipeline.wire.inbound import receive_length, send_frame
 from tests.unit.pipeline.test_states import held, ids, members, same, tensors
 
-SEATS = Seats({"a": (0, 4), "b": (4, 8), "b2": (4, 8), "c": (8, 12)}, {"c": "a", "a": "b"})
+ASSIGNMENTS = LayerAssignments({"a": (0, 4), "b": (4, 8), "b2": (4, 8), "c": (8, 12)}, {"c": "a", "a": "b"})
 
 
 def said(first: int, end: int, mark: str, iteration: int = 7) -> Holding:
     return Holding(first, end, first == 0, iteration, 100, mark * 64)
 
 
-def chosen(told: dict[str, list[Holding]], part: StagePart, *seats: Seats) -> list[str]:
+def chosen(told: dict[str, list[Holding]], part: StagePart, *seats: LayerAssignments) -> list[str]:
     found = covering(offers(told, seats), part, needs_ends=False, at_least=1, at_most=9)
     assert found is not None
     return [offer.holding.digest[0] for offer in found]
@@ -35,32 +42,32 @@ HONEST = {"a": [said(0, 4, "a")], "b": [said(4, 8, "b")], "b2": [said(4, 8, "b")
 @pytest.mark.parametrize("iteration", [7, 9])
 def test_who_claims_every_layer_is_believed_for_none(iteration: int) -> None:
     told = HONEST | {"liar": [said(0, 4096, "e", iteration)], "z": [said(0, 4096, "e", iteration)]}
-    assert chosen(told, StagePart(4, 8), SEATS) == ["b"]
-    assert chosen(told, StagePart(0, 12, has_ends=True), SEATS) == ["a", "b", "c"]
+    assert chosen(told, StagePart(4, 8), ASSIGNMENTS) == ["b"]
+    assert chosen(told, StagePart(0, 12, has_ends=True), ASSIGNMENTS) == ["a", "b", "c"]
 
 
 def test_two_that_are_not_of_a_stage_do_not_outvote_the_one_that_is() -> None:
     told = {"a": [said(0, 4, "a")], "b": [said(0, 4, "e")], "c": [said(0, 4, "e")]}
     assert chosen(told, StagePart(0, 4)) == ["e"]
-    assert chosen(told, StagePart(0, 4), SEATS) == ["a"]
+    assert chosen(told, StagePart(0, 4), ASSIGNMENTS) == ["a"]
 
 
 def test_the_keeper_of_a_stage_that_is_gone_is_believed_before_others() -> None:
     told = {"a": [said(0, 4, "a"), said(8, 12, "c", 6)], "b": [said(8, 12, "e")], "z": [said(8, 12, "e")]}
-    assert chosen(told, StagePart(8, 12), SEATS) == ["c"]
+    assert chosen(told, StagePart(8, 12), ASSIGNMENTS) == ["c"]
 
 
 def test_before_the_first_plan_everybody_counts_and_the_whole_model_of_a_data_node_does() -> None:
     told = {"d": [said(0, 12, "d", 9)], "b": [said(4, 8, "b", 6)]}
     assert chosen(told, StagePart(4, 8)) == ["d"]
-    assert chosen(told, StagePart(4, 12), SEATS) == ["d"]  # nobody whose stage it is has all of it
+    assert chosen(told, StagePart(4, 12), ASSIGNMENTS) == ["d"]  # nobody whose stage it is has all of it
 
 
-def test_standing_follows_from_the_plan() -> None:
-    assert SEATS.standing("c", said(8, 12, "c")) is Standing.SEATED
-    assert SEATS.standing("a", said(8, 12, "c")) is Standing.KEEPER
-    assert SEATS.standing("b", said(8, 12, "c")) is Standing.FITS
-    assert SEATS.standing("c", said(8, 13, "c")) is Standing.NONE
+def test_credibility_follows_from_the_plan() -> None:
+    assert ASSIGNMENTS.credibility("c", said(8, 12, "c")) is HolderCredibility.ASSIGNED
+    assert ASSIGNMENTS.credibility("a", said(8, 12, "c")) is HolderCredibility.KEEPER
+    assert ASSIGNMENTS.credibility("b", said(8, 12, "c")) is HolderCredibility.FITS
+    assert ASSIGNMENTS.credibility("c", said(8, 13, "c")) is HolderCredibility.NONE
 
 
 async def test_a_digest_that_is_no_text_is_a_malformed_answer() -> None:
@@ -115,7 +122,9 @@ async def test_copies_are_kept_for_those_whom_the_plan_gives_us_only() -> None:
     async with members(3, StateLimits(max_copies=1)) as (services, hosts):
         keeper, owner, other = services
         names = ids(hosts)
-        seats = Seats({names[1]: (0, 2), names[2]: (2, 4)}, {names[1]: names[0], names[2]: names[1]})
+        seats = LayerAssignments(
+            {names[1]: (0, 2), names[2]: (2, 4)}, {names[1]: names[0], names[2]: names[1]}
+        )
         for service in services:
             service.admit(names, seats)
         other.publish(held(2, 4, 1))
@@ -127,6 +136,6 @@ async def test_copies_are_kept_for_those_whom_the_plan_gives_us_only() -> None:
         owner.publish(held(0, 2, 1))
         await owner.push_copy(names[0], held(0, 2, 1))
         # Another plan: the former owner lives, its copy is kept elsewhere and makes room.
-        keeper.admit(names, Seats(seats.ranges, {names[2]: names[0]}))
+        keeper.admit(names, LayerAssignments(seats.ranges, {names[2]: names[0]}))
         await other.push_copy(names[0], held(2, 4, 1))
         assert keeper.copy_of(names[1]) is None

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnode.errors import ConfigError, EngineError
-from swarmnode.pipeline.running.idle import MISFITS, IdleRollouts
-from swarmnode.pipeline.running.idle_budget import (
+from swarmnode.pipeline.execution.idle import MISFITS, IdleRollouts
+from swarmnode.pipeline.execution.idle_budget import (
     BEGIN,
     HANDOVER_S,
     RECENT_STEPS,

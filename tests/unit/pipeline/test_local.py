@@ -14,19 +14,15 @@ from swarmnode.config import TrainingConfig
 from swarmnode.errors import ModelError
 from swarmnode.model.policy import Policy
 from swarmnode.pipeline.stages.cutting import try_cut
-from swarmnode.pipeline.stages.local import (
-    LocalPipeline,
-    LossInputs,
-    Objective,
-    cross_entropy,
-    policy_gradient,
-)
+from swarmnode.pipeline.stages.objectives import LossInputs, Objective, cross_entropy, policy_gradient
 from swarmnode.pipeline.stages.stage_model import StageSettings
+from swarmnode.testing.local_pipeline import LocalPipeline
 from swarmnode.training.forward import Forward
 from swarmnode.training.logprob import completion_logprobs
-from swarmnode.training.losses import StepSize
-from swarmnode.training.round import MeasuredRound, RoundOfPolicy, completion_tokens
-from swarmnode.training.together import train_together
+from swarmnode.training.losses import LOSSES, StepSize
+from swarmnode.training.packing import completion_tokens
+from swarmnode.training.round import MeasuredRound, RoundOfPolicy
+from swarmnode.training.step import train_round
 from tests.unit.pipeline.tiny_models import (
     LAYERS,
     SETTINGS,
@@ -125,7 +121,7 @@ def test_activations_computed_again_give_the_same_gradients(model: Any, folder: 
     same(pipeline_gradients(found, (0, 1), cross_entropy(TOKENS), packed=True), expected)
 
 
-@pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"])
+@pytest.mark.parametrize("loss", LOSSES)
 def test_a_step_of_each_policy_loss_is_the_single_machines(model: Any, folder: Path, loss: Any) -> None:
     config = TrainingConfig(
         loss=loss, kl_coef=0.1, entropy_coef=0.01, grad_clip=1e9, packing="auto", correction="tis"
@@ -146,7 +142,7 @@ def step_of_single_machine(policy: Policy, config: TrainingConfig) -> dict[str, 
     before = {name: p.detach().clone() for name, p in policy.trainable().items()}
     optimizer = torch.optim.SGD(policy.trainable().values(), lr=1.0)
     forward = Forward(policy, config, temperature=0.9, top_p=0.8)
-    train_together([RoundOfPolicy(policy, optimizer, config, forward, 16, [samples()], MeasuredRound())])
+    train_round(RoundOfPolicy(policy, optimizer, config, forward, 16, [samples()], MeasuredRound()))
     return {name: before[name] - p.detach() for name, p in policy.trainable().items()}
 
 

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from swarmnode.errors import ModelError, Rejected
 from swarmnode.pipeline.plans.plan import Plan, Policy, digest, violations
 from swarmnode.pipeline.stages.cutting import try_cut
-from swarmnode.pipeline.stages.local import LocalPipeline, LossInputs, cross_entropy
+from swarmnode.pipeline.stages.objectives import LossInputs, cross_entropy
 from swarmnode.pipeline.stages.stage import StageWorker
 from swarmnode.pipeline.stages.stage_model import StagePart, build_stage
 from swarmnode.pipeline.wire.codec import encode
 from swarmnode.pipeline.wire.messages import (
     Abandoned,
-    Backward,
+    BackwardHop,
     Done,
     Finished,
-    Forward,
+    ForwardHop,
     Message,
     Passed,
     Refusal,
@@ -31,6 +31,7 @@ from swarmnode.pipeline.wire.messages import (
     StepDone,
 )
 from swarmnode.pipeline.wire.signing import signed
+from swarmnode.testing.local_pipeline import LocalPipeline
 from swarmnode.training.packing import MicroBatch, TrainingSample, micro_batches
 from swarmnode.types import one_span
 from tests.unit.pipeline.members import (
@@ -187,7 +188,7 @@ async def test_a_new_plan_is_taken_at_the_boundary(folder: Path) -> None:
         await trained(found, lambda: ListFeed(batches(True), 1), steps=1)
         found.plan = second
         assert digest(first) != digest(second)
-        found.seat(iteration=1)
+        found.assign(iteration=1)
         await trained(found, lambda: ListFeed(batches(True), 1), steps=1)
         for node in found.nodes:
             await node.member.wait_step(2)
@@ -199,12 +200,12 @@ async def test_a_new_plan_is_taken_at_the_boundary(folder: Path) -> None:
 PLAN = Plan(instance_of([[0], [1], [2]], path_length=3), ((0, 1, 2),))
 OWN = digest(PLAN)
 SENT = encode(torch.ones(1, 5, 32), "none")
-FORWARD = Forward(
+FORWARD = ForwardHop(
     plan=digest(PLAN), iteration=0, deadline_s=5.0, micro_batch=0, agent=0, wave=0, path=(0, 1, 2),
     position=1, tensor=SENT.header, tokens=4,
 )  # fmt: skip
 """Without a signature: enough where the data node sends it itself, and its neighbour keeps it."""
-BACKWARD = Backward(
+BACKWARD = BackwardHop(
     plan=digest(PLAN), iteration=0, deadline_s=5.0, micro_batch=0, agent=0, wave=0, path=(0, 1, 2),
     position=1, tensor=SENT.header,
 )  # fmt: skip
@@ -280,7 +281,7 @@ async def test_a_member_trains_one_iteration_at_a_time_under_one_seat(folder: Pa
             with pytest.raises(ModelError, match="cannot train"):
                 await member.train(ListFeed(batches(True), 2))
             with pytest.raises(ModelError, match="while an iteration runs"):
-                found.seat()
+                found.assign()
         assert running.result().micro_batches == 2
 
 

@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from swarmnode.errors import ModelError, Rejected
+from swarmnode.pipeline.execution.assignment import IterationReport
+from swarmnode.pipeline.execution.relay import AgentSlots
+from swarmnode.pipeline.execution.step_barrier import strays
 from swarmnode.pipeline.plans.plan import Plan
-from swarmnode.pipeline.running.closing import strays
-from swarmnode.pipeline.running.relay import Slots
-from swarmnode.pipeline.running.seat import IterationReport
 from swarmnode.pipeline.stages.cutting import try_cut
-from swarmnode.pipeline.stages.local import LossInputs, StagePath
+from swarmnode.pipeline.stages.micro_batches import StagePath
+from swarmnode.pipeline.stages.objectives import LossInputs
 from swarmnode.pipeline.stages.stage import StageWorker
 from swarmnode.pipeline.wire.messages import Finished, Refusal
 from tests.unit.pipeline.members import PATIENT, QUICK, Crew, ListFeed, crew, instance_of, stage_worker
@@ -120,7 +121,7 @@ async def test_who_finds_all_slots_reserved_waits_for_those_that_have_them_to_pa
 ) -> None:
     ends = Plan(instance_of([[0, 3], [1], [2]], path_length=2, memory=(2, 1, 1, 2)), ((0, 1), (3, 2)))
     async with crew(ends, workers(folder), settings=QUICK) as found:
-        with caplog.at_level("INFO", "swarmnode.pipeline.running.driver"):
+        with caplog.at_level("INFO", "swarmnode.pipeline.execution.driver"):
             feed = WithEvent(lambda: found.kill(1))
             guest = asyncio.ensure_future(found.nodes[0].member.train(feed))
             async with asyncio.timeout(20):
@@ -162,11 +163,11 @@ async def test_a_member_that_freezes_is_replaced_and_does_not_step_alone_when_it
         found.network.heal()
         after = found.nodes[1].worker.model.trainable()
         assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
-        # With the others' weights and a new seat it is one of them again.
+        # With the others' weights and a new assignment it is one of them again.
         found.together.gone.clear()
         state = dict(found.nodes[2].worker.model.trainable())
         found.nodes[1].worker.load_state(state)
-        found.seat(iteration=1)
+        found.assign(iteration=1)
         nothing_is_lost(await found.nodes[0].member.train(ListFeed(batches(True), 2)))
         await all_step(found, [1, 2, 3], 2)
         assert same_weights(found, 1, 2)
@@ -294,15 +295,15 @@ def test_what_came_back_another_way_is_astray() -> None:
 async def test_who_has_counted_what_came_back_another_way_leaves_its_sum_out(folder: Path) -> None:
     async with crew(REPLICAS, workers(folder), settings=QUICK) as found:
         notes = Notes(found)
-        term = found.nodes[0].member._term
-        assert term is not None
-        honest = term.driver.finished
+        active = found.nodes[0].member._active
+        assert active is not None
+        honest = active.driver.finished
 
         def without_the_first(node: int) -> Finished:
             told = honest(node)
             return msgspec.structs.replace(told, back=told.back[1:]) if node == 1 else told
 
-        term.driver.finished = without_the_first
+        active.driver.finished = without_the_first
         await found.nodes[0].member.train(ListFeed(batches(True), 2))
         await all_step(found, [1, 2, 3], 1)
         assert notes.visits[1, 0] == {found.peers[1]: 0, found.peers[2]: 2}
@@ -310,7 +311,7 @@ async def test_who_has_counted_what_came_back_another_way_leaves_its_sum_out(fol
 
 
 def test_a_guest_gets_a_slot_that_is_free_or_none() -> None:
-    slots = Slots(2, planned=[5])
+    slots = AgentSlots(2, planned=[5])
     slots.take(7)
     slots.take(7)
     assert [slots.may_have(agent) for agent in (5, 7, 8)] == [True, True, False]
@@ -322,7 +323,7 @@ def test_a_guest_gets_a_slot_that_is_free_or_none() -> None:
 
 
 def test_a_guest_gets_the_slot_of_an_agent_that_has_passed_but_not_in_the_next_iteration() -> None:
-    slots = Slots(2, planned=[5, 6])
+    slots = AgentSlots(2, planned=[5, 6])
     assert not slots.may_have(7)
     assert slots.give_back(5, passed=True)
     assert not slots.may_have(7, early=True), "then it is its agent's again"

@@ -17,28 +17,28 @@ import pytest
 from swarmnode.errors import ModelError, NetworkError, SwarmnodeError
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.memory import MemoryNetwork
-from swarmnode.pipeline.joining.control import (
+from swarmnode.pipeline.membership.control import (
     MAX_REPLY_BYTES,
     PROTOCOL,
-    Answered,
     Begin,
     Introduce,
     Ping,
     Presence,
-    Progress,
+    ProposalProgress,
     Propose,
-    Reason,
-    Refusal,
+    RefusalReason,
+    RefusalReply,
     Request,
     Status,
+    StatusReply,
     decode_reply,
     encode,
     seal_presence,
     topic_of,
 )
-from swarmnode.pipeline.joining.known_members import PING_AGAIN_S, MembershipSettings
-from swarmnode.pipeline.joining.membership import Membership
-from swarmnode.pipeline.plans.costs import Announcement, Observation
+from swarmnode.pipeline.membership.known_members import PING_AGAIN_S, MembershipSettings
+from swarmnode.pipeline.membership.membership import Membership
+from swarmnode.pipeline.plans.costs import CostAnnouncement, Observation
 from swarmnode.pipeline.plans.plan import violations
 from swarmnode.pipeline.plans.planning import Agreed, PlanSettings
 from tests.unit.pipeline import pretend_members as pretend
@@ -149,7 +149,7 @@ class Node:
             if place is not None and place.stage_of(self.peer_id) == 0:
                 plan = await self.membership.agreed(self.iteration)
                 self.trained.append((self.iteration, plan.digest))
-            elif place is None or self.membership.status().progress == Progress.READY:
+            elif place is None or self.membership.status().progress == ProposalProgress.READY:
                 await asyncio.sleep(0.5)
                 continue
             began = self.places[-1]
@@ -217,7 +217,7 @@ def agree(nodes: tuple[Node, ...]) -> bool:
     statuses = [node.membership.status() for node in nodes]
     return (
         len({each.plan for each in statuses}) == 1
-        and all(each.progress == Progress.BEGUN for each in statuses)
+        and all(each.progress == ProposalProgress.BEGUN for each in statuses)
         and nodes[0].place.members == {node.peer_id for node in nodes}
     )
 
@@ -381,7 +381,7 @@ def test_the_convener_dies_in_the_middle_of_a_proposal():
     async def story(here: Home, nodes: list[Node]) -> None:
         await here.settled()
         (late,) = await here.add(KEYS[7], load_s=15.0)
-        await until(lambda: late.membership.status().progress == Progress.PLANNING)
+        await until(lambda: late.membership.status().progress == ProposalProgress.PLANNING)
         await asyncio.sleep(2)
         assert late.membership.status().proposed
         await here.kill(nodes[0])
@@ -395,7 +395,7 @@ def test_the_convener_dies_between_seating_and_beginning():
     async def story(here: Home, nodes: list[Node]) -> None:
         await here.settled()
         (late,) = await here.add(KEYS[7])
-        await until(lambda: any(n.membership.status().progress == Progress.READY for n in nodes[1:]))
+        await until(lambda: any(n.membership.status().progress == ProposalProgress.READY for n in nodes[1:]))
         await here.kill(nodes[0])
         plan = await here.settled()
         assert plan.members == {node.peer_id for node in [*nodes[1:], late]}
@@ -459,7 +459,7 @@ def test_other_settings_are_refused_and_both_sides_say_which(caplog: pytest.LogC
         await here.settled(*nodes)
         await asyncio.sleep(60)
         assert not other.places
-        assert nodes[0].membership.refused[Reason.OTHER_TERMS] > 0
+        assert nodes[0].membership.refused[RefusalReason.OTHER_TERMS] > 0
         assert "skip is '0.5' there and '0.0' here" in caplog.text
         assert "skip is '0.0' there and '0.5' here" in caplog.text
 
@@ -489,7 +489,7 @@ def test_a_list_of_members_keeps_others_out():
     async def story(here: Home, nodes: list[Node]) -> None:
         await here.add(KEYS[6])
         await here.settled(*nodes)
-        assert nodes[0].membership.refused[Reason.NOT_INVITED] > 0
+        assert nodes[0].membership.refused[RefusalReason.NOT_INVITED] > 0
 
     allowed = frozenset(key.peer_id for key in KEYS[:3])
     told(story, count=3, settings=replace(SETTINGS, allowed=allowed))
@@ -579,7 +579,7 @@ class Hostile:
             session=self.session,
             sequence=sequence,
             terms=terms(pretend.settings(), "tiny"),
-            costs=Announcement(pretend.costs(author.peer_id, at_s=now_s()), {}, {}),
+            costs=CostAnnouncement(pretend.costs(author.peer_id, at_s=now_s()), {}, {}),
         )
         return seal_presence(author, msgspec.structs.replace(said, **changes), topic=topic_of("home", "big"))
 
@@ -587,7 +587,7 @@ class Hostile:
         said = Status(session=self.session, sequence=1, iteration=0, busy=False)
         return msgspec.structs.replace(said, **changes)
 
-    async def ask(self, node: Node, request: Request | bytes) -> Answered | Refusal:
+    async def ask(self, node: Node, request: Request | bytes) -> StatusReply | RefusalReply:
         data = request if isinstance(request, bytes) else encode(request)
         return decode_reply(
             await self.host.request(node.peer_id, PROTOCOL, data, max_response_bytes=MAX_REPLY_BYTES)
@@ -595,7 +595,7 @@ class Hostile:
 
     async def refusal(self, node: Node, request: Request | bytes) -> str:
         reply = await self.ask(node, request)
-        assert isinstance(reply, Refusal), reply
+        assert isinstance(reply, RefusalReply), reply
         return reply.reason
 
 
@@ -612,10 +612,10 @@ def hostile(work: Callable[[Home, list[Node], Hostile], Awaitable[None]], key: N
 
 def test_a_stranger_is_asked_to_introduce_itself_and_bytes_are_refused():
     async def story(here: Home, nodes: list[Node], bad: Hostile) -> None:
-        assert await bad.refusal(nodes[0], Ping(bad.status())) == Reason.UNKNOWN_MEMBER
-        assert await bad.refusal(nodes[0], Begin(5)) == Reason.UNKNOWN_MEMBER
-        assert await bad.refusal(nodes[0], b"\x01\xc1") == Reason.MALFORMED
-        assert await bad.refusal(nodes[0], b"\x02") == Reason.OTHER_VERSION
+        assert await bad.refusal(nodes[0], Ping(bad.status())) == RefusalReason.UNKNOWN_MEMBER
+        assert await bad.refusal(nodes[0], Begin(5)) == RefusalReason.UNKNOWN_MEMBER
+        assert await bad.refusal(nodes[0], b"\x01\xc1") == RefusalReason.MALFORMED
+        assert await bad.refusal(nodes[0], b"\x02") == RefusalReason.OTHER_VERSION
 
     hostile(story)
 
@@ -623,16 +623,16 @@ def test_a_stranger_is_asked_to_introduce_itself_and_bytes_are_refused():
 def test_nobody_speaks_for_another_member():
     async def story(here: Home, nodes: list[Node], bad: Hostile) -> None:
         theirs = bad.presence(NodeKey(bytes([99]) * 32))
-        assert await bad.refusal(nodes[0], Introduce(theirs)) == Reason.NOT_OWN
-        costs = Announcement(pretend.costs(nodes[1].peer_id, at_s=now_s()), {}, {})
-        assert await bad.refusal(nodes[0], Introduce(bad.presence(costs=costs))) == Reason.NOT_OWN
+        assert await bad.refusal(nodes[0], Introduce(theirs)) == RefusalReason.NOT_OWN
+        costs = CostAnnouncement(pretend.costs(nodes[1].peer_id, at_s=now_s()), {}, {})
+        assert await bad.refusal(nodes[0], Introduce(bad.presence(costs=costs))) == RefusalReason.NOT_OWN
         elsewhere = seal_presence(
             bad.key, Presence(session=1, sequence=1, terms={}, costs=costs), topic="other"
         )
-        assert await bad.refusal(nodes[0], Introduce(elsewhere)) == Reason.BAD_SIGNATURE
+        assert await bad.refusal(nodes[0], Introduce(elsewhere)) == RefusalReason.BAD_SIGNATURE
         await bad.host.publish(topic_of("home", "big"), theirs)
         await asyncio.sleep(1)
-        assert nodes[0].membership.refused[Reason.NOT_OWN] == 3
+        assert nodes[0].membership.refused[RefusalReason.NOT_OWN] == 3
 
     hostile(story)
 
@@ -643,7 +643,7 @@ def test_a_flood_of_announcements_is_cut_off():
             await bad.host.publish(topic_of("home", "big"), bad.presence(sequence=number + 1))
             await asyncio.sleep(0)
         before = await here.settled(*nodes)
-        assert nodes[0].membership.refused[Reason.TOO_OFTEN] > 150
+        assert nodes[0].membership.refused[RefusalReason.TOO_OFTEN] > 150
         await asyncio.sleep(60)
         assert (await here.settled(*nodes)).digest == before.digest
 
@@ -654,7 +654,7 @@ def test_only_the_smallest_living_peer_id_proposes():
     async def story(here: Home, nodes: list[Node], bad: Hostile) -> None:
         await bad.ask(nodes[1], Introduce(bad.presence()))
         proposal = Propose(9, (), {}, (bad.presence(),))
-        assert await bad.refusal(nodes[1], proposal) == Reason.NOT_CONVENER
+        assert await bad.refusal(nodes[1], proposal) == RefusalReason.NOT_CONVENER
 
     hostile(story)
 
@@ -664,22 +664,25 @@ def test_a_proposal_with_forged_announcements_is_refused():
         target = nodes[0]
         own = target.membership._own.sealed  # pyright: ignore[reportPrivateUsage]
         await bad.ask(target, Introduce(bad.presence()))
-        assert await bad.refusal(target, Propose(9, (), {}, (own,))) == Reason.NOT_IN_IT
-        assert await bad.refusal(target, Propose(9, (), {}, (bad.presence(),))) == Reason.NOT_IN_IT
+        assert await bad.refusal(target, Propose(9, (), {}, (own,))) == RefusalReason.NOT_IN_IT
+        assert await bad.refusal(target, Propose(9, (), {}, (bad.presence(),))) == RefusalReason.NOT_IN_IT
         forged = msgspec.msgpack.encode([nodes[1].peer_id, *msgspec.msgpack.decode(bad.presence())[1:]])
         assert (
             await bad.refusal(target, Propose(9, (), {}, (own, bad.presence(), forged)))
-            == Reason.BAD_SIGNATURE
+            == RefusalReason.BAD_SIGNATURE
         )
         twice = (own, bad.presence(), bad.presence())
-        assert await bad.refusal(target, Propose(9, (), {}, twice)) == Reason.MALFORMED
+        assert await bad.refusal(target, Propose(9, (), {}, twice)) == RefusalReason.MALFORMED
         lie = target.membership.status().ends
         stage = (target.membership.status().stage + 1) % len(lie)
         both = (own, bad.presence())
-        assert await bad.refusal(target, Propose(9, lie, {target.peer_id: stage}, both)) == Reason.WRONG_PART
-        assert await bad.refusal(target, Propose(10**9, (), {}, both)) == Reason.EPOCH_LEAP
-        assert await bad.refusal(target, Propose(1, (), {}, both)) == Reason.OUTBID
-        assert target.membership.status().progress == Progress.BEGUN
+        assert (
+            await bad.refusal(target, Propose(9, lie, {target.peer_id: stage}, both))
+            == RefusalReason.WRONG_PART
+        )
+        assert await bad.refusal(target, Propose(10**9, (), {}, both)) == RefusalReason.EPOCH_LEAP
+        assert await bad.refusal(target, Propose(1, (), {}, both)) == RefusalReason.OUTBID
+        assert target.membership.status().progress == ProposalProgress.BEGUN
 
     smallest = min((NodeKey(bytes([n]) * 32) for n in range(50, 250)), key=lambda key: key.peer_id)
     assert smallest.peer_id < KEYS[0].peer_id
@@ -697,7 +700,7 @@ def test_a_member_that_lies_about_its_epoch_and_iteration_holds_nobody_up():
 
     async def answer(peer: str, data: bytes) -> bytes:
         said = Status(session=7, sequence=1, iteration=2**50, busy=True, stage=0, epoch=2**50)
-        return encode(Answered(said))
+        return encode(StatusReply(said))
 
     hostile(story)
 

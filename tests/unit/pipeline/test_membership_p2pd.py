@@ -11,9 +11,9 @@ from swarmnode.errors import NetworkError
 from swarmnode.identity import keys
 from swarmnode.network.p2pd import P2pdHost
 from swarmnode.network.p2pd_bundle import find_daemon
-from swarmnode.pipeline.joining.control import Progress
-from swarmnode.pipeline.joining.known_members import MembershipSettings
-from swarmnode.pipeline.joining.membership import Membership
+from swarmnode.pipeline.membership.control import ProposalProgress
+from swarmnode.pipeline.membership.known_members import MembershipSettings
+from swarmnode.pipeline.membership.membership import Membership
 from swarmnode.pipeline.plans.planning import Agreed
 from tests.unit.pipeline import pretend_members as pretend
 
@@ -48,7 +48,7 @@ async def settled(members: list[Membership], places: list[Place], names: set[str
     async with asyncio.timeout(60):
         while True:
             said = [each.status() for each in members]
-            ready = all(each.progress == Progress.BEGUN for each in said)
+            ready = all(each.progress == ProposalProgress.BEGUN for each in said)
             same = len({each.plan for each in said}) == 1
             if ready and same and all(place.now and place.now.members == names for place in places):
                 return

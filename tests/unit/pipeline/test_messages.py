@@ -18,20 +18,20 @@ from swarmnode.pipeline.wire.messages import (
     MAX_PROMPT_TOKENS,
     MAX_SEQUENCES,
     Abandoned,
-    Answer,
-    Backward,
+    BackwardHop,
     Done,
     Finished,
-    Forward,
+    ForwardHop,
     Lost,
     Message,
     Passed,
     Refusal,
     Refused,
+    ReplyFrame,
     StepDone,
     TensorHeader,
 )
-from swarmnode.pipeline.wire.roster import Roster, check_sender
+from swarmnode.pipeline.wire.plan_members import PlanMembers, check_sender
 from swarmnode.pipeline.wire.wire import (
     as_payload,
     decode_answer,
@@ -43,11 +43,11 @@ from swarmnode.pipeline.wire.wire import (
 PLAN = "ab" * 32
 OTHER = "cd" * 32
 HEADER = TensorHeader(codec="int8", dtype="float32", shape=(2, 3, 64), block=64, checksum=7)
-FORWARD = Forward(
+FORWARD = ForwardHop(
     plan=PLAN, iteration=3, attempt=1, deadline_s=2.5, micro_batch=9, agent=4, wave=1,
     path=(0, 5, 2), position=1, tensor=HEADER, tokens=4, lengths=(3, 3), prompts=(None, 0),
 )  # fmt: skip
-BACKWARD = Backward(
+BACKWARD = BackwardHop(
     plan=PLAN, iteration=3, deadline_s=2.5, micro_batch=9, agent=4, wave=1, path=(0, 5, 2), position=1,
     tensor=HEADER,
 )  # fmt: skip
@@ -56,7 +56,7 @@ PASSED = Passed(plan=PLAN, iteration=3, attempt=2, deadline_s=1.0, micro_batch=9
 FINISHED = Finished(plan=PLAN, iteration=3, deadline_s=1.0, node=0, back=((9, 2), (11, 0)))
 STEPPED = StepDone(plan=PLAN, iteration=3, deadline_s=1.0, stage=2, tokens=512, visits=4, digest=OTHER)
 ABANDONED = Abandoned(plan=PLAN, iteration=3, deadline_s=1.0, micro_batch=9)
-ROSTER = Roster(PLAN, ("peer 0", "peer 1", "peer 2", "peer 3", "peer 4", "peer 5"), own=5)
+MEMBERS = PlanMembers(PLAN, ("peer 0", "peer 1", "peer 2", "peer 3", "peer 4", "peer 5"), own=5)
 
 
 def with_fields(message: Message, **fields: object) -> bytes:
@@ -83,8 +83,8 @@ def test_a_message_is_read_as_it_was_said(message: Message):
 
 @pytest.mark.parametrize("reply", [Done(), *(Refused(reason) for reason in Refusal)])
 def test_an_answer_is_read_as_it_was_said(reply: Done | Refused):
-    data = encode_message(Answer(reply, keep=True))
-    assert decode_answer(data) == Answer(reply, keep=True)
+    data = encode_message(ReplyFrame(reply, keep=True))
+    assert decode_answer(data) == ReplyFrame(reply, keep=True)
     assert len(data) <= MAX_ANSWER_BYTES
 
 
@@ -183,45 +183,45 @@ def test_another_attempt_is_the_same_work():
 
 
 def test_a_hop_comes_from_the_node_before_us_on_its_path():
-    rosters = {PLAN: ROSTER}
-    check_sender(FORWARD, "peer 0", rosters)
-    check_sender(BACKWARD, "peer 2", rosters)
+    plans = {PLAN: MEMBERS}
+    check_sender(FORWARD, "peer 0", plans)
+    check_sender(BACKWARD, "peer 2", plans)
     for message, liar in ((FORWARD, "peer 2"), (BACKWARD, "peer 0"), (FORWARD, "peer 5")):
         with pytest.raises(Rejected, match=Refusal.WRONG_ROUTE):
-            check_sender(message, liar, rosters)
+            check_sender(message, liar, plans)
 
 
 def test_the_data_node_gets_the_end_of_the_path_and_starts_the_way_back():
-    at_home = {PLAN: Roster(PLAN, ROSTER.peers, own=0)}
+    at_home = {PLAN: PlanMembers(PLAN, MEMBERS.peers, own=0)}
     check_sender(msgspec.structs.replace(FORWARD, position=3), "peer 2", at_home)
     check_sender(msgspec.structs.replace(BACKWARD, position=0), "peer 5", at_home)
-    at_the_end = {PLAN: Roster(PLAN, ROSTER.peers, own=2)}
+    at_the_end = {PLAN: PlanMembers(PLAN, MEMBERS.peers, own=2)}
     check_sender(msgspec.structs.replace(BACKWARD, position=2), "peer 0", at_the_end)
 
 
 def test_a_hop_for_another_node_is_not_ours():
     with pytest.raises(Rejected, match=Refusal.WRONG_ROUTE):
-        check_sender(FORWARD, "peer 0", {PLAN: Roster(PLAN, ROSTER.peers, own=2)})
+        check_sender(FORWARD, "peer 0", {PLAN: PlanMembers(PLAN, MEMBERS.peers, own=2)})
 
 
 def test_nobody_ends_an_iteration_in_the_name_of_another():
-    check_sender(FINISHED, "peer 0", {PLAN: ROSTER})
+    check_sender(FINISHED, "peer 0", {PLAN: MEMBERS})
     with pytest.raises(Rejected, match=Refusal.WRONG_ROUTE):
-        check_sender(FINISHED, "peer 1", {PLAN: ROSTER})
+        check_sender(FINISHED, "peer 1", {PLAN: MEMBERS})
 
 
 def test_a_path_through_nodes_that_the_plan_lacks_is_refused():
     message = msgspec.structs.replace(FORWARD, path=(0, 5, 6))
     with pytest.raises(Rejected, match=Refusal.WRONG_ROUTE):
-        check_sender(message, "peer 0", {PLAN: ROSTER})
+        check_sender(message, "peer 0", {PLAN: MEMBERS})
 
 
 @pytest.mark.parametrize("message", [FORWARD, STEPPED])
 def test_strangers_and_unknown_plans_are_refused(message: Message):
     with pytest.raises(Rejected, match=Refusal.NOT_A_MEMBER):
-        check_sender(message, "peer 6", {PLAN: ROSTER})
+        check_sender(message, "peer 6", {PLAN: MEMBERS})
     with pytest.raises(Rejected, match=Refusal.UNKNOWN_PLAN):
-        check_sender(message, "peer 0", {OTHER: ROSTER})
+        check_sender(message, "peer 0", {OTHER: MEMBERS})
 
 
 def test_the_sums_run_on_from_chunk_to_chunk():

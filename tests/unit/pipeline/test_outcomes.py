@@ -2,12 +2,12 @@
 
 import pytest
 
-from swarmnode.pipeline.joining.known_members import Claim
-from swarmnode.pipeline.joining.outcomes import FAULT, FAULT_EVERY_S, MEMORY_S, Outcomes
+from swarmnode.pipeline.execution.assignment import IterationReport, LossSums, RoundTrip
+from swarmnode.pipeline.membership.known_members import Claim
+from swarmnode.pipeline.membership.outcomes import FAULT, FAULT_EVERY_S, MEMORY_S, Outcomes
 from swarmnode.pipeline.plans.evidence import is_broken
 from swarmnode.pipeline.plans.planning import Agreed, Former, Inputs, planned
 from swarmnode.pipeline.plans.recovery import predicted_s
-from swarmnode.pipeline.running.seat import IterationReport, LossSums, Passage
 from tests.unit.pipeline import pretend_members as pretend
 
 SETTINGS = pretend.settings(stages=3, skip=0.33, waves=2)
@@ -22,12 +22,16 @@ def claims(session: int = 1, without: str = "") -> dict[str, Claim]:
 
 def iteration(agreed: Agreed = PLAN, *, slow: str = "", by_s: float = 0.0, factor: float = 1.0):
     """Micro-batches on all paths: `by_s` later past `slow`, all of them `factor` times as long as planned."""
-    passages = [
-        Passage(path, planned_s * factor + by_s * (slow in {agreed.peers[node] for node in path}), planned_s)
+    round_trips = [
+        RoundTrip(
+            path, planned_s * factor + by_s * (slow in {agreed.peers[node] for node in path}), planned_s
+        )
         for path, waves in zip(agreed.plan.paths, predicted_s(agreed.plan), strict=True)
         for planned_s in waves
     ]
-    return IterationReport(0, 1.0, 0.1, len(passages), 100, LossSums(), 0, 0, passages=tuple(passages))
+    return IterationReport(
+        0, 1.0, 0.1, len(round_trips), 100, LossSums(), 0, 0, round_trips=tuple(round_trips)
+    )
 
 
 def seen(*reports: IterationReport, silent: tuple[str, ...] = (), every_s: float = 30.0) -> Outcomes:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from swarmnode.errors import ConfigError, ModelError
 from swarmnode.pipeline.plans.partition import (
     LayerCost,
-    Member,
+    MemberResources,
     Model,
     Partition,
-    Workload,
+    PipelineWorkload,
     partition,
     path_length,
 )
@@ -22,15 +22,15 @@ from swarmnode.pipeline.plans.partition import (
 MB = 10**6
 LAYER = LayerCost(held_bytes=100 * MB, forward_s=1e-5, activation_bytes=10_000)
 ENDS = LayerCost(held_bytes=200 * MB, forward_s=1e-5, activation_bytes=10_000)
-WORK = Workload(skip=0.33, micro_batch_tokens=100, slots=2)
+WORK = PipelineWorkload(skip=0.33, micro_batch_tokens=100, slots=2)
 
 
 def model(layers: int) -> Model:
     return Model((LAYER,) * layers, ENDS)
 
 
-def member(name: str, free_mb: int, speed: float = 1.0, holds_data: bool = True) -> Member:
-    return Member(name, free_mb * MB, speed, holds_data)
+def member(name: str, free_mb: int, speed: float = 1.0, holds_data: bool = True) -> MemberResources:
+    return MemberResources(name, free_mb * MB, speed, holds_data)
 
 
 def peers_of(answer: Partition) -> list[str]:
@@ -88,7 +88,7 @@ def test_a_member_too_small_for_any_stage_is_spare():
 def test_too_little_memory_is_refused_with_the_missing_bytes():
     """Two stages of three layers and the ends: with 15 MB less than enough, 15 MB are missing."""
     work = replace(WORK, skip=0.0)
-    enough = [Member(name, 402 * MB * 2, 1.0, True) for name in "ab"]
+    enough = [MemberResources(name, 402 * MB * 2, 1.0, True) for name in "ab"]
     low, high = 0, 402 * MB * 2
     while low < high:
         middle = (low + high) // 2
@@ -220,7 +220,7 @@ def test_among_equal_members_no_even_cut_is_faster(layer_times: list[int], count
     assert busiest_s(answer, dict.fromkeys(peers_of(answer), 1.0)) == pytest.approx(1e-5 * best)
 
 
-def _outcome(members: list[Member], stages: int) -> Partition | str:
+def _outcome(members: list[MemberResources], stages: int) -> Partition | str:
     try:
         return partition(model(9), members, WORK, stages=stages)
     except ModelError as error:

@@ -6,7 +6,7 @@ import pytest
 from swarmnode.errors import CheckpointError
 from swarmnode.exchange.messages import Answer, Body
 from swarmnode.rollout.engine import Output, Sampled, SamplingParams
-from swarmnode.rollout.schedule.group import Member, OpenGroup, as_open_group
+from swarmnode.rollout.schedule.group import OpenCompletion, OpenGroup, as_open_group
 from swarmnode.rollout.schedule.lengths import LengthEstimates
 from swarmnode.rollout.schedule.state import decode, encode
 from swarmnode.types import Example, ExampleKey, one_span
@@ -30,7 +30,7 @@ def sampled(path: tuple[int, ...] = PATH, tokens: int = 2) -> Sampled:
     return Sampled((65,) * tokens, (-0.5,) * tokens, one_span(0, tokens), path)
 
 
-def group(*members: Member) -> OpenGroup:
+def group(*members: OpenCompletion) -> OpenGroup:
     return OpenGroup(0, Example(KEY, "q"), (1, 2), list(members))
 
 
@@ -40,7 +40,7 @@ def test_more_tokens_stay_on_the_path() -> None:
 
 
 def test_the_members_of_a_group_that_have_no_token_are_asked_along_the_path_of_the_others() -> None:
-    begun = group(Member(), Member(sampled()), Member())
+    begun = group(OpenCompletion(), OpenCompletion(sampled()), OpenCompletion())
     asked = [begun.request(place, SAMPLING) for place in range(3)]
     assert [request.sampled.path for request in asked] == [PATH] * 3
     assert [len(request.sampled) for request in asked] == [0, 2, 0]
@@ -48,11 +48,11 @@ def test_the_members_of_a_group_that_have_no_token_are_asked_along_the_path_of_t
 
 
 def test_without_a_pipeline_there_is_no_path() -> None:
-    assert group(Member(), Member(sampled(path=()))).request(0, SAMPLING).sampled.path == ()
+    assert group(OpenCompletion(), OpenCompletion(sampled(path=()))).request(0, SAMPLING).sampled.path == ()
 
 
 def test_a_completion_knows_its_path_and_keeps_it_when_it_is_written_down_again() -> None:
-    begun = group(Member())
+    begun = group(OpenCompletion())
     begun.record(0, Output("0/0", sampled(), "stop"))
     answered = begun.answered(Letters())  # type: ignore[arg-type]
     assert answered.completions[0].path == PATH
@@ -64,7 +64,7 @@ def test_the_path_does_not_travel_to_other_nodes() -> None:
 
 
 def test_the_path_is_kept_across_a_checkpoint() -> None:
-    begun = group(Member(sampled(), "stop"), Member())
+    begun = group(OpenCompletion(sampled(), "stop"), OpenCompletion())
     in_engine = {"0/1": sampled((0, 1))}
     kept = decode(encode([begun], in_engine, LengthEstimates(), may_stay_behind=0.0))
     assert [member.sampled.path for member in kept.groups[0][1]] == [PATH, (0, 1)]
@@ -80,7 +80,10 @@ def without_paths(state: bytes) -> bytes:
 
 def test_states_of_before_paths_were_recorded_are_read() -> None:
     state = encode(
-        [group(Member(sampled(path=()), "stop"), Member())], {}, LengthEstimates(), may_stay_behind=0.0
+        [group(OpenCompletion(sampled(path=()), "stop"), OpenCompletion())],
+        {},
+        LengthEstimates(),
+        may_stay_behind=0.0,
     )
     kept = decode(without_paths(state))
     assert kept.groups == decode(state).groups
@@ -90,7 +93,7 @@ def test_states_of_before_paths_were_recorded_are_read() -> None:
 @pytest.mark.parametrize("path", [(-1,), (64,), (0,) * 65, ("x",)])
 def test_a_damaged_path_is_refused(path: tuple[int, ...]) -> None:
     found = msgspec.msgpack.decode(
-        encode([group(Member(sampled()))], {}, LengthEstimates(), may_stay_behind=0.0)
+        encode([group(OpenCompletion(sampled()))], {}, LengthEstimates(), may_stay_behind=0.0)
     )
     found["groups"][0][4][0][4] = path
     with pytest.raises(CheckpointError):

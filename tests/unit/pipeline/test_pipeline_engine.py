@@ -20,9 +20,10 @@ from swarmnode.pipeline.rollouts.decode import DecodeNode
 from swarmnode.pipeline.rollouts.decode_streams import DecodeLimits
 from swarmnode.pipeline.rollouts.engine import PipelineEngine
 from swarmnode.pipeline.rollouts.remote_chain import ChainSettings, RemoteChain
+from swarmnode.pipeline.rollouts.routing import StageHolders
 from swarmnode.pipeline.rollouts.stage_cache import StageCaches
-from swarmnode.pipeline.rollouts.ways import Members, StagePath
-from swarmnode.pipeline.wire.roster import Roster
+from swarmnode.pipeline.stages.micro_batches import StagePath
+from swarmnode.pipeline.wire.plan_members import PlanMembers
 from swarmnode.rollout.engine import Output, PolicyUpdate, Request, Sampled, SamplingParams
 from swarmnode.types import Span
 from tests.contracts.hosts import HostFactory, p2pd_hosts
@@ -132,11 +133,11 @@ async def swarm(
             )
             await stack.enter_async_context(node)
             node.hold(StageCaches(stages[stage_of[number]], max_bytes=ROOM))
-            node.adopt(Roster(PLAN, peers, own=number))
+            node.adopt(PlanMembers(PLAN, peers, own=number))
             made.append(Member(host, node, version))
         lost: list[tuple[str, str]] = []
         chain = RemoteChain(
-            made[0].node, asyncio.get_running_loop(), Members(PLAN, peers, tuple(stage_of), own=0),
+            made[0].node, asyncio.get_running_loop(), StageHolders(PLAN, peers, tuple(stage_of), own=0),
             on_lost=lambda peer_id, why: lost.append((peer_id, why)),
             settings=ChainSettings(step_timeout_s=step_timeout_s),
         )  # fmt: skip
@@ -272,9 +273,9 @@ async def test_a_replica_takes_over_from_a_member_that_left_and_nothing_is_lost(
         engine.submit(asked)
         for _ in range(4):
             await asyncio.to_thread(engine.step)
-        way = pipeline.chain.way(FULL)
-        assert way is not None
-        gone = pipeline.members[way.nodes[1]]
+        route = pipeline.chain.route(FULL)
+        assert route is not None
+        gone = pipeline.members[route.nodes[1]]
         await gone.node.__aexit__(None, None, None)
         await gone.host.__aexit__(None, None, None)
         found = await asyncio.to_thread(run, engine)
@@ -341,8 +342,8 @@ async def test_another_plan_is_no_reason_to_lose_a_token() -> None:
             await asyncio.to_thread(engine.step)
         plan, peers = "cd" * 32, tuple(member.host.peer_id for member in pipeline.members)
         for number, member in enumerate(pipeline.members):
-            member.node.adopt(Roster(plan, peers, own=number))
-        pipeline.chain.adopt_members(Members(plan, peers, (0, -1, 2, 1), own=0))
+            member.node.adopt(PlanMembers(plan, peers, own=number))
+        pipeline.chain.adopt_members(StageHolders(plan, peers, (0, -1, 2, 1), own=0))
         found = await asyncio.to_thread(run, engine)
         assert pipeline.members[3].node.counters.steps == 8
     assert {name: output.token_ids for name, output in found.items()} == {

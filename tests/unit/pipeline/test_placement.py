@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from swarmnode.errors import ConfigError
 from swarmnode.pipeline.plans.instance import Averaging, Instance
 from swarmnode.pipeline.plans.placement import Effort, Placed, first_plan, place, search
-from swarmnode.pipeline.plans.placement_moves import Holding, Price, State
+from swarmnode.pipeline.plans.placement_moves import PlacementState, PlacementTable, Price
 from swarmnode.pipeline.plans.plan import violations
 from swarmnode.pipeline.plans.simulator import simulate
 
@@ -36,14 +36,14 @@ def cities(*, count: int = 2, stages: int = 4, path_length: int = 2, memory: int
     )
 
 
-def uneven(seed: int, *, averaging: bool = False) -> tuple[Instance, Holding]:
+def uneven(seed: int, *, averaging: bool = False) -> tuple[Instance, PlacementTable]:
     """Random links, speeds and slots; not every node can hold every stage, the given map can be held."""
     rng = random.Random(seed)
     count, width = 9, 3
     hop_s = tuple(tuple(0.0 if i == j else rng.uniform(0.1, 3) for j in range(count)) for i in range(count))
     stages = ((0, 1, 2), (3, 4, 5), (6, 7))
     held = {node: stage for stage, nodes in enumerate(stages) for node in nodes}
-    table = Holding(
+    table = PlacementTable(
         tuple(tuple(rng.uniform(0.5, 2) for _ in range(width)) for _ in range(count)),
         tuple(
             tuple(rng.choice((1, 2, 3) if held.get(node) == stage else (0, 1, 2)) for stage in range(width))
@@ -63,7 +63,7 @@ def uneven(seed: int, *, averaging: bool = False) -> tuple[Instance, Holding]:
     ), table
 
 
-def check(found: Placed, table: Holding | None = None) -> None:
+def check(found: Placed, table: PlacementTable | None = None) -> None:
     """What must hold of every answer."""
     instance = found.instance
     assert violations(found.plan) == []
@@ -143,7 +143,7 @@ def test_sizes_may_change_when_asked_and_then_seconds_per_micro_batch_count():
 def test_the_cheap_price_kept_up_to_date_is_the_price_computed_anew(averaging: bool):
     instance, table = uneven(5, averaging=averaging)
     given_plan = first_plan(instance)
-    state = State.of(given_plan, table)
+    state = PlacementState.of(given_plan, table)
     price, rng = Price(state), random.Random(1)
     exchanged = 0
     for _ in range(400):
@@ -162,9 +162,9 @@ def test_the_cheap_price_kept_up_to_date_is_the_price_computed_anew(averaging: b
 def test_the_slowest_averaging_is_part_of_the_price():
     instance, table = uneven(5, averaging=True)
     plan = first_plan(instance)
-    without = Price(State.of(replace(plan, instance=replace(instance, averaging=None)), table))
+    without = Price(PlacementState.of(replace(plan, instance=replace(instance, averaging=None)), table))
     averaging_s = max(map(instance.averaging_s, range(len(instance.stages))))
-    assert Price(State.of(plan, table)).value == pytest.approx(without.value + averaging_s)
+    assert Price(PlacementState.of(plan, table)).value == pytest.approx(without.value + averaging_s)
 
 
 def test_no_path_steps_over_more_stages_than_it_may():
@@ -186,7 +186,7 @@ def test_no_rule_is_broken_and_no_memory_exceeded(seed: int, averaging: bool, fr
 def test_a_table_that_does_not_fit_is_refused():
     instance, table = uneven(6)
     with pytest.raises(ConfigError, match="rows"):
-        search(instance, seed=1, holding=Holding(table.forward_s[:-1], table.memory))
+        search(instance, seed=1, holding=PlacementTable(table.forward_s[:-1], table.memory))
     nothing = tuple((0, 0, 0) for _ in table.memory)
     with pytest.raises(ConfigError, match="cannot hold stage 0"):
-        search(instance, seed=1, holding=Holding(table.forward_s, nothing))
+        search(instance, seed=1, holding=PlacementTable(table.forward_s, nothing))

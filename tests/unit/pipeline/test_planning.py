@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from swarmnode.errors import ConfigError, ModelError
-from swarmnode.pipeline.plans.costs import Announcement, MemberCosts
+from swarmnode.pipeline.plans.costs import CostAnnouncement, MemberCosts
 from swarmnode.pipeline.plans.plan import violations
 from swarmnode.pipeline.plans.planning import Agreed, Former, Inputs, PlanSettings, must_load, planned, terms
 from tests.unit.pipeline import pretend_members as pretend
@@ -238,7 +238,9 @@ def test_what_does_not_fit_is_said_in_bytes_with_advice():
     ):
         planned(inputs(members(1)))
     with pytest.raises(ConfigError, match="no link"):
-        planned(Inputs(tuple(Announcement(each, {}, {}) for each in members(3)), pretend.settings(), None, 1))
+        planned(
+            Inputs(tuple(CostAnnouncement(each, {}, {}) for each in members(3)), pretend.settings(), None, 1)
+        )
 
 
 def test_the_same_plan_of_another_epoch_has_another_name():

@@ -7,7 +7,7 @@ import pytest
 
 from swarmnode.errors import NetworkError, PeerUnreachable
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
-from swarmnode.pipeline.joining.probes import (
+from swarmnode.pipeline.membership.probes import (
     BURST_ECHOES,
     MAX_PROBE_BYTES,
     MAX_TRACKED_PEERS,

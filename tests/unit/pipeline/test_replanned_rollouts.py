@@ -16,17 +16,17 @@ import torch
 
 from swarmnode.errors import EngineError
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
-from swarmnode.pipeline.rollouts.chain import Feed, Stop, Stopped
+from swarmnode.pipeline.rollouts.chain import ChainFeed, Stopped, StopReason
 from swarmnode.pipeline.rollouts.decode_messages import Halted
 from swarmnode.pipeline.rollouts.decode_streams import PROTOCOL
 from swarmnode.pipeline.rollouts.engine import PipelineEngine
 from swarmnode.pipeline.rollouts.feeding import MAX_FAILURES
+from swarmnode.pipeline.rollouts.routing import StageHolders
 from swarmnode.pipeline.rollouts.stage_cache import Segments, StageCaches
 from swarmnode.pipeline.rollouts.tracing import MAX_BROKEN_OFF
-from swarmnode.pipeline.rollouts.ways import Members
-from swarmnode.pipeline.wire.roster import Roster
+from swarmnode.pipeline.wire.plan_members import PlanMembers
 from swarmnode.rollout.engine import Output, Request
-from tests.unit.pipeline.test_decode import PLAN, members, never, travel
+from tests.unit.pipeline.test_decode import PLAN, members, never, send_around
 from tests.unit.pipeline.test_pipeline_engine import (
     ENDS,
     FULL,
@@ -63,9 +63,9 @@ def take_places(pipeline: Swarm, stage_of: Sequence[int], who: Collection[int] |
             continue
         stage = stage_of[number]
         member.node.hold(None if stage < 0 else StageCaches(STAGES[stage], max_bytes=ROOM))
-        member.node.adopt(None if stage < 0 else Roster(NEXT, peers, own=number))
+        member.node.adopt(None if stage < 0 else PlanMembers(NEXT, peers, own=number))
         if number == 0:
-            pipeline.chain.adopt_members(Members(NEXT, peers, tuple(stage_of), own=0))
+            pipeline.chain.adopt_members(StageHolders(NEXT, peers, tuple(stage_of), own=0))
 
 
 def do_nothing(member: Member) -> Callable[[], bool]:
@@ -108,9 +108,9 @@ async def going_on_without(pipeline: Swarm, dying: Member) -> dict[str, Output]:
 
 def on_the_way(pipeline: Swarm, hop: int = 1) -> Member:
     """The member that the full path comes to at this hop."""
-    way = pipeline.chain.way(FULL)
-    assert way is not None
-    return pipeline.members[way.nodes[hop]]
+    route = pipeline.chain.route(FULL)
+    assert route is not None
+    return pipeline.members[route.nodes[hop]]
 
 
 def assert_as_undisturbed(found: dict[str, Output], asked: Sequence[Request]) -> None:
@@ -180,14 +180,14 @@ async def test_a_frozen_member_is_not_waited_for_once_the_others_have_given_it_u
     network = MemoryNetwork(seed=1)
     async with patient((0, 1, 1, 2), new_host=network.host) as pipeline:
         await begin(pipeline, asked)
-        way = pipeline.chain.way(FULL)
-        assert way is not None
-        frozen = pipeline.members[way.nodes[1]].host
+        route = pipeline.chain.route(FULL)
+        assert route is not None
+        frozen = pipeline.members[route.nodes[1]].host
         assert isinstance(frozen, MemoryHost)
         network.partition([[frozen]])
         round_ = going_on(pipeline)
         data_node = pipeline.members[0].node
-        await eventually(lambda: bool(len(data_node._coming)))
+        await eventually(lambda: bool(len(data_node._in_flight)))
         data_node.lose(frozen.peer_id, "silent for 12 s")
         found = await round_
     assert [peer for peer, _ in pipeline.lost] == [frozen.peer_id]
@@ -199,13 +199,13 @@ async def test_a_frozen_member_is_replaced_under_the_next_plan() -> None:
     network = MemoryNetwork(seed=1)
     async with patient((0, 1, 2, 1), new_host=network.host) as pipeline:
         peers = tuple(member.host.peer_id for member in pipeline.members)
-        pipeline.chain.adopt_members(Members(pipeline.chain._members.plan, peers, (0, 1, 2, -1), own=0))
+        pipeline.chain.adopt_members(StageHolders(pipeline.chain._members.plan, peers, (0, 1, 2, -1), own=0))
         await begin(pipeline, asked)
         frozen = pipeline.members[1].host
         assert isinstance(frozen, MemoryHost)
         network.partition([[frozen]])
         round_ = going_on(pipeline)
-        await eventually(lambda: bool(len(pipeline.members[0].node._coming)))
+        await eventually(lambda: bool(len(pipeline.members[0].node._in_flight)))
         take_places(pipeline, (0, -1, 2, 1), who=(0, 2, 3))
         found = await round_
         assert pipeline.members[3].node.counters.steps > 0
@@ -251,30 +251,32 @@ async def test_members_take_their_places_one_after_the_other(first: Sequence[int
 async def test_a_plan_that_changes_in_the_moment_of_a_refusal_is_not_missed() -> None:
     async with asyncio.timeout(30), members() as (_, nodes):
         nodes[1].run_in_stage_thread = never
-        going = asyncio.create_task(travel(nodes[0], timeout_s=60.0))
-        await eventually(lambda: bool(len(nodes[0]._coming)))
-        (number,) = nodes[0]._coming
-        refused = Halted(plan=PLAN, session=1, path=(0, 1, 2), position=1, number=number, why=Stop.OTHER_PLAN)
-        nodes[0]._coming.arrived(refused, refused.stopped)
-        nodes[0].adopt(Roster(NEXT, nodes[0]._rosters[PLAN].peers, own=0))
+        going = asyncio.create_task(send_around(nodes[0], timeout_s=60.0))
+        await eventually(lambda: bool(len(nodes[0]._in_flight)))
+        (number,) = nodes[0]._in_flight
+        refused = Halted(
+            plan=PLAN, session=1, path=(0, 1, 2), position=1, number=number, why=StopReason.OTHER_PLAN
+        )
+        nodes[0]._in_flight.arrived(refused, refused.stopped)
+        nodes[0].adopt(PlanMembers(NEXT, nodes[0]._plans[PLAN].peers, own=0))
         found = await going
-    assert (found.why, found.node) == (Stop.OTHER_PLAN, None)
+    assert (found.why, found.node) == (StopReason.OTHER_PLAN, None)
 
 
 async def test_a_newcomer_that_knows_nobody_yet_is_waited_for() -> None:
     asked = requests(prompts(4))
     async with patient((0, 1, 2)) as pipeline:
         newcomer = pipeline.members[2].node
-        rosters, caches = dict(newcomer._rosters), newcomer.caches
+        plans, caches = dict(newcomer._plans), newcomer.caches
         newcomer.hold(None)
-        newcomer._rosters.clear()
+        newcomer._plans.clear()
         waits_for: list[str] = []
         pipeline.members[0].node.on_silent = lambda peer_id, why: waits_for.append(peer_id)
         pipeline.engine.submit(asked)
         round_ = going_on(pipeline)
         await eventually(lambda: waits_for == [pipeline.members[2].host.peer_id])
         newcomer.hold(caches)
-        newcomer.adopt(next(iter(rosters.values())))
+        newcomer.adopt(next(iter(plans.values())))
         assert_as_undisturbed(await round_, asked)
     assert pipeline.lost == []
 
@@ -324,9 +326,9 @@ async def test_a_node_without_a_place_under_the_new_plan_says_so_and_loses_no_to
 
 async def test_hidden_states_go_with_the_head_that_they_began_under() -> None:
     async with patient((0, 1, 2)) as pipeline:
-        way = pipeline.chain.way(FULL)
-        assert way is not None
-        feed = Feed(way, 1, (5, 6), Segments((0,), (0,), (2,), (1,)), 0)
+        route = pipeline.chain.route(FULL)
+        assert route is not None
+        feed = ChainFeed(route, 1, (5, 6), Segments((0,), (0,), (2,), (1,)), 0)
         (hidden,) = await asyncio.to_thread(pipeline.chain.run, [feed])
         pipeline.members[0].node.hold(None)
         assert isinstance(hidden, torch.Tensor)
@@ -383,13 +385,13 @@ async def test_the_log_says_once_what_happened(caplog: pytest.LogCaptureFixture)
     asked = requests(prompts(5))
     async with patient((0, 1, 1, 2)) as pipeline:
         await begin(pipeline, asked)
-        way = pipeline.chain.way(FULL)
-        assert way is not None
-        await going_on_without(pipeline, pipeline.members[way.nodes[1]])
+        route = pipeline.chain.route(FULL)
+        assert route is not None
+        await going_on_without(pipeline, pipeline.members[route.nodes[1]])
     (line,) = [record.getMessage() for record in caplog.records if "resumed" in record.getMessage()]
     tokens = sum(len(request.prompt_ids) + 2 for request in asked)
     assert line.startswith(f"5 of 5 sequences were resumed ({tokens} tokens), 0 go along fewer stages")
-    assert f"node {way.nodes[1]} lost" in line
+    assert f"node {route.nodes[1]} lost" in line
 
 
 def test_a_token_whose_logits_were_not_had_is_brought_again() -> None:
@@ -415,10 +417,10 @@ def interrupted(times: int) -> PipelineEngine:
     engine = local(lambda prompt: prompt_paths[tuple(prompt)])
     real, calls = engine._chain.run, 0
 
-    def fails(feeds: Sequence[Feed]) -> list[torch.Tensor | Stopped]:
+    def fails(feeds: Sequence[ChainFeed]) -> list[torch.Tensor | Stopped]:
         nonlocal calls
         calls += 1
-        return real(feeds) if calls > times else [Stopped(Stop.FORGOTTEN, 1) for _ in feeds]
+        return real(feeds) if calls > times else [Stopped(StopReason.FORGOTTEN, 1) for _ in feeds]
 
     engine._chain.run = fails  # type: ignore[method-assign]
     return engine

@@ -6,7 +6,7 @@ from swarmnode.pipeline.plans.instance import Instance
 from swarmnode.pipeline.plans.placement import Effort
 from swarmnode.pipeline.plans.plan import Plan
 from swarmnode.pipeline.plans.report import Figures, Found, figures_of, find_full, seconds_for, study
-from swarmnode.pipeline.plans.schedule import Budget
+from swarmnode.pipeline.plans.schedule import SearchBudget
 from swarmnode.pipeline.plans.simulator import simulate
 
 SKIPPING = Instance(
@@ -20,7 +20,7 @@ SKIPPING = Instance(
 )
 """4 in flight with skipping, 2 without; node 6 is in no stage."""
 
-STEPS = Budget(steps=60)
+STEPS = SearchBudget(steps=60)
 LITTLE = Effort(starts=2, moves=50, judged=1, polish=500, schedule=500)
 
 

@@ -13,14 +13,17 @@ from torch import Tensor
 from swarmnode.config import TrainingConfig
 from swarmnode.model.policy import Policy
 from swarmnode.pipeline.stages.cutting import try_cut
-from swarmnode.pipeline.stages.local import LocalPipeline, StagePath
+from swarmnode.pipeline.stages.micro_batches import StagePath
 from swarmnode.pipeline.stages.rollout_feed import PathSamples, RolloutFeed, nearest_path, weight_of
+from swarmnode.testing.local_pipeline import LocalPipeline
 from swarmnode.training.forward import Forward
-from swarmnode.training.packing import TrainingSample
+from swarmnode.training.losses import LOSSES, loss_of
+from swarmnode.training.packing import TrainingSample, completion_tokens
 from swarmnode.training.records import TrainReport
-from swarmnode.training.round import MeasuredRound, RoundOfPolicy, completion_tokens
-from swarmnode.training.together import train_together
+from swarmnode.training.round import MeasuredRound, RoundOfPolicy
+from swarmnode.training.step import train_round
 from swarmnode.types import one_span
+from tests.own_losses import OWN_LOSSES
 from tests.unit.pipeline.tiny_models import (
     CPU,
     SETTINGS,
@@ -33,7 +36,6 @@ from tests.unit.pipeline.tiny_models import (
     tiny_model,
 )  # fmt: skip
 
-LOSSES = ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"]
 TEMPERATURE = 0.9
 VERSION = 2
 MAX_TOKENS = 16
@@ -107,7 +109,7 @@ def trained_alone(
     forward = Forward(policy, config, temperature=TEMPERATURE)
     policy.version = VERSION
     alone = RoundOfPolicy(policy, optimizer, config, forward, MAX_TOKENS, [trained], MeasuredRound())
-    (report,) = train_together([alone])
+    report = train_round(alone)
     return {name: before[name] - p.detach() for name, p in policy.trainable().items()}, report
 
 
@@ -120,7 +122,7 @@ def of_several_versions() -> list[TrainingSample]:
 
 
 @pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", [*LOSSES, *OWN_LOSSES])
 def test_a_step_of_each_loss_is_the_single_machines_gradient_and_report(
     model: Any, pipeline: LocalPipeline, loss: Any, packed: bool
 ) -> None:
@@ -147,12 +149,20 @@ def test_a_step_of_each_loss_is_the_single_machines_gradient_and_report(
     assert report.reference_kl is None
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+def test_a_loss_by_another_name_has_the_same_gradient_in_a_pipeline(pipeline: LocalPipeline) -> None:
+    def gradients(loss: str) -> dict[str, Tensor]:
+        drive(pipeline, feed_of([PathSamples(WHOLE, samples())], config=config_of(loss=loss)), [WHOLE])
+        return mean_gradients(pipeline)
+
+    torch.testing.assert_close(gradients("tests.own_losses:another_grpo"), gradients("grpo"), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("loss", [*LOSSES, *OWN_LOSSES])
 def test_a_micro_batch_weighs_what_its_loss_is_a_mean_over(loss: Any) -> None:
     batch = batches(packed=True)[0]
     answers, tokens = len(batch.completion_lengths), len(batch.targets_N)
     assert answers < tokens
-    over_answers = loss in {"grpo", "dr_grpo", "gspo", "rloo"}
+    over_answers = loss_of(loss).mean_over != "tokens"
     assert weight_of(batch, config_of(loss=loss)) == (answers if over_answers else tokens)
     feed = feed_of([PathSamples(WHOLE, samples())], config=config_of(loss=loss))
     taken = [feed.take(0, wave, WHOLE) for wave in range(8)]

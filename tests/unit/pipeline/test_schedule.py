@@ -8,10 +8,10 @@ import pytest
 from swarmnode.errors import ConfigError
 from swarmnode.pipeline.plans.bounds import free_map_bound_s
 from swarmnode.pipeline.plans.instance import Instance, agents, load_instance, with_averaging
-from swarmnode.pipeline.plans.moves import Draft, Neighbourhood, apply
+from swarmnode.pipeline.plans.moves import Draft, RandomMoves, apply
 from swarmnode.pipeline.plans.plan import Plan, path_problem, violations
 from swarmnode.pipeline.plans.routes import first_paths
-from swarmnode.pipeline.plans.schedule import Budget, schedule
+from swarmnode.pipeline.plans.schedule import SearchBudget, schedule
 from swarmnode.pipeline.plans.simulator import simulate
 
 INSTANCES = Path(__file__).parents[3] / "benchmarks" / "instances"
@@ -99,7 +99,7 @@ def test_moves_keep_every_rule_and_can_be_undone() -> None:
         paths = first_paths(one)
         draft = Draft(paths, ["fifo"] * one.node_count, list(range(len(paths))))
         rng = Random(seed)
-        moves = Neighbourhood(one, rng)
+        moves = RandomMoves(one, rng)
         for _ in range(150):
             move = moves.draw(draft, rng.randrange(len(paths)))
             if move is None:
@@ -119,7 +119,7 @@ def test_no_plan_is_faster_than_the_bound() -> None:
     assert len(instances) > 30
     for one in instances:
         fastest_s = min(simulate(plan).makespan_s for plan in all_plans(one)[:600])
-        found = schedule(one, seed=0, budget=Budget(steps=200))
+        found = schedule(one, seed=0, budget=SearchBudget(steps=200))
         fastest_s = min(fastest_s, found.makespan_s)
         assert 0 < found.bound_s <= fastest_s + 1e-9
         assert free_map_bound_s(one) <= fastest_s + 1e-9
@@ -128,7 +128,7 @@ def test_no_plan_is_faster_than_the_bound() -> None:
 def test_bounds_hold_with_averaging() -> None:
     for seed in range(40):
         one = with_averaging(random_instance(seed), 50.0, activation_bytes=10.0, overhead_s=0.3)
-        found = schedule(one, seed=1, budget=Budget(steps=100))
+        found = schedule(one, seed=1, budget=SearchBudget(steps=100))
         assert found.bound_s <= found.makespan_s + 1e-9
         assert simulate(found.plan).makespan_s == pytest.approx(found.makespan_s)
 
@@ -136,36 +136,36 @@ def test_bounds_hold_with_averaging() -> None:
 def test_the_search_comes_within_a_percent_of_the_fastest_of_all_fifo_plans() -> None:
     for one in small_instances(80)[:8]:
         fastest_s = min(simulate(plan).makespan_s for plan in all_plans(one))
-        found = schedule(one, seed=3, budget=Budget(steps=3000))
+        found = schedule(one, seed=3, budget=SearchBudget(steps=3000))
         assert found.makespan_s <= 1.01 * fastest_s
 
 
 def test_a_plan_is_reported_with_its_true_makespan() -> None:
     for seed in range(20):
-        found = schedule(random_instance(seed), seed=seed, budget=Budget(steps=150))
+        found = schedule(random_instance(seed), seed=seed, budget=SearchBudget(steps=150))
         assert violations(found.plan) == []
         assert simulate(found.plan).makespan_s == found.makespan_s
 
 
 def test_equal_seeds_and_steps_give_equal_plans() -> None:
     geo8 = load_instance(INSTANCES / "geo8_skip25.json")
-    first = schedule(geo8, seed=5, budget=Budget(steps=400))
-    assert schedule(geo8, seed=5, budget=Budget(steps=400)) == first
-    assert schedule(geo8, seed=6, budget=Budget(steps=400)).plan != first.plan
+    first = schedule(geo8, seed=5, budget=SearchBudget(steps=400))
+    assert schedule(geo8, seed=5, budget=SearchBudget(steps=400)) == first
+    assert schedule(geo8, seed=6, budget=SearchBudget(steps=400)).plan != first.plan
 
 
 def test_a_search_may_go_on_from_a_plan_and_never_gets_worse() -> None:
     geo8 = load_instance(INSTANCES / "geo8_skip25.json")
-    first = schedule(geo8, seed=0, budget=Budget(steps=300))
-    second = schedule(geo8, seed=1, budget=Budget(steps=300), start=first.plan)
+    first = schedule(geo8, seed=0, budget=SearchBudget(steps=300))
+    second = schedule(geo8, seed=1, budget=SearchBudget(steps=300), start=first.plan)
     assert second.makespan_s <= first.makespan_s
-    assert schedule(geo8, seed=1, budget=Budget(steps=0), start=first.plan).plan == first.plan
+    assert schedule(geo8, seed=1, budget=SearchBudget(steps=0), start=first.plan).plan == first.plan
 
 
 def test_the_published_instance_is_planned_better_than_by_greed_alone() -> None:
     geo20 = load_instance(INSTANCES / "geo20_skip33.json")
     greedy_s = simulate(Plan(geo20, tuple(first_paths(geo20)))).makespan_s
-    found = schedule(geo20, seed=0, budget=Budget(steps=2000))
+    found = schedule(geo20, seed=0, budget=SearchBudget(steps=2000))
     assert found.bound_s == pytest.approx(58.299, abs=1e-3)
     assert found.makespan_s < 0.88 * greedy_s
 
@@ -178,4 +178,4 @@ def test_too_little_memory_is_said() -> None:
 
 def test_a_search_without_an_end_is_refused() -> None:
     with pytest.raises(ConfigError, match="without end"):
-        schedule(random_instance(0), seed=0, budget=Budget())
+        schedule(random_instance(0), seed=0, budget=SearchBudget())

@@ -10,11 +10,12 @@ import torch
 import swarmnode.pipeline.stages.sources as sources
 from swarmnode.errors import ConfigError
 from swarmnode.model.tiny import build_quick_tiny
-from swarmnode.pipeline.running.seat import Feed
+from swarmnode.pipeline.execution.assignment import Feed
 from swarmnode.pipeline.stages.cutting import try_cut
-from swarmnode.pipeline.stages.local import LocalPipeline, cross_entropy
+from swarmnode.pipeline.stages.objectives import cross_entropy
 from swarmnode.pipeline.stages.sources import TextFeed, TextSettings, TextSource
 from swarmnode.pipeline.stages.stage_model import StageSettings
+from swarmnode.testing.local_pipeline import LocalPipeline
 from swarmnode.training.packing import MicroBatch
 from tests.unit.pipeline.tiny_models import CPU, VOCABULARY, saved, tiny_config, tiny_model
 

@@ -12,10 +12,15 @@ from torch import Tensor
 from swarmnode.errors import CheckpointError, ModelError, Rejected
 from swarmnode.model.attention import packed_layout
 from swarmnode.pipeline.stages.cutting import try_cut
+from swarmnode.pipeline.stages.micro_batches import (
+    GradientSum,
+    MicroBatchAttempt,
+    StageInput,
+    sum_of_replicas,
+)
 from swarmnode.pipeline.stages.stage import StageWorker
-from swarmnode.pipeline.stages.stage_model import Cut, StagePart, StageSettings, build_stage
+from swarmnode.pipeline.stages.stage_model import StageCut, StagePart, StageSettings, build_stage
 from swarmnode.pipeline.stages.stage_state import StageState, pack_state, unpack_states
-from swarmnode.pipeline.stages.visits import GradientSum, StageInput, Visit, sum_of_replicas
 from swarmnode.pipeline.wire.messages import Refusal
 from swarmnode.training.losses import LossOutput
 from tests.unit.pipeline.tiny_models import CPU, LAYERS, SETTINGS, nudge, tiny_config, tiny_model
@@ -27,7 +32,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 def worker(
-    first: int = 2, end: int = 4, stage: StageSettings = SETTINGS, cut: Cut = CUT, **more: Any
+    first: int = 2, end: int = 4, stage: StageSettings = SETTINGS, cut: StageCut = CUT, **more: Any
 ) -> StageWorker:
     state = {name: p.detach().clone() for name, p in MODEL.named_parameters()}
     part = StagePart(first, end, has_ends=first == 0)
@@ -48,18 +53,18 @@ def noise(seed: int, *shape: int) -> Tensor:
     return torch.randn(*(shape or (1, 5, 32)), generator=torch.Generator().manual_seed(seed))
 
 
-def item(visit: Visit, seed: int = 0, **more: Any) -> StageInput:
-    return StageInput(visit, **{"values": noise(seed), "tokens": 4, **more})
+def item(attempt: MicroBatchAttempt, seed: int = 0, **more: Any) -> StageInput:
+    return StageInput(attempt, **{"values": noise(seed), "tokens": 4, **more})
 
 
-def visit(agent: int = 0, wave: int = 0, attempt: int = 0, iteration: int = 0) -> Visit:
-    return Visit(agent, iteration, wave, attempt)
+def attempt(agent: int = 0, wave: int = 0, number: int = 0, iteration: int = 0) -> MicroBatchAttempt:
+    return MicroBatchAttempt(agent, iteration, wave, number)
 
 
-def back(found: StageWorker, visit: Visit, gradient_BTD: Tensor) -> Tensor | None:
+def back(found: StageWorker, attempt: MicroBatchAttempt, gradient_BTD: Tensor) -> Tensor | None:
     """The way back, with its answer taken."""
-    answer = found.backward(visit, gradient_BTD)
-    found.commit(visit)
+    answer = found.backward(attempt, gradient_BTD)
+    found.commit(attempt)
     return answer
 
 
@@ -96,7 +101,7 @@ def test_there_are_as_many_slots_as_memory_was_planned_for() -> None:
 def test_nothing_is_admitted_without_a_slot() -> None:
     found = worker()
     with refused(Refusal.NO_SLOT):
-        found.forward(item(visit()))
+        found.forward(item(attempt()))
     assert found.refused == {Refusal.NO_SLOT: 1}
 
 
@@ -105,42 +110,42 @@ def test_micro_batches_of_several_agents_are_in_flight_at_once() -> None:
     together.reserve(1)
     for agent in (0, 1):
         apart.reserve(agent)
-        apart.forward(item(visit(agent), seed=agent))
-        back(apart, visit(agent), noise(10 + agent))
-        together.forward(item(visit(agent), seed=agent))
+        apart.forward(item(attempt(agent), seed=agent))
+        back(apart, attempt(agent), noise(10 + agent))
+        together.forward(item(attempt(agent), seed=agent))
     assert together.in_flight == 2
     for agent in (0, 1):
-        back(together, visit(agent), noise(10 + agent))
+        back(together, attempt(agent), noise(10 + agent))
     assert together.in_flight == 0
     assert equal(apart.take_gradients(), together.take_gradients())
 
 
 def test_a_dropped_micro_batch_frees_its_slot_and_is_not_taken_again() -> None:
     found = ready(slots=1)
-    found.forward(item(visit()))
-    found.drop(visit())
+    found.forward(item(attempt()))
+    found.drop(attempt())
     assert (found.free_slots, found.dropped) == (1, 1)
     assert found.reserve(0)
     with refused(Refusal.UNKNOWN_WORK):
-        back(found, visit(), noise(1))
+        back(found, attempt(), noise(1))
     with refused(Refusal.UNKNOWN_WORK):
-        found.forward(item(visit()))
-    found.forward(item(visit(attempt=1)))
+        found.forward(item(attempt()))
+    found.forward(item(attempt(number=1)))
     assert found.in_flight == 1
 
 
 def test_a_late_drop_leaves_a_newer_micro_batch_alone() -> None:
     found = ready()
-    found.forward(item(visit(attempt=1)))
-    found.drop(visit(attempt=0))
-    assert back(found, visit(attempt=1), noise(1)) is not None
+    found.forward(item(attempt(number=1)))
+    found.drop(attempt(number=0))
+    assert back(found, attempt(number=1), noise(1)) is not None
 
 
 def test_an_agent_goes_on_in_its_slot_wave_after_wave() -> None:
     found = ready(slots=1)
     for wave in range(3):
-        found.forward(item(visit(wave=wave), seed=wave))
-        back(found, visit(wave=wave), noise(wave))
+        found.forward(item(attempt(wave=wave), seed=wave))
+        back(found, attempt(wave=wave), noise(wave))
     assert found.take_gradients().visits == 3
     assert found.dropped == 0
 
@@ -151,11 +156,11 @@ def test_an_agent_goes_on_in_its_slot_wave_after_wave() -> None:
 @pytest.mark.parametrize("activations", ["kept", "recomputed"])
 def test_a_repeated_message_gets_the_stored_answer_and_counts_once(activations: Any) -> None:
     once, twice = (ready(activations=activations) for _ in range(2))
-    once.forward(item(visit()))
-    back(once, visit(), noise(1))
-    outputs = [twice.forward(item(visit())) for _ in range(2)]
-    answers = [back(twice, visit(), noise(1)) for _ in range(2)]
-    outputs.append(twice.forward(item(visit())))
+    once.forward(item(attempt()))
+    back(once, attempt(), noise(1))
+    outputs = [twice.forward(item(attempt())) for _ in range(2)]
+    answers = [back(twice, attempt(), noise(1)) for _ in range(2)]
+    outputs.append(twice.forward(item(attempt())))
     assert all(torch.equal(outputs[0], output) for output in outputs)
     assert answers[0] is answers[1]
     taken = twice.take_gradients()
@@ -165,29 +170,29 @@ def test_a_repeated_message_gets_the_stored_answer_and_counts_once(activations: 
 
 def test_a_second_attempt_gets_its_gradient_but_adds_none_where_the_first_came_back() -> None:
     once, again = ready(), ready()
-    once.forward(item(visit()))
-    back(once, visit(), noise(1))
-    again.forward(item(visit()))
-    back(again, visit(), noise(1))
-    again.forward(item(visit(attempt=1), seed=2))
-    answer = back(again, visit(attempt=1), noise(3))
+    once.forward(item(attempt()))
+    back(once, attempt(), noise(1))
+    again.forward(item(attempt()))
+    back(again, attempt(), noise(1))
+    again.forward(item(attempt(number=1), seed=2))
+    answer = back(again, attempt(number=1), noise(3))
     other = ready()
-    other.forward(item(visit(), seed=2))
-    assert torch.equal(answer, back(other, visit(), noise(3)))  # pyright: ignore[reportArgumentType]
+    other.forward(item(attempt(), seed=2))
+    assert torch.equal(answer, back(other, attempt(), noise(3)))  # pyright: ignore[reportArgumentType]
     assert equal(again.take_gradients(), once.take_gradients())
 
 
 def test_a_second_attempt_takes_the_place_of_a_first_that_never_came_back() -> None:
     found, other = ready(slots=1), ready()
-    found.forward(item(visit()))
-    found.forward(item(visit(attempt=1), seed=2))
+    found.forward(item(attempt()))
+    found.forward(item(attempt(number=1), seed=2))
     with refused(Refusal.UNKNOWN_WORK):
-        back(found, visit(), noise(1))
+        back(found, attempt(), noise(1))
     with refused(Refusal.UNKNOWN_WORK):
-        found.forward(item(visit()))
-    back(found, visit(attempt=1), noise(1))
-    other.forward(item(visit(), seed=2))
-    back(other, visit(), noise(1))
+        found.forward(item(attempt()))
+    back(found, attempt(number=1), noise(1))
+    other.forward(item(attempt(), seed=2))
+    back(other, attempt(), noise(1))
     assert found.dropped == 1
     assert equal(found.take_gradients(), other.take_gradients())
 
@@ -207,8 +212,8 @@ def test_whatever_order_messages_come_in_each_micro_batch_counts_at_most_once(ev
     found.take_gradients()
     for agent in range(3):
         found.release(agent)
-    for kind, agent, wave, attempt in events:
-        now = visit(agent, wave, attempt, found.iteration)
+    for kind, agent, wave, number in events:
+        now = attempt(agent, wave, number, found.iteration)
         try:
             match kind:
                 case "forward":
@@ -240,71 +245,71 @@ PLAYED = worker(3, 4)
 def test_gradients_count_when_their_answer_was_taken_and_not_before() -> None:
     found, other = ready(), ready()
     for one in (found, other):
-        one.forward(item(visit()))
-        one.backward(visit(), noise(1))
+        one.forward(item(attempt()))
+        one.backward(attempt(), noise(1))
     assert found.counted == frozenset()
-    found.commit(visit())
-    found.commit(visit())
-    assert found.counted == {visit().micro_batch}
+    found.commit(attempt())
+    found.commit(attempt())
+    assert found.counted == {attempt().micro_batch}
     assert found.take_gradients().visits == 1
-    other.discard(visit())
-    other.commit(visit())
+    other.discard(attempt())
+    other.commit(attempt())
     assert other.take_gradients() == GradientSum({}, 0, 0)
 
 
 def test_of_two_attempts_that_came_back_one_counts() -> None:
     found, once = ready(), ready()
-    for attempt, seed in ((0, 0), (1, 2)):
-        found.forward(item(visit(attempt=attempt), seed=seed))
-        found.backward(visit(attempt=attempt), noise(1 + attempt))
-    found.commit(visit(attempt=1))
-    found.commit(visit(attempt=0))
-    once.forward(item(visit(), seed=2))
-    back(once, visit(), noise(2))
+    for number, seed in ((0, 0), (1, 2)):
+        found.forward(item(attempt(number=number), seed=seed))
+        found.backward(attempt(number=number), noise(1 + number))
+    found.commit(attempt(number=1))
+    found.commit(attempt(number=0))
+    once.forward(item(attempt(), seed=2))
+    back(once, attempt(), noise(2))
     assert equal(found.take_gradients(), once.take_gradients())
 
 
 def test_an_undecided_answer_survives_the_next_micro_batch_in_its_slot() -> None:
     found = ready()
-    found.forward(item(visit()))
-    found.backward(visit(), noise(1))
-    found.forward(item(visit(wave=1)))
-    found.commit(visit())
+    found.forward(item(attempt()))
+    found.backward(attempt(), noise(1))
+    found.forward(item(attempt(wave=1)))
+    found.commit(attempt())
     assert found.take_gradients().visits == 1
 
 
 def test_no_more_answers_are_undecided_than_there_are_slots() -> None:
     found = ready(slots=2)
     for wave in range(3):
-        found.forward(item(visit(wave=wave)))
-        found.backward(visit(wave=wave), noise(1))
+        found.forward(item(attempt(wave=wave)))
+        found.backward(attempt(wave=wave), noise(1))
     for wave in range(3):
-        found.commit(visit(wave=wave))
-    assert found.counted == {visit(wave=wave).micro_batch for wave in (1, 2)}
+        found.commit(attempt(wave=wave))
+    assert found.counted == {attempt(wave=wave).micro_batch for wave in (1, 2)}
 
 
 @pytest.mark.parametrize("activations", ["kept", "recomputed"])
 @pytest.mark.parametrize("was_back", [False, True])
 def test_another_attempt_with_the_same_input_is_not_computed_again(activations: Any, was_back: bool) -> None:
     found, once = ready(activations=activations), ready()
-    first = found.forward(item(visit()))
+    first = found.forward(item(attempt()))
     if was_back:
-        found.backward(visit(), noise(2))
-    again = found.forward(item(visit(attempt=1)))
+        found.backward(attempt(), noise(2))
+    again = found.forward(item(attempt(number=1)))
     assert again.data_ptr() == first.data_ptr()
     assert found.dropped == 0
-    once.forward(item(visit()))
-    answers = [back(found, visit(attempt=1), noise(1)), back(once, visit(), noise(1))]
+    once.forward(item(attempt()))
+    answers = [back(found, attempt(number=1), noise(1)), back(once, attempt(), noise(1))]
     assert torch.equal(*answers)  # pyright: ignore[reportArgumentType]
     assert equal(found.take_gradients(), once.take_gradients())
     with refused(Refusal.UNKNOWN_WORK):
-        found.backward(visit(), noise(1))
+        found.backward(attempt(), noise(1))
 
 
 def test_another_layout_is_another_input() -> None:
     found = ready()
     layouts = [packed_layout(lengths, CPU) for lengths in ([2, 3], [3, 2])]
-    one, other = (found.forward(item(visit(attempt=n), layout=layout)) for n, layout in enumerate(layouts))
+    one, other = (found.forward(item(attempt(number=n), layout=layout)) for n, layout in enumerate(layouts))
     assert not torch.equal(one, other)
 
 
@@ -313,15 +318,15 @@ def test_another_layout_is_another_input() -> None:
 
 def test_stragglers_of_a_closed_iteration_are_dropped_and_refused() -> None:
     found = ready()
-    found.forward(item(visit()))
+    found.forward(item(attempt()))
     assert found.take_gradients() == GradientSum({}, 0, 0)
     assert found.dropped == 1
     with refused(Refusal.UNKNOWN_WORK):
-        back(found, visit(), noise(1))
+        back(found, attempt(), noise(1))
     with refused(Refusal.UNKNOWN_WORK):
-        found.forward(item(visit(attempt=1)))
-    found.forward(item(visit(iteration=1)))
-    back(found, visit(iteration=1), noise(1))
+        found.forward(item(attempt(number=1)))
+    found.forward(item(attempt(iteration=1)))
+    back(found, attempt(iteration=1), noise(1))
     assert found.take_gradients().visits == 1
 
 
@@ -329,8 +334,8 @@ def test_replicas_sum_up_to_what_one_member_would_have_seen() -> None:
     alone, replicas = ready(), [ready(), ready()]
     for wave in range(3):
         for one in (alone, replicas[wave % 2]):
-            one.forward(item(visit(wave=wave), seed=wave, tokens=1 + wave))
-            back(one, visit(wave=wave), noise(wave))
+            one.forward(item(attempt(wave=wave), seed=wave, tokens=1 + wave))
+            back(one, attempt(wave=wave), noise(wave))
     summed, expected = sum_of_replicas([one.take_gradients() for one in replicas]), alone.take_gradients()
     assert (summed.tokens, summed.visits) == (expected.tokens, expected.visits) == (6, 3)
     for name, tensor in expected.tensors.items():
@@ -339,8 +344,8 @@ def test_replicas_sum_up_to_what_one_member_would_have_seen() -> None:
 
 def test_the_optimizer_moves_the_own_layers_along_the_gradient_clipped() -> None:
     found = ready()
-    found.forward(item(visit()))
-    back(found, visit(), noise(1))
+    found.forward(item(attempt()))
+    back(found, attempt(), noise(1))
     gradients = found.take_gradients().of_step(4)
     before = {name: p.detach().clone() for name, p in found.model.trainable().items()}
     optimizer = torch.optim.SGD(found.model.trainable().values(), lr=1.0)
@@ -372,7 +377,7 @@ def test_a_stage_that_nobody_visited_takes_no_step() -> None:
 
 def test_no_step_is_taken_under_micro_batches_in_flight() -> None:
     found = ready()
-    found.forward(item(visit()))
+    found.forward(item(attempt()))
     optimizer = torch.optim.SGD(found.model.trainable().values(), lr=1.0)
     with pytest.raises(ModelError, match="in flight"):
         found.apply({}, optimizer, max_norm=1.0)
@@ -408,13 +413,13 @@ def test_numbers_that_are_not_finite_are_refused_and_change_nothing(number: floa
     bad = noise(0)
     bad[0, 2, 3] = number
     with refused(Refusal.NOT_FINITE):
-        found.forward(item(visit(), values=bad))
-    found.forward(item(visit()))
+        found.forward(item(attempt(), values=bad))
+    found.forward(item(attempt()))
     with refused(Refusal.NOT_FINITE):
-        back(found, visit(), bad)
-    back(found, visit(), noise(1))
-    clean.forward(item(visit()))
-    back(clean, visit(), noise(1))
+        back(found, attempt(), bad)
+    back(found, attempt(), noise(1))
+    clean.forward(item(attempt()))
+    back(clean, attempt(), noise(1))
     assert found.refused == {Refusal.NOT_FINITE: 2}
     assert equal(found.take_gradients(), clean.take_gradients())
 
@@ -424,15 +429,15 @@ def test_own_layers_that_overflow_send_nothing_on() -> None:
     with torch.no_grad():
         found.model.trainable()["model.layers.3.mlp.down_proj.weight"].mul_(1e39)
     with refused(Refusal.NOT_FINITE):
-        found.forward(item(visit()))
+        found.forward(item(attempt()))
     assert (found.in_flight, found.dropped) == (0, 0)
 
 
 def test_a_gradient_that_overflows_in_the_own_layers_is_dropped_and_never_added() -> None:
     found = ready()
-    found.forward(item(visit()))
+    found.forward(item(attempt()))
     with refused(Refusal.NOT_FINITE):
-        back(found, visit(), torch.full((1, 5, 32), 3e38))
+        back(found, attempt(), torch.full((1, 5, 32), 3e38))
     taken = found.take_gradients()
     assert (taken.tensors, taken.visits, found.dropped) == ({}, 0, 1)
 
@@ -459,38 +464,38 @@ def layout_of(*lengths: int) -> Any:
 def test_inputs_that_do_not_fit_are_refused(changes: dict[str, Any], reason: Refusal) -> None:
     found = ready()
     with refused(reason):
-        found.forward(item(visit(), **changes))
+        found.forward(item(attempt(), **changes))
     with refused(reason):
-        found.evaluate(item(visit(), **changes))
+        found.evaluate(item(attempt(), **changes))
     assert found.in_flight == 0
 
 
 def test_packed_rows_are_refused_by_a_model_that_takes_none() -> None:
-    found = ready(cut=Cut("it has states"))
+    found = ready(cut=StageCut("it has states"))
     with refused(Refusal.WRONG_SHAPE):
-        found.forward(item(visit(), layout=layout_of(2, 3)))
+        found.forward(item(attempt(), layout=layout_of(2, 3)))
 
 
 @pytest.mark.parametrize("ids", [[[1, 40]], [[-1, 2]]])
 def test_the_data_stage_refuses_tokens_beyond_its_vocabulary(ids: list[list[int]]) -> None:
     found = ready(first=0, end=2)
     with refused(Refusal.WRONG_SHAPE):
-        found.forward(item(visit(), values=torch.tensor(ids), tokens=1))
+        found.forward(item(attempt(), values=torch.tensor(ids), tokens=1))
 
 
 @pytest.mark.parametrize("gradient", [noise(0, 1, 4, 32), torch.ones(1, 5, 32, dtype=torch.long)])
 def test_gradients_of_another_shape_are_refused_and_can_be_sent_again(gradient: Tensor) -> None:
     found = ready()
-    found.forward(item(visit()))
+    found.forward(item(attempt()))
     with refused(Refusal.WRONG_SHAPE):
-        back(found, visit(), gradient)
-    assert back(found, visit(), noise(1)) is not None
+        back(found, attempt(), gradient)
+    assert back(found, attempt(), noise(1)) is not None
 
 
 def test_half_precision_from_the_wire_is_computed_in_the_stages_own_type() -> None:
     found = ready()
-    assert found.forward(item(visit(), values=noise(0).half())).dtype == torch.float32
-    answer = back(found, visit(), noise(1).bfloat16())
+    assert found.forward(item(attempt(), values=noise(0).half())).dtype == torch.float32
+    answer = back(found, attempt(), noise(1).bfloat16())
     assert answer is not None and answer.dtype == torch.float32
 
 
@@ -503,13 +508,13 @@ def squares(hidden_BTD: Tensor) -> LossOutput:
 
 def test_the_loss_is_taken_once_and_gives_the_gradient_of_what_came_back() -> None:
     found = ready(first=0, end=2)
-    found.forward(item(visit(), values=torch.tensor([[3, 4, 5]]), tokens=2))
+    found.forward(item(attempt(), values=torch.tensor([[3, 4, 5]]), tokens=2))
     back_BTD = noise(1, 1, 3, 32)
-    first = found.loss(visit(), back_BTD, squares)
+    first = found.loss(attempt(), back_BTD, squares)
     torch.testing.assert_close(first.gradient_BTD, 2 * back_BTD)
     assert not first.output.loss.requires_grad
-    assert found.loss(visit(), noise(2, 1, 3, 32), squares) is first
-    assert back(found, visit(), noise(3, 1, 3, 32)) is None
+    assert found.loss(attempt(), noise(2, 1, 3, 32), squares) is first
+    assert back(found, attempt(), noise(3, 1, 3, 32)) is None
     assert found.take_gradients().visits == 1
 
 
@@ -521,8 +526,8 @@ def test_a_loss_that_comes_twice_moves_norm_and_head_once() -> None:
     taken: list[GradientSum] = []
     for attempts in (1, 2):
         found = ready(first=0, end=2, stage=FULL)
-        for attempt in range(attempts):
-            now = visit(attempt=attempt)
+        for number in range(attempts):
+            now = attempt(number=number)
             found.forward(item(now, values=torch.tensor([[3, 4, 5]]), tokens=2))
             found.loss(now, noise(1, 1, 3, 32), through_head)
             found.loss(now, noise(1, 1, 3, 32), through_head)
@@ -533,13 +538,13 @@ def test_a_loss_that_comes_twice_moves_norm_and_head_once() -> None:
 
 def test_what_comes_back_for_the_loss_is_checked_like_all_that_peers_send() -> None:
     found = ready(first=0, end=2)
-    found.forward(item(visit(), values=torch.tensor([[3, 4, 5]]), tokens=2))
+    found.forward(item(attempt(), values=torch.tensor([[3, 4, 5]]), tokens=2))
     with refused(Refusal.WRONG_SHAPE):
-        found.loss(visit(), noise(1, 1, 2, 32), squares)
+        found.loss(attempt(), noise(1, 1, 2, 32), squares)
     with refused(Refusal.NOT_FINITE):
-        found.loss(visit(), torch.full((1, 3, 32), NAN), squares)
+        found.loss(attempt(), torch.full((1, 3, 32), NAN), squares)
     with refused(Refusal.NOT_FINITE):
-        found.loss(visit(), torch.full((1, 3, 32), 3e38), lambda h: squares(h * 1e10))
+        found.loss(attempt(), torch.full((1, 3, 32), 3e38), lambda h: squares(h * 1e10))
     assert found.dropped == 1
 
 
@@ -548,11 +553,11 @@ def test_what_comes_back_for_the_loss_is_checked_like_all_that_peers_send() -> N
 
 def test_evaluation_takes_no_slot_and_keeps_nothing() -> None:
     found = worker(slots=1)
-    evaluated = found.evaluate(item(visit()))
+    evaluated = found.evaluate(item(attempt()))
     found.reserve(0)
-    assert torch.equal(evaluated, found.forward(item(visit())))
+    assert torch.equal(evaluated, found.forward(item(attempt())))
     assert not evaluated.requires_grad
-    reference = found.evaluate(item(visit()), reference=True)
+    reference = found.evaluate(item(attempt()), reference=True)
     assert (reference - evaluated).abs().max() > 1e-2
 
 
@@ -560,9 +565,9 @@ def test_recomputing_gives_the_same_gradients_and_keeps_no_graph() -> None:
     kept, recomputed = ready(), ready(activations="recomputed")
     graphs, answers = list[bool](), list[Tensor | None]()
     for found in (kept, recomputed):
-        found.forward(item(visit()))
+        found.forward(item(attempt()))
         graphs.append(found._work[0].output_BTD.requires_grad)  # pyright: ignore
-        answers.append(back(found, visit(), noise(1)))
+        answers.append(back(found, attempt(), noise(1)))
     assert graphs == [True, False]
     assert torch.equal(*answers)  # pyright: ignore[reportArgumentType]
     assert equal(kept.take_gradients(), recomputed.take_gradients())
@@ -592,7 +597,7 @@ def adam(found: StageWorker) -> torch.optim.Optimizer:
 
 
 def train(found: StageWorker, optimizer: torch.optim.Optimizer, seed: int) -> None:
-    now = visit(iteration=found.iteration)
+    now = attempt(iteration=found.iteration)
     found.reserve(0)
     found.forward(item(now, seed=seed))
     back(found, now, noise(seed + 10))
@@ -647,9 +652,9 @@ def test_replicas_of_a_stage_have_one_digest_until_they_differ() -> None:
 
 def test_gradients_and_work_of_the_former_weights_do_not_outlive_them() -> None:
     found = ready()
-    found.forward(item(visit()))
-    back(found, visit(), noise(1))
-    found.forward(item(visit(wave=1)))
+    found.forward(item(attempt()))
+    back(found, attempt(), noise(1))
+    found.forward(item(attempt(wave=1)))
     found.load_state(unpack_states([worker().state()], max_bytes=1 << 20))
     assert found.dropped == 1
     assert found.take_gradients() == GradientSum({}, 0, 0)

@@ -13,7 +13,7 @@ from swarmnode.model.attention import packed_layout
 from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.stage_model import (
     PEFT_PREFIX,
-    Cut,
+    StageCut,
     StageModel,
     StagePart,
     StageSettings,
@@ -72,7 +72,7 @@ def test_windows_stay_with_the_layers_that_have_them() -> None:
     )  # fmt: skip
     assert config.layer_types is not None
     assert config.layer_types[2] != config.layer_types[3]
-    assert try_cut(config) == Cut(packing_obstacle=None)
+    assert try_cut(config) == StageCut(packing_obstacle=None)
     torch.manual_seed(0)
     from transformers import AutoModelForCausalLM
 
@@ -98,7 +98,7 @@ def test_packed_sequences_do_not_see_each_other_in_any_stage() -> None:
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_the_families_we_name_can_be_cut_and_packed(family: str) -> None:
-    assert try_cut(tiny_config(family)) == Cut(packing_obstacle=None)
+    assert try_cut(tiny_config(family)) == StageCut(packing_obstacle=None)
 
 
 @pytest.mark.parametrize(

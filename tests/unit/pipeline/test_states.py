@@ -14,18 +14,18 @@ from torch import Tensor
 from swarmnode.errors import CheckpointError, NetworkError
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import ByteStream
-from swarmnode.pipeline.keeping.holdings import (
+from swarmnode.pipeline.replication.holdings import (
     HeldState,
     Holding,
+    LayerAssignments,
     Offer,
-    Seats,
     covering,
     layer_of,
     of_part,
     offers,
 )
-from swarmnode.pipeline.keeping.state_messages import PROTOCOL, AskHoldings, decode_question
-from swarmnode.pipeline.keeping.states import StateLimits, StateService
+from swarmnode.pipeline.replication.state_messages import PROTOCOL, AskHoldings, decode_question
+from swarmnode.pipeline.replication.states import StateLimits, StateService
 from swarmnode.pipeline.stages.stage_model import StagePart
 from swarmnode.pipeline.stages.stage_state import StageState, pack_state
 from swarmnode.pipeline.wire.inbound import receive_length, send_frame
@@ -70,9 +70,9 @@ def ids(hosts: list[MemoryHost]) -> list[str]:
     return [host.peer_id for host in hosts]
 
 
-def kept_by(keeper: MemoryHost, owners: dict[MemoryHost, tuple[int, int]]) -> Seats:
+def kept_by(keeper: MemoryHost, owners: dict[MemoryHost, tuple[int, int]]) -> LayerAssignments:
     ranges = {owner.peer_id: layers for owner, layers in owners.items()}
-    return Seats(ranges, dict.fromkeys(ranges, keeper.peer_id))
+    return LayerAssignments(ranges, dict.fromkeys(ranges, keeper.peer_id))
 
 
 def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

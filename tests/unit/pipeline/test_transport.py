@@ -19,18 +19,18 @@ from swarmnode.pipeline.wire.messages import (
     CHUNK_BYTES,
     MAX_ANSWER_BYTES,
     MAX_MESSAGE_BYTES,
-    Answer,
-    Backward,
+    BackwardHop,
     Done,
-    Forward,
+    ForwardHop,
     Message,
     Refusal,
     Refused,
+    ReplyFrame,
     StepDone,
     TensorHeader,
 )
-from swarmnode.pipeline.wire.roster import Roster
-from swarmnode.pipeline.wire.transport import MAX_ROSTERS, PROTOCOL, Pace, Passage, TensorTransport
+from swarmnode.pipeline.wire.plan_members import PlanMembers
+from swarmnode.pipeline.wire.transport import MAX_PLANS, PROTOCOL, ArrivalWindow, Pace, TensorTransport
 from swarmnode.pipeline.wire.wire import Payload, as_payload, decode_answer, encode_message
 
 PLAN, NEXT_PLAN = "ab" * 32, "cd" * 32
@@ -78,12 +78,12 @@ class NeverAfter:
 
     share: float
 
-    def passage(self, peer_id: str, size_bytes: int, now_s: float) -> Passage:
+    def arrival(self, peer_id: str, size_bytes: int, now_s: float) -> ArrivalWindow:
         return BreaksOff(now_s, now_s, self.share)
 
 
 @dataclass(frozen=True)
-class BreaksOff(Passage):
+class BreaksOff(ArrivalWindow):
     share: float
 
     def at_s(self, share: float) -> float:
@@ -112,16 +112,16 @@ async def members(
             transport = TensorTransport(host, inbox, limits=limits, pace=pace)
             await stack.enter_async_context(transport)
             known = peers[:count] if number < count else peers
-            transport.adopt(Roster(PLAN, known, own=number))
+            transport.adopt(PlanMembers(PLAN, known, own=number))
             made.append(Member(host, inbox, transport))
         yield made
 
 
-def forward(size_bytes: int, *, micro_batch: int = 0, **fields: Any) -> tuple[Forward, Payload]:
+def forward(size_bytes: int, *, micro_batch: int = 0, **fields: Any) -> tuple[ForwardHop, Payload]:
     payload = as_payload(bytes(range(251)) * (size_bytes // 251) + bytes(size_bytes % 251))
     header = TensorHeader(codec="none", dtype="float16", shape=(size_bytes // 2,), checksum=payload.checksum)
     values: dict[str, Any] = {"plan": PLAN, "iteration": 0, "deadline_s": 5.0, "path": (0, 1)} | fields
-    return Forward(
+    return ForwardHop(
         **values, micro_batch=micro_batch, agent=0, wave=0, position=1, tensor=header, tokens=1
     ), payload
 
@@ -144,7 +144,7 @@ async def open_to(sender: Member, receiver: Member) -> ByteStream:
     return await sender.host.open_stream(receiver.host.peer_id, PROTOCOL)
 
 
-async def answer_on(stream: ByteStream) -> Answer:
+async def answer_on(stream: ByteStream) -> ReplyFrame:
     return decode_answer(await stream.receive(await receive_length(stream, MAX_ANSWER_BYTES)))
 
 
@@ -444,7 +444,7 @@ async def test_an_unknown_plan_is_refused_until_it_is_adopted_and_again_when_it_
         peer_id = bob.host.peer_id
         assert await alice.transport.send(peer_id, message, payload) == Refused(Refusal.UNKNOWN_PLAN)
         peers = (alice.host.peer_id, bob.host.peer_id)
-        bob.transport.adopt(Roster(NEXT_PLAN, peers, own=1))
+        bob.transport.adopt(PlanMembers(NEXT_PLAN, peers, own=1))
         assert await alice.transport.send(peer_id, message, payload) == Done()
         bob.transport.retire(NEXT_PLAN)
         message = msgspec.structs.replace(message, attempt=1)
@@ -453,10 +453,10 @@ async def test_an_unknown_plan_is_refused_until_it_is_adopted_and_again_when_it_
 
 async def test_only_the_latest_plans_are_kept():
     async with members() as (alice, _):
-        plans = [f"{number:02d}" * 32 for number in range(MAX_ROSTERS + 1)]
+        plans = [f"{number:02d}" * 32 for number in range(MAX_PLANS + 1)]
         for plan in plans:
-            alice.transport.adopt(Roster(plan, (), own=0))
-        assert list(alice.transport.rosters) == plans[1:]
+            alice.transport.adopt(PlanMembers(plan, (), own=0))
+        assert list(alice.transport.plans) == plans[1:]
 
 
 async def test_a_member_cannot_speak_for_another_one():
@@ -468,7 +468,7 @@ async def test_a_member_cannot_speak_for_another_one():
 
 async def test_a_gradient_is_only_taken_from_where_the_activation_went():
     message, payload = forward(2, path=(0, 1, 2))
-    back = Backward(
+    back = BackwardHop(
         plan=PLAN, iteration=0, deadline_s=5.0, micro_batch=0, agent=0, wave=0, path=(0, 1, 2), position=1,
         tensor=message.tensor,
     )  # fmt: skip

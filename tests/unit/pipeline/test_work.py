@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from swarmnode.pipeline.execution.work import StageQueue, TaskOrder, turn
 from swarmnode.pipeline.plans.instance import Instance
 from swarmnode.pipeline.plans.plan import Plan, Policy
 from swarmnode.pipeline.plans.simulator import Kind, simulate
-from swarmnode.pipeline.running.work import Order, StageQueue, turn
 
 LINK = ((0.0, 1.0), (1.0, 0.0))
 PLAN = Plan(
@@ -28,7 +28,7 @@ def test_the_policy_says_whose_turn_it_is(policy: Policy, first: str) -> None:
 
 
 def test_the_plan_says_when_a_node_is_wanted_next() -> None:
-    order = Order.of(PLAN, 1, simulate(PLAN), scale=0.1)
+    order = TaskOrder.of(PLAN, 1, simulate(PLAN), scale=0.1)
     assert order.starts_s == pytest.approx((0.2, 0.309, 0.525, 0.675))
     assert order.next_s(0.1) == order.starts_s[0]
     assert order.next_s(9.0) is None
@@ -39,7 +39,7 @@ async def order_of_tasks(policy: Policy, tasks: list[tuple[Kind, int]]) -> list[
     ran: list[tuple[Kind, int]] = []
     go_on = threading.Event()
     async with StageQueue() as queue, asyncio.TaskGroup() as group:
-        queue.adopt(Order(policy, ranks=(2, 1, 0)))
+        queue.adopt(TaskOrder(policy, ranks=(2, 1, 0)))
         group.create_task(queue.perform("forward", 0, go_on.wait))
         await asyncio.sleep(0.01)
         for kind, agent in tasks:
@@ -114,7 +114,7 @@ class Pastime:
 async def test_idle_work_runs_in_the_same_thread_and_stops_for_a_task() -> None:
     pastime, where = Pastime(), list[Any]()
     async with StageQueue(idle=pastime) as queue:
-        queue.adopt(Order(starts_s=(0.0, 30.0)))
+        queue.adopt(TaskOrder(starts_s=(0.0, 30.0)))
         await queue.perform("forward", 0, lambda: where.append(threading.current_thread().name))
         await until(lambda: pastime.offered_s and pastime.offered_s[-1] > 1.0)
         assert 25 < pastime.offered_s[-1] <= 30

@@ -6,18 +6,18 @@ import pytest
 
 from swarmnode.errors import CheckpointError
 from swarmnode.rollout.engine import Sampled
-from swarmnode.rollout.schedule.group import Member, OpenGroup
+from swarmnode.rollout.schedule.group import OpenCompletion, OpenGroup
 from swarmnode.rollout.schedule.lengths import LengthEstimates
 from swarmnode.rollout.schedule.pool import GroupPool
 from swarmnode.rollout.schedule.state import decode, encode
 from swarmnode.types import Example, ExampleKey, one_span
 
 
-def member(tokens: int, version: int = 0, logprob: float = -0.5) -> Member:
-    return Member(Sampled((1,) * tokens, (logprob,) * tokens, one_span(version, tokens)))
+def member(tokens: int, version: int = 0, logprob: float = -0.5) -> OpenCompletion:
+    return OpenCompletion(Sampled((1,) * tokens, (logprob,) * tokens, one_span(version, tokens)))
 
 
-def group(serial: int, *members: Member) -> OpenGroup:
+def group(serial: int, *members: OpenCompletion) -> OpenGroup:
     return OpenGroup(serial, Example(ExampleKey("sums", "1", 0, serial), "?"), (1, 2), list(members))
 
 
@@ -55,9 +55,9 @@ def test_out_of_the_engine_a_group_is_as_old_as_its_oldest_token() -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [member(2, logprob=math.nan), member(2, logprob=-math.inf), Member(finish="stop")]
+    "damage", [member(2, logprob=math.nan), member(2, logprob=-math.inf), OpenCompletion(finish="stop")]
 )
-def test_numbers_that_no_engine_gives_are_not_taken_from_a_checkpoint(damage: Member) -> None:
+def test_numbers_that_no_engine_gives_are_not_taken_from_a_checkpoint(damage: OpenCompletion) -> None:
     with pytest.raises(CheckpointError):
         decode(encode([group(0, member(1), damage)], {}, LengthEstimates(), may_stay_behind=0.0))
 

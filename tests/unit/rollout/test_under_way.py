@@ -5,7 +5,7 @@ import pytest
 from swarmnode.errors import EngineError
 from swarmnode.rollout.engine import InFlight, Output, PolicyUpdate, Request, Sampled, SamplingParams
 from swarmnode.rollout.fake import FakeEngine
-from swarmnode.rollout.schedule.group import Member, OpenGroup
+from swarmnode.rollout.schedule.group import OpenCompletion, OpenGroup
 from swarmnode.rollout.schedule.under_way import UnderWay, nearest_mode
 from swarmnode.types import Example, ExampleKey, Span
 
@@ -15,7 +15,9 @@ SAMPLING = SamplingParams(max_tokens=9)
 def group(serial: int, prompt_tokens: int, done: int = 0) -> OpenGroup:
     sampled = Sampled((1,) * done, (0.0,) * done, (Span(0, 0, done),) if done else ())
     example = Example(ExampleKey("letters", "1", 0, serial), "why")
-    return OpenGroup(serial, example, (1,) * prompt_tokens, [Member(sampled), Member(sampled)])
+    return OpenGroup(
+        serial, example, (1,) * prompt_tokens, [OpenCompletion(sampled), OpenCompletion(sampled)]
+    )
 
 
 def asked(of: OpenGroup) -> list[Request]:

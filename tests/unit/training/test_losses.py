@@ -1,7 +1,8 @@
 import math
+import re
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -9,24 +10,68 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from swarmnode.config import TrainingConfig
-from swarmnode.training.advantage import LossName
+from swarmnode.config import LOSS_NAMES, TrainingConfig
+from swarmnode.errors import ConfigError
+from swarmnode.training.advantage import against_the_others, centred, standardised
 from swarmnode.training.losses import (
+    LOSSES,
     MAX_LOG_RATIO,
+    Loss,
     LossOutput,
     StepSize,
     TokenBatch,
     kl_to_reference,
+    loss_of,
     policy_loss,
 )
+from tests.own_losses import OWN_LOSSES
 
-LOSSES: tuple[LossName, ...] = get_args(LossName)
-TOKEN_CLIPPED: tuple[LossName, ...] = ("grpo", "dr_grpo", "dapo")
+TOKEN_CLIPPED: tuple[str, ...] = ("grpo", "dr_grpo", "dapo")
 LOW, HIGH = 0.2, 0.28
 ONE_TOKEN = StepSize(sequences=1, tokens=1, max_tokens=1)
 
 
-def named(loss: LossName, **settings: Any) -> TrainingConfig:
+def test_the_config_knows_our_losses_and_no_others() -> None:
+    assert tuple(LOSSES) == LOSS_NAMES
+    with pytest.raises(ValueError, match=r"no such loss: grpo, .*, or one of your own as mymodule:name"):
+        TrainingConfig(loss="gpro")
+    with pytest.raises(ValueError, match="no such loss"):
+        TrainingConfig(loss="my module:loss")
+
+
+@pytest.mark.parametrize("loss", OWN_LOSSES)
+def test_a_loss_of_ones_own_is_named_by_its_import_path(loss: str) -> None:
+    assert isinstance(loss_of(TrainingConfig(loss=loss).loss), Loss)
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        ("no_such_module:loss", "cannot be imported: No module named 'no_such_module'. install"),
+        (
+            "tests.own_losses:missing",
+            "module 'tests.own_losses' has no attribute 'missing'. install",
+        ),
+        ("tests.own_losses:no_loss", "is a function and not a Loss. write no_loss = Loss"),
+    ],
+)
+def test_a_loss_that_cannot_be_had_says_why_and_what_to_do(loss: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        loss_of(loss)
+
+
+def test_each_loss_is_a_record_of_what_it_averages_and_which_advantage_belongs_to_it() -> None:
+    assert {name: (one.advantage, one.mean_over) for name, one in LOSSES.items()} == {
+        "grpo": (standardised, "answers"),
+        "dr_grpo": (centred, "answers_at_full_length"),
+        "dapo": (standardised, "tokens"),
+        "gspo": (standardised, "answers"),
+        "cispo": (standardised, "tokens"),
+        "rloo": (against_the_others, "answer_sums"),
+    }
+
+
+def named(loss: str, **settings: Any) -> TrainingConfig:
     return TrainingConfig(loss=loss, clip_low=LOW, clip_high=HIGH, **settings)
 
 
@@ -59,14 +104,14 @@ def gradient(batch: TokenBatch, step: StepSize, config: TrainingConfig) -> tuple
     return found, batch.logprobs_N.grad.tolist()
 
 
-def one_token(loss: LossName, ratio: float, advantage: float) -> tuple[float, float, int]:
+def one_token(loss: str, ratio: float, advantage: float) -> tuple[float, float, int]:
     """Loss, gradient by log-probability, and number of clipped tokens of a single token."""
     found, by_token = gradient(batch_of([[math.log(ratio)]], [advantage]), ONE_TOKEN, named(loss))
     return found.loss.item(), by_token[0], int(found.clipped)
 
 
 @pytest.mark.parametrize("loss", [name for name in LOSSES if name != "cispo"])
-def test_a_token_alone_is_clipped_as_ppo_clips_it(loss: LossName) -> None:
+def test_a_token_alone_is_clipped_as_ppo_clips_it(loss: str) -> None:
     assert one_token(loss, 1.0, 2.0) == pytest.approx((-2.0, -2.0, 0)), "on policy"
     assert one_token(loss, 1.27, 1.0) == pytest.approx((-1.27, -1.27, 0)), "a good token, pushed up"
     assert one_token(loss, 1.5, 1.0) == pytest.approx((-1.28, 0.0, 1)), "and no further"
@@ -100,7 +145,7 @@ R = [math.exp(x) for x in (0.0, 0.1, -0.1, 0.05)]
         ("rloo", [-2 / 2, -2 / 2, -2 / 2, R[3] / 2]),
     ],
 )
-def test_each_loss_is_its_closed_form(loss: LossName, expected: list[float]) -> None:
+def test_each_loss_is_its_closed_form(loss: str, expected: list[float]) -> None:
     """Two answers, of three tokens and of one, with advantages 2 and -1: gradient by log-probability."""
     _, by_token = gradient(batch_of(THREE_AND_ONE, [2.0, -1.0]), STEP, named(loss))
     assert by_token == pytest.approx(expected, abs=1e-12)
@@ -170,7 +215,7 @@ def test_rloo_on_policy_is_reinforce_on_the_log_probability_of_the_answer() -> N
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_weight_scales_the_gradient_of_its_token_and_leaves_the_clip_where_it_is(loss: LossName) -> None:
+def test_a_weight_scales_the_gradient_of_its_token_and_leaves_the_clip_where_it_is(loss: str) -> None:
     plain = batch_of([[0.1, 0.05], [0.1]], [1.0, -1.0])
     weighted = batch_of([[0.1, 0.05], [0.1]], [1.0, -1.0], weights=[0.5, 0.0, 2.0])
     _, ones = gradient(plain, STEP, named(loss))
@@ -180,7 +225,7 @@ def test_a_weight_scales_the_gradient_of_its_token_and_leaves_the_clip_where_it_
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_token_of_weight_zero_is_left_out_of_penalties_too(loss: LossName) -> None:
+def test_a_token_of_weight_zero_is_left_out_of_penalties_too(loss: str) -> None:
     config = named(loss, kl_coef=0.5, entropy_coef=0.5)
     plain = batch_of([[0.0, 0.0]], [1.0], weights=[1.0, 0.0])
     batch = TokenBatch(
@@ -251,9 +296,7 @@ def totals(
 @pytest.mark.parametrize("loss", LOSSES)
 @settings(max_examples=25, deadline=None)
 @given(st.data())
-def test_any_split_of_a_step_into_micro_batches_has_the_same_gradient(
-    loss: LossName, data: st.DataObject
-) -> None:
+def test_any_split_of_a_step_into_micro_batches_has_the_same_gradient(loss: str, data: st.DataObject) -> None:
     lengths = data.draw(st.lists(st.integers(1, 12), min_size=2, max_size=8))
     order = data.draw(st.permutations(range(len(lengths))))
     cuts = sorted(data.draw(st.sets(st.integers(1, len(lengths) - 1))))
@@ -271,7 +314,7 @@ def test_any_split_of_a_step_into_micro_batches_has_the_same_gradient(
 @pytest.mark.parametrize(("new", "old"), [(-1e4, -0.1), (-0.1, -1e4), (-1e4, -1e4)])
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 def test_extreme_ratios_stay_finite_in_single_precision(
-    loss: LossName, new: float, old: float, advantage: float
+    loss: str, new: float, old: float, advantage: float
 ) -> None:
     logprobs_N = torch.tensor([new, -0.5, new], requires_grad=True)
     batch = TokenBatch(
@@ -292,7 +335,7 @@ def test_extreme_ratios_stay_finite_in_single_precision(
 
 
 @pytest.mark.parametrize("loss", [name for name in LOSSES if name != "cispo"])
-def test_a_bad_token_beyond_the_bound_is_still_pushed_down(loss: LossName) -> None:
+def test_a_bad_token_beyond_the_bound_is_still_pushed_down(loss: str) -> None:
     _, by_token = gradient(batch_of([[MAX_LOG_RATIO + 5]], [-1.0]), ONE_TOKEN, named(loss))
     assert by_token[0] == pytest.approx(math.exp(MAX_LOG_RATIO))
 
@@ -332,7 +375,7 @@ def test_the_mean_of_k3_is_the_divergence_and_its_gradient_that_of_the_other_one
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_penalties_are_shared_out_as_the_objective_is(loss: LossName) -> None:
+def test_penalties_are_shared_out_as_the_objective_is(loss: str) -> None:
     """With advantage 0 they alone are left. k3's gradient is 1 - q; the entropy here is -log-probability."""
     plain = batch_of(THREE_AND_ONE, [0.0, 0.0])
     batch = TokenBatch(
@@ -383,7 +426,7 @@ def test_a_coefficient_without_its_values_is_an_error_and_not_a_zero(setting: st
 
 
 @pytest.mark.parametrize("loss", TOKEN_CLIPPED)
-def test_decoupled_ppo_and_truncated_importance_sampling_come_in_as_weights(loss: LossName) -> None:
+def test_decoupled_ppo_and_truncated_importance_sampling_come_in_as_weights(loss: str) -> None:
     """min(r A, clip(r) A) times prox / mu: equation 2 of AReaL, whatever is averaged."""
     k = [1.5, 0.7, 3.0, 0.0]
     batch = batch_of(THREE_AND_ONE, [2.0, -1.0], weights=k)

@@ -16,6 +16,7 @@ from swarmnode.model.base_model import LoadedModel
 from swarmnode.model.lora_patch import RoutedTokens
 from swarmnode.model.packable import prepare_for_packing
 from swarmnode.model.policy import Policy
+from swarmnode.training.advantage import centred
 from swarmnode.training.packing import (
     MOST_KEYS_PER_TOKEN,
     MicroBatch,
@@ -388,7 +389,7 @@ def test_credit_follows_the_loss_the_shaped_rewards_and_the_policy(
     group: Callable[..., RolloutGroup],
 ) -> None:
     scored = group([[7, 1], [8, 1]], [1.0, 1.0])
-    samples = to_samples(scored, (2,), rewards=[1.0, 0.5], loss="dr_grpo", policy=2)
+    samples = to_samples(scored, (2,), rewards=[1.0, 0.5], advantage=centred, policy=2)
     assert samples is not None
     assert [(s.advantage, s.policy) for s in samples] == [(0.25, 2), (-0.25, 2)]
 

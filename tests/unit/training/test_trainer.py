@@ -12,7 +12,7 @@ from swarmnode.errors import ModelError
 from swarmnode.model.base_model import LoadedModel
 from swarmnode.model.policy import Policy
 from swarmnode.training import forward as forward_module
-from swarmnode.training import together as together_module
+from swarmnode.training import objective as objective_module
 from swarmnode.training.losses import TokenBatch
 from swarmnode.training.packing import to_samples
 from swarmnode.training.trainer import Trainer
@@ -130,13 +130,13 @@ def test_the_ratio_is_taken_against_the_policy_before_the_round(
 ) -> None:
     before = {tuple(answer): logprob(policy, answer) for answer in ANSWERS}
     seen: list[tuple[float, float]] = []
-    original = together_module.policy_loss
+    original = objective_module.policy_loss
 
     def spy(batch: TokenBatch, *args: Any) -> Any:
         seen.append((batch.logprobs_N.detach().sum().item(), batch.prox_N.sum().item()))
         return original(batch, *args)
 
-    monkeypatch.setattr(together_module, "policy_loss", spy)
+    monkeypatch.setattr(objective_module, "policy_loss", spy)
     trainer_for(policy, sequences_per_step=1).train([group(ANSWERS, [1.0, 0.0, 0.5, 0.0])], [])
     assert len(seen) == 4
     assert sorted(old for _, old in seen) == pytest.approx(sorted(before.values()), abs=1e-4)
@@ -174,13 +174,13 @@ def test_out_of_memory_for_good_says_what_to_do(
 def test_a_gradient_that_is_not_finite_is_neither_applied_nor_measured(
     policy: Policy, group: GroupMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = together_module.policy_loss
+    original = objective_module.policy_loss
 
     def broken(*args: Any) -> Any:
         result = original(*args)
         return replace(result, loss=result.loss * float("nan"))
 
-    monkeypatch.setattr(together_module, "policy_loss", broken)
+    monkeypatch.setattr(objective_module, "policy_loss", broken)
     before = weights(policy)
     mine = group(ANSWERS, [1.0, 0.0, 0.0, 0.0], logprobs=recorded(policy, DRIFTED))
     report = trainer_for(policy).train([mine], [])

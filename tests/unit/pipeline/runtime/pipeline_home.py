@@ -19,16 +19,16 @@ from swarmnode.network.peers import PeerBook
 from swarmnode.node.monitors import Monitors
 from swarmnode.node.status import NodeStatus
 from swarmnode.node.summary import Summary
-from swarmnode.pipeline.joining.known_members import MembershipSettings
-from swarmnode.pipeline.keeping.checkpoints import StageCheckpoints
+from swarmnode.pipeline.execution.assignment import MemberSettings
+from swarmnode.pipeline.membership.known_members import MembershipSettings
 from swarmnode.pipeline.plans.costs import MemberCosts, StageTiming
 from swarmnode.pipeline.plans.planning import Agreed
-from swarmnode.pipeline.running.seat import MemberSettings
+from swarmnode.pipeline.replication.checkpoints import StageCheckpoints
+from swarmnode.pipeline.runtime.assigned_stage import AssignedStageSettings
 from swarmnode.pipeline.runtime.data_roles import TextRole
 from swarmnode.pipeline.runtime.link import RoleChanged
 from swarmnode.pipeline.runtime.node import PipelineNode
-from swarmnode.pipeline.runtime.parts import DataRole, PipelineParts
-from swarmnode.pipeline.runtime.place import PlaceSettings
+from swarmnode.pipeline.runtime.parts import DataNode, DataRole, PipelineParts
 from swarmnode.pipeline.runtime.settings import plan_settings
 from swarmnode.pipeline.stages.sources import TextFeed, TextSettings, TextSource
 from swarmnode.pipeline.stages.stage_model import StageSettings
@@ -65,7 +65,7 @@ class Letters:
         return [2 + ord(letter) % (VOCABULARY - 2) for letter in text]
 
 
-def text_role(node: PipelineNode) -> TextRole:
+def text_role(node: DataNode) -> TextRole:
     return TextRole(node, Letters(), SEED)
 
 
@@ -77,7 +77,7 @@ class Gate:
         self.tokens: Counter[int] = Counter()
         """By iteration: trained on by all data nodes."""
 
-    def role(self, node: PipelineNode) -> DataRole:
+    def role(self, node: DataNode) -> DataRole:
         return _Gated(node, self)
 
 
@@ -87,7 +87,7 @@ class _Gated:
     status: NodeStatus | None = None
     summary: Summary | None = None
 
-    def __init__(self, node: PipelineNode, gate: Gate) -> None:
+    def __init__(self, node: DataNode, gate: Gate) -> None:
         self._node = node
         self._gate = gate
         self._stopped = False
@@ -96,14 +96,14 @@ class _Gated:
     async def run(self) -> str:
         node = self._node
         while not (self._stopped or node.done):
-            agreed = node.place.agreed
+            agreed = node.assigned_stage.agreed
             if agreed is None or agreed.stage_of(node.peer_id) != 0:
                 raise RoleChanged("other members start the micro-batches now")
             if node.member.iteration >= self._gate.iterations:
                 await asyncio.sleep(0.02)
                 continue
             report = await node.link.drive(
-                lambda course: TextFeed(self._source, node.peer_id, course.iteration)
+                lambda iteration_plan: TextFeed(self._source, node.peer_id, iteration_plan.iteration)
             )
             if report is not None:
                 self._gate.tokens[report.iteration] += report.tokens
@@ -140,7 +140,7 @@ def quick_membership(config: Config) -> MembershipSettings:
         retry_s=0.5,
         barred_s=0.5,
         iteration_s=20.0,
-        seat_s=20.0,
+        assignment_s=20.0,
     )
 
 
@@ -175,7 +175,7 @@ class Member:
     @property
     def layers(self) -> tuple[int, int] | None:
         """First and end, of the stage that is held."""
-        part = self.node.place.part if self.up.is_set() else None
+        part = self.node.assigned_stage.part if self.up.is_set() else None
         return (part.first_layer, part.end_layer) if part is not None else None
 
     @property
@@ -184,7 +184,7 @@ class Member:
 
     def weights(self) -> dict[str, Tensor]:
         """What its stage has learnt."""
-        model = self.node.place.model
+        model = self.node.assigned_stage.model
         assert model is not None
         return {name: p.detach().clone() for name, p in model.trainable().items()}
 
@@ -221,7 +221,7 @@ class Home:
             discovery=Discovery(host, PeerBook(), seeds, "home"),
             plan=plan_settings(config, self.whole),
             membership=quick_membership(config),
-            place=PlaceSettings(
+            assigned_stage=AssignedStageSettings(
                 stage=StageSettings(trainable=config.pipeline.trainable, adapter=config.policy, device=CPU),
                 learning_rate=config.training.learning_rate,
                 max_tokens=256,
@@ -264,7 +264,7 @@ class Home:
         self,
         *keys: NodeKey,
         settings: Sequence[str] = (),
-        role: Callable[[PipelineNode], DataRole] = text_role,
+        role: Callable[[DataNode], DataRole] = text_role,
         free_bytes: int = 10**9,
     ) -> list[Member]:
         started: list[Member] = []

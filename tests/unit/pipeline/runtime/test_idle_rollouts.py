@@ -15,7 +15,7 @@ from swarmnode.exchange.settings import ExchangeSettings
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.host import Host
 from swarmnode.network.memory import MemoryHost
-from swarmnode.pipeline.running.work import WorkTimes
+from swarmnode.pipeline.execution.work import WorkTimes
 from swarmnode.pipeline.runtime import idle_rollouts
 from swarmnode.pipeline.runtime.idle_rollouts import IdleModel, IdleSharing, load_idle_model, sharing_exchange
 from swarmnode.pipeline.runtime.run import left_for_stage

@@ -16,12 +16,12 @@ from swarmnode.model.base_model import load_base_model
 from swarmnode.model.policy import Policy
 from swarmnode.node.overlap import Overlap
 from swarmnode.node.policy_learner import PolicyLearner
-from swarmnode.pipeline.keeping.checkpoints import single_machine_tensors
-from swarmnode.pipeline.running.seat import Feed, IterationReport, LossSums
+from swarmnode.pipeline.execution.assignment import Feed, IterationReport, LossSums
+from swarmnode.pipeline.replication.checkpoints import single_machine_tensors
+from swarmnode.pipeline.runtime.learned_state import WholeState
 from swarmnode.pipeline.runtime.learner import PipelineLearner
-from swarmnode.pipeline.runtime.learnt import WholeState
-from swarmnode.pipeline.runtime.link import Course
-from swarmnode.pipeline.stages.local import LocalPipeline, StagePath
+from swarmnode.pipeline.runtime.link import IterationPlan
+from swarmnode.pipeline.stages.micro_batches import StagePath
 from swarmnode.pipeline.stages.stage_model import StageSettings
 from swarmnode.pipeline.stages.stage_state import unpack_states
 from swarmnode.pipeline.stages.whole_model import WholeModel, load_tokenizer, open_model
@@ -29,6 +29,7 @@ from swarmnode.rollout.engine import Request
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.tasks.loader import load_tasks
 from swarmnode.testing import FakeEngine
+from swarmnode.testing.local_pipeline import LocalPipeline
 from swarmnode.training.adam import adam
 from swarmnode.training.checkpoint import check_has_adapter
 from swarmnode.training.checkpoint_store import CheckpointStore
@@ -76,12 +77,12 @@ class LocalDrive:
         self.stopped = False
         self.missing = False
         """Whether a member does not tell its state."""
-        self.courses: list[Course] = []
+        self.courses: list[IterationPlan] = []
 
-    def train(self, feed: Callable[[Course], Feed]) -> IterationReport | None:
+    def train(self, feed: Callable[[IterationPlan], Feed]) -> IterationReport | None:
         if self.stopped:
             return None
-        self.courses.append(Course(self.iteration, PATHS, WAVES))
+        self.courses.append(IterationPlan(self.iteration, PATHS, WAVES))
         found, weight, count = feed(self.courses[-1]), 0, 0
         for wave in range(WAVES):
             for agent, path in PATHS.items():
@@ -218,7 +219,7 @@ def test_a_round_is_asked_scored_and_learnt_in_one_step(start: Start, drive: Loc
     assert (report.optimizer_steps, learner.policy_version) == (1, 1)
     assert report.loss is not None and report.grad_norm is not None and report.grad_norm > 0
     assert report.tokens > 0
-    assert drive.courses == [Course(0, PATHS, WAVES)]
+    assert drive.courses == [IterationPlan(0, PATHS, WAVES)]
 
 
 def test_the_engine_is_told_the_version_and_no_weights(start: Start, drive: LocalDrive) -> None:
@@ -350,8 +351,8 @@ def test_an_iteration_that_is_begun_again_reports_its_last_try(
     groups = learner.rollouts(1).groups
     train = drive.train
 
-    def twice(feed: Callable[[Course], Feed]) -> IterationReport | None:
-        given_up = feed(Course(0, PATHS, WAVES))
+    def twice(feed: Callable[[IterationPlan], Feed]) -> IterationReport | None:
+        given_up = feed(IterationPlan(0, PATHS, WAVES))
         assert given_up.take(2, 0, PATHS[2]) is not None
         return train(feed)
 

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from swarmnode.config_layers import load_config
 from swarmnode.errors import ConfigError
-from swarmnode.pipeline.rollouts.chain import Stop, Stopped
+from swarmnode.pipeline.rollouts.chain import Stopped, StopReason
 from swarmnode.pipeline.rollouts.stage_cache import Segments
 from swarmnode.pipeline.runtime.node import PipelineNode
 from swarmnode.pipeline.runtime.parts import DataRole
-from swarmnode.pipeline.stages.local import LocalPipeline
 from swarmnode.pipeline.stages.sources import TextFeed
 from swarmnode.pipeline.stages.stage_model import StageSettings
 from swarmnode.pipeline.stages.whole_model import WholeModel, open_model
+from swarmnode.testing.local_pipeline import LocalPipeline
 from swarmnode.training.adam import adam
 from tests.unit.pipeline.runtime.pipeline_home import KEYS, Gate, Home, Member, equal, home, text_of, until
 from tests.unit.pipeline.tiny_models import CPU, LAYERS, saved, tiny_model
@@ -144,16 +144,16 @@ async def test_generation_does_not_wait_for_a_member_that_the_others_have_given_
     members = start(three, role=gate.role)
     await until(lambda: [member.iteration for member in members] == [1, 1, 1])
     data, away = members[0], next(member for member in members if member.stage == 2)
-    agreed = data.node.place.agreed
+    agreed = data.node.assigned_stage.agreed
     assert agreed is not None
     three.network.partition([[away.host]])
     path = tuple(agreed.plan.instance.stages[stage][0] for stage in (0, 2))
     one = Segments((0,), (0,), (1,), (1,))
     async with asyncio.timeout(60.0):
-        found = await data.node.decode.travel(
+        found = await data.node.decode.send_around(
             agreed.digest, path, 1, one, torch.ones(1, 32), version=1, timeout_s=600.0
         )
-    assert isinstance(found, Stopped) and found.why in (Stop.LOST, Stop.OTHER_PLAN)
+    assert isinstance(found, Stopped) and found.why in (StopReason.LOST, StopReason.OTHER_PLAN)
 
 
 def copies_of(member: Member, members: Sequence[Member]) -> bool:

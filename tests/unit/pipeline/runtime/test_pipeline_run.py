@@ -12,9 +12,9 @@ from swarmnode.errors import ConfigError
 from swarmnode.identity.keys import NodeKey
 from swarmnode.model.base_model import load_base_model
 from swarmnode.model.policy import Policy
-from swarmnode.pipeline.keeping.checkpoints import StageCheckpoints
-from swarmnode.pipeline.keeping.holdings import HeldState
 from swarmnode.pipeline.plans.planning import terms
+from swarmnode.pipeline.replication.checkpoints import StageCheckpoints
+from swarmnode.pipeline.replication.holdings import HeldState
 from swarmnode.pipeline.runtime.run import _earlier, _put_aside
 from swarmnode.pipeline.runtime.settings import (
     MOST_WAVES,

@@ -11,7 +11,7 @@ import torch
 from swarmnode.config import PolicyConfig, TrainingConfig
 from swarmnode.model.base_model import LoadedModel
 from swarmnode.model.policy import Policy
-from swarmnode.training import together as together_module
+from swarmnode.training import objective as objective_module
 from swarmnode.training.foreign.lessons import Lessons, Replay, as_they_are
 from swarmnode.training.foreign.rules import Sapo
 from swarmnode.training.together import train_together
@@ -177,7 +177,7 @@ def test_a_step_that_is_computed_again_counts_once(
     foreign = group([[7, 9, 1], [20, 21, 1]], [1.0, 0.0], author="other")
     expected = trainer_for(policy_on(base, 0)).train([own], [foreign]).agreement
     calls = 0
-    loss = together_module.policy_loss
+    loss = objective_module.policy_loss
 
     def fails_once(*arguments: Any) -> Any:
         nonlocal calls
@@ -186,7 +186,7 @@ def test_a_step_that_is_computed_again_counts_once(
             raise torch.OutOfMemoryError("CUDA out of memory")
         return loss(*arguments)
 
-    monkeypatch.setattr(together_module, "policy_loss", fails_once)
+    monkeypatch.setattr(objective_module, "policy_loss", fails_once)
     found = trainer_for(policy_on(base, 0)).train([own], [foreign]).agreement
     assert calls > 3
     assert found == pytest.approx(expected, abs=1e-3)

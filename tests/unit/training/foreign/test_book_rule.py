@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from swarmnode.errors import CheckpointError
-from swarmnode.training.foreign.book import Answer
+from swarmnode.training.foreign.book import BookCandidate
 from swarmnode.training.foreign.book_rule import BookRule
 from swarmnode.training.foreign.rule_state import FORMAT
 from swarmnode.training.foreign.sharing import SharingRule
@@ -120,9 +120,9 @@ def test_answers_that_a_better_one_devalues_leave_the_book() -> None:
 
 
 def test_the_mender_sees_foreign_answers_only_and_has_the_last_word() -> None:
-    seen: list[Answer] = []
+    seen: list[BookCandidate] = []
 
-    def mend(answers: Sequence[Answer]) -> Sequence[Answer]:
+    def mend(answers: Sequence[BookCandidate]) -> Sequence[BookCandidate]:
         seen.extend(answers)
         return [
             replace(one, token_ids=one.token_ids[-1:], text="5") for one in answers if one.author != "spam"

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
-from swarmnode.training.foreign.book import Answer
+from swarmnode.training.foreign.book import BookCandidate
 from swarmnode.training.foreign.book_rule import BookRule
-from swarmnode.training.foreign.cuts import Reading, Row, looked_at
+from swarmnode.training.foreign.cuts import Reading, ReadingRequest, looked_at
 from swarmnode.training.foreign.mender import Mender
 from swarmnode.training.foreign.sharing import SharingRule
 from swarmnode.types import Completion, Example, ExampleKey, FinishReason, RolloutGroup, one_span
@@ -34,7 +34,7 @@ class Letters:
         return tuple(map(ord, text))
 
 
-def read(rows: Sequence[Row]) -> list[Reading]:
+def read(rows: Sequence[ReadingRequest]) -> list[Reading]:
     """A policy that expects STEP, by the three letters before."""
     known = f"^^^{STEP}{chr(END)}"
 
@@ -71,16 +71,16 @@ class AfterTheArrow:
         return [{"right": float(text.rpartition(">")[2] == "42")} for text in completions]
 
 
-def answer(text: str, *, author: str = "stranger", index: int = 0) -> Answer:
+def answer(text: str, *, author: str = "stranger", index: int = 0) -> BookCandidate:
     example = Example(ExampleKey("arrow", "1", 0, index), "question")
-    return Answer(example, text, tuple(map(ord, text)), 1.0, author, False, False)
+    return BookCandidate(example, text, tuple(map(ord, text)), 1.0, author, False, False)
 
 
 def mender(task: AfterTheArrow) -> Mender:
     return Mender(read, {"arrow": task}, Letters())
 
 
-def texts(answers: Sequence[Answer]) -> list[str]:
+def texts(answers: Sequence[BookCandidate]) -> list[str]:
     return [one.text for one in answers]
 
 

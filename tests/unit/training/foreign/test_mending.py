@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from swarmnode.training.foreign.cuts import Reading, Row, looked_at
+from swarmnode.training.foreign.cuts import Reading, ReadingRequest, looked_at
 from swarmnode.training.foreign.mending import (
     LONGEST_TOKENS,
     ForeignAnswer,
@@ -42,14 +42,14 @@ class Policy:
         self._texts += [(self._framed(text), -2.0) for text in half_expected]
         self.tokens_read = 0
 
-    def read(self, rows: Sequence[Row]) -> list[Reading]:
+    def read(self, rows: Sequence[ReadingRequest]) -> list[Reading]:
         self.tokens_read += sum(len(row.prompt_ids) + len(row.token_ids) for row in rows)
         return [self._reading(row) for row in rows]
 
     def _framed(self, text: str) -> str:
         return f"{'^' * self._memory}{text}{chr(END)}"
 
-    def _reading(self, row: Row) -> Reading:
+    def _reading(self, row: ReadingRequest) -> Reading:
         text = "".join(map(chr, row.token_ids))
         logprobs = [self._logprob(text[:place], letter) for place, letter in enumerate(text)]
         looks = [] if row.looks is None else looked_at(logprobs, row.looks)

@@ -5,7 +5,7 @@ import pytest
 
 from swarmnode.errors import Rejected
 from swarmnode.exchange.validation import require_advantage
-from swarmnode.training.advantage import group_advantages
+from swarmnode.training.advantage import group_advantages, standardised
 from swarmnode.training.foreign.mix import choose_own
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, one_span
 
@@ -51,7 +51,7 @@ def test_mixing_crediting_and_sharing_agree_on_what_has_a_gradient(
     group = group_with(*rewards)
     assert group.has_gradient == expected
     assert bool(choose_own([group], 1, random.Random(0))) == expected
-    assert (group_advantages(rewards) is not None) == expected
+    assert (group_advantages(rewards, standardised) is not None) == expected
     if expected:
         require_advantage(group)
     else:

@@ -6,7 +6,7 @@ import pytest
 
 from swarmnode.config import TrainingConfig
 from swarmnode.model.policy import Policy
-from swarmnode.training.foreign.cuts import SURPRISING_NATS, Row
+from swarmnode.training.foreign.cuts import SURPRISING_NATS, ReadingRequest
 from swarmnode.training.foreign.reading import Reader
 from swarmnode.training.forward import Forward
 
@@ -19,8 +19,12 @@ def reader(policy: Policy, *, packing: str = "auto", tokens: int = 4096) -> Read
     return Reader(Forward(policy, config, temperature=1.0), policy.number)
 
 
-def rows(looks: Sequence[int] | None) -> list[Row]:
-    return [Row(PROMPT, LONG, looks), Row(PROMPT, SHORT, looks), Row((6, 2), LONG, looks)]
+def rows(looks: Sequence[int] | None) -> list[ReadingRequest]:
+    return [
+        ReadingRequest(PROMPT, LONG, looks),
+        ReadingRequest(PROMPT, SHORT, looks),
+        ReadingRequest((6, 2), LONG, looks),
+    ]
 
 
 @pytest.mark.parametrize("packing", ["auto", "off"])
@@ -36,18 +40,18 @@ def test_rows_are_read_in_order_with_and_without_looks(nudged: Policy, packing: 
 
 def test_what_stands_behind_a_cut_is_what_reading_the_rest_would_tell(nudged: Policy) -> None:
     read = reader(nudged)
-    (whole,) = read([Row(PROMPT, LONG, [2])])
+    (whole,) = read([ReadingRequest(PROMPT, LONG, [2])])
     # An untrained policy finds every token surprising: one may cut anywhere but before the end.
     assert all(logprob < -SURPRISING_NATS for logprob in whole.logprobs)
     assert sorted(whole.after_cut) == [0, 1, 2, 3, 4]
     for start, behind in whole.after_cut.items():
         for end in range(start + 1, len(LONG)):
-            (rest,) = read([Row(PROMPT, (*LONG[:start], *LONG[end:]))])
+            (rest,) = read([ReadingRequest(PROMPT, (*LONG[:start], *LONG[end:]))])
             assert behind[end - start - 1] == pytest.approx(rest.logprobs[start], abs=1e-4)
 
 
 def test_many_rows_go_through_in_small_batches(nudged: Policy) -> None:
-    many = [Row(PROMPT, (number, 1), ()) for number in range(2, 30)]
+    many = [ReadingRequest(PROMPT, (number, 1), ()) for number in range(2, 30)]
     assert [r.logprobs for r in reader(nudged, tokens=16)(many)] == [
         pytest.approx(r.logprobs, abs=1e-4) for r in reader(nudged)(many)
     ]
@@ -60,6 +64,6 @@ def test_policies_on_one_base_read_each_with_its_own_adapter(nudged: Policy) -> 
     second = Policy(nudged.base, PolicyConfig(lora_rank=4, lora_alpha=8), seed=5, beside=nudged)
     forward = Forward(nudged, TrainingConfig(), temperature=1.0)
     forward.add(second)
-    row = [Row(PROMPT, LONG)]
+    row = [ReadingRequest(PROMPT, LONG)]
     (first,), (other,) = Reader(forward, nudged.number)(row), Reader(forward, second.number)(row)
     assert first.logprobs != pytest.approx(other.logprobs, abs=1e-3)

@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from swarmnode.training.foreign.book import Answer
+from swarmnode.training.foreign.book import BookCandidate
 from swarmnode.training.foreign.rescue import MAX_OFFERS, Rescue
 from swarmnode.training.foreign.sharing import SharingRule
 from tests.answered import foreign, own
@@ -67,7 +67,7 @@ def test_a_strangers_failures_and_half_answers_are_never_offered() -> None:
 
 
 def test_the_mender_has_the_last_word_on_what_is_offered() -> None:
-    def mend(answers: Sequence[Answer]) -> Sequence[Answer]:
+    def mend(answers: Sequence[BookCandidate]) -> Sequence[BookCandidate]:
         return [replace(one, token_ids=(6,), text="6") for one in answers if one.author != "spam"]
 
     one = Rescue(SharingRule("rescue"), mend)

@@ -44,8 +44,11 @@ def test_a_pipeline_replays_nothing(name: str, becomes: str) -> None:
     assert sharing_rule(config("pipeline.name=attic", f"exchange.rule={name}")).name == becomes
 
 
-@pytest.mark.parametrize(("name", "becomes"), [("book", "sapo"), ("own_book", "own_book")])
-def test_without_an_exchange_it_is_plain_grpo_unless_the_own_book_is_asked_for(
+@pytest.mark.parametrize(
+    ("name", "becomes"),
+    [("book", "own_book"), ("own_book", "own_book"), ("sapo", "sapo"), ("rescue", "sapo"), ("hacpo", "sapo")],
+)
+def test_without_an_exchange_the_book_is_of_own_answers_and_the_others_are_plain_grpo(
     name: str, becomes: str
 ) -> None:
     assert sharing_rule(config("exchange.enabled=false", f"exchange.rule={name}")).name == becomes
@@ -73,5 +76,5 @@ def test_under_the_others_external_groups_take_the_places_of_own_ones(name: str)
 
 def test_without_an_exchange_all_own_groups_with_a_gradient_are_trained_on() -> None:
     groups = [own(RIGHT, WRONG, index=n) for n in range(7)] + [own(RIGHT, RIGHT, index=30)]
-    off = config("exchange.enabled=false", "rollout.groups=8")
+    off = config("exchange.enabled=false", "exchange.rule=sapo", "rollout.groups=8")
     assert list(own_to_learn_from(groups, 0, off, random.Random(0))) == groups[:7]

@@ -2,6 +2,7 @@ from math import sqrt
 
 import pytest
 
+from swarmnode.training.advantage import Advantage, centred, standardised
 from swarmnode.training.foreign.lessons import GroupLesson
 from swarmnode.training.foreign.rules import Sapo, SharingRule, Successes, make_rule
 from swarmnode.training.foreign.wide_groups import MAX_AUTHORS, MAX_EXAMPLES, WideGroups
@@ -9,8 +10,8 @@ from swarmnode.types import RolloutGroup
 from tests.answered import foreign, own
 
 
-def wide(name: str = "book", loss: str = "dapo") -> WideGroups:
-    return WideGroups(make_rule(SharingRule(name), seed=0), loss)
+def wide(name: str = "book", advantage: Advantage = standardised) -> WideGroups:
+    return WideGroups(make_rule(SharingRule(name), seed=0), advantage)
 
 
 def ours(*rewards: float, index: int = 0) -> RolloutGroup:
@@ -59,7 +60,7 @@ def test_it_does_not_matter_who_was_first() -> None:
 
 
 def test_foreign_groups_that_are_trained_on_are_compared_with_ours() -> None:
-    rule = WideGroups(Successes(), "dapo")
+    rule = WideGroups(Successes(), standardised)
     rule.lessons([ours(1.0, 1.0, 1.0, 0.0)], [], version=0)
     (lesson,) = rule.lessons([], [theirs(1.0, 0.0, 0.0, 0.0)], version=1).external
     assert lesson.gains_only and lesson.advantages is not None
@@ -75,7 +76,7 @@ def test_an_author_counts_once_for_an_example() -> None:
 
 
 def test_as_many_authors_and_examples_are_remembered_as_are_bounded() -> None:
-    rule = WideGroups(Sapo(), "dapo")
+    rule = WideGroups(Sapo(), standardised)
     for number in range(MAX_AUTHORS + 5):
         rule.lessons([], [theirs(1.0, 0.0, author=f"stranger {number}")], version=0)
     assert len(rule._rewards[ours(1.0).example.key]) == MAX_AUTHORS
@@ -84,7 +85,7 @@ def test_as_many_authors_and_examples_are_remembered_as_are_bounded() -> None:
 
 
 def test_losses_without_a_spread_compare_rewards_as_they_are() -> None:
-    lesson = of_ours(wide(loss="dr_grpo"), ours(0.0, 0.0), theirs(1.0, 1.0, 0.0, 0.0))
+    lesson = of_ours(wide(advantage=centred), ours(0.0, 0.0), theirs(1.0, 1.0, 0.0, 0.0))
     assert lesson.advantages == (-1 / 3, -1 / 3)
 
 

@@ -1,0 +1,74 @@
+"""What the parts of a member share under one assignment.
+
+member.py makes a [StageContext] -> relay.py, driver.py, step_barrier.py
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from swarmnode.pipeline.execution.assignment import Assignment, MemberSettings
+from swarmnode.pipeline.execution.sending import MessageSender
+from swarmnode.pipeline.execution.work import StageQueue
+from swarmnode.pipeline.stages.micro_batches import MicroBatchAttempt
+from swarmnode.pipeline.stages.stage import StageWorker
+from swarmnode.pipeline.wire.messages import Hop
+
+Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+
+
+@dataclass(slots=True)
+class StageContext:
+    """A stage, its thread, and the way to the others."""
+
+    assignment: Assignment
+    worker: StageWorker
+    """Only to be touched in the thread of `queue`."""
+    queue: StageQueue
+    sender: MessageSender
+    settings: MemberSettings
+    spawn: Spawn
+    """Starts a task that ends with the member at the latest. What is in flight when the assignment
+    changes goes on, with the parts of the former one: it counts nowhere any more."""
+    report_lost: Callable[[int, str], None]
+    """A node does not answer, and why we think so."""
+    scale: float
+    """Real seconds for a second of the plan."""
+    makespan_s: float
+    """What the plan predicts for an iteration, in real seconds."""
+    release_s: float
+    """Pause between the first micro-batches of two agents of this data node, in real seconds; 0 where compute
+    is real, and takes the time that it takes."""
+    iteration: int
+    """The one that runs: optimizer steps taken before."""
+    lost: set[int]
+    """Nodes that have not answered and have said nothing since. The courier's, too."""
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the end of the iteration may have come nearer."""
+
+    @property
+    def own(self) -> int:
+        return self.assignment.own
+
+    @property
+    def budget_s(self) -> float:
+        """How long after the start of an iteration a data node may begin further attempts."""
+        settings = self.settings
+        return settings.slack * self.makespan_s + 2 * (settings.hop_timeout_s + settings.grace_s)
+
+    def micro_batch(self, agent: int, wave: int) -> int:
+        """Its number within an iteration."""
+        return agent * self.assignment.plan.instance.waves + wave
+
+    def has_lost(self, node: int, why: str) -> None:
+        """A node is taken to be gone until it says something."""
+        if node not in self.lost and node != self.own:
+            self.lost.add(node)
+            self.news.set()
+            self.report_lost(node, why)
+
+
+def attempt_of(message: Hop) -> MicroBatchAttempt:
+    """Which attempt at which micro-batch a message belongs to."""
+    return MicroBatchAttempt(message.agent, message.iteration, message.wave, message.attempt)

@@ -1,0 +1,81 @@
+"""A data node's micro-batches in flight, one attempt at each, and what became of them.
+
+driver.py (an attempt begins) -> [InFlightMicroBatch] <- driver.py (messages that come home)
+                                 [IterationOutcome] -> step_barrier.py (report_of), IterationReport
+"""
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from swarmnode.pipeline.execution.assignment import LossSums, RoundTrip
+from swarmnode.pipeline.stages.micro_batches import MicroBatchAttempt
+from swarmnode.pipeline.wire.messages import Hop, Trouble
+from swarmnode.training.losses import LossOutput
+
+
+@dataclass(frozen=True, slots=True)
+class HopFailure:
+    """Why an attempt did not come back."""
+
+    position: int
+    """Which node of the path is at fault; 0: we are."""
+    trouble: Trouble
+
+
+@dataclass(slots=True, eq=False)
+class InFlightMicroBatch:
+    """One attempt at a micro-batch of ours, sent along its path and not back yet."""
+
+    attempt: MicroBatchAttempt
+    micro_batch: int
+    path: tuple[int, ...]
+    shape: torch.Size
+    """Shape of the hidden states."""
+    awaits: type[Hop] | None = None
+    """What has to come next."""
+    arrival: "asyncio.Future[Tensor | HopFailure] | None" = None
+
+    def expect(self, kind: type[Hop]) -> "asyncio.Future[Tensor | HopFailure]":
+        """A message of this kind comes next."""
+        self.awaits = kind
+        self.arrival = asyncio.get_running_loop().create_future()
+        return self.arrival
+
+    def settle(self, outcome: Tensor | HopFailure) -> None:
+        """What was awaited is here, or will not come. The first word counts."""
+        if self.arrival is not None and not self.arrival.done():
+            self.awaits = None
+            self.arrival.set_result(outcome)
+
+
+@dataclass(slots=True)
+class IterationOutcome:
+    """What became of the micro-batches of an iteration."""
+
+    began_s: float
+    ended_s: float = 0.0
+    back: dict[int, InFlightMicroBatch] = field(default_factory=dict[int, InFlightMicroBatch])
+    """The attempt that came back, by number of the micro-batch."""
+    tokens: int = 0
+    outputs: list[LossOutput] = field(default_factory=list[LossOutput])
+    retried: int = 0
+    given_up: int = 0
+    skipped: Counter[int] = field(default_factory=Counter[int])
+    lost: set[int] = field(default_factory=set[int])
+    round_trips: list[RoundTrip] = field(default_factory=list[RoundTrip])
+
+    @property
+    def sums(self) -> LossSums:
+        """What losses sum to over what came back."""
+        kl = [output.kl.item() for output in self.outputs if output.kl is not None]
+        entropy = [output.entropy.item() for output in self.outputs if output.entropy is not None]
+        return LossSums(
+            loss=sum(output.loss.item() for output in self.outputs),
+            clipped=sum(int(output.clipped.item()) for output in self.outputs),
+            kl=sum(kl) if kl else None,
+            entropy=sum(entropy) if entropy else None,
+        )

@@ -1,0 +1,249 @@
+"""A member's compute: ready tasks one after the other, in the order of the plan, in one thread.
+
+relay.py, driver.py -> [StageQueue.perform] -> StageWorker, in the worker thread -> their result
+                             |
+          nothing ready: IdleWork, until the plan expects a task
+
+The worker of a stage is for one thread, so everything that touches it runs here: tasks by `perform`, in the
+order of the node's policy; bookkeeping of microseconds by `call`, behind the task that runs. On an emulated
+machine a task lasts as long as it would there, and the node is not available for a gap afterwards, as in the
+simulator.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import count
+from threading import Event
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+from swarmnode.pipeline.plans.plan import Plan, Policy
+from swarmnode.pipeline.plans.simulator import Kind, Timeline
+from swarmnode.pipeline.wire.emulated import EmulatedCompute
+
+T = TypeVar("T")
+
+LEAST_GAP_S = 0.01
+"""A shorter wait is not offered to idle work: beginning and ending it would take as long."""
+
+LOOK_AGAIN_S = 0.05
+"""Idle work that had nothing to do is asked again after so long."""
+
+UNKNOWN_GAP_S = 1.0
+"""What idle work is offered where the plan expects no more tasks: until the next iteration it is interrupted
+soon enough."""
+
+
+class IdleWork(Protocol):
+    """What a member does for itself while its stage waits (idle.py)."""
+
+    def run(self, until_s: float, wanted: Callable[[], bool]) -> None:
+        """Work until `until_s` by time.monotonic, in the worker thread; return once `wanted()` is True."""
+        ...
+
+
+def turn(policy: Policy, kind: Kind, rank: int, number: int) -> tuple[int, int]:
+    """The order of ready tasks, the smallest first. `number`: the how-manieth that became ready."""
+    if policy == "backward_first":
+        return int(kind == "forward"), number
+    return (rank if policy == "ranked" else 0), number
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOrder:
+    """The order in which a node takes its tasks, and when the plan expects them."""
+
+    policy: Policy = "fifo"
+    ranks: tuple[int, ...] = ()
+    """Each agent's rank: the lower goes first."""
+    starts_s: tuple[float, ...] = ()
+    """When the node's tasks of an iteration begin, counted from its start, sorted."""
+
+    @classmethod
+    def of(cls, plan: Plan, node: int, timeline: Timeline, *, scale: float = 1.0) -> "TaskOrder":
+        """`timeline`: the plan's (simulate). `scale`: real seconds for a second of the plan."""
+        starts = [task.start_s * scale for task in timeline.tasks if task.node == node]
+        return cls(plan.policy(node), plan.ranks, tuple(sorted(starts)))
+
+    def rank(self, agent: int) -> int:
+        return self.ranks[agent] if agent < len(self.ranks) else 0
+
+    def next_s(self, elapsed_s: float) -> float | None:
+        """When the next task is expected, from the start of the iteration; None when none is."""
+        return next((start_s for start_s in self.starts_s if start_s > elapsed_s), None)
+
+
+@dataclass(slots=True)
+class WorkTimes:
+    """What the worker thread has done since the start, in real seconds."""
+
+    busy_s: float = 0.0
+    """Tasks of the stage; emulated, as long as they last there."""
+    called_s: float = 0.0
+    """What was asked for by `call`: generation through the stages, and bookkeeping."""
+    idle_s: float = 0.0
+    """Idle work."""
+    tasks: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Ready:
+    kind: Kind
+    agent: int
+    number: int
+    begins: bool
+    work: Callable[[], Any]
+    result: asyncio.Future[Any]
+
+
+class StageQueue:
+    """One thread and the tasks that wait for it.
+
+    async with StageQueue() as queue:
+        hidden_BTD = await queue.perform("forward", agent, lambda: worker.forward(item))
+    """
+
+    def __init__(self, *, compute: EmulatedCompute | None = None, idle: IdleWork | None = None) -> None:
+        self.times = WorkTimes()
+        self._compute = compute
+        self._idle = idle
+        self._order = TaskOrder()
+        self._ready: list[_Ready] = []
+        self._numbers = count()
+        self._changed = asyncio.Event()
+        self._wanted = Event()
+        self._began_s: float | None = None
+
+    async def __aenter__(self) -> Self:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="stage")
+        self._group = asyncio.TaskGroup()
+        await self._group.__aenter__()
+        self._running = self._group.create_task(self._run())
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._wanted.set()
+        self._running.cancel()
+        try:
+            await self._group.__aexit__(exc_type, exc, tb)
+        finally:
+            for task in self._ready:
+                task.result.cancel()
+            # Waits for the task that runs; not on the event loop, which others need meanwhile.
+            await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
+
+    def adopt(self, order: TaskOrder) -> None:
+        """Take tasks in this order from now on."""
+        self._order = order
+        self.begin_iteration()
+
+    def begin_iteration(self) -> None:
+        """The plan's clock starts with the next task."""
+        self._began_s = None
+
+    async def perform(self, kind: Kind, agent: int, work: Callable[[], T], *, begins: bool = False) -> T:
+        """Run a task of the stage when it is its turn; its result, or what it raises.
+
+        `begins`: the first of a micro-batch. One that nobody waits for any more is not run.
+        """
+        result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._ready.append(_Ready(kind, agent, next(self._numbers), begins, work, result))
+        self._wanted.set()
+        self._changed.set()
+        return await result
+
+    async def call(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Bookkeeping in the worker thread, before any task that is not running yet."""
+        self._wanted.set()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._timed, work, *arguments)
+
+    def _timed(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Do it and count the time. To be called in the worker thread."""
+        began_s = time.monotonic()
+        try:
+            return work(*arguments)
+        finally:
+            self.times.called_s += time.monotonic() - began_s
+
+    def post(self, work: Callable[..., object], *arguments: Any) -> None:
+        """The same without waiting for it."""
+        self._wanted.set()
+        self._thread.submit(work, *arguments)
+
+    async def _run(self) -> None:
+        while True:
+            self._changed.clear()
+            task = self._next()
+            if task is not None:
+                await self._perform(task)
+            elif self._idle is None:
+                await self._changed.wait()
+            else:
+                await self._be_idle(self._idle)
+
+    def _next(self) -> _Ready | None:
+        self._ready = [task for task in self._ready if not task.result.done()]
+        if not self._ready:
+            return None
+        order = self._order
+        task = min(self._ready, key=lambda t: turn(order.policy, t.kind, order.rank(t.agent), t.number))
+        self._ready.remove(task)
+        return task
+
+    async def _perform(self, task: _Ready) -> None:
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        if self._began_s is None:
+            self._began_s = began_s - next(iter(self._order.starts_s), 0.0)
+        async with self._lasting(task.kind):
+            running = loop.run_in_executor(self._thread, task.work)
+            await asyncio.wait({running})
+        self.times.busy_s += loop.time() - began_s
+        self.times.tasks += 1
+        error = running.exception()
+        if task.result.done():
+            return  # Whoever waited has given up meanwhile.
+        if error is not None:
+            task.result.set_exception(error)
+        else:
+            task.result.set_result(running.result())
+        if self._compute is not None:
+            await asyncio.sleep(self._compute.first_gap_s if task.begins else self._compute.gap_s)
+
+    def _lasting(self, kind: Kind) -> AbstractAsyncContextManager[None]:
+        compute = self._compute
+        if compute is None:
+            return nullcontext()
+        durations = {"forward": compute.forward, "loss": compute.loss, "backward": compute.backward}
+        return durations[kind]()
+
+    async def _be_idle(self, idle: IdleWork) -> None:
+        """Idle work until the plan expects a task, or one is there."""
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        gap_s = UNKNOWN_GAP_S
+        if self._began_s is not None:
+            expected_s = self._order.next_s(now_s - self._began_s)
+            gap_s = UNKNOWN_GAP_S if expected_s is None else self._began_s + expected_s - now_s
+        self._wanted.clear()
+        if gap_s >= LEAST_GAP_S:
+            running = loop.run_in_executor(
+                self._thread, idle.run, time.monotonic() + gap_s, self._wanted.is_set
+            )
+            await asyncio.wait({running})
+            running.result()
+            self.times.idle_s += loop.time() - now_s
+        if not self._wanted.is_set():
+            # It had no more to do, or the plan expects a task now.
+            try:
+                async with asyncio.timeout(LOOK_AGAIN_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass

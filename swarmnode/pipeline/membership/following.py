@@ -1,0 +1,242 @@
+"""One member's part in a change of plan: what it may be told, and what it has to do next. Decides, acts not.
+
+requests of the convener -> [Follower] -> jobs for membership.py (plan, prepare, take), progress for statuses
+
+none -> planning -> prepared -> held -> ready -> begun, each on the convener's word, failed from anywhere. The
+former plan is in force until the assignment under the new one is taken, so training goes on while others plan
+and load. A held member begins no iteration from the one named on; since all are held before any takes its
+assignment, no iteration runs under two plans. A proposal with a higher (epoch, smaller peer id) replaces one
+half-way, so two conveners at once end up with one plan.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from swarmnode.errors import Rejected
+from swarmnode.pipeline.membership.control import MAX_DETAIL_CHARS, ProposalProgress, RefusalReason, Status
+from swarmnode.pipeline.plans.planning import Agreed, Former, Inputs, must_load
+
+MAX_EPOCH_LEAP = 10_000
+"""The largest leap of a proposal's epoch beyond what we know. Years of changes; it keeps anyone from using up
+the numbers."""
+
+STEPS_TO_COME = 2
+"""The most steps that a held member still closes: the step that closes now, and the one that data nodes have
+begun already."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanIt:
+    """Compute the plan of these inputs, then report `planned`."""
+
+    inputs: Inputs
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareIt:
+    """Load what the new assignment needs as far as that goes ahead of time, then report `prepared`."""
+
+    agreed: Agreed
+
+
+@dataclass(frozen=True, slots=True)
+class TakeIt:
+    """Take up the assignment, then report `taken`."""
+
+    agreed: Agreed
+
+
+Job = PlanIt | PrepareIt | TakeIt
+
+
+class Follower:
+    """The state of one member. Methods named after requests raise Rejected."""
+
+    def __init__(self, own: str, *, catch_up_s: float) -> None:
+        self._own = own
+        self._catch_up_s = catch_up_s
+        self.epoch = 0
+        self.by = ""
+        """Who proposed it."""
+        self.progress = ProposalProgress.NONE
+        self.detail = ""
+        self.iteration = 0
+        self.weights = ""
+        self.busy = False
+        self.in_force: Agreed | None = None
+        """The plan that micro-batches are sent under, or that will be once it has `begun`."""
+        self.ordered_at_s = 0.0
+        """When the convener last moved us."""
+        self.stopped_since_s: float | None = None
+        """The time since which one convener keeps us from working, whatever it ordered meanwhile; None: it
+        does not."""
+        self._inputs: Inputs | None = None
+        self._agreed: Agreed | None = None
+        self._held_from = 0
+        self._take_ordered = False
+        self._began = False
+        self._overtaken = False
+        self._said: dict[str, str] = {}
+        """The plan that each member of the latest proposal says it computed."""
+
+    def propose(self, sender: str, inputs: Inputs, now_s: float, *, usual_epoch: int = 0) -> None:
+        """Take a proposal, unless a better one is known. The same one again changes nothing.
+
+        `usual_epoch`: of most other members, which bounds the first that a newcomer takes.
+        """
+        if (inputs.epoch, sender) == (self.epoch, self.by):
+            return
+        is_late = self.progress == ProposalProgress.BEGUN or sender > self.by
+        if inputs.epoch < self.epoch or (inputs.epoch == self.epoch and is_late):
+            raise Rejected(RefusalReason.OUTBID, f"epoch {self.epoch} is proposed by {self.by}")
+        known = self.epoch or usual_epoch
+        if inputs.epoch > known + MAX_EPOCH_LEAP:
+            raise Rejected(RefusalReason.EPOCH_LEAP, f"from {known} to {inputs.epoch}")
+        self._check_part(inputs.former)
+        if sender != self.by and self.stopped_since_s is not None:
+            self.stopped_since_s = now_s
+        self.epoch, self.by, self.detail = inputs.epoch, sender, ""
+        self.progress, self._inputs, self._agreed = ProposalProgress.PLANNING, inputs, None
+        self._said = {}
+        self._take_ordered, self.ordered_at_s = False, now_s
+
+    def hold(self, sender: str, epoch: int, iteration: int, now_s: float) -> None:
+        self._check(sender, epoch)
+        if self.progress not in (ProposalProgress.PREPARED, ProposalProgress.HELD):
+            raise Rejected(RefusalReason.NOT_READY, f"{self.progress}, not prepared")
+        if self.busy and self.iteration >= iteration:
+            raise Rejected(RefusalReason.BEGUN, f"iteration {self.iteration} runs")
+        self.progress, self._held_from, self.ordered_at_s = ProposalProgress.HELD, iteration, now_s
+        if self.stopped_since_s is None:
+            self.stopped_since_s = now_s
+
+    def take(self, sender: str, epoch: int, iteration: int, now_s: float) -> None:
+        self._check(sender, epoch)
+        if self.progress in (ProposalProgress.READY, ProposalProgress.BEGUN):
+            return
+        if self.progress != ProposalProgress.HELD or iteration != self._held_from:
+            raise Rejected(RefusalReason.NOT_READY, f"{self.progress} for iteration {self._held_from}")
+        if not self._take_ordered:
+            self._take_ordered, self.ordered_at_s = True, now_s
+
+    def begin(self, sender: str, epoch: int, now_s: float) -> None:
+        self._check(sender, epoch)
+        if self.progress not in (ProposalProgress.READY, ProposalProgress.BEGUN):
+            raise Rejected(RefusalReason.NOT_READY, f"{self.progress}, assignment not taken")
+        self._begin(now_s)
+
+    def stepped(self, iteration: int, weights: str, now_s: float) -> None:
+        """Our weights are at this iteration now; `weights` is their digest."""
+        # A data node may have begun it before its digest was there to be told.
+        self.busy = self.busy and iteration == self.iteration
+        if iteration > self.iteration and self.stopped_since_s is not None:
+            self.stopped_since_s = now_s
+        if iteration > self.iteration and self.progress == ProposalProgress.HELD:
+            self.ordered_at_s = now_s  # another may follow, and takes its time
+        self.iteration, self.weights = iteration, weights
+
+    def hear(self, sender: str, status: Status, now_s: float) -> None:
+        """Another member's status: which plan it came to. Where it says that our plan has begun,
+        the word got lost; where it goes by a newer plan than ours, we have missed one."""
+        is_in_it = self._inputs and any(each.member.peer_id == sender for each in self._inputs.announcements)
+        if is_in_it and status.epoch == self.epoch and status.proposed:
+            self._said[sender] = status.proposed
+        same = self.in_force is not None and status.plan == self.in_force.digest
+        if self.in_force is not None and self.in_force.epoch < status.in_force < self.epoch:
+            self._overtaken = True
+        if self.progress == ProposalProgress.READY and same and status.progress == ProposalProgress.BEGUN:
+            self._begin(now_s)
+
+    def job(self, now_s: float, living: Collection[str] = ()) -> Job | None:
+        """What is to be done now, one thing at a time. `living`: the others that we hear ourselves."""
+        if self.progress == ProposalProgress.PLANNING and self._inputs is not None:
+            return PlanIt(self._inputs) if self._agreed is None else PrepareIt(self._agreed)
+        if self.progress == ProposalProgress.HELD and self._take_ordered and self._agreed and not self.busy:
+            # Further behind, or under a plan that others have left, it has no step to come.
+            behind = self._held_from - self.iteration
+            waits = self.in_force is not None and 0 < behind <= STEPS_TO_COME and not self._overtaken
+            is_time = not waits or now_s >= self.ordered_at_s + self._catch_up_s
+            # The convener's word alone does not do: it may have told others something else.
+            if is_time and not self.unconvinced(living):
+                return TakeIt(replace(self._agreed, iteration=self._held_from))
+        return None
+
+    def unconvinced(self, living: Collection[str]) -> list[str]:
+        """Members of the plan, of those that we hear, that did not tell us of the same plan; sorted."""
+        agreed = self._agreed
+        if agreed is None:
+            return []
+        others = (agreed.members & {*living}) - {self._own}
+        return sorted(peer for peer in others if self._said.get(peer) != agreed.digest)
+
+    def is_current(self, epoch: int) -> bool:
+        """Whether a job's result is still asked for."""
+        return epoch == self.epoch and self.progress != ProposalProgress.FAILED
+
+    def planned(self, inputs: Inputs, agreed: Agreed) -> None:
+        if inputs is self._inputs:
+            self._agreed = agreed
+            if self._own not in must_load(agreed, self.former):
+                self.progress = ProposalProgress.PREPARED
+
+    def prepared(self, agreed: Agreed) -> None:
+        if agreed is self._agreed and self.progress == ProposalProgress.PLANNING:
+            self.progress = ProposalProgress.PREPARED
+
+    def taking(self) -> None:
+        """The former assignment is about to be left."""
+        self.in_force, self._began = None, False
+        if self.stopped_since_s is None:
+            self.stopped_since_s = self.ordered_at_s
+
+    def taken(self, agreed: Agreed) -> None:
+        """Even when the proposal was replaced meanwhile, this is the assignment we have now."""
+        self.in_force, self._began, self.iteration = agreed, False, agreed.iteration
+        self._overtaken = False
+        if agreed.epoch == self.epoch and self.progress == ProposalProgress.HELD:
+            self.progress = ProposalProgress.READY
+
+    def failed(self, epoch: int, why: str) -> None:
+        if epoch == self.epoch:
+            self.progress, self.detail = ProposalProgress.FAILED, why[:MAX_DETAIL_CHARS]
+            # It was not the convener that failed; where it was, it is passed over at this moment.
+            self.stopped_since_s = None
+
+    def may_begin(self, iteration: int) -> bool:
+        """Whether a data node may start this iteration under the plan in force."""
+        if self.in_force is None or not self._began or self.in_force.node_of(self._own) is None:
+            return False
+        return self.progress != ProposalProgress.HELD or iteration < self._held_from
+
+    @property
+    def former(self) -> Former | None:
+        """What we know of who holds what."""
+        return self.in_force.former if self.in_force else None
+
+    @property
+    def proposed(self) -> Agreed | None:
+        """The plan computed from the latest proposal."""
+        return self._agreed
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the convener keeps us from working."""
+        return self.progress in (ProposalProgress.HELD, ProposalProgress.READY)
+
+    def _check_part(self, told: Former | None) -> None:
+        """Whether what is said of our layers is true. Under another division of layers we hold nothing."""
+        own = self.former
+        ours = own.stage_of.get(self._own) if own and told and own.ends == told.ends else None
+        theirs = told.stage_of.get(self._own) if told else None
+        if ours != theirs:
+            raise Rejected(RefusalReason.WRONG_PART, f"this member holds stage {ours}, not {theirs}")
+
+    def _begin(self, now_s: float) -> None:
+        self.progress, self._began, self.ordered_at_s = ProposalProgress.BEGUN, True, now_s
+        self.stopped_since_s = None
+
+    def _check(self, sender: str, epoch: int) -> None:
+        if (epoch, sender) != (self.epoch, self.by):
+            raise Rejected(
+                RefusalReason.OTHER_EPOCH, f"epoch {self.epoch} by {self.by or 'nobody'} is the latest here"
+            )

@@ -1,0 +1,99 @@
+"""What a proposal asks of this member, done one thing at a time: plan, load, take the place.
+
+following.py (what is to be done) -> [Jobs] -> planning.planned, on_agreed -> following.py (it is done)
+
+A job that fails fails its epoch, and nothing else. A convener that keeps us from working is passed over.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+
+from swarmnode.errors import SwarmnodeError
+from swarmnode.pipeline.membership.following import Follower, Job, PlanIt, PrepareIt, TakeIt
+from swarmnode.pipeline.membership.known_members import KnownMembers
+from swarmnode.pipeline.membership.watching import News
+from swarmnode.pipeline.plans.planning import Agreed, planned
+
+logger = logging.getLogger(__name__)
+
+OnAgreed = Callable[[Agreed], Awaitable[None]]
+
+
+class Jobs:
+    """Does what the follower says is to be done."""
+
+    def __init__(
+        self,
+        follower: Follower,
+        members: KnownMembers,
+        news: News,
+        *,
+        look: Callable[[Iterable[str]], Awaitable[None]],
+        prepare: OnAgreed | None,
+        on_agreed: OnAgreed,
+    ) -> None:
+        """`look`: where these members stand. `prepare`, `on_agreed`: as of Membership."""
+        self._follower = follower
+        self._members = members
+        self._news = news
+        self._look = look
+        self.prepare = prepare
+        self.on_agreed = on_agreed
+
+    async def run(self) -> None:
+        """Does one job after the other until cancelled."""
+        follower, settings = self._follower, self._members.settings
+        while True:
+            self._give_up_waiting()
+            job = follower.job(_now_s(), self._members.living())
+            if job is None:
+                await self._news.pause(settings.poll_s)
+                continue
+            epoch = job.inputs.epoch if isinstance(job, PlanIt) else job.agreed.epoch
+            try:
+                await self._do(job)
+            except (SwarmnodeError, TimeoutError) as error:
+                why = str(error) or "it took too long"
+                logger.warning("epoch %d of pipeline %s: %s", epoch, settings.name, why)
+                follower.failed(epoch, why)
+            except Exception:
+                # What others sent is behind it: one job fails, not the node.
+                logger.exception("epoch %d of pipeline %s", epoch, settings.name)
+                follower.failed(epoch, "internal error, see the log of this member")
+            self._news.tell()
+
+    async def _do(self, job: Job) -> None:
+        follower, settings = self._follower, self._members.settings
+        match job:
+            case PlanIt(inputs):
+                loop = asyncio.get_running_loop()
+                agreed = await loop.run_in_executor(None, planned, inputs)
+                follower.planned(inputs, agreed)
+                await self._look(peer for peer in self._members.living() if peer in agreed.members)
+            case PrepareIt(agreed):
+                if self.prepare is not None:
+                    async with asyncio.timeout(settings.prepare_s):
+                        await self.prepare(agreed)
+                follower.prepared(agreed)
+            case TakeIt(agreed):
+                follower.taking()
+                async with asyncio.timeout(settings.assignment_s):
+                    await self.on_agreed(agreed)
+                follower.taken(agreed)
+                place = agreed.place_of(self._members.own)
+                logger.info("epoch %d from iteration %d: %s", agreed.epoch, agreed.iteration, place)
+
+    def _give_up_waiting(self) -> None:
+        """A convener that lives but does not go on is passed over."""
+        settings, follower, since_s = self._members.settings, self._follower, self._follower.stopped_since_s
+        longest_s = settings.iteration_s + 2 * (settings.assignment_s + settings.catch_up_s)
+        if since_s is not None and _now_s() - since_s > longest_s:
+            why = f"it left changes of plan half-way for {longest_s:.0f} s"
+            self._members.pass_over(follower.by, why, _now_s())
+            follower.failed(follower.epoch, f"{follower.by}: {why}")
+            self._news.tell()
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

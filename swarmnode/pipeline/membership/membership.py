@@ -1,0 +1,334 @@
+"""A member's assignment in the pipeline: who else there is, which plan holds, and when it changes.
+
+probes.py, costs -> announcements, pings -> [Membership] -> on_agreed(Agreed) -> stages; agreed(k) -> drivers
+
+There is no coordinator. Everyone announces itself, everyone pings everyone; the living member with the
+smallest peer id convenes (convening.py), all follow (following.py), and if it falls silent the next one does.
+Plans change between iterations only: training goes on under the former plan while the next one is computed
+and its weights are loaded. After a partition both sides go on alone, and meet again under one plan, with the
+highest epoch; who was then behind by iterations is told so by `Agreed.iteration`.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from statistics import median_low
+from types import TracebackType
+from typing import Self
+
+from swarmnode.errors import ModelError, NetworkError, Rejected
+from swarmnode.identity.keys import NodeKey
+from swarmnode.network.host import Host, Subscription
+from swarmnode.pipeline.membership.asking import MemberRefused, OwnPresence, as_refusal, ask
+from swarmnode.pipeline.membership.control import (
+    MAX_REQUEST_BYTES,
+    PROTOCOL,
+    Begin,
+    Hold,
+    Introduce,
+    Leave,
+    Ping,
+    Propose,
+    RefusalReason,
+    Request,
+    Status,
+    StatusReply,
+    Suspect,
+    TakeAssignment,
+    decode_request,
+    encode,
+    topic_of,
+)
+from swarmnode.pipeline.membership.convener import Convener
+from swarmnode.pipeline.membership.following import Follower
+from swarmnode.pipeline.membership.jobs import Jobs, OnAgreed
+from swarmnode.pipeline.membership.known_members import Claim, KnownMembers, MembershipSettings
+from swarmnode.pipeline.membership.proposals import Desk
+from swarmnode.pipeline.membership.watching import News, Watch
+from swarmnode.pipeline.plans.costs import LinkCosts, MemberCosts, Observation
+from swarmnode.pipeline.plans.planning import Agreed, PlanSettings, terms
+
+logger = logging.getLogger(__name__)
+
+QUEUED_MESSAGES = 256
+
+
+class Membership:
+    """Takes part in a pipeline for as long as it is entered.
+
+    async with Membership(host, key, settings=..., plan=..., model="qwen", costs=..., links=prober.links,
+                          on_agreed=node.take_place) as membership:
+        plan = await membership.agreed(worker.iteration)
+
+    `on_agreed` takes our assignment: it loads the stage if need be, fetches its state and assigns the member,
+    and may raise SwarmnodeError. `agreed.iteration` may differ from that of the weights at hand: then they
+    are fetched from a replica (states.py), or kept where no replica has others. `part_of(own)` None: a spare
+    one.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        key: NodeKey,
+        *,
+        settings: MembershipSettings,
+        plan: PlanSettings,
+        model: str,
+        costs: Callable[[], MemberCosts],
+        links: Callable[[], Mapping[str, LinkCosts]],
+        on_agreed: OnAgreed,
+        prepare: OnAgreed | None = None,
+        observed: Callable[[], Mapping[str, Observation]] = dict[str, Observation],
+        wall_s: Callable[[], float] = time.time,
+    ) -> None:
+        """`model` names the weights, so that two members with other ones do not mix. `costs`, `links` and
+        `observed` are asked for each announcement; `free_bytes` is what we give to the pipeline in all, a
+        stage that we hold included. `prepare` is called ahead of `on_agreed` while training goes on, where
+        there are weights to load. `wall_s`: seconds since the epoch.
+        """
+        self._host = host
+        self._settings = settings
+        self._wall_s = wall_s
+        named = terms(plan, model)
+        self._topic = topic_of(settings.swarm, settings.name)
+        self._members = KnownMembers(host.peer_id, settings, self._topic, named)
+        self._follower = Follower(host.peer_id, catch_up_s=settings.catch_up_s)
+        self._own = OwnPresence(key, self._topic, named, costs, links, observed, wall_s)
+        self._news = News()
+        self._convener = Convener(
+            self._members, self._follower, self._own, self._ask, self.status, wall_s, self.lost
+        )
+        self._watch = Watch(self._members, self._ask_within, self.status, self._convener.turn, self._news)
+        self._jobs = Jobs(
+            self._follower, self._members, self._news,
+            look=self._watch.look, prepare=prepare, on_agreed=on_agreed,
+        )  # fmt: skip
+        self._desk = Desk(self._members, self._own, plan, self._convener.turn, wall_s)
+        self._group: asyncio.TaskGroup | None = None
+        self._running: list[asyncio.Task[None]] = []
+        self._has_left = False
+        self._heard: Subscription | None = None
+        self.refused: Counter[str] = Counter()
+        """What others sent and we did not take, by reason."""
+
+    async def __aenter__(self) -> Self:
+        self._own.renew()
+        self._convener.start()
+        heard = self._heard = await self._host.subscribe(self._topic, queue_size=QUEUED_MESSAGES)
+        await self._host.serve(PROTOCOL, self._answer, max_request_bytes=MAX_REQUEST_BYTES)
+        self._group = asyncio.TaskGroup()
+        await self._group.__aenter__()
+        settings = self._settings
+        announcing = self._own.publish(self._host, settings.announce_s, settings.ping_s, self._members.living)
+        work = (self._listen(heard), announcing, self._watch.run(), self._jobs.run(), self._convene())
+        self._running = [self._group.create_task(each) for each in work]
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        """Take leave of the others, so that they need not wait for our silence."""
+        if self._group is None:
+            return
+        for task in self._running:
+            task.cancel()
+        self._running, self._has_left = [], True
+        self._news.tell()
+        try:
+            await self._group.__aexit__(exc_type, exc, tb)
+        finally:
+            if self._heard is not None:
+                await self._heard.aclose()
+            async with asyncio.TaskGroup() as tasks:
+                for peer in self._members.living():
+                    tasks.create_task(self._try(peer, Leave()))
+
+    async def agreed(self, iteration: int) -> Agreed:
+        """The plan for this iteration, in which we are a data node; from now on the iteration runs here.
+
+        Returns at once when nothing changed, else when everyone has an assignment under the new plan. Raises
+        ModelError when this membership ends first.
+        """
+        self.rests()
+        self.stepped(iteration, self._follower.weights)
+        said = False
+        while not (self._follower.may_begin(iteration) and not self._is_outdated()):
+            if self._has_left:
+                raise ModelError("this membership has ended", hint="ask the one that came after it")
+            if not said:
+                logger.info("iteration %d waits for a plan: %s", iteration, self._why_waiting())
+                said = True
+            await self._news.wait()
+        plan = self._follower.in_force
+        assert plan is not None
+        self._follower.busy = True
+        if said:
+            logger.info(
+                "iteration %d goes on under plan %s, epoch %d", iteration, plan.digest[:8], plan.epoch
+            )
+        return plan
+
+    def rests(self) -> None:
+        """The iteration that `agreed` was asked for does not run here after all."""
+        self._follower.busy = False
+        self._news.tell()
+
+    def stepped(self, iteration: int, weights: str = "") -> None:
+        """Our weights are at this iteration now; `weights` is their digest. To be called by every member."""
+        self._follower.stepped(iteration, weights, self._now_s())
+        self._news.tell()
+
+    def lost(self, peer_id: str, why: str) -> None:
+        """A member did not answer the pipeline: look at once whether it lives, and tell the convener."""
+        self._watch.suspect(peer_id, why)
+
+    def members(self) -> tuple[str, ...]:
+        """Who lives, we included; sorted."""
+        return tuple(sorted((self._host.peer_id, *self._members.living())))
+
+    def claims(self) -> dict[str, Claim]:
+        """What the others that live say of themselves."""
+        return self._members.claims()
+
+    def status(self) -> Status:
+        """Where we stand, as others are told."""
+        follower, plan = self._follower, self._follower.in_force
+        stage = plan.stage_of(self._host.peer_id) if plan else None
+        return Status(
+            session=self._own.session,
+            sequence=self._own.sequence,
+            iteration=follower.iteration,
+            busy=follower.busy,
+            in_force=plan.epoch if plan else 0,
+            plan=plan.digest if plan else "",
+            stage=-1 if stage is None else stage,
+            ends=plan.former.ends if plan else (),
+            weights=follower.weights,
+            epoch=follower.epoch,
+            progress=follower.progress,
+            proposed=follower.proposed.digest if follower.proposed else "",
+            detail=follower.detail,
+            resigned=self._convener.is_resigned,
+        )
+
+    # What is heard.
+
+    async def _listen(self, heard: Subscription) -> None:
+        async for message in heard:
+            try:
+                self._members.allow(message.sender, self._now_s())
+                if message.oversized:
+                    raise Rejected(RefusalReason.TOO_LARGE, "a gossip message over the bound of the network")
+                self._introduce(message.data, message.sender)
+            except Rejected as error:
+                self._refuse(message.sender, error)
+
+    async def _answer(self, peer_id: str, data: bytes) -> bytes:
+        try:
+            if not self._running:
+                raise Rejected(RefusalReason.LEFT, f"no part in pipeline {self._settings.name} any more")
+            self._members.allow(peer_id, self._now_s())
+            self._take(peer_id, decode_request(data))
+        except Rejected as error:
+            self._refuse(peer_id, error)
+            return encode(as_refusal(error))
+        return encode(StatusReply(self.status()))
+
+    def _take(self, sender: str, request: Request) -> None:
+        """Do what a member, or we ourselves, ask for. Raises Rejected."""
+        now_s, follower = self._now_s(), self._follower
+        if isinstance(request, Introduce):
+            self._introduce(request.presence, sender)
+        elif sender != self._host.peer_id and sender not in self._members:
+            raise Rejected(RefusalReason.UNKNOWN_MEMBER, "introduce yourself first")
+        match request:
+            case Ping() if sender != self._host.peer_id:
+                if not self._members.heard(sender, request.status, now_s):
+                    raise Rejected(RefusalReason.UNKNOWN_MEMBER, "introduce yourself again")
+                follower.hear(sender, request.status, now_s)
+            case Propose():
+                self._propose(sender, request, now_s)
+            case Hold():
+                follower.hold(sender, request.epoch, request.iteration, now_s)
+            case TakeAssignment():
+                follower.take(sender, request.epoch, request.iteration, now_s)
+            case Begin():
+                follower.begin(sender, request.epoch, now_s)
+            case Suspect():
+                self.lost(request.peer_id, f"{sender} could not reach it")
+            case Leave():
+                self._members.left(sender, now_s)
+            case _:
+                pass
+        self._news.tell()
+
+    def _introduce(self, sealed: bytes, sender: str) -> None:
+        news = self._members.introduce(sealed, sender=sender, wall_s=self._wall_s(), now_s=self._now_s())
+        if news:
+            self._news.tell()
+
+    def _propose(self, sender: str, proposal: Propose, now_s: float) -> None:
+        members, follower = self._members, self._follower
+        inputs = self._desk.checked(sender, proposal, now_s)
+        heard = {peer: members[peer].status for peer in members.living()}
+        epochs = [each.epoch for peer, each in heard.items() if each is not None and peer != sender]
+        follower.propose(sender, inputs, now_s, usual_epoch=median_low(epochs) if epochs else 0)
+        for peer, status in heard.items():
+            # Who was told before us may have computed it already.
+            if status is not None:
+                follower.hear(peer, status, now_s)
+
+    def _refuse(self, peer_id: str, error: Rejected) -> None:
+        self.refused[error.reason] += 1
+        logger.debug("refused what %s sent: %s", peer_id, error)
+
+    # What is asked.
+
+    async def _ask(self, peer_id: str, request: Request) -> Status:
+        """Ask a member, ourselves included. Raises MemberRefused, NetworkError."""
+        if peer_id == self._host.peer_id:
+            try:
+                self._take(peer_id, request)
+            except Rejected as error:
+                raise MemberRefused(as_refusal(error)) from error
+            return self.status()
+        return await self._ask_within(peer_id, request, self._settings.answer_s)
+
+    async def _ask_within(self, peer_id: str, request: Request, timeout_s: float) -> Status:
+        status = await ask(self._host, peer_id, request, self._own.sealed, timeout_s=timeout_s)
+        self._members.heard(peer_id, status, self._now_s())
+        self._follower.hear(peer_id, status, self._now_s())
+        return status
+
+    async def _try(self, peer_id: str, request: Request) -> None:
+        try:
+            await ask(self._host, peer_id, request, self._own.sealed, timeout_s=self._settings.answer_s)
+        except (NetworkError, MemberRefused) as error:
+            logger.debug("%s was not told: %s", peer_id, error)
+
+    # What goes on all the time.
+
+    async def _convene(self) -> None:
+        while True:
+            await self._news.pause(self._settings.poll_s)
+            if await self._convener.run():
+                self._news.tell()
+
+    def _is_outdated(self) -> bool:
+        """Whether most others go by a newer plan: then we were left out, and wait to be taken in again."""
+        plan = self._follower.in_force
+        return plan is not None and self._members.most_are_past(plan.epoch)
+
+    def _why_waiting(self) -> str:
+        follower = self._follower
+        if follower.in_force is None:
+            others = len(self._members.living())
+            return f"no assignment yet, {others} other members, {self._convener.turn()} convenes"
+        if follower.is_waiting:
+            return f"{follower.by} is changing it, epoch {follower.epoch}"
+        return "the others go by a newer one" if self._is_outdated() else "we are spare in the present one"
+
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time()

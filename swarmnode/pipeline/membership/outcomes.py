@@ -1,0 +1,126 @@
+"""What a data node saw of the others at work: who is slower than it claims, and who takes work and does none.
+
+IterationReport, who did not answer -> [Outcomes] -> Observation -> announcements -> plans/evidence.py
+
+Micro-batches that take longer than planned make the members on their path look slow; those that pass others
+by then show who it was, as of every member the better quarter counts. Who does not answer although it lives
+counts as FAULT times slower, once in a while. What is too old is forgotten, and so is all of a member that
+died or was restarted.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from statistics import median_low
+
+from swarmnode.pipeline.execution.assignment import IterationReport, RoundTrip
+from swarmnode.pipeline.membership.known_members import Claim
+from swarmnode.pipeline.plans.costs import MAX_SLOWDOWN, Observation, forward_s
+from swarmnode.pipeline.plans.planning import Agreed
+
+RECENT = 5
+"""Iterations of which the median is taken: a bad one or two leave no trace."""
+
+MEMORY_S = 900.0
+"""What was seen longer ago says nothing any more: who was left out for it is tried again."""
+
+FAULT = 20.0
+"""Who did not answer was so many times slower than it claims."""
+
+FAULT_EVERY_S = 20.0
+"""Faults of one member within this count once. Longer than a member may be silent before it is taken for
+dead: who slept and woke up is not taken for broken."""
+
+NOTED = 1.5
+"""The slowdown below which a member is as fast as it claims: links and other work of a machine vary by as
+much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One member in one iteration."""
+
+    at_s: float
+    slowdown: float
+    micro_batches: int
+    is_fault: bool
+
+
+class Outcomes:
+    """What one data node saw of the members on its paths. Clocks are given; the tables hold members of the
+    pipeline only."""
+
+    def __init__(self, micro_batch_tokens: int) -> None:
+        self._tokens = micro_batch_tokens
+        self._seen: dict[str, tuple[int, tuple[Seen, ...]]] = {}
+        """The session of each peer that was seen, and what was seen of it, oldest first."""
+
+    def add(
+        self,
+        agreed: Agreed,
+        report: IterationReport,
+        silent: Collection[str],
+        claims: Mapping[str, Claim],
+        now_s: float,
+    ) -> None:
+        """One iteration under this plan. `silent`: peers that did not answer us in it, or before and said
+        nothing since. `claims`: of those that live, others are not judged."""
+        for peer, slowdowns in self._slowdowns(agreed, report.round_trips, claims).items():
+            if peer not in silent:
+                better = sorted(slowdowns)[len(slowdowns) // 4]
+                self._note(peer, claims[peer].session, Seen(now_s, better, len(slowdowns), False))
+        for peer in silent:
+            if peer in claims:
+                self._note_fault(peer, claims[peer].session, now_s)
+
+    def keep(self, claims: Mapping[str, Claim]) -> None:
+        """Forget who is gone, or is there anew."""
+        self._seen = {
+            peer: (session, seen)
+            for peer, (session, seen) in self._seen.items()
+            if peer in claims and claims[peer].session == session
+        }
+
+    def observed(self, now_s: float) -> dict[str, Observation]:
+        """What we announce of the others, as of Announcement.observed."""
+        found: dict[str, Observation] = {}
+        for peer, (_, seen) in self._seen.items():
+            fresh = [each for each in seen if now_s - each.at_s <= MEMORY_S]
+            if fresh:
+                slowdown = median_low([each.slowdown for each in fresh])
+                found[peer] = Observation(
+                    min(slowdown, MAX_SLOWDOWN) if slowdown >= NOTED else 1.0,
+                    sum(each.micro_batches for each in fresh),
+                )
+        return found
+
+    def _slowdowns(
+        self, agreed: Agreed, round_trips: Iterable[RoundTrip], claims: Mapping[str, Claim]
+    ) -> dict[str, list[float]]:
+        """By peer, of each micro-batch that passed it: what it took at most, over what it claims."""
+        round_trips = [each for each in round_trips if each.planned_s > 0]
+        instance, found = agreed.plan.instance, dict[str, list[float]]()
+        # What slows all of them down, as work of our own does, is nobody's fault.
+        usual = median_low([each.took_s / each.planned_s for each in round_trips]) if round_trips else 1.0
+        for each in round_trips:
+            excess_s = each.took_s - usual * each.planned_s
+            for node in each.path[1:]:
+                peer = agreed.peers[node]
+                part = agreed.part_of(peer)
+                if peer not in claims or part is None:
+                    continue
+                both_ways = 1 + instance.backward_factor
+                claimed_s = forward_s(claims[peer].costs, part.end - part.first) * self._tokens * both_ways
+                believed_s = instance.forward_s[node] * both_ways
+                found.setdefault(peer, []).append(max(1.0, (believed_s + excess_s) / claimed_s))
+        return found
+
+    def _note_fault(self, peer: str, session: int, now_s: float) -> None:
+        known, seen = self._seen.get(peer, (session, ()))
+        faults = [each.at_s for each in seen if each.is_fault]
+        if known != session or not faults or now_s - faults[-1] >= FAULT_EVERY_S:
+            self._note(peer, session, Seen(now_s, FAULT, 1, True))
+
+    def _note(self, peer: str, session: int, what: Seen) -> None:
+        known, seen = self._seen.get(peer, (session, ()))
+        before = seen if known == session else ()
+        self._seen[peer] = session, (*before, what)[-RECENT:]

@@ -1,0 +1,53 @@
+"""What a member takes of a proposal: that its sender may make it, and that it is about members as they are.
+
+Propose of a convener -> [checked] -> planning.Inputs -> following.py
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from swarmnode.errors import Rejected
+from swarmnode.pipeline.membership.asking import OwnPresence
+from swarmnode.pipeline.membership.control import Presence, Propose, RefusalReason
+from swarmnode.pipeline.membership.known_members import KnownMembers
+from swarmnode.pipeline.plans.planning import Former, Inputs, PlanSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """Where proposals are checked."""
+
+    members: KnownMembers
+    own: OwnPresence
+    plan: PlanSettings
+    turn: Callable[[], str]
+    """Who convenes."""
+    wall_s: Callable[[], float]
+    """Seconds since the epoch."""
+
+    def checked(self, sender: str, proposal: Propose, now_s: float) -> Inputs:
+        """The inputs of a proposal. Raises Rejected: not_convener, malformed, not_in_it, as presences too."""
+        convener = self.turn()
+        if sender > convener or not self.members.may_convene(sender, now_s):
+            raise Rejected(RefusalReason.NOT_CONVENER, f"{convener} lives and convenes")
+        found: dict[str, Presence] = {}
+        for sealed in proposal.presences:
+            author, presence = self.members.open(sealed, wall_s=self.wall_s())
+            if author in found:
+                raise Rejected(RefusalReason.MALFORMED, f"{author} is in the proposal twice")
+            found[author] = presence
+        own = found.get(self.members.own)
+        if own is None or own.session != self.own.session or sender not in found:
+            raise Rejected(RefusalReason.NOT_IN_IT, "the proposal leaves out whom it is sent to or by")
+        for sealed in proposal.presences:
+            try:
+                self.members.introduce(sealed, sender=None, wall_s=self.wall_s(), now_s=now_s)
+            except Rejected as error:
+                # We know newer of a third one, or have no room for it: that is not the convener's doing.
+                if error.reason not in (RefusalReason.OLD_NEWS, RefusalReason.FULL):
+                    raise
+        former = Former(proposal.ends, proposal.stage_of) if proposal.ends else None
+        if former and any(stage >= len(former.ends) for stage in former.stage_of.values()):
+            raise Rejected(RefusalReason.MALFORMED, "a stage without layers")
+        announcements = tuple(presence.costs for presence in found.values())
+        return Inputs(announcements, self.plan, former, proposal.epoch)

@@ -1,0 +1,146 @@
+"""Whose weights are right where the replicas of a stage differ after a step.
+
+averaging.py (what replicas say) -> [agreement_of] -> ReplicaVote -> aligning.py (stay, take over, go back)
+                          two states that stand against each other -> [is_near] -> aligning.py
+
+Pure. The rule, in this order:
+
+1. The largest side is right; the others take over its state, which must have the digest that was voted for.
+   A replica that does not know where it stands (its state was older than the pipeline) has no vote while
+   another has one, and follows. Where nobody knows, the side with the smallest peer id is followed.
+2. Sides of equal size, as of two replicas that differ: nothing tells which of them is wrong, so none is
+   believed. Each fetches what the others have. Where all are one but for rounding (`is_near`), as between
+   machines of different make, the state of the side with the smallest peer id is taken by all.
+3. Else all go back to the state before the step, where all say that they came from the same: each has it at
+   hand, and a neighbour a copy. To this stage it is as if no gradient had come.
+4. Else each keeps its own and says so.
+
+What a liar can gain without a majority: rounding (`NEAR` of a step that the others took too, less than its
+own gradients may move), or a stage that stands still; nobody takes over what it made up. Limits: two liars of
+three replicas are a majority. Who knows nothing follows whoever says it does. Who makes up weights every time
+keeps its stage from learning until it is left out (`pipeline.members`), and every member's log names it.
+Honest replicas that lost sight of each other in the middle of an exchange and differ by more than rounding
+stay apart (4), until they are given an assignment anew.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+import torch
+from msgspec import Meta
+from torch import Tensor
+
+from swarmnode.pipeline.wire.messages import Digest
+
+NEAR = 0.01
+"""Weights may differ by this share of the smaller step, moments by as much as moves the next one by it. Sums
+are the same bits, so what differs is the arithmetic of the optimizer: 1e-6 in float32, 8e-3 in bfloat16."""
+
+
+class Weights(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What a replica says after a step."""
+
+    digest: Digest
+    """Digest of the replica's state."""
+    before: Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")] = ""
+    """Digest of the state that it can go back to; empty: it does not know whether that was the pipeline's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Replicas that say the same."""
+
+    digest: str
+    peers: tuple[str, ...]
+    """Sorted."""
+    before: str
+    """Where all of them came from; empty where they do not say the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaVote:
+    """Whether our weights are right, by what the replicas that answered say."""
+
+    agrees: bool
+    ask: tuple[str, ...] = ()
+    """The replicas of the side that is right, without us: whom to fetch its state from."""
+    silent: tuple[str, ...] = ()
+    digest: str = ""
+    """Digest of the side that is right."""
+    differs: bool = False
+    """Whether any two said different things."""
+    rivals: tuple[Side, ...] = ()
+    """Undecided: the sides of equal size, that with the smallest peer id first."""
+
+
+def agreement_of(us: str, said: Mapping[str, Weights], silent: Sequence[str] = ()) -> ReplicaVote:
+    """`said`: by peer id, ours among them.
+
+    >>> said = {peer: Weights(mark * 64, "0" * 64) for peer, mark in (("a", "1"), ("b", "2"), ("c", "2"))}
+    >>> agreement_of("a", said).ask, agreement_of("b", said).agrees
+    (('b', 'c'), True)
+    >>> del said["c"]
+    >>> [side.peers for side in agreement_of("a", said).rivals]
+    [('a',), ('b',)]
+    """
+    knowing = {peer: weights for peer, weights in said.items() if weights.before}
+    sides = _sides(knowing or said)
+    most = max(len(side.peers) for side in sides)
+    largest = [side for side in sides if len(side.peers) == most]
+    is_open = len(largest) > 1 and us in knowing
+    right = largest[0]
+    return ReplicaVote(
+        agrees=not is_open and said[us].digest == right.digest,
+        ask=tuple(peer for peer in right.peers if peer != us),
+        silent=tuple(silent),
+        digest=right.digest,
+        differs=len({weights.digest for weights in said.values()}) > 1,
+        rivals=tuple(largest) if is_open else (),
+    )
+
+
+def is_near(one: Mapping[str, Tensor], other: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> bool:
+    """Whether two states after a step from `before` are one but for rounding. Symmetric in the two.
+
+    By global name, Adam's moments (`exp_avg/<parameter>`) among them. Moments are compared number by number:
+    where the mean square is next to nothing, a little of it makes a large step.
+    """
+    weights = [name for name in one if "/" not in name]
+    if one.keys() != other.keys() or not before.keys() >= {*weights}:
+        return False
+    step = min(_distance(one, before, weights), _distance(other, before, weights))
+    # Not the other way round: nothing is less than what is not a number.
+    if not _distance(one, other, weights) <= NEAR * step:
+        return False
+    return all(_is_near_moment(one, other, name) for name in one if "/" in name)
+
+
+def _sides(said: Mapping[str, Weights]) -> list[Side]:
+    """The sides in the order of their smallest peer ids."""
+    peers: dict[str, list[str]] = {}
+    for peer_id in sorted(said):
+        peers.setdefault(said[peer_id].digest, []).append(peer_id)
+    befores = {digest: {said[peer].before for peer in those} for digest, those in peers.items()}
+    return [
+        Side(digest, tuple(those), befores[digest].pop() if len(befores[digest]) == 1 else "")
+        for digest, those in peers.items()
+    ]
+
+
+def _distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor], names: Sequence[str]) -> float:
+    parts = [(one[name].double() - other[name].double()).norm() for name in names]
+    return torch.stack(parts).norm().item() if parts else 0.0
+
+
+def _is_near_moment(one: Mapping[str, Tensor], other: Mapping[str, Tensor], name: str) -> bool:
+    kind, _, parameter = name.partition("/")
+    if kind == "step":
+        return torch.equal(one[name], other[name])
+    square = f"exp_avg_sq/{parameter}"
+    if square not in one:
+        return False
+    least = torch.minimum(one[square], other[square]).double()
+    room = least if kind == "exp_avg_sq" else least.sqrt()
+    return bool(((one[name].double() - other[name].double()).abs() <= NEAR * room).all())

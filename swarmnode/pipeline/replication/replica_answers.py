@@ -1,0 +1,138 @@
+"""What a replica tells the others of its stage: contributions, what it holds, and its weights after the step.
+
+averaging.py (exchanges that run here) -> [ReplicaAnswers] <- questions.py <- averaging.py of a replica
+
+A question may come before we are as far: it waits, within bounds, until there is an answer. Only replicas of
+our stage are answered, and only about the iteration that runs, the one before and the next.
+"""
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from swarmnode.errors import Rejected
+from swarmnode.pipeline.replication.agreement import Weights
+from swarmnode.pipeline.replication.averaging_messages import AskDigest, AskGradients, decode_question, encode
+from swarmnode.pipeline.replication.combining import StageIteration
+from swarmnode.pipeline.replication.tally import ContributionTally, Holdings
+from swarmnode.pipeline.wire.questions import QuestionReply
+
+KEPT_EXCHANGES = 2
+"""The one that runs and the one before: who comes late hears how it ended."""
+
+MAX_WAITING = 3
+"""Questions of one replica that wait for us to come so far: it goes from one to the next."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Our stage under a plan: what there is to ask us about."""
+
+    plan: str
+    stage: int
+    replicas: frozenset[str]
+    iteration: int
+    """The first under the plan."""
+
+
+@dataclass(slots=True)
+class AveragingUnderWay:
+    """An exchange, as others may ask for it."""
+
+    tally: ContributionTally
+    published: list[Holdings] = field(default_factory=list[Holdings])
+    """What was held at the end of each round."""
+    closed: Holdings | None = None
+    silent: set[str] = field(default_factory=set[str])
+    """It was closed without these, and they have not been heard of since."""
+
+    def at(self, number: int) -> Holdings | None:
+        """What was held at the end of a round; None before it."""
+        return self.published[number] if number < len(self.published) else self.closed
+
+
+class ReplicaAnswers:
+    """`answer` is what questions are served with."""
+
+    def __init__(self, note_late: Callable[[], None]) -> None:
+        """`note_late` is called when a replica asks after an exchange was closed without it."""
+        self.scope: Scope | None = None
+        self._note_late = note_late
+        self._running: OrderedDict[StageIteration, AveragingUnderWay] = OrderedDict()
+        self._weights: OrderedDict[StageIteration, Weights] = OrderedDict()
+        self._changed = asyncio.Event()
+        self._waiting: Counter[str] = Counter()
+
+    def running(self, exchange: StageIteration) -> AveragingUnderWay | None:
+        return self._running.get(exchange)
+
+    def open(self, exchange: StageIteration, running: AveragingUnderWay) -> None:
+        """An exchange has begun here. The bytes of those before are let go."""
+        for former in self._running.values():
+            former.tally.release()
+        self._running[exchange] = running
+        if len(self._running) > KEPT_EXCHANGES:
+            self._running.popitem(last=False)
+        self.tell()
+
+    def weigh(self, exchange: StageIteration, weights: Weights) -> None:
+        """The step of an exchange is taken here."""
+        self._weights[exchange] = weights
+        if len(self._weights) > KEPT_EXCHANGES:
+            self._weights.popitem(last=False)
+        self.tell()
+
+    def tell(self) -> None:
+        """There may be answers to those who wait."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def answer(self, peer_id: str, data: bytes) -> QuestionReply:
+        """Raises Rejected."""
+        question = decode_question(data)
+        exchange = question.exchange
+        self._check_scope(peer_id, exchange)
+        if isinstance(question, AskDigest):
+            return QuestionReply(encode(await self._until(peer_id, lambda: self._weights.get(exchange))))
+        running = await self._until(peer_id, lambda: self._running.get(exchange))
+        if peer_id not in running.tally.replicas:
+            raise Rejected("not_a_member", "of this stage")
+        if isinstance(question, AskGradients):
+            found = running.tally.found(question.author)
+            return QuestionReply(found.signed.sealed, found.data) if found else QuestionReply(b"")
+        number = question.round
+        if peer_id in running.silent:
+            running.silent.remove(peer_id)
+            self._note_late()
+        return QuestionReply(encode(await self._until(peer_id, lambda: running.at(number))))
+
+    async def _until(self, peer_id: str, ready: Callable[[], _T | None]) -> _T:
+        """Bounded by `answer_timeout_s` of the questions. Raises Rejected where too many of a peer's wait."""
+        if (found := ready()) is not None:
+            return found
+        if self._waiting[peer_id] >= MAX_WAITING:
+            raise Rejected("too_many_streams", f"of {peer_id}, which wait")
+        self._waiting[peer_id] += 1
+        try:
+            while (found := ready()) is None:
+                await self._changed.wait()
+        finally:
+            self._waiting[peer_id] -= 1
+            self._waiting += Counter()  # forgets the peers at zero
+        return found
+
+    def _check_scope(self, peer_id: str, exchange: StageIteration) -> None:
+        """Refuse what the plan does not know, before anything is waited for. Nothing is known of a plan that
+        we have yet to take up."""
+        scope = self.scope
+        if scope is None or scope.plan != exchange.plan:
+            return
+        if exchange.stage != scope.stage or peer_id not in scope.replicas:
+            raise Rejected("not_a_member", "of this stage")
+        begun = (each.iteration for each in (*self._running, *self._weights) if each.plan == scope.plan)
+        if exchange.iteration > max(begun, default=scope.iteration) + 1:
+            raise Rejected("too_early", f"for iteration {exchange.iteration}")

@@ -1,0 +1,169 @@
+"""Feeds of a data node that are in flight, and all that ends the waiting for them.
+
+decode.py (what comes around, what halted) --v
+membership.py (who is gone) ----------> [InFlightSteps] -> decode.py (send_around) -> remote_chain.py
+decode.py (another plan) ---------------^   ^
+decode_streams.py (a stream has ended) -----+
+
+A feed that nobody holds any more would be waited for until its deadline, which is as long as a slow member
+may take. So whatever is heard of a member, or of the plan, ends what it concerns at once, with the reason.
+"""
+
+import asyncio
+import secrets
+from collections import Counter, OrderedDict
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from swarmnode.pipeline.rollouts.chain import Stopped, StopReason
+from swarmnode.pipeline.rollouts.decode_messages import DecodeStep, Halted
+from swarmnode.pipeline.rollouts.decode_streams import Outgoing
+from swarmnode.pipeline.wire.messages import Refusal
+from swarmnode.pipeline.wire.plan_members import PlanMembers
+
+NUMBER_BITS = 52
+"""Bits of a feed's number."""
+
+MAX_PASSED = 64
+"""Sessions whose newest step is remembered by a node that it passed."""
+
+BROKEN_OFF = "ended the stream"
+
+_T = TypeVar("_T")
+
+Arrival = asyncio.Future[Tensor | Stopped]
+
+
+@dataclass(slots=True)
+class InFlightStep:
+    """One feed of ours, and all that a frame must say to be about it."""
+
+    number: int
+    members: PlanMembers
+    path: tuple[int, ...]
+    session: int
+    shape: tuple[int, int]
+    """Shape of what comes around: tails x width."""
+    found: Arrival
+    """What becomes of it."""
+    news: Arrival
+    """What ends it at once: our plan is over, or a member of the path gone, also after something was
+    found."""
+    outgoing: Outgoing | None = None
+    """The stream that it went on."""
+
+    def is_meant(self, frame: DecodeStep | Halted) -> bool:
+        return (frame.plan, frame.path, frame.session) == (self.members.plan, self.path, self.session)
+
+    def stop(self, stopped: Stopped) -> None:
+        if not self.found.done():
+            self.found.set_result(stopped)
+
+    def hear(self, stopped: Stopped) -> None:
+        self.stop(stopped)
+        if not self.news.done():
+            self.news.set_result(stopped)
+
+
+class InFlightSteps:
+    """The feeds of one data node that are waited for, by number.
+
+    >>> with in_flight.expect(members, (0, 3, 5), 1, (8, 64)) as expected:                # doctest: +SKIP
+    ...     result = await expected.found
+    """
+
+    def __init__(self, refused: Counter[str]) -> None:
+        """`refused`: where what is not taken is counted, by reason."""
+        self._refused = refused
+        self._expected: dict[int, InFlightStep] = {}
+
+    def __len__(self) -> int:
+        return len(self._expected)
+
+    def __iter__(self) -> Iterator[int]:
+        """Their numbers."""
+        return iter(self._expected)
+
+    @contextmanager
+    def expect(
+        self, members: PlanMembers, path: tuple[int, ...], session: int, shape: tuple[int, int]
+    ) -> Iterator[InFlightStep]:
+        """A feed, for as long as anybody waits for what becomes of it."""
+        # Not to be guessed by members that the feed does not pass.
+        number = secrets.randbits(NUMBER_BITS)
+        new = asyncio.get_running_loop().create_future
+        self._expected[number] = expected = InFlightStep(number, members, path, session, shape, new(), new())
+        try:
+            yield expected
+        finally:
+            del self._expected[number]
+
+    def arrived(self, frame: DecodeStep | Halted, result: Tensor | Stopped) -> bool:
+        """What a frame brings; whether it was hidden states that somebody waits for."""
+        expected = self._expected.get(frame.number)
+        if expected is None or expected.found.done() or not expected.is_meant(frame):
+            self._refused[Refusal.UNKNOWN_WORK] += 1
+            return False
+        if isinstance(result, Tensor) and tuple(result.shape) != expected.shape:
+            self._refused[Refusal.WRONG_SHAPE] += 1
+            expected.stop(Stopped(StopReason.LOST, frame.path[-1], f"sent {tuple(result.shape)}"))
+            return False
+        expected.found.set_result(result)
+        return isinstance(result, Tensor)
+
+    def replanned(self, detail: str) -> None:
+        """Our own stage changes: what is in flight goes by a plan that is over."""
+        for expected in self._expected.values():
+            expected.hear(Stopped(StopReason.OTHER_PLAN, None, detail))
+
+    def lose(self, peer_id: str, why: str) -> None:
+        """A member is gone, and with it every feed that goes past it."""
+        for expected in self._expected.values():
+            peers = expected.members.peers
+            for node in expected.path[1:]:
+                if peers[node] == peer_id:
+                    expected.hear(Stopped(StopReason.LOST, node, why))
+
+    def broken_off(self, outgoing: Outgoing) -> None:
+        """A stream has ended: what was sent on it may not have been taken."""
+        for expected in self._expected.values():
+            if expected.outgoing is outgoing:
+                expected.stop(Stopped(StopReason.OTHER_PLAN, expected.path[1], BROKEN_OFF))
+
+
+class ForwardedSteps:
+    """The newest step of each session that went on from here: on which stream, and what the data node is told
+    if that one ends. It may have been taken all the same."""
+
+    def __init__(self) -> None:
+        self._steps: OrderedDict[tuple[str, int], tuple[Outgoing, Halted]] = OrderedDict()
+
+    def note(self, owner: str, outgoing: Outgoing, broken_off: Halted) -> None:
+        key = owner, broken_off.session or -broken_off.number
+        self._steps[key] = outgoing, broken_off
+        self._steps.move_to_end(key)
+        if len(self._steps) > MAX_PASSED:
+            self._steps.popitem(last=False)
+
+    def closed(self, owner: str, session: int) -> None:
+        self._steps.pop((owner, session), None)
+
+    def pop(self, outgoing: Outgoing) -> list[tuple[str, Halted]]:
+        """Who is to be told what, now that this stream has ended."""
+        concerned = [key for key, (stream, _) in self._steps.items() if stream is outgoing]
+        return [(key[0], self._steps.pop(key)[1]) for key in concerned]
+
+
+async def or_news(work: Coroutine[Any, Any, _T], news: asyncio.Future[_T]) -> _T:
+    """What the work gives, or the news where they come first: then the work is broken off."""
+    working = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({working, news}, return_when=asyncio.FIRST_COMPLETED)
+        return news.result() if news.done() else working.result()
+    finally:
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)

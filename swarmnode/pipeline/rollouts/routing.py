@@ -1,0 +1,87 @@
+"""Which stages a prompt's completions visit, and which members hold them now. Pure.
+
+plan -> [routing] -> chain.py, engine.py
+
+The path is part of the policy, so it follows from the prompt alone: all completions of a group, whoever
+samples them and whenever they are resumed, take the same. Which of a stage's replicas serves it is another
+matter, since replicas are equal: that may change at any time.
+"""
+
+import hashlib
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from swarmnode.errors import ConfigError
+from swarmnode.pipeline.stages.micro_batches import StagePath
+
+ChoosePath = Callable[[Sequence[int]], StagePath]
+"""Token ids of a prompt -> the path of its completions."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageHolders:
+    """Which node holds which stage, under one plan."""
+
+    plan: str
+    """The plan's digest."""
+    peers: tuple[str, ...]
+    """The peer id of each node."""
+    stage_of: tuple[int, ...]
+    """The stage of each node; -1 for one that holds none."""
+    own: int
+    """The node that samples, which holds stage 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A path as it is taken: nodes that hold its stages at the moment."""
+
+    stages: StagePath
+    nodes: tuple[int, ...]
+    """Nodes in order of visit, the sampling node first."""
+    plan: str
+    """The plan in which the nodes have these numbers."""
+
+
+def path_of_prompt(paths: Sequence[StagePath], prompt_ids: Sequence[int]) -> StagePath:
+    """One of the paths, by a hash of the prompt: each about as often as it stands in `paths`.
+
+    >>> path_of_prompt([(0, 1), (0, 2)], [5, 6]) == path_of_prompt([(0, 1), (0, 2)], [5, 6])
+    True
+    """
+    data = b"".join(token.to_bytes(4, "big") for token in prompt_ids)
+    return paths[int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") % len(paths)]
+
+
+def path_of_depth(stages: int, depth: int | None = None) -> StagePath:
+    """A fixed path over `depth` of the stages, the first among them and the others evenly spread; None: all.
+
+    >>> path_of_depth(6), path_of_depth(6, 3), path_of_depth(6, 1)
+    ((0, 1, 2, 3, 4, 5), (0, 2, 5), (0,))
+    """
+    depth = stages if depth is None else depth
+    if not 1 <= depth <= stages:
+        raise ConfigError(f"a path over {depth} of {stages} stages", hint=f"1 to {stages}")
+    if depth == 1:
+        return (0,)
+    return tuple(number * (stages - 1) // (depth - 1) for number in range(depth))
+
+
+def route_along(members: StageHolders, stages: StagePath, lost: Collection[int]) -> Route | None:
+    """The nodes for a path, those lost left out; a stage that nobody is left for is left out too.
+
+    Replicas take turns over the paths. None: the plan has no such stages.
+    """
+    if stages[:1] != (0,) or len(set(stages)) < len(stages) or not set(stages) <= set(members.stage_of):
+        return None
+    nodes = [members.own]
+    for stage in stages[1:]:
+        holders = [node for node, held in enumerate(members.stage_of) if held == stage and node not in lost]
+        if holders:
+            nodes.append(holders[_turn(members.own, stages) % len(holders)])
+    return Route(tuple(members.stage_of[node] for node in nodes), tuple(nodes), members.plan)
+
+
+def _turn(own: int, stages: StagePath) -> int:
+    digest = hashlib.blake2b(f"{own}/{stages}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big")

@@ -1,0 +1,15 @@
+"""Fakes for your own tests, and the references that ours compare with.
+
+your tests, ours, benchmarks -> [testing] -> everything else; nothing of a node imports it
+
+Each fake keeps the whole contract of the thing it stands for; ours and yours run against the same ones. What
+is imported here needs no torch; `local_pipeline.LocalPipeline`, a whole pipeline in one process, does.
+
+>>> from swarmnode.testing import FakeLearner, FakeTask, MemoryNetwork
+"""
+
+from swarmnode.network.memory import MemoryNetwork
+from swarmnode.rollout.fake import FakeEngine
+from swarmnode.testing.fakes import FakeLearner, FakeTask
+
+__all__ = ["FakeEngine", "FakeLearner", "FakeTask", "MemoryNetwork"]

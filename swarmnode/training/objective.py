@@ -1,0 +1,96 @@
+"""The objective of a micro-batch: the loss to call backward on, and what is measured of its tokens.
+
+step.py, pipeline/stages/objectives.py -> [objective] -> corrections.py, losses.py -> LossOutput
+
+Here is all that is true of a token's part in learning, wherever its log-probabilities were computed: whoever
+sampled it is accounted for by its weight, tokens of strangers and of replayed answers count in full or are
+shaped, and what lies too far back counts nothing. Tokens of several policies may share the micro-batch; each
+policy's objective sees its own `Share`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from torch import Tensor
+
+from swarmnode.config import TrainingConfig
+from swarmnode.model.head import TokenLogprobs
+from swarmnode.training.corrections import batch_weights, token_weights
+from swarmnode.training.losses import LossOutput, StepSize, TokenBatch, policy_loss
+from swarmnode.training.off_policy import MeasuredTokens
+from swarmnode.training.packing import MicroBatch, completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredTokens:
+    """The N completion tokens of a micro-batch with all the log-probabilities that a loss may ask for."""
+
+    current: TokenLogprobs
+    """Log-probabilities and entropies under the policy being trained, with gradient."""
+    prox_N: Tensor
+    """Log-probabilities under the policy before the round's first update, without gradient."""
+    reference_N: Tensor | None
+    """Log-probabilities under the base model, without gradient. None: not wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of a micro-batch that belongs to one policy."""
+
+    policy: int
+    completion_lengths: Sequence[int]
+    tokens: slice
+    """Its places among the N completion tokens."""
+    own: slice
+    """Its places among the M of them that our engine sampled."""
+
+
+def shares_of(batch: MicroBatch) -> Iterator[Share]:
+    """One share per policy, in the batch's order: samples of one policy are neighbours, so its tokens are."""
+    tokens = own = 0
+    for policy, members in groupby(batch.samples, key=lambda sample: sample.policy):
+        samples = list(members)
+        more = completion_tokens(samples)
+        more_own = completion_tokens([s for s in samples if s.behaviour_logprobs is not None])
+        lengths = [len(sample.completion_ids) for sample in samples]
+        yield Share(policy, lengths, slice(tokens, tokens + more), slice(own, own + more_own))
+        tokens, own = tokens + more, own + more_own
+
+
+def objective(
+    batch: MicroBatch,
+    share: Share,
+    scored: ScoredTokens,
+    step: StepSize,
+    config: TrainingConfig,
+    *,
+    version: int,
+) -> tuple[LossOutput, MeasuredTokens]:
+    """One policy's loss of a micro-batch, and what is measured of the tokens that its engine sampled.
+
+    `step` is the size of the policy's whole optimizer step; `version` its newest at the start of the round,
+    from which the age of a token counts.
+    """
+    prox_N, own_mask_N = scored.prox_N[share.tokens], batch.own.mask_N[share.tokens]
+    log_ratio_M = prox_N[own_mask_N] - batch.own.logprobs_M[share.own]
+    age_M = version - batch.own.versions_M[share.own]
+    weights = token_weights(log_ratio_M, config, age_M)
+    shaped_N = None if batch.shaped_N is None else batch.shaped_N[share.tokens]
+    tokens = TokenBatch(
+        logprobs_N=scored.current.logprobs_N[share.tokens],
+        prox_N=prox_N,
+        advantages_N=batch.advantages_N[share.tokens],
+        weights_N=batch_weights(prox_N, own_mask_N, weights.values_M, shaped_N),
+        entropy_N=scored.current.entropy_N[share.tokens],
+        reference_N=None if scored.reference_N is None else scored.reference_N[share.tokens],
+        lengths=share.completion_lengths,
+    )
+    measured = MeasuredTokens(
+        log_ratio_M=log_ratio_M.detach().cpu().double(),
+        age_M=age_M,
+        stale_M=batch.own.stale_M[share.own],
+        corrected_M=weights.corrected_M.cpu(),
+        too_old_M=weights.too_old_M.cpu(),
+    )
+    return policy_loss(tokens, step, config), measured

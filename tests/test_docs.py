@@ -1,0 +1,136 @@
+"""What the pages name exists: files, headings, modules, commands, settings."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+import typer
+
+from swarmnode.cli.app import app
+from swarmnode.config import KEYS
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "swarmnode"
+PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *ROOT.glob("[a-z]*/*.md")))
+FILES_LIKE_SETTINGS = {"node.log"}
+
+
+@cache
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text()
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors that a page's headings have."""
+    lines = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL).splitlines()
+    titles = [line.lstrip("#").strip().lower() for line in lines if re.match("#+ ", line)]
+    return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles}
+
+
+def test_the_pages_that_should_be_there_are() -> None:
+    pages = {"README.md", "AGENTS.md", "docs/architecture.md", "docs/operations.md", "docs/pipeline.md"}
+    assert pages | {"docs/tasks.md", "docs/trust.md", "benchmarks/README.md", "configs/README.md"} <= set(
+        PAGES
+    )
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_its_links_lead_somewhere(page: str) -> None:
+    for target, anchor in re.findall(r"\]\((?!https?://)([^)#]*)#?([^)]*)\)", text_of(page)):
+        found = ROOT / page if not target else (ROOT / page).parent / target
+        assert found.exists(), target
+        assert not anchor or anchor in headings(found), f"{target}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_of_the_repository_that_it_names_exist(page: str) -> None:
+    named = re.findall(r"\b((?:benchmarks|checks|configs|docs|rewards|tests)/[\w/]*\w\.\w+)", text_of(page))
+    assert [name for name in named if not (ROOT / name).exists() and not name.endswith("/NAME.py")] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_that_it_names_exist(page: str) -> None:
+    named = re.findall(r"(?:`|^|= |\$ )swarmnode (\w[\w-]*)(?: (\w+))?", text_of(page), re.MULTILINE)
+    commands = vars(typer.main.get_command(app))["commands"]
+    for name, second in named:
+        assert name in commands, name
+        below = vars(commands[name]).get("commands")
+        assert below is None or second in below, f"{name} {second}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_settings_that_it_names_exist(page: str) -> None:
+    sections = {key.partition(".")[0] for key in KEYS}
+    named = re.findall(r"(?:`|--set )((\w+)\.\w+)(?=`|=| =)", text_of(page))
+    unknown = {key for key, section in named if section in sections and key not in KEYS}
+    assert {key for key in unknown - FILES_LIKE_SETTINGS if not key.endswith(".py")} == set()
+
+
+def test_the_pages_name_all_that_a_newcomer_types() -> None:
+    everything = "".join(map(text_of, PAGES))
+    for command in (
+        "join",
+        "swarm",
+        "seed",
+        "status",
+        "eval",
+        "export",
+        "doctor",
+        "task check",
+        "config show",
+    ):
+        assert f"swarmnode {command}" in everything
+
+
+def test_every_benchmark_has_its_row() -> None:
+    table = text_of("benchmarks/README.md")
+    scripts = {path for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
+    assert len(scripts) >= 5
+    assert {path.name for path in scripts if f"`{path.name}`" not in table} == set()
+
+
+ARCHITECTURE = text_of("docs/architecture.md")
+
+
+def way() -> str:
+    """The picture of a rollout's way."""
+    return ARCHITECTURE.partition("## The way of a rollout")[2].split("```")[1]
+
+
+def test_every_module_that_the_architecture_names_exists() -> None:
+    named = set(re.findall(r"(?<![\w/])[\w/]+\.py\b", ARCHITECTURE))
+    assert len(named) > 50
+    roots = (PACKAGE, ROOT)
+    assert sorted(name for name in named if not any((root / name).is_file() for root in roots)) == []
+
+
+def test_every_folder_that_the_architecture_names_exists() -> None:
+    named = set(re.findall(r"`(\w[\w/]*/)`", ARCHITECTURE))
+    assert len(named) > 12
+    assert [name for name in named if not any((root / name).is_dir() for root in (PACKAGE, ROOT))] == []
+
+
+def test_every_folder_of_the_package_is_in_the_architecture() -> None:
+    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert [name for name in folders if f"`{name}/`" not in ARCHITECTURE] == []
+
+
+def test_each_station_of_the_way_is_defined_in_its_module() -> None:
+    stations = re.findall(r"([\w/]+\.py):(\w+)", way())
+    assert len(stations) > 20
+    assert [f"{path}:{name}" for path, name in stations if name not in names_of(PACKAGE / path)] == []
+
+
+def names_of(path: Path) -> set[str]:
+    """The classes and functions that a module defines."""
+    defined = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, defined)}
+
+
+def test_a_glossary_fits_on_a_page_and_explains_each_word_once() -> None:
+    lines = ARCHITECTURE.partition("## Glossary")[2].strip().splitlines()
+    words = [word.lower() for line in lines for word in re.findall(r"\*\*([^*]+)\*\*", line)]
+    assert len(lines) <= 40 and max(map(len, lines)) <= 250
+    assert len(words) == len(set(words)) > 25
