@@ -51,6 +51,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **{"bos_token_id": 256, "eos_token_id": 257},
     },
     "gemma3_text": {**SIZES, "head_dim": 32, "layer_types": ["sliding_attention", "full_attention"]},
+    "gemma2": {**SIZES, "head_dim": 32, "layer_types": ["sliding_attention", "full_attention"]},
     "phi3": SIZES,
     "mistral": SIZES,
     "smollm3": SIZES,
@@ -60,6 +61,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 DENSE: dict[str, dict[str, Any]] = {
+    "qwen2": {
+        **{"num_key_value_heads": 2, "tie_word_embeddings": True},
+        **{"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    },
+    "qwen3": {"num_key_value_heads": 2, "head_dim": 32, "attention_bias": True},
     "mistral": {"num_key_value_heads": 2, "sliding_window": 8},
     "phi3": {"num_key_value_heads": 2, "sliding_window": 8, "pad_token_id": 0},
     # Scores that are capped low enough for it to matter. The scale of scores is not that of the heads.

@@ -33,24 +33,22 @@ def fuse_layers(model: nn.Module) -> int:
     Layers that are patched already, and those on another device than a CPU, count and are left alone. Not
     one of them is touched where one is not exactly what this file knows: the log says why.
     """
-    families = _families()
     layers = _layers(model)
-    reasons = (_why_not(layer, families[type(layer)]) for layer in layers)
-    reason = next(filter(None, reasons), None)
+    reason = next(filter(None, (_why_not(layer, family) for layer, family in layers)), None)
     if not layers or reason is not None:
         logger.info(
             "decoder layers keep transformers' forward: %s", reason or "their family is not known here"
         )
         return 0
-    for layer in layers:
+    for layer, family in layers:
         if "forward" not in vars(layer):
-            layer.forward = _DenseForward(layer, families[type(layer)])
+            layer.forward = _DenseForward(layer, family)
     return len(layers)
 
 
 def restore_layers(model: nn.Module) -> None:
     """Undo `fuse_layers`, once nothing else stands before these layers (`disable_checkpointing`)."""
-    for layer in _layers(model):
+    for layer, _ in _layers(model):
         if isinstance(vars(layer).get("forward"), _DenseForward):
             del layer.forward
 
@@ -158,20 +156,21 @@ class _DenseForward:
         )
 
 
-def _families() -> dict[type[nn.Module], Family]:
-    """The families whose layers are known here, by transformers' class of a decoder layer."""
-    known = [family for family in FAMILIES.values() if family.has_llama_layers]
-    modules = (import_module(f"transformers.models.{f.model_type}.modeling_{f.model_type}") for f in known)
-    return {
-        getattr(modeling, f"{family.classes}DecoderLayer"): family
-        for family, modeling in zip(known, modules, strict=True)
+def _layers(model: nn.Module) -> list[tuple[Any, Family]]:
+    """Decoder layers of transformers that are Llama's but for what a record says, each with the record."""
+    known = {
+        (family.model_type, f"{family.classes}DecoderLayer"): family
+        for family in FAMILIES.values()
+        if family.has_llama_layers
     }
-
-
-def _layers(model: nn.Module) -> list[Any]:
-    """Decoder layers of the families that are known here."""
-    known = _families()
-    return [module for module in model.modules() if type(module) in known]
+    names = {name for _, name in known}
+    layers: list[Any] = [module for module in model.modules() if type(module).__name__ in names]
+    found = [
+        (layer, known.get((layer.self_attn.config.model_type, type(layer).__name__)))
+        for layer in layers
+        if type(layer).__module__.startswith("transformers.models.")
+    ]
+    return [(layer, family) for layer, family in found if family is not None]
 
 
 def _why_not(layer: Any, family: Family) -> str | None:

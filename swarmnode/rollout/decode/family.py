@@ -157,14 +157,32 @@ class Family:
         """Whether its decoder layers are Llama's but for head norms and windows: what training's own
         arithmetic (model/dense_layer.py) is written for."""
         same = Family(self.model_type, self.classes)
-        layer = ("norms", "norm_offset", "qkv", "gate_up", "query_scalar", "score_cap", "rope_by_layer_type")
-        return all(getattr(self, option) == getattr(same, option) for option in layer)
+        in_a_layer = ("norms", "norm_offset", "qkv", "gate_up", "query_scalar", "score_cap")
+        options = (*in_a_layer, "rope_by_layer_type", "must_be_off")
+        return all(getattr(self, option) == getattr(same, option) for option in options)
 
     def _ropes(self, config: Any) -> list[Any]:
         ropes = config.rope_parameters
         if not self.rope_by_layer_type:
             return [ropes]
         return [ropes[kind] for kind in sorted(set(_layer_types(config)))]
+
+
+def longest_sequence_of(config: Any) -> int | None:
+    """The longest sequence that a model of any family is run with; None: it has no such bound (ALiBi).
+
+    That is the length it was made for. With LongRoPE it is the length up to which frequencies stay the same:
+    in a batch with one longer sequence transformers rotates all others by other frequencies, too, so neither
+    sampled nor trained log-probabilities would be those of a sequence alone.
+    """
+    text = config.get_text_config()
+    made_for = getattr(text, "max_position_embeddings", None)
+    rope: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
+    ropes = [rope, *(own for own in rope.values() if isinstance(own, dict))]
+    unchanged = [
+        own["original_max_position_embeddings"] for own in ropes if own.get("rope_type") == "longrope"
+    ]
+    return min([made_for, *unchanged]) if made_for is not None else None
 
 
 def _layer_types(config: Any) -> tuple[str, ...]:

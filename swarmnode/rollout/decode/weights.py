@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from swarmnode.errors import ModelError
 from swarmnode.rollout.decode.adapter import PEFT_PREFIX, LoraPair, lora_pairs
-from swarmnode.rollout.decode.family import FAMILIES, Family
+from swarmnode.rollout.decode.family import FAMILIES, Family, longest_sequence_of
 from swarmnode.rollout.decode.matrix import Matrix, matrix
 from swarmnode.rollout.decode.merging import merged_weight
 from swarmnode.rollout.decode.norm import RmsNorm
@@ -128,11 +128,10 @@ def _biases(family: Family, layers: int, found: set[str]) -> set[str]:
 
 
 def longest_sequence(model: PreTrainedModel) -> int:
-    """The length a model was made for."""
-    try:
-        return model.config.get_text_config().max_position_embeddings
-    except AttributeError:
-        raise ModelError("this model states no maximum length", hint="set max_length") from None
+    """The bound on a model's sequences. Raises ModelError where it states none."""
+    if (longest := longest_sequence_of(model.config)) is None:
+        raise ModelError("this model states no maximum length", hint="set max_length")
+    return longest
 
 
 class FusedWeights:

@@ -39,7 +39,7 @@ SETTINGS = [
 ]
 ALONE = Overlap(on=False, sleep=False, reason="as set")
 WITH_EXPERTS = ("qwen3_moe", "mixtral", "olmoe", "qwen2_moe", "deepseek_v2", "gpt_oss")
-DENSE = ("gpt2", "gemma3_text", "phi3", "mistral", "smollm3", "falcon", "gpt_neox")
+DENSE = ("gpt2", "gemma2", "gemma3_text", "phi3", "mistral", "smollm3", "falcon", "gpt_neox")
 CALM = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
 WITHOUT_TORCH = """

@@ -5,13 +5,20 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GemmaConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    GemmaConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
 
 from swarmnode.native import compiler
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.decode.fallback import GenerateEngine
-from swarmnode.rollout.decode.family import FAMILIES, Family
-from swarmnode.rollout.decode.weights import unsupported_reason
+from swarmnode.rollout.decode.family import FAMILIES, Family, longest_sequence_of
+from swarmnode.rollout.decode.weights import longest_sequence, unsupported_reason
 from swarmnode.rollout.engine import Output, Request
 from swarmnode.rollout.select import make_engine
 from tests.families import DENSE, dense
@@ -115,7 +122,8 @@ def partly_rotated() -> PreTrainedModel:
 
 def long_rope() -> PreTrainedModel:
     factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "partial_rotary_factor": 1.0}
-    return of("phi3", **rope("longrope", original_max_position_embeddings=32, **factors))
+    original = {"original_max_position_embeddings": 32}
+    return of("phi3", **original, **rope("longrope", **original, **factors))
 
 
 def with_sinks() -> PreTrainedModel:
@@ -165,6 +173,13 @@ def test_what_is_not_known_of_a_model_sends_it_to_transformers_with_the_reason(
     assert word in (unsupported_reason(model) or "it is taken")
     engine, reason = make_engine(model, (), lora_rank=4)
     assert isinstance(engine, GenerateEngine) and word in reason
+
+
+def test_no_sequence_is_so_long_that_others_in_its_batch_would_be_rotated_otherwise() -> None:
+    assert longest_sequence(long_rope()) == 32
+    assert longest_sequence(llama(**rope("dynamic", factor=2.0))) == SIZES["max_position_embeddings"]
+    assert longest_sequence(of("gemma3_text")) == SIZES["max_position_embeddings"]
+    assert longest_sequence_of(BloomConfig()) is None
 
 
 def test_a_rotary_scaling_that_nobody_has_heard_of_is_named() -> None:
