@@ -4,7 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from swarmnode.rollout.decode.family import Family
 
 VOCABULARY = 258
 """Of the tiny policy, whose tokenizer they borrow."""
@@ -99,6 +102,36 @@ that are soon left behind, and every option of the family at work."""
 def dense(family: str, **sizes: Any) -> Any:
     """A small model of a family that the embedded engine runs, with transformers' own forward."""
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **(sizes | DENSE[family])))
+
+
+class ToyConfig(LlamaConfig):
+    model_type = "toy"
+    final_logit_softcapping: float = 3.0
+
+
+class ToyEmbedding(nn.Embedding):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * self.embedding_dim**0.5
+
+
+class ToyForCausalLM(LlamaForCausalLM):
+    """An architecture that is in no library: Llama with a scaled embedding and capped logits."""
+
+    config_class = ToyConfig
+
+    def __init__(self, config: ToyConfig) -> None:
+        super().__init__(config)
+        self.model.embed_tokens = ToyEmbedding(config.vocab_size, config.hidden_size)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        found = super().forward(*args, **kwargs)
+        cap = self.config.final_logit_softcapping
+        found.logits = cap * torch.tanh(found.logits / cap)
+        return found
+
+
+TOY = Family("toy", "Llama", scales_embedding=True, logit_cap="final_logit_softcapping")
+"""All that the engine and training need to be told of it."""
 
 
 def config_of(family: str) -> Any:

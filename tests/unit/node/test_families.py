@@ -16,6 +16,8 @@ from transformers import AutoModelForCausalLM
 from swarmnode.config import Config
 from swarmnode.config_layers import load_config
 from swarmnode.errors import EngineError, ModelError
+from swarmnode.model.base_model import load_base_model
+from swarmnode.node import before_loading
 from swarmnode.node.assemble import LocalPolicy, build_learner, load_policy
 from swarmnode.node.before_loading import look_ahead
 from swarmnode.node.fitting import build_forward
@@ -138,6 +140,55 @@ def test_what_a_model_cannot_have_is_refused_before_its_weights_are_read(
     (folder / "model.safetensors").unlink()
     with pytest.raises((EngineError, ModelError), match=reason):
         load_policy(settings(setting), str(folder), resolve_paths(tmp_path), silent, policies=policies)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "reason"),
+    [
+        ("phi3", {"partial_rotary_factor": 0.5}, "only a part of each head is rotated"),
+        ("mistral", {"hidden_act": "relu"}, "its activation is relu"),
+        (
+            "mistral",
+            {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+            "dynamic changes with the length",
+        ),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+    ],
+)
+def test_what_a_known_family_has_beyond_its_record_is_refused_before_its_weights_are_read(
+    family: str,
+    changes: dict[str, Any],
+    reason: str,
+    quick_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(before_loading, "missing_reason", lambda device: "it is not wanted")
+    folder = save_family(family, tmp_path / "model", quick_model)
+    (folder / "model.safetensors").unlink()
+    assert engine_of(folder) == "embedded"
+    published = json.loads((folder / "config.json").read_text())
+    if "rope_scaling" in changes or "partial_rotary_factor" in changes:  # as files of older versions have it
+        published |= {"rope_theta": published.pop("rope_parameters")["rope_theta"]}
+    (folder / "config.json").write_text(json.dumps(published | changes))
+    assert engine_of(folder) == "generate"
+    with pytest.raises(EngineError, match=f"embedded engine cannot run this model: .*{reason}"):
+        load_policy(settings("rollout.engine=embedded"), str(folder), resolve_paths(tmp_path), silent)
+
+
+def engine_of(folder: Path) -> str | None:
+    ahead = look_ahead(settings(), str(folder))
+    return None if ahead is None else ahead.engine[0]
+
+
+def test_a_model_whose_scores_are_capped_is_loaded_with_the_attention_that_caps_them(
+    quick_model: Path, tmp_path: Path
+) -> None:
+    folder = save_family("gemma2", tmp_path / "model", quick_model)
+    assert engine_of(folder) == "embedded"
+    base = load_base_model(str(folder), settings().policy)
+    assert base.model.config._attn_implementation == "eager"
+    assert base.model.config.attn_logit_softcapping == 50.0
 
 
 def test_embedded_is_refused_without_even_importing_torch(quick_model: Path, tmp_path: Path) -> None:

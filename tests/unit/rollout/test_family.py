@@ -21,7 +21,7 @@ from swarmnode.rollout.decode.family import FAMILIES, Family, longest_sequence_o
 from swarmnode.rollout.decode.weights import longest_sequence, unsupported_reason
 from swarmnode.rollout.engine import Output, Request
 from swarmnode.rollout.select import make_engine
-from tests.families import DENSE, dense
+from tests.families import DENSE, TOY, ToyConfig, ToyForCausalLM, dense
 
 Ask = Callable[..., Request]
 Run = Callable[..., dict[str, Output]]
@@ -65,15 +65,31 @@ def assert_samples_as_transformers(
         torch.testing.assert_close(torch.tensor(output.logprobs), expected, atol=atol, rtol=rtol)
 
 
-def test_a_family_is_added_by_one_record(ask: Ask, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gemma 1 (arXiv 2403.08295), which is Llama but for three things."""
-    model = lively(AutoModelForCausalLM.from_config(GemmaConfig(**SIZES, head_dim=16)))
+GEMMA = Family("gemma", "Gemma", norm_offset=1.0, scales_embedding=True)
+"""Gemma 1 (arXiv 2403.08295), which is not in the list."""
+
+
+@pytest.mark.parametrize(
+    ("family", "build"),
+    [
+        (TOY, lambda: ToyForCausalLM(ToyConfig(**SIZES))),
+        (GEMMA, lambda: AutoModelForCausalLM.from_config(GemmaConfig(**SIZES, head_dim=16))),
+    ],
+    ids=["toy", "gemma"],
+)
+def test_a_family_is_added_by_one_record(
+    family: Family,
+    build: Callable[[], PreTrainedModel],
+    ask: Ask,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name, model = family.model_type, lively(build())
     engine, reason = make_engine(model, (), lora_rank=4)
-    assert isinstance(engine, GenerateEngine) and "gemma is not one of" in reason
-    gemma = Family("gemma", "Gemma", norm_offset=1.0, scales_embedding=True)
-    monkeypatch.setitem(FAMILIES, "gemma", gemma)
+    assert isinstance(engine, GenerateEngine) and f"{name} is not one of" in reason
+    monkeypatch.setitem(FAMILIES, name, family)
     engine, reason = make_engine(model, (), lora_rank=4)
-    assert isinstance(engine, EmbeddedEngine) and "gemma runs in our own decode loop" in reason
+    assert isinstance(engine, EmbeddedEngine) and f"{name} runs in our own decode loop" in reason
     assert_samples_as_transformers(engine, model, [ask(0, 9, 30), ask(1, 40, 30)], run, atol=1e-5)
 
 

@@ -5,6 +5,7 @@ head in chunks), one sample at a time through plain transformers and stock PEFT 
 """
 
 import copy
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,11 +14,13 @@ import torch
 from torch import Tensor
 
 from swarmnode.config import PolicyConfig, TrainingConfig
+from swarmnode.model import dense_patch
 from swarmnode.model.base_model import LoadedModel
 from swarmnode.model.policy import Policy
+from swarmnode.rollout.decode.family import FAMILIES
 from swarmnode.training.forward import Forward
 from swarmnode.training.packing import TrainingSample
-from tests.families import DENSE, dense
+from tests.families import DENSE, TOY, ToyConfig, ToyForCausalLM, dense
 
 SIZES: dict[str, Any] = {
     "vocab_size": 61,
@@ -51,14 +54,14 @@ def samples() -> list[TrainingSample]:
     ]
 
 
-def a_policy(family: str) -> Policy:
+def a_policy(build: Callable[[], Any]) -> Policy:
     """With an adapter that is not the identity, on a base in which nothing is zero or one."""
     torch.manual_seed(5)
-    model = dense(family, **SIZES).eval()
+    model = build().eval()
     for parameter in model.parameters():
         noise = torch.randn_like(parameter)
         parameter.data.copy_(noise * 0.15 if parameter.ndim == 2 else parameter + noise * 0.2)
-    base = LoadedModel(family, model, SimpleNamespace(eos_token_id=1), "")
+    base = LoadedModel("random", model, SimpleNamespace(eos_token_id=1), "")
     policy = Policy(base, PolicyConfig(lora_rank=3, lora_alpha=6), seed=0)
     for parameter in policy.parameters:
         parameter.data.add_(0.1 * torch.randn_like(parameter))
@@ -100,27 +103,43 @@ def by_forward(policy: Policy, *, packed: bool) -> Learned:
     return [found[sample] for sample in samples()], {n: g for n, g in gradients.items() if g is not None}
 
 
-@pytest.mark.usefixtures("with_and_without_kernels")
-@pytest.mark.parametrize("family", list(DENSE))
-def test_what_is_learned_from_is_that_of_transformers_and_peft(
-    family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import swarmnode.model.dense_patch as patch
+@pytest.fixture
+def own_layers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens of every layer that our dense layers have computed."""
+    original, calls = dense_patch.out_of_attention, []
 
-    own_layers: list[int] = []
-    original = patch.out_of_attention
-
-    def counted(attended: Tensor, *others: Any) -> Tensor:
-        own_layers.append(len(attended))
+    def call(attended: Tensor, *others: Any) -> Tensor:
+        calls.append(len(attended))
         return original(attended, *others)
 
-    monkeypatch.setattr(patch, "out_of_attention", counted)
-    policy = a_policy(family)
-    expected = by_stock_peft(policy)
-    found = by_forward(policy, packed=family not in PADDED)
-    assert bool(own_layers) == (family in LLAMAS_LAYERS)
+    monkeypatch.setattr(dense_patch, "out_of_attention", call)
+    return calls
+
+
+def assert_same(found: Learned, expected: Learned) -> None:
     for ours, theirs in zip(found[0], expected[0], strict=True):
         torch.testing.assert_close(ours, theirs, atol=5e-5, rtol=0)
     assert found[1].keys() == expected[1].keys() and found[1]
     for name, theirs in expected[1].items():
         assert (found[1][name] - theirs).norm() <= 1e-4 * theirs.norm(), name
+
+
+@pytest.mark.usefixtures("with_and_without_kernels")
+@pytest.mark.parametrize("family", list(DENSE))
+def test_what_is_learned_from_is_that_of_transformers_and_peft(family: str, own_layers: list[int]) -> None:
+    policy = a_policy(lambda: dense(family, **SIZES))
+    expected = by_stock_peft(policy)
+    assert_same(by_forward(policy, packed=family not in PADDED), expected)
+    assert bool(own_layers) == (family in LLAMAS_LAYERS)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["with a record", "without"])
+def test_a_family_of_ones_own_has_our_layers_once_it_has_a_record(
+    known: bool, own_layers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if known:
+        monkeypatch.setitem(FAMILIES, "toy", TOY)
+    policy = a_policy(lambda: ToyForCausalLM(ToyConfig(**SIZES)))
+    expected = by_stock_peft(policy)
+    assert_same(by_forward(policy, packed=True), expected)
+    assert bool(own_layers) == known
