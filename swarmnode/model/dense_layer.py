@@ -62,7 +62,7 @@ class DenseLayer:
     before: Norm
     qkv: tuple[Adapted, ...]
     head_norms: tuple[Norm | None, Norm | None]
-    """Over each query and over each key, where the family has them (Qwen3)."""
+    """The norms over each query and over each key, where the family has them (Qwen3)."""
     out: tuple[Adapted]
     after: Norm
     gate_up: tuple[Adapted, ...]
