@@ -4,7 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from swarmnode.rollout.decode.family import Family
 
 VOCABULARY = 258
 """Of the tiny policy, whose tokenizer they borrow."""
@@ -51,12 +54,84 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **{"bos_token_id": 256, "eos_token_id": 257},
     },
     "gemma3_text": {**SIZES, "head_dim": 32, "layer_types": ["sliding_attention", "full_attention"]},
+    "gemma2": {**SIZES, "head_dim": 32, "layer_types": ["sliding_attention", "full_attention"]},
     "phi3": SIZES,
     "mistral": SIZES,
     "smollm3": SIZES,
     "falcon": {key: SIZES[key] for key in list(SIZES) if key not in ("intermediate_size",)},
     "gpt_neox": SIZES,
 }
+
+
+DENSE: dict[str, dict[str, Any]] = {
+    "qwen2": {
+        **{"num_key_value_heads": 2, "tie_word_embeddings": True},
+        **{"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    },
+    "qwen3": {"num_key_value_heads": 2, "head_dim": 32, "attention_bias": True},
+    "mistral": {"num_key_value_heads": 2, "sliding_window": 8},
+    "phi3": {"num_key_value_heads": 2, "sliding_window": 8, "pad_token_id": 0},
+    # Scores that are capped low enough for it to matter. The scale of scores is not that of the heads.
+    "gemma2": {
+        **{"num_key_value_heads": 2, "head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 8},
+        **{"layer_types": ["sliding_attention", "full_attention"]},
+        **{"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "attn_implementation": "eager"},
+    },
+    "gemma3_text": {
+        **{"num_key_value_heads": 1, "head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 8},
+        **{"num_hidden_layers": 3, "final_logit_softcapping": 3.0},
+        **{"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 30.0},
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 900.0},
+        },
+    },
+    # As Llama 3.1 has it, with every part of it at work in sequences of a hundred tokens.
+    "llama": {
+        "num_key_value_heads": 1,
+        "rope_parameters": {
+            **{"rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0},
+            **{"high_freq_factor": 4.0, "original_max_position_embeddings": 16},
+        },
+    },
+}
+"""What small models of families with a record in `rollout/decode/family.py` have beside the sizes: windows
+that are soon left behind, and every option of the family at work."""
+
+
+def dense(family: str, **sizes: Any) -> Any:
+    """A small model of a family that the embedded engine runs, with transformers' own forward."""
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **(sizes | DENSE[family])))
+
+
+class ToyConfig(LlamaConfig):
+    model_type = "toy"
+    final_logit_softcapping: float = 3.0
+
+
+class ToyEmbedding(nn.Embedding):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * self.embedding_dim**0.5
+
+
+class ToyForCausalLM(LlamaForCausalLM):
+    """An architecture that is in no library: Llama with a scaled embedding and capped logits."""
+
+    config_class = ToyConfig
+
+    def __init__(self, config: ToyConfig) -> None:
+        super().__init__(config)
+        self.model.embed_tokens = ToyEmbedding(config.vocab_size, config.hidden_size)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        found = super().forward(*args, **kwargs)
+        cap = self.config.final_logit_softcapping
+        found.logits = cap * torch.tanh(found.logits / cap)
+        return found
+
+
+TOY = Family("toy", "Llama", scales_embedding=True, logit_cap="final_logit_softcapping")
+"""All that the engine and training need to be told of it."""
 
 
 def config_of(family: str) -> Any:

@@ -59,8 +59,11 @@ def packed_attention(
     """Attention as transformers calls it: [B, H, T, D] in, [B, T, H, D] out.
 
     `plain` takes every call without a layout. With one, B is 1 and causal attention stays inside each
-    sequence, and inside the window where the layer has one. Raises ModelError for what it does not compute.
+    sequence, and inside the window where the layer has one. Raises ModelError for what it does not compute,
+    where transformers' SDPA passes over a cap of the scores in silence.
     """
+    if others.get("softcap") is not None:
+        raise ModelError("packed attention caps no scores, and neither does what it stands in for")
     if packed_layout is None:
         return plain(
             module, query, key, value, attention_mask,

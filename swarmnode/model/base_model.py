@@ -27,6 +27,7 @@ from swarmnode.model.hub import only_from_disk
 from swarmnode.model.nf4 import keep_differentiable, nf4_arguments
 from swarmnode.models import bf16_pays_on_cpu, card_of, find_model
 from swarmnode.native.compiler import library, turn_off
+from swarmnode.rollout.decode.family import longest_sequence_of
 
 FINGERPRINT_VALUES = 64
 """Leading values of each tensor that enter the fingerprint: enough to tell two trainings apart."""
@@ -63,8 +64,8 @@ class LoadedModel:
 
     @property
     def max_positions(self) -> int | None:
-        """Longest sequence the model was made for; None for models without such a bound (ALiBi)."""
-        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        """The longest sequence that the model is run with; None for models without such a bound (ALiBi)."""
+        return longest_sequence_of(self.model.config)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -96,7 +97,8 @@ def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
         turn_off()
     elif device.type == "cpu":
         library()  # Now, and not in the first round, if it has to be compiled.
-    hidden = 0 if config.quantization == "nf4" else hidden_size(read_config(spec, source))
+    published = read_config(spec, source)
+    hidden = 0 if config.quantization == "nf4" else hidden_size(published)
     dtype = find_dtype(config.dtype, device, hidden)
     quantized = nf4_arguments(dtype, device) if config.quantization == "nf4" else {}
     try:
@@ -109,6 +111,7 @@ def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
             trust_remote_code=False,
             use_safetensors=True,
             local_files_only=local,
+            **attention_arguments(published),
             **quantized,
         )
         if not quantized:
@@ -141,6 +144,16 @@ def read_config(spec: str, source: str) -> Any:
         )
     except (OSError, ValueError, TypeError, LookupError) as error:
         raise cannot_load(spec, error) from error
+
+
+def attention_arguments(config: Any) -> dict[str, str]:
+    """How transformers is to attend in a model of this configuration; empty: as it likes best.
+
+    Capped scores (Gemma 2, arXiv 2408.00118) only its eager attention computes. Its SDPA leaves the cap out
+    without a word: another model than was published, and than other engines sample from.
+    """
+    capped = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
+    return {"attn_implementation": "eager"} if capped else {}
 
 
 def hidden_size(config: Any) -> int:

@@ -1,4 +1,4 @@
-"""A decoder layer of Llama, Qwen2 or Qwen3 with one LoRA on it: two autograd functions around its attention.
+"""A decoder layer of Llama or its like with one LoRA on it: two autograd functions around its attention.
 
 dense_patch.py (where, and with which weights) -> [dense_layer] -> token_passes.py and products
                                                         |
@@ -62,7 +62,7 @@ class DenseLayer:
     before: Norm
     qkv: tuple[Adapted, ...]
     head_norms: tuple[Norm | None, Norm | None]
-    """Over each query and over each key; Qwen3 has them."""
+    """The norms over each query and over each key, where the family has them (Qwen3)."""
     out: tuple[Adapted]
     after: Norm
     gate_up: tuple[Adapted, ...]

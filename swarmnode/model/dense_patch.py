@@ -1,6 +1,7 @@
-"""Lets the decoder layers of a Llama, Qwen2 or Qwen3 model run on our arithmetic where it is the same.
+"""Lets the decoder layers of Llama and its like run on our arithmetic where it is the same.
 
 policy.py -> lora_patch.py (which adapter has the tokens) -> [dense_patch] -> dense_layer.py, attention
+rollout/decode/family.py (which families have such layers) -------^
                                                                   |
                                                                   v  all else: transformers' own forward
 
@@ -18,11 +19,10 @@ from torch import Tensor, nn
 from swarmnode.model.dense_layer import Adapted, DenseLayer, into_attention, out_of_attention
 from swarmnode.model.lora_patch import sole_adapter
 from swarmnode.model.token_passes import Norm
+from swarmnode.rollout.decode.family import FAMILIES, Family
 
 logger = logging.getLogger(__name__)
 
-FAMILIES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
-"""model_type -> what transformers' classes of the family begin with."""
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 TYPES = (torch.float32, torch.float64, torch.bfloat16)
 
@@ -34,21 +34,21 @@ def fuse_layers(model: nn.Module) -> int:
     one of them is touched where one is not exactly what this file knows: the log says why.
     """
     layers = _layers(model)
-    reason = next((reason for layer in layers if (reason := _why_not(layer)) is not None), None)
+    reason = next(filter(None, (_why_not(layer, family) for layer, family in layers)), None)
     if not layers or reason is not None:
         logger.info(
             "decoder layers keep transformers' forward: %s", reason or "their family is not known here"
         )
         return 0
-    for layer in layers:
+    for layer, family in layers:
         if "forward" not in vars(layer):
-            layer.forward = _DenseForward(layer)
+            layer.forward = _DenseForward(layer, family)
     return len(layers)
 
 
 def restore_layers(model: nn.Module) -> None:
     """Undo `fuse_layers`, once nothing else stands before these layers (`disable_checkpointing`)."""
-    for layer in _layers(model):
+    for layer, _ in _layers(model):
         if isinstance(vars(layer).get("forward"), _DenseForward):
             del layer.forward
 
@@ -56,14 +56,19 @@ def restore_layers(model: nn.Module) -> None:
 class _DenseForward:
     """Stands in for `forward` of one decoder layer; that of its class stays below."""
 
-    __slots__ = ("_attend_eagerly", "_layer", "_parts", "_windowed")
+    __slots__ = ("_attend_eagerly", "_family", "_layer", "_parts", "_window")
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, family: Family) -> None:
         self._layer = layer
         self._parts = [part for part in layer.modules() if part is not layer]
         modeling = import_module(type(layer).__module__)
         self._attend_eagerly = modeling.eager_attention_forward
-        self._windowed = modeling.__name__.rsplit("_", 1)[-1] != "llama"
+        self._family = family
+        attention = layer.self_attn
+        # As transformers' layers of the family say it, which is not at all where the family has no windows.
+        self._window = {}
+        if family.windows != "none":
+            self._window = {"sliding_window": family.window_of(attention.config, attention.layer_idx)}
 
     def __call__(
         self,
@@ -104,13 +109,13 @@ class _DenseForward:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         module = self._layer.self_attn
-        window = {"sliding_window": module.sliding_window} if self._windowed else {}
         name = module.config._attn_implementation
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(name, self._attend_eagerly)
         dropout = module.attention_dropout if module.training else 0.0
         found, _ = attend(
-            module, queries, keys, values, mask, dropout=dropout, scaling=module.scaling, **window, **others
-        )
+            module, queries, keys, values, mask, dropout=dropout, scaling=module.scaling, **self._window,
+            **others,
+        )  # fmt: skip
         return found
 
     def _dense(self, hidden_BTD: Tensor) -> DenseLayer | None:
@@ -118,7 +123,7 @@ class _DenseForward:
         layer = self._layer
         attention, mlp = layer.self_attn, layer.mlp
         norms = [layer.input_layernorm, layer.post_attention_layernorm]
-        norms += [attention.q_norm, attention.k_norm] if hasattr(attention, "q_norm") else []
+        norms += [attention.q_norm, attention.k_norm] if self._family.head_norms else []
         dtype = hidden_BTD.dtype
         tokens = hidden_BTD.shape[0] * hidden_BTD.shape[1]
         if (
@@ -151,35 +156,38 @@ class _DenseForward:
         )
 
 
-def _layers(model: nn.Module) -> list[Any]:
-    """Decoder layers of the families that are known here."""
-    known = tuple(
-        getattr(import_module(f"transformers.models.{name}.modeling_{name}"), f"{prefix}DecoderLayer")
-        for name, prefix in FAMILIES.items()
-    )
-    return [module for module in model.modules() if type(module) in known]
-
-
-def _why_not(layer: Any) -> str | None:
-    """What about the layer itself keeps transformers' forward in place."""
-    prefix = type(layer).__name__.removesuffix("DecoderLayer")
-    modeling = import_module(type(layer).__module__)
-    expected = {
-        "self_attn": "Attention",
-        "mlp": "MLP",
-        "input_layernorm": "RMSNorm",
-        "post_attention_layernorm": "RMSNorm",
+def _layers(model: nn.Module) -> list[tuple[Any, Family]]:
+    """Decoder layers of transformers that are Llama's but for what a record says, each with the record."""
+    known = {
+        (family.model_type, f"{family.classes}DecoderLayer"): family
+        for family in FAMILIES.values()
+        if family.has_llama_layers
     }
-    if prefix == "Qwen3":
+    names = {name for _, name in known}
+    layers: list[Any] = [module for module in model.modules() if type(module).__name__ in names]
+    found = [
+        (layer, known.get((layer.self_attn.config.model_type, type(layer).__name__)))
+        for layer in layers
+        if type(layer).__module__.startswith("transformers.models.")
+    ]
+    return [(layer, family) for layer, family in found if family is not None]
+
+
+def _why_not(layer: Any, family: Family) -> str | None:
+    """What about the layer itself keeps transformers' forward in place."""
+    modeling = import_module(type(layer).__module__)
+    expected = {"self_attn": "Attention", "mlp": "MLP"} | dict.fromkeys(family.norms.names, "RMSNorm")
+    if family.head_norms:
         expected |= {"self_attn.q_norm": "RMSNorm", "self_attn.k_norm": "RMSNorm"}
     for name, kind in expected.items():
         module = layer.get_submodule(name)
-        if type(module) is not getattr(modeling, prefix + kind):
+        if type(module) is not getattr(modeling, family.classes + kind):
             return f"its {name} is a {type(module).__name__}"
         if "forward" in vars(module):
             return f"another library has replaced the forward of its {name}"
-    if layer.self_attn.config.hidden_act != "silu":
-        return f"its activation is {layer.self_attn.config.hidden_act}, not silu"
+    activation = getattr(layer.self_attn.config, family.activation)
+    if activation != "silu":
+        return f"its activation is {activation}, not silu"
     if "forward" in vars(layer) and not isinstance(layer.forward, _DenseForward):
         return "another forward stands before its layers already"
     return None

@@ -9,7 +9,14 @@ from typing import Any
 import torch
 
 from swarmnode.config import PolicyConfig
-from swarmnode.model.base_model import cannot_load, find_device, find_dtype, hidden_size, read_config
+from swarmnode.model.base_model import (
+    attention_arguments,
+    cannot_load,
+    find_device,
+    find_dtype,
+    hidden_size,
+    read_config,
+)
 from swarmnode.models import find_model
 
 
@@ -38,7 +45,10 @@ def load_outline(spec: str, policy: PolicyConfig) -> Outline | None:
     try:
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(
-                config, dtype=find_dtype(policy.dtype, device, hidden), trust_remote_code=False
+                config,
+                dtype=find_dtype(policy.dtype, device, hidden),
+                trust_remote_code=False,
+                **attention_arguments(config),
             )
     except (NotImplementedError, RuntimeError):
         return None

@@ -42,6 +42,7 @@ SIGNATURES = {
     "rms_norm": (_POINTER, _POINTER, _FLOAT, _POINTER, _POINTER, _POINTER, _INT, _INT),
     "rms_norm_gradient": (*[_POINTER] * 6, _INT, _INT),
     "silu_mul": (_POINTER, _POINTER, _INT, _POINTER, _INT, _INT),
+    "gelu_tanh_mul": (_POINTER, _POINTER, _INT, _POINTER, _INT, _INT),
     "silu_mul_gradient": (*[_POINTER] * 6, _INT),
     "rotate_heads": (_POINTER, _INT, _POINTER, _FLOAT, *[_POINTER] * 3, _INT, _INT, _INT),
     "rotate_heads_gradient": (
@@ -53,7 +54,7 @@ SIGNATURES = {
     "packed_attention_gradient": (
         _POINTER, *[_POINTER, _INT] * 3, *[_POINTER] * 5, _INT, _FLOAT, *[_POINTER] * 4, *[_INT] * 5,
     ),
-    "attend": (_POINTER, _POINTER, _FLOAT, *[_POINTER] * 6, *[_INT] * 5),
+    "attend": (_POINTER, _POINTER, _FLOAT, *[_POINTER] * 6, *[_INT] * 5, _FLOAT, _FLOAT, _INT),
     "split_heads": (_POINTER, _POINTER, _FLOAT, *[_POINTER] * 5, *[_INT] * 5),
     "sample": (
         _POINTER, _INT, *[_POINTER] * 4, _FLOAT, _INT, _POINTER, *[_INT] * 3, *[_POINTER] * 2, *[_INT] * 2,

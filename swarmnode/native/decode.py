@@ -26,6 +26,10 @@ class HeadLayout:
     size: int
     eps: float
     """Epsilon of the norm of queries and keys."""
+    scale: float
+    """The factor of queries times keys."""
+    cap: float | None = None
+    """The c of c tanh(score / c); None: scores are not capped."""
 
     @property
     def fused(self) -> int:
@@ -36,10 +40,18 @@ class HeadLayout:
 class CachedRows:
     """Sequences in a cache, each with one new token: what all layers of a step share, checked once."""
 
-    def __init__(self, heads: HeadLayout, cache: Tensor, positions_N: Tensor, rotation_NE: Tensor) -> None:
+    def __init__(
+        self,
+        heads: HeadLayout,
+        cache: Tensor,
+        positions_N: Tensor,
+        rotation_NE: Tensor,
+        window: int | None = None,
+    ) -> None:
         """`cache` [2 * layers, places, K, columns, E]: a table of keys and one of values for each layer;
         row i is in place i, and its new token comes to column `positions[i]`. `rotation` has the cosine and
-        sine of each pair of neighbours."""
+        sine of each pair of neighbours. With a `window` only so many of the last columns are read, the new
+        one included."""
         self.count = len(positions_N)
         lowest, highest = (int(found) for found in positions_N.aminmax())
         expect(cache, (cache.shape[0], cache.shape[1], heads.kv_heads, cache.shape[3], heads.size))
@@ -49,7 +61,9 @@ class CachedRows:
             raise ValueError(
                 f"{self.count} rows at {lowest} to {highest} are not in a cache of {tuple(cache.shape)}"
             )
-        self._heads, self._cache = heads, cache
+        if (window is not None and window < 1) or (heads.cap is not None and not heads.cap > 0):
+            raise ValueError(f"nothing is seen through a window of {window} or under a cap of {heads.cap}")
+        self._heads, self._cache, self._window = heads, cache, window or 0
         self._space = rotation_NE.new_empty(
             heads.size + heads.group * (heads.size + highest + SCORES_TOGETHER)
         )
@@ -72,6 +86,7 @@ class CachedRows:
             fused_ND.data_ptr(), _scale(scale, heads), heads.eps, rotation_NE.data_ptr(),
             positions_N.data_ptr(), keys, keys + self._table_bytes, attended_ND.data_ptr(),
             self._space.data_ptr(), self.count, heads.kv_heads, heads.group, cache.shape[3], heads.size,
+            heads.scale, heads.cap or 0.0, self._window,
         )  # fmt: skip
 
 

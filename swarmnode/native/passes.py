@@ -52,17 +52,12 @@ def rms_norm_gradient(
 
 def silu_mul(gate_MD: Tensor, up_MD: Tensor) -> Tensor:
     """silu(gate) * up, contiguous. Both [M, D] with the same strides, rows contiguous."""
-    rows, width = gate_MD.shape
-    for tensor in (gate_MD, up_MD):
-        expect_rows(tensor, (rows, width), gate_MD.dtype)
-    stride = gate_MD.stride(0)
-    if rows > 1 and up_MD.stride(0) != stride:
-        raise ValueError(f"rows of gate lie {stride} apart, those of up {up_MD.stride(0)}")
-    active_MD = gate_MD.new_empty(rows, width)
-    kernel("silu_mul", gate_MD.dtype)(
-        gate_MD.data_ptr(), up_MD.data_ptr(), stride, active_MD.data_ptr(), rows, width
-    )
-    return active_MD
+    return _gate("silu_mul", gate_MD, up_MD)
+
+
+def gelu_tanh_mul(gate_MD: Tensor, up_MD: Tensor) -> Tensor:
+    """gelu(gate) * up with the approximation of GELU by a tanh; otherwise as `silu_mul`."""
+    return _gate("gelu_tanh_mul", gate_MD, up_MD)
 
 
 def silu_mul_gradient(gate_MD: Tensor, up_MD: Tensor, dactive_MD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -107,6 +102,21 @@ def rotate_heads_gradient(
         sin_ME.data_ptr(), dx_MHE.data_ptr(), tokens, heads, size,
     )  # fmt: skip
     return dx_MHE
+
+
+def _gate(name: str, gate_MD: Tensor, up_MD: Tensor) -> Tensor:
+    """The gate that the kernel of this name computes."""
+    rows, width = gate_MD.shape
+    for tensor in (gate_MD, up_MD):
+        expect_rows(tensor, (rows, width), gate_MD.dtype)
+    stride = gate_MD.stride(0)
+    if rows > 1 and up_MD.stride(0) != stride:
+        raise ValueError(f"rows of gate lie {stride} apart, those of up {up_MD.stride(0)}")
+    active_MD = gate_MD.new_empty(rows, width)
+    kernel(name, gate_MD.dtype)(
+        gate_MD.data_ptr(), up_MD.data_ptr(), stride, active_MD.data_ptr(), rows, width
+    )
+    return active_MD
 
 
 def _rms_norm(

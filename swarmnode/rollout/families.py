@@ -1,16 +1,15 @@
 """Which families our own decode loop runs, known without torch.
 
 config.json -> [refuse_at_sight] -> assemble.py (in a second: torch and transformers take several)
-decode/weights.py, which looks at the rest of a model, has its list from here
+                        |
+                        v  decode/family.py, where each family is one record
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from swarmnode.errors import EngineError
-
-SUPPORTED_FAMILIES = ("llama", "qwen2", "qwen3")
-"""`model_type` in transformers' configurations."""
+from swarmnode.rollout.decode.family import FAMILIES
 
 USE_AUTO = "use --engine auto: it takes what can run this model"
 
@@ -25,9 +24,14 @@ def refuse_at_sight(engine: str, config: Mapping[str, Any] | None, quantization:
         return
     family = config.get("model_type")
     reason = None
-    if family not in SUPPORTED_FAMILIES:
-        reason = f"{family} is not one of {', '.join(SUPPORTED_FAMILIES)}"
+    if family not in FAMILIES:
+        reason = unknown_family(family)
     elif quantization != "none" or config.get("quantization_config") is not None:
         reason = "its weights are quantized"
     if reason is not None:
         raise EngineError(f"the embedded engine cannot run this model: {reason}", hint=USE_AUTO)
+
+
+def unknown_family(family: object) -> str:
+    """The reason for a `model_type` that is none of the known ones."""
+    return f"{family} is not one of {', '.join(FAMILIES)}"

@@ -57,6 +57,7 @@ from swarmnode.rollout.engine import (
 from swarmnode.rollout.fake import FakeEngine
 from swarmnode.rollout.shared import SharedEngine, versions_needed
 from swarmnode.types import Span
+from tests.families import DENSE, dense
 
 VOCAB = 61
 EOS = 0
@@ -74,7 +75,9 @@ def randomized(model: PreTrainedModel) -> PreTrainedModel:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(noise * 0.15 if parameter.ndim == 2 else noise * 0.2 + ("norm" in name))
+            # A norm begins with ones, or with zeros where what is stored is its scale - 1.
+            start = parameter.mean() if "norm" in name else 0.0
+            parameter.copy_(noise * 0.15 if parameter.ndim == 2 else noise * 0.2 + start)
     return model.eval()
 
 
@@ -120,6 +123,12 @@ def sliding() -> PreTrainedModel:
     return randomized(MistralForCausalLM(MistralConfig(**sizes(), sliding_window=8)))
 
 
+def small(family: str) -> Callable[[], PreTrainedModel]:
+    """How to make a model of a family in tests/families.py, of this file's sizes."""
+    own = {name: size for name, size in sizes().items() if name not in DENSE[family]}
+    return lambda: randomized(dense(family, **own))
+
+
 def sizes(**changes: int) -> dict[str, int]:
     return {
         "vocab_size": VOCAB,
@@ -132,7 +141,12 @@ def sizes(**changes: int) -> dict[str, int]:
     } | changes
 
 
-MODELS = {"qwen2": qwen2, "llama": llama, "qwen3": qwen3, "gpt2": gpt2, "sliding": sliding}
+ADDED = ("gemma2", "gemma3_text", "mistral", "phi3")
+"""Families that differ from Llama in more than biases and norms of heads."""
+
+MODELS = {"qwen2": qwen2, "llama": llama, "qwen3": qwen3, "gpt2": gpt2, "sliding": sliding} | {
+    family: small(family) for family in ADDED
+}
 
 
 def shared(model: PreTrainedModel, eos: Sequence[int], max_slots: int) -> Engine:
@@ -170,7 +184,7 @@ def pipeline(model: PreTrainedModel, eos: Sequence[int], max_slots: int) -> Engi
 
 LOCAL = {"embedded": EmbeddedEngine, "generate": GenerateEngine, "shared": shared, "pipeline": pipeline}
 CASES = (
-    *(("embedded", name) for name in ("qwen2", "llama", "qwen3")),
+    *(("embedded", name) for name in ("qwen2", "llama", "qwen3", *ADDED)),
     *(("shared", name) for name in ("qwen2", "qwen3")),
     *(("generate", name) for name in ("qwen2", "gpt2", "sliding")),
     ("pipeline", "qwen3"),
@@ -681,7 +695,7 @@ def test_a_damaged_policy_is_refused_and_everything_stays(
     tensors = dict(lora(model)[1].tensors)
     name = next(reversed(tensors))
     if damage == "unknown module":
-        tensors[name.replace("layers.1", "layers.9").replace("h.1", "h.9")] = tensors.pop(name)
+        tensors[name.replace("layers.", "layers.9").replace(".h.", ".h.9")] = tensors.pop(name)
     elif damage == "half a pair":
         del tensors[name]
     elif damage == "wrong shape":

@@ -102,6 +102,14 @@ INLINE void NAME(score)(
             scores[j * filled + c] = -INFINITY;
 }
 
+/* cap tanh(score / cap) in place of the scores. */
+INLINE void NAME(cap_scores)(float *restrict scores, float cap, int64_t columns)
+{
+    const float share = 1.0f / cap;
+    for (int64_t c = 0; c < columns; ++c)
+        scores[c] = cap * tanh_of(scores[c] * share);
+}
+
 /* e^(score - highest) in place of the scores, a multiple of COLUMNS; returns their sum. */
 INLINE float NAME(to_shares)(float *restrict scores, int64_t filled)
 {
@@ -151,12 +159,15 @@ INLINE void NAME(mix)(
 
 INLINE void NAME(attend_together)(
     const float *restrict queries, const REAL *restrict keys, const REAL *restrict values,
-    REAL *restrict attended, float *restrict scores, const REAL *next_keys, int64_t columns, int64_t size,
-    int count)
+    REAL *restrict attended, float *restrict scores, const REAL *next_keys, float cap, int64_t columns,
+    int64_t size, int count)
 {
     const int64_t filled = (columns + COLUMNS - 1) & -COLUMNS;
     float sums[TOGETHER];
     NAME(score)(queries, keys, scores, values, columns, filled, size, count);
+    if (cap > 0.0f)
+        for (int j = 0; j < count; ++j)
+            NAME(cap_scores)(scores + j * filled, cap, columns);
     for (int j = 0; j < count; ++j)
         sums[j] = NAME(to_shares)(scores + j * filled, filled);
     int64_t i = 0;
@@ -176,15 +187,16 @@ INLINE void NAME(attend_together)(
 INLINE void NAME(attend_sized)(
     const REAL *restrict fused, const float *restrict scale, float eps, const float *restrict rotation,
     const int64_t *restrict positions, REAL *restrict keys, REAL *restrict values, REAL *restrict attended,
-    float *restrict space, int64_t rows, int64_t kv_heads, int64_t group, int64_t width, int64_t size)
+    float *restrict space, int64_t rows, int64_t kv_heads, int64_t group, int64_t width, int64_t size,
+    float factor, float cap, int64_t window)
 {
-    const float factor = 1.0f / sqrtf((float)size);
     float *const scores = space + group * size;
     for (int64_t head = 0; head < rows * kv_heads; ++head) {
         const int64_t row = head / kv_heads, position = positions[row];
         const REAL *const from = fused + head * (group + 2) * size;
         REAL *const own_keys = keys + head * width * size, *const own_values = values + head * width * size;
         const float *const turned = rotation + row * size;
+        const int64_t first = window && position >= window ? position + 1 - window : 0;
         NAME(keep)(
             from + group * size, scale ? scale + group * size : NULL, eps, turned, own_keys + position * size,
             own_values + position * size, space, size);
@@ -193,32 +205,35 @@ INLINE void NAME(attend_sized)(
                 from + j * size, scale ? scale + j * size : NULL, eps, turned, factor, space + j * size,
                 scores, size);
         REAL *const to = attended + head * group * size;
-        const REAL *const next_keys = head + 1 < rows * kv_heads ? own_keys + width * size : own_keys;
+        const REAL *const seen_keys = own_keys + first * size, *const seen_values = own_values + first * size;
+        const REAL *const next_keys = head + 1 < rows * kv_heads ? seen_keys + width * size : seen_keys;
         int64_t j = 0;
         for (; j + TOGETHER <= group; j += TOGETHER)
             NAME(attend_together)(
-                space + j * size, own_keys, own_values, to + j * size, scores, next_keys, position + 1, size,
-                TOGETHER);
+                space + j * size, seen_keys, seen_values, to + j * size, scores, next_keys, cap,
+                position + 1 - first, size, TOGETHER);
         for (; j < group; ++j)
             NAME(attend_together)(
-                space + j * size, own_keys, own_values, to + j * size, scores, next_keys, position + 1, size,
-                1);
+                space + j * size, seen_keys, seen_values, to + j * size, scores, next_keys, cap,
+                position + 1 - first, size, 1);
     }
 }
 
 /* One new token for each of `rows` sequences: its key and value are written at `positions[row]`, and its
- * queries attend to all columns up to there. keys and values [rows, kv_heads, width, size], attended
- * [rows, kv_heads, group, size], rotation [rows, size]. space has group (size + highest position + COLUMNS)
- * + size numbers. */
+ * queries attend to all columns up to there, or to the last `window` of them where that is not 0. Scores are
+ * multiplied by `factor`, and become cap tanh(score / cap) where cap is not 0. keys and values [rows, kv_heads,
+ * width, size], attended [rows, kv_heads, group, size], rotation [rows, size]. space has group (size + highest
+ * position + COLUMNS) + size numbers. */
 void NAME(attend)(
     const REAL *restrict fused, const float *restrict scale, float eps, const float *restrict rotation,
     const int64_t *restrict positions, REAL *restrict keys, REAL *restrict values, REAL *restrict attended,
-    float *restrict space, int64_t rows, int64_t kv_heads, int64_t group, int64_t width, int64_t size)
+    float *restrict space, int64_t rows, int64_t kv_heads, int64_t group, int64_t width, int64_t size,
+    float factor, float cap, int64_t window)
 {
 #define SIZED(size) \
     NAME(attend_sized)( \
         fused, scale, eps, rotation, positions, keys, values, attended, space, rows, kv_heads, group, width, \
-        size)
+        size, factor, cap, window)
     /* The usual sizes as constants: their loops vanish. */
     if (size == 64)
         SIZED(64);

@@ -1,4 +1,4 @@
-/* The gated activation of an MLP: active = silu(gate) up, silu(g) = g / (1 + e^-g). */
+/* The gated activation of an MLP: active = silu(gate) up, silu(g) = g / (1 + e^-g), or the same with GELU. */
 
 /* gate and up have rows of `width` numbers that lie `stride` apart; active is contiguous. */
 void NAME(silu_mul)(
@@ -10,6 +10,20 @@ void NAME(silu_mul)(
         for (int64_t i = 0; i < width; ++i) {
             const float x = GET(g[i]);
             active[row * width + i] = PUT(x * reciprocal_of(1.0f + exp_of(-x)) * GET(u[i]));
+        }
+    }
+}
+
+/* gelu(g) = g / 2 (1 + tanh(t)) = g / (1 + e^-2t), t = sqrt(2 / pi) (g + 0.044715 g^3). */
+void NAME(gelu_tanh_mul)(
+    const REAL *restrict gate, const REAL *restrict up, int64_t stride, REAL *restrict active, int64_t rows,
+    int64_t width)
+{
+    for (int64_t row = 0; row < rows; ++row) {
+        const REAL *const g = gate + row * stride, *const u = up + row * stride;
+        for (int64_t i = 0; i < width; ++i) {
+            const float x = GET(g[i]), twice = 1.59576912160573f * x * (1.0f + 0.044715f * x * x);
+            active[row * width + i] = PUT(x * reciprocal_of(1.0f + exp_of(-twice)) * GET(u[i]));
         }
     }
 }

@@ -96,3 +96,19 @@ static inline float reciprocal_of(float x)
     y *= 2.0f - x * y;
     return y * (2.0f - x * y);
 }
+
+/* tanh(x) to 3 units in the last place: a polynomial near 0, where 1 - 2 / (e^2x + 1) would lose digits (Cephes,
+ * tanhf). */
+static inline float tanh_of(float x)
+{
+    const float size = x < 0.0f ? -x : x;
+    const float square = x * x;
+    float near = -5.70498872745e-3f;
+    near = near * square + 2.06390887954e-2f;
+    near = near * square - 5.37397155531e-2f;
+    near = near * square + 1.33314422036e-1f;
+    near = near * square - 3.33332819422e-1f;
+    near = near * square * x + x;
+    const float far = 1.0f - 2.0f * reciprocal_of(exp_of(2.0f * size) + 1.0f);
+    return size < 0.625f ? near : x < 0.0f ? -far : far;
+}

@@ -14,9 +14,12 @@ from torch import Tensor
 
 from swarmnode.errors import ModelError
 from swarmnode.model.attention import PackedLayout, packed_layout
+from swarmnode.model.base_model import attention_arguments
 from swarmnode.model.packable import prepare_for_packing
 from swarmnode.pipeline.stages.stage_model import StageCut, StageModel, StagePart, StageSettings, build_stage
 
+CAN_BE_CUT = "Llama, Mistral, Phi-3, Qwen2 and Qwen3"
+"""Models that the tests cut, for hints."""
 PROBE_LAYERS = 4
 PROBE_WIDTH = 32
 PROBE_LENGTHS = (7, 4)
@@ -30,6 +33,11 @@ def try_cut(config: Any) -> StageCut:
     The small one keeps all that decides how layers are put together: family, kinds of layers, windows (made
     shorter), rotary settings, biases, caps. The random state is left alone; takes about 0.2 s on a CPU.
     """
+    if attention_arguments(config):
+        raise ModelError(
+            f"a {config.model_type} model cannot be cut into stages: they cap no scores of attention",
+            hint=f"{CAN_BE_CUT} can",
+        )
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             small = _random_model(_small(config))
@@ -41,13 +49,13 @@ def try_cut(config: Any) -> StageCut:
         first_line = (str(error).splitlines() or [""])[0]
         raise ModelError(
             f"a {config.model_type} model cannot be cut into stages: {type(error).__name__}: {first_line}",
-            hint="Llama, Qwen2 and Qwen3 can",
+            hint=f"{CAN_BE_CUT} can",
         ) from error
     if not far <= SAME_LOGITS:
         raise ModelError(
             f"a {config.model_type} model cannot be cut into stages: composed, their logits differ from the "
             f"whole model's by {far:.1e}",
-            hint="it does more between layers than pass on hidden states; Llama, Qwen2 and Qwen3 do not",
+            hint=f"it does more between layers than pass on hidden states; {CAN_BE_CUT} do not",
         )
     return StageCut(obstacle)
 

@@ -22,6 +22,7 @@ from swarmnode.models import card_of, find_model
 from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.loading import WeightFolder, load_config
 from swarmnode.pipeline.stages.stage_model import StageCut
+from swarmnode.rollout.decode.family import longest_sequence_of
 
 HUB_FILES = ("*.json", "*.safetensors", "tokenizer*", "*.jinja", "*.model", "*.txt")
 """Files of a model on the hub that are data. Code and pickled weights stay there."""
@@ -50,8 +51,8 @@ class WholeModel:
 
     @property
     def max_positions(self) -> int | None:
-        """Longest sequence that the model was made for; None where there is no such bound."""
-        return getattr(self.config.get_text_config(), "max_position_embeddings", None)
+        """The longest sequence that the model is run with; None where there is no such bound."""
+        return longest_sequence_of(self.config)
 
 
 def open_model(spec: str, dtype: torch.dtype) -> WholeModel:

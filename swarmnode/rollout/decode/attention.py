@@ -13,27 +13,31 @@ from torch import Tensor
 
 from swarmnode.native.decode import CachedRows, split_heads
 from swarmnode.native.tensors import fits
-from swarmnode.rollout.decode.bands import Band, cache_size, rounded_up
+from swarmnode.rollout.decode.bands import Band, rounded_up
 from swarmnode.rollout.decode.decoder import Attention
 from swarmnode.rollout.decode.heads import Heads
 from swarmnode.rollout.decode.matrix import native_on_cpu
 from swarmnode.rollout.decode.weights import Shape
 
+SCORES_AT_ONCE = 1 << 24
+"""Scores of prompts that are held at a time where they are capped: 64 MiB."""
+
 
 class PromptAttention:
     """Causal attention within prompts, padded on the right to one width. Keeps their keys and values.
 
-    No mask is needed: padding comes after every token that could look at it.
+    Padding needs no mask: it comes after every token that could look at it.
     """
 
-    def __init__(self, heads: Heads, rotation_WE: Tensor, prompts: int, dtype: torch.dtype) -> None:
-        self._heads, self._rotation = heads, rotation_WE
-        size = cache_size(heads.shape, prompts, len(rotation_WE))
-        self.cache = torch.empty(size, dtype=dtype, device=rotation_WE.device)
-        """Keys and values, laid out as in the bands."""
+    def __init__(self, heads: Heads, rotation_WE: Tensor, cache: Tensor, window: int | None = None) -> None:
+        """Keys and values go to `cache`, laid out as in the bands; `window` as in `LayerKind`."""
+        self._heads, self._rotation, self._cache = heads, rotation_WE, cache
+        width = len(rotation_WE)
+        self._mask = None if window is None or width <= window else _band_mask(width, window, cache.device)
+        """What is seen, [W, W]; None: all up to the token itself."""
 
     def __call__(self, layer: int, fused: Tensor, qk_norm: Tensor | None) -> Tensor:
-        keys, values = self.cache[2 * layer], self.cache[2 * layer + 1]
+        keys, values = self._cache[2 * layer], self._cache[2 * layer + 1]
         if fits(fused):
             queries = split_heads(self._heads.layout, fused, qk_norm, self._rotation, keys, values)
         else:
@@ -41,10 +45,53 @@ class PromptAttention:
             keys.copy_(new_keys.transpose(1, 2))
             values.copy_(new_values.transpose(1, 2))
             queries = new_queries.flatten(2, 3).transpose(1, 2).to(values.dtype)
-        attended = F.scaled_dot_product_attention(
-            queries, keys, values, is_causal=True, enable_gqa=self._heads.shape.group > 1
-        )
+        shape = self._heads.shape
+        if shape.score_cap is not None:
+            attended = _capped_attention(queries, keys, values, self._mask, shape)
+        else:
+            attended = F.scaled_dot_product_attention(
+                queries,
+                keys,
+                values,
+                attn_mask=self._mask,
+                is_causal=self._mask is None,
+                scale=shape.score_scale,
+                enable_gqa=shape.group > 1,
+            )
         return attended.transpose(1, 2).reshape(len(fused), -1)
+
+
+def _capped_attention(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, shape: Shape
+) -> Tensor:
+    """Causal attention [P, H, W, E] whose scores are capped, a few queries at a time: no fused kernel of
+    torch's can cap them."""
+    width = keys.shape[2]
+    mask = torch.ones(width, width, dtype=torch.bool, device=keys.device).tril_() if mask is None else mask
+    exact = keys.float().repeat_interleave(shape.group, 1).transpose(2, 3)
+    own_values = values.repeat_interleave(shape.group, 1)
+    pieces: list[Tensor] = []
+    some = max(1, SCORES_AT_ONCE // (queries.shape[0] * shape.heads * width))
+    for own_queries, own_mask in zip(queries.split(some, 2), mask.split(some), strict=True):
+        scores = _capped(own_queries.float() @ exact * _score_scale(shape), shape.score_cap)
+        shares = scores.masked_fill_(~own_mask, float("-inf")).softmax(-1)
+        pieces.append(shares.to(values.dtype) @ own_values)
+    return torch.cat(pieces, 2)
+
+
+def _capped(scores: Tensor, cap: float | None) -> Tensor:
+    """cap tanh(score / cap), in the memory of the scores."""
+    return scores if cap is None else scores.div_(cap).tanh_().mul_(cap)
+
+
+def _score_scale(shape: Shape) -> float:
+    return shape.head_dim**-0.5 if shape.score_scale is None else shape.score_scale
+
+
+def _band_mask(width: int, window: int, device: torch.device) -> Tensor:
+    """[W, W]: the token itself and those before it that are nearer than `window`."""
+    seen = torch.ones(width, width, dtype=torch.bool, device=device)
+    return seen.tril_().triu_(1 - window)
 
 
 class Scratch:
@@ -69,20 +116,29 @@ def cache_attention(
     positions: Tensor,
     rotation: Tensor,
     scratch: Scratch,
+    window: int | None = None,
 ) -> Attention:
-    """One new token for each sequence of some bands, which lie in the batch one band after another."""
+    """One new token for each sequence of some bands, which lie in the batch one band after another. `window`
+    is as in `LayerKind`."""
     if all(fits(band.cache) for band in bands):
-        return KernelAttention(heads, bands, positions, rotation)
-    return CacheAttention(heads, bands, tick, positions, rotation, scratch)
+        return KernelAttention(heads, bands, positions, rotation, window)
+    return CacheAttention(heads, bands, tick, positions, rotation, scratch, window)
 
 
 class KernelAttention:
     """`cache_attention` by the kernel for it."""
 
-    def __init__(self, heads: Heads, bands: Sequence[Band], positions: Tensor, rotation: Tensor) -> None:
+    def __init__(
+        self,
+        heads: Heads,
+        bands: Sequence[Band],
+        positions: Tensor,
+        rotation: Tensor,
+        window: int | None = None,
+    ) -> None:
         self._sizes = [len(band.rows) for band in bands]
         self._parts = [
-            CachedRows(heads.layout, band.cache, *own)
+            CachedRows(heads.layout, band.cache, *own, window=window)
             for band, *own in zip(
                 bands, positions.split(self._sizes), rotation.split(self._sizes), strict=True
             )
@@ -111,11 +167,12 @@ class CacheAttention:
         positions: Tensor,
         rotation: Tensor,
         scratch: Scratch,
+        window: int | None = None,
     ) -> None:
         self._heads, self._rotation = heads, rotation
         self._sizes = [len(band.rows) for band in bands]
         self._parts = [
-            BandAttention(heads.shape, band, band.longest(tick), own, scratch)
+            BandAttention(heads.shape, band, band.longest(tick), own, scratch, window)
             for band, own in zip(bands, positions.split(self._sizes), strict=True)
         ]
 
@@ -130,9 +187,17 @@ class CacheAttention:
 class BandAttention:
     """One new token for each sequence of a band. Writes its key and value first."""
 
-    def __init__(self, shape: Shape, band: Band, columns: int, positions: Tensor, scratch: Scratch) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        band: Band,
+        columns: int,
+        positions: Tensor,
+        scratch: Scratch,
+        window: int | None = None,
+    ) -> None:
         rows = len(band.rows)
-        self._scale = shape.head_dim**-0.5
+        self._scale, self._cap = _score_scale(shape), shape.score_cap
         self._scratch = scratch
         self._lines, self._newest = band.lines, band.lines_at(positions)
         self._tables = band.tables(columns)
@@ -140,7 +205,8 @@ class BandAttention:
         # The fused kernel is made for many queries: on a CPU two batched products take half the time. Keys
         # are converted for it, because a product in bfloat16 would round the scores. Values are not: their
         # sum is rounded anyway, and fused kernels round the shares of it as well.
-        self._fused = positions.device.type != "cpu" and dtype != torch.float32
+        can_fuse = positions.device.type != "cpu" and dtype != torch.float32
+        self._fused = can_fuse and shape.score_cap is None
         self._native = native_on_cpu(dtype)
         # A product in bfloat16 is compiled for its sizes the first time, which costs as much as ten of them.
         # Few sizes occur when they are rounded up: what is beyond the sequences has no share.
@@ -150,7 +216,7 @@ class BandAttention:
             padded = self._padded[0].shape
             self._shares = self._padded[0].new_zeros(padded[0], shape.group, padded[1])
             self._own_shares = self._shares[: rows * shape.kv_heads, :, :columns]
-        bias = _bias(positions, columns, dtype if self._fused else torch.float32)
+        bias = _bias(positions, columns, window, dtype if self._fused else torch.float32)
         # One row of bias per key head, broadcast over the queries that share it.
         self._bias = bias[:, None, None].expand(-1, shape.kv_heads, -1, -1).flatten(0, 1)
         self._queries = (rows * shape.kv_heads, shape.group, shape.head_dim)
@@ -164,7 +230,7 @@ class BandAttention:
         if self._fused:
             # Rows act as heads.
             attended = F.scaled_dot_product_attention(
-                queries[None], keys[None], values[None], attn_mask=self._bias[None]
+                queries[None], keys[None], values[None], attn_mask=self._bias[None], scale=self._scale
             )
         else:
             attended = self._two_products(layer, queries, keys, values)
@@ -172,7 +238,11 @@ class BandAttention:
 
     def _two_products(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         keys = self._scratch.floats(keys).transpose(1, 2)
-        shares = torch.baddbmm(self._bias, queries.float(), keys, alpha=self._scale).softmax(-1)
+        if self._cap is None:
+            scores = torch.baddbmm(self._bias, queries.float(), keys, alpha=self._scale)
+        else:
+            scores = _capped(torch.bmm(queries.float(), keys) * self._scale, self._cap).add_(self._bias)
+        shares = scores.softmax(-1)
         if self._shares is None:
             # Values follow keys in the scratch memory: the scores are done.
             return torch.bmm(shares, self._scratch.floats(values)).to(values.dtype)
@@ -184,8 +254,9 @@ class BandAttention:
         lines.index_copy_(0, self._newest, new.to(lines.dtype).reshape(-1, new.shape[-1]))
 
 
-def _bias(positions: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
-    """[rows, columns]: 0 up to the position of each row, else -inf."""
-    column = torch.arange(columns, device=positions.device)
+def _bias(positions: Tensor, columns: int, window: int | None, dtype: torch.dtype) -> Tensor:
+    """[rows, columns]: 0 up to the position of each row, as far back as the window reaches, else -inf."""
+    column, own = torch.arange(columns, device=positions.device), positions[:, None]
     bias = torch.zeros(len(positions), columns, dtype=dtype, device=positions.device)
-    return bias.masked_fill_(column > positions[:, None], float("-inf"))
+    bias.masked_fill_(column > own, float("-inf"))
+    return bias if window is None else bias.masked_fill_(column <= own - window, float("-inf"))

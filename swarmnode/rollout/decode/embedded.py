@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from swarmnode.errors import EngineError
 from swarmnode.rollout.decode.attention import Scratch, cache_attention
-from swarmnode.rollout.decode.decoder import Decoder
+from swarmnode.rollout.decode.decoder import Attention, Decoder, Lookback
 from swarmnode.rollout.decode.mixing import Mix
 from swarmnode.rollout.decode.prefill import Prompt, PromptBatch, PromptStore, compute_batch
 from swarmnode.rollout.decode.running import DecodePolicy
@@ -31,7 +31,7 @@ DENSE_SHARE = 0.75
 
 
 class EmbeddedEngine(TorchEngine):
-    """An `Engine` for dense Llama, Qwen2 and Qwen3 models.
+    """An `Engine` for dense models of the families in family.py.
 
     Results do not depend on what else is in the batch, up to the rounding of float sums of other shapes.
 
@@ -94,10 +94,15 @@ class EmbeddedEngine(TorchEngine):
         slots.make_room()
         tokens, positions = slots.newest_tokens(), slots.positions()
         decoder = self._decoder
-        rotation = decoder.rotary.at(positions)
-        attention = cache_attention(
-            decoder.heads, slots.bands, slots.tick, positions, rotation, self._scratch
-        )
+        bands = slots.bands
+
+        def of_kind(kind: Lookback) -> Attention:
+            rotation = kind.rotary.at(positions)
+            return cache_attention(
+                decoder.heads, bands, slots.tick, positions, rotation, self._scratch, kind.window
+            )
+
+        attention = decoder.attention(of_kind)
         layers, *others = {id(r.policy.layers): r.policy.layers for r in self._running.values()}.values()
         if not others:
             return decoder.forward(layers, tokens, attention)

@@ -1,4 +1,4 @@
-"""Queries, keys and values out of the product with their fused matrix: split, normed (Qwen3) and rotated.
+"""Queries, keys and values out of the product with their fused matrix: split, normed if need be, and rotated.
 
 decoder.py -> fused product -> attention.py -> [heads]
 prefill.py, embedded.py -> positions --^
@@ -20,7 +20,10 @@ class Heads:
 
     def __init__(self, shape: Shape, norm: RmsNorm, device: torch.device) -> None:
         self.shape = shape
-        self.layout = decode.HeadLayout(shape.kv_heads, shape.group, shape.head_dim, shape.norm_eps)
+        scale = shape.head_dim**-0.5 if shape.score_scale is None else shape.score_scale
+        self.layout = decode.HeadLayout(
+            shape.kv_heads, shape.group, shape.head_dim, shape.norm_eps, scale, shape.score_cap
+        )
         """The same for the kernels."""
         self._norm = norm
         self._on_cpu = device.type == "cpu"
@@ -49,10 +52,11 @@ class Heads:
 
     def _on_a_gpu(self, heads: Tensor, scale: Tensor | None, rotation: Tensor) -> Tensor:
         """Normed and rotated; the rotation is formed in float32."""
+        dtype = heads.dtype
         if scale is not None:
-            heads = F.rms_norm(heads, heads.shape[-1:], None, self.shape.norm_eps) * scale
+            heads = F.rms_norm(heads.to(scale.dtype), heads.shape[-1:], None, self.shape.norm_eps) * scale
         rotated = torch.view_as_real(_pairs(heads.float()) * rotation)
-        return rotated.view(heads.shape).to(heads.dtype)
+        return rotated.view(heads.shape).to(dtype)
 
 
 def _pairs(heads: Tensor) -> Tensor:

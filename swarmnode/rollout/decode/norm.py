@@ -24,12 +24,15 @@ class RmsNorm:
         self._on_cpu = device.type == "cpu"
 
     def placed(self, scale: Tensor) -> Tensor:
-        """A scale as `__call__` wants it: in float32 on a CPU."""
+        """A scale as `__call__` takes it: in float32 on a CPU; on a GPU in the type that the norm is to be
+        formed in."""
         return scale.float() if self._on_cpu else scale
 
     def __call__(self, x_ND: Tensor, scale_D: Tensor) -> Tensor:
-        """Of the type of x; formed in float32."""
+        """The normed x, of its type; formed in float32."""
         if not self._on_cpu:
+            if scale_D.dtype != x_ND.dtype:
+                return F.rms_norm(x_ND.to(scale_D.dtype), x_ND.shape[-1:], scale_D, self._eps).to(x_ND.dtype)
             return F.rms_norm(x_ND, x_ND.shape[-1:], scale_D, self._eps)
         if fits(x_ND):
             return rms_norm(x_ND, scale_D, self._eps)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from swarmnode.rollout.decode.attention import PromptAttention
+from swarmnode.rollout.decode.bands import cache_size
 from swarmnode.rollout.decode.batches import BATCH_TOKENS, alike
 from swarmnode.rollout.decode.decoder import Decoder
 from swarmnode.rollout.decode.weights import Layers
@@ -131,7 +132,11 @@ def compute_batch(
     device = embedding.device
     width = max(map(len, sequences))
     tokens = torch.tensor([(*ids, *[0] * (width - len(ids))) for ids in sequences], device=device)
-    attention = PromptAttention(decoder.heads, decoder.rotary.until(width), len(sequences), embedding.dtype)
+    size = cache_size(decoder.heads.shape, len(sequences), width)
+    cache = torch.empty(size, dtype=embedding.dtype, device=device)
+    attention = decoder.attention(
+        lambda kind: PromptAttention(decoder.heads, kind.rotary.until(width), cache, kind.window)
+    )
     ends = [start + len(ids) for start, ids in zip(count(0, width), sequences, strict=False)]
     wanted = [
         place
@@ -139,7 +144,7 @@ def compute_batch(
         for place in range(end - tail, end)
     ]
     hidden = decoder.forward(layers, tokens.flatten(), attention, torch.tensor(wanted, device=device))
-    return PromptBatch(attention.cache, hidden)
+    return PromptBatch(cache, hidden)
 
 
 def _key(request: Request) -> PromptKey:

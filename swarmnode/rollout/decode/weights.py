@@ -1,5 +1,6 @@
-"""The weights of a dense Llama, Qwen2 or Qwen3 model, arranged for the fewest operations per token.
+"""The weights of a dense decoder of a known family, arranged for the fewest operations per token.
 
+family.py (which tensors, and what is done with them) --v
 transformers model -> [weights] -> layers of one policy -> mixing.py -> decoder.py
 PolicyUpdate ---------^   merged from the base each time (merging.py), so that no rounding adds up
 
@@ -9,7 +10,7 @@ partners of a rotary pair are neighbours, so that a rotation is one multiplicati
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,14 +19,12 @@ from transformers import PreTrainedModel
 
 from swarmnode.errors import ModelError
 from swarmnode.rollout.decode.adapter import PEFT_PREFIX, LoraPair, lora_pairs
+from swarmnode.rollout.decode.family import FAMILIES, Family, longest_sequence_of
 from swarmnode.rollout.decode.matrix import Matrix, matrix
 from swarmnode.rollout.decode.merging import merged_weight
 from swarmnode.rollout.decode.norm import RmsNorm
 from swarmnode.rollout.engine import PolicyUpdate
-from swarmnode.rollout.families import SUPPORTED_FAMILIES
-
-FIXED_ROPES = ("default", "linear", "llama3", "yarn")
-"""Rotary scalings whose frequencies do not depend on how long a sequence has become."""
+from swarmnode.rollout.families import unknown_family
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +39,10 @@ class Shape:
     intermediate: int
     vocab: int
     norm_eps: float
+    score_scale: float | None = None
+    """The factor of queries times keys; None: head_dim^(-1/2)."""
+    score_cap: float | None = None
+    """The c of c tanh(score / c); None: scores are not capped."""
 
     @property
     def group(self) -> int:
@@ -48,19 +51,35 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerKind:
+    """How layers of one kind look back. Most families have one kind, Gemma 3 has two."""
+
+    window: int | None
+    """Tokens that are seen, the newest included; None: all. The cache holds the others all the same."""
+    inv_freq: Tensor
+    """[head_dim / 2] float32, the angle of each pair of dimensions per position."""
+    rotary_scaling: float
+    """The factor of cosines and sines."""
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
     """One decoder layer. A policy changes its matrices and nothing else."""
 
     attention_norm: Tensor
     qkv: Matrix
-    """Per key head: its queries, its key, its value."""
+    """The projections of attention, by key head: its queries, its key, its value."""
     qk_norm: Tensor | None
-    """[queries of a key head + 1, head_dim]: the scale of Qwen3's norm over each query and over the key. On a
-    CPU in float32."""
+    """[queries of a key head + 1, head_dim]: the scale of a norm over each query and over the key. On a CPU
+    in float32."""
     out: Matrix
+    out_norm: Tensor | None
+    """The scale of a norm over what attention adds to the hidden state."""
     mlp_norm: Tensor
     gate_up: Matrix
     down: Matrix
+    down_norm: Tensor | None
+    """The scale of a norm over what the MLP adds."""
 
 
 Layers = list[Layer]
@@ -70,15 +89,19 @@ Layers = list[Layer]
 def unsupported_reason(model: PreTrainedModel) -> str | None:
     """Why `FusedWeights` cannot hold this model, or None when it can."""
     config = model.config
-    if config.model_type not in SUPPORTED_FAMILIES:
-        return f"{config.model_type} is not one of {', '.join(SUPPORTED_FAMILIES)}"
-    if config.hidden_act != "silu":
-        return f"its activation is {config.hidden_act}, not silu"
-    if "sliding_attention" in (config.to_dict().get("layer_types") or ()):
-        return "it attends through a sliding window"
-    rope = config.rope_parameters["rope_type"]
-    if rope not in FIXED_ROPES:
-        return f"its rotary scaling {rope} changes with the length of a sequence"
+    family = FAMILIES.get(config.model_type)
+    if family is None:
+        return unknown_family(config.model_type)
+    if (reason := family.why_not(config)) is not None:
+        return reason
+    if family.score_cap_of(config) is not None and config._attn_implementation != "eager":
+        # A trainer that computes other log-probabilities than were sampled from would learn from noise.
+        return f"its attention {config._attn_implementation} leaves out the cap of its scores (eager has it)"
+    return _why_not_these(model, family)
+
+
+def _why_not_these(model: PreTrainedModel, family: Family) -> str | None:
+    """What about the parameters themselves cannot be held."""
     weights = _base_parameters(model)
     if "lm_head.weight" not in weights:
         return "it has no language-model head"
@@ -86,15 +109,29 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
         return "its weights are quantized"
     if len({(weight.device, weight.dtype) for weight in weights.values()}) != 1:
         return "its weights lie on several devices or have several types"
+    layers = model.config.num_hidden_layers
+    needed, biases = family.parameters(layers), _biases(family, layers, set(weights))
+    if missing := sorted(needed - set(weights)):
+        return f"it lacks {missing[0]}"
+    if strange := sorted(set(weights) - needed - biases):
+        return f"its {strange[0]} is not known in {family.model_type}"
+    if any(2 * len(kind.inv_freq) != _head_dim(model) for kind in _kinds(model, family)[0]):
+        return "only a part of each head is rotated"
     return None
 
 
+def _biases(family: Family, layers: int, found: set[str]) -> set[str]:
+    """The names of biases that are added: all of a matrix have one, or none."""
+    matrices = (modules for layer in range(layers) for modules in family.projections(layer))
+    wanted = ({f"{module}.bias" for module in modules} for modules in matrices)
+    return {name for names in wanted if names <= found for name in names}
+
+
 def longest_sequence(model: PreTrainedModel) -> int:
-    """The length a model was made for."""
-    try:
-        return model.config.get_text_config().max_position_embeddings
-    except AttributeError:
-        raise ModelError("this model states no maximum length", hint="set max_length") from None
+    """The bound on a model's sequences. Raises ModelError where it states none."""
+    if (longest := longest_sequence_of(model.config)) is None:
+        raise ModelError("this model states no maximum length", hint="set max_length")
+    return longest
 
 
 class FusedWeights:
@@ -103,16 +140,21 @@ class FusedWeights:
     def __init__(self, model: PreTrainedModel, device: torch.device) -> None:
         if (reason := unsupported_reason(model)) is not None:
             raise ModelError(f"the embedded engine cannot run this model: {reason}", hint="use make_engine")
-        self.shape = _shape(model)
+        self._family = family = FAMILIES[model.config.model_type]
+        self.shape = _shape(model, family)
         self._base = _base_parameters(model)
         self._device = device
         self.embedding = self._base["model.embed_tokens.weight"].to(device)
         self.norm = RmsNorm(self.shape.norm_eps, device)
         self.final_norm = self._scale("model.norm.weight")
         self.head = matrix(self._base["lm_head.weight"].to(device), None)
-        rotary = model.model.rotary_emb
-        self.inv_freq = rotary.inv_freq.detach().to(device=device, dtype=torch.float32)
-        self.rotary_scaling = float(rotary.attention_scaling)
+        self.activation: str = getattr(model.config, family.activation)
+        """One of `ACTIVATIONS`."""
+        self.logit_cap = family.logit_cap_of(model.config)
+        self.embedding_scale = _rounded(family.embedding_scale(model.config), self.embedding.dtype)
+        kinds, self.kind_of_layer = _kinds(model, family)
+        self.kinds = [replace(kind, inv_freq=kind.inv_freq.to(device)) for kind in kinds]
+        """`kind_of_layer` has the index of each layer's in here."""
 
     def pairs(self, update: PolicyUpdate) -> dict[str, LoraPair]:
         """The LoRA of a policy by module. Raises EngineError for one that is not for this model."""
@@ -136,18 +178,18 @@ class FusedWeights:
         }
 
     def _layer(self, index: int, pairs: Mapping[str, LoraPair]) -> Layer:
-        prefix = f"model.layers.{index}."
-        qkv = [f"{prefix}self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj")]
-        gate_up = [f"{prefix}mlp.{name}" for name in ("gate_proj", "up_proj")]
-        out, down = f"{prefix}self_attn.o_proj", f"{prefix}mlp.down_proj"
+        prefix, norms = f"model.layers.{index}.", self._family.norms
+        qkv, out, gate_up, down = self._family.projections(index)
         return Layer(
-            attention_norm=self._scale(f"{prefix}input_layernorm.weight"),
+            attention_norm=self._scale(f"{prefix}{norms.before_attention}.weight"),
             qkv=self._matrix(qkv, pairs, order=qkv_order(self.shape)),
-            qk_norm=self._qk_norm(prefix),
-            out=self._matrix([out], pairs),
-            mlp_norm=self._scale(f"{prefix}post_attention_layernorm.weight"),
+            qk_norm=self._qk_norm(prefix) if self._family.head_norms else None,
+            out=self._matrix(out, pairs),
+            out_norm=self._scale_after(prefix, norms.after_attention),
+            mlp_norm=self._scale(f"{prefix}{norms.before_mlp}.weight"),
             gate_up=self._matrix(gate_up, pairs),
-            down=self._matrix([down], pairs),
+            down=self._matrix(down, pairs),
+            down_norm=self._scale_after(prefix, norms.after_mlp),
         )
 
     def _matrix(
@@ -170,16 +212,23 @@ class FusedWeights:
         stacked = torch.cat([self._base[module + ".bias"] for module in modules])
         return self._placed(stacked if order is None else stacked[order])
 
-    def _qk_norm(self, prefix: str) -> Tensor | None:
-        if f"{prefix}self_attn.q_norm.weight" not in self._base:
-            return None
+    def _qk_norm(self, prefix: str) -> Tensor:
         order = _rotary_neighbours(self.shape.head_dim)
         queries = self._base[f"{prefix}self_attn.q_norm.weight"][order].expand(self.shape.group, -1)
         key = self._base[f"{prefix}self_attn.k_norm.weight"][order]
-        return self.norm.placed(self._placed(torch.cat([queries, key[None]])))
+        return self._with_offset(torch.cat([queries, key[None]]))
+
+    def _scale_after(self, prefix: str, norm: str | None) -> Tensor | None:
+        return None if norm is None else self._scale(f"{prefix}{norm}.weight")
 
     def _scale(self, name: str) -> Tensor:
-        return self.norm.placed(self._placed(self._base[name]))
+        return self._with_offset(self._base[name])
+
+    def _with_offset(self, stored: Tensor) -> Tensor:
+        """The scale of a norm. With an offset it is in float32: in bfloat16, 1 + w would lose most of w."""
+        stored = self._placed(stored)
+        offset = self._family.norm_offset
+        return self.norm.placed(stored.float() + offset if offset else stored)
 
     def _placed(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._device).contiguous()
@@ -199,19 +248,46 @@ def _rotary_neighbours(head_dim: int) -> Tensor:
     return torch.arange(head_dim).view(2, head_dim // 2).T.flatten()
 
 
-def _shape(model: Any) -> Shape:
+def _shape(model: Any, family: Family) -> Shape:
     config = model.config
-    attention = model.model.layers[0].self_attn
     return Shape(
         layers=config.num_hidden_layers,
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,
-        head_dim=attention.head_dim,
+        head_dim=_head_dim(model),
         hidden=config.hidden_size,
         intermediate=config.intermediate_size,
         vocab=model.get_input_embeddings().weight.shape[0],
         norm_eps=config.rms_norm_eps,
+        score_scale=family.score_scale(config),
+        score_cap=family.score_cap_of(config),
     )
+
+
+def _head_dim(model: Any) -> int:
+    return model.model.layers[0].self_attn.head_dim
+
+
+def _kinds(model: Any, family: Family) -> tuple[list[LayerKind], list[int]]:
+    """The kinds of layers, and which of them each layer is."""
+    config, rotary = model.config, model.model.rotary_emb
+    layers = range(config.num_hidden_layers)
+    names = [(family.window_of(config, layer), family.rope_prefix(config, layer)) for layer in layers]
+    distinct = list(dict.fromkeys(names))
+    kinds = [
+        LayerKind(
+            window,
+            getattr(rotary, f"{prefix}inv_freq").detach().float(),
+            float(getattr(rotary, f"{prefix}attention_scaling")),
+        )
+        for window, prefix in distinct
+    ]
+    return kinds, [distinct.index(name) for name in names]
+
+
+def _rounded(number: float | None, dtype: torch.dtype) -> float | None:
+    """The nearest number of this type."""
+    return None if number is None else float(torch.tensor(number, dtype=dtype))
 
 
 def _base_parameters(model: PreTrainedModel) -> dict[str, Tensor]:

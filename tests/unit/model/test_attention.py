@@ -67,8 +67,8 @@ def llama() -> Any:
 
 
 def gemma2_with_a_window_in_every_other_layer() -> Any:
-    config = Gemma2Config(**SHAPE, head_dim=8, sliding_window=6, attn_implementation="sdpa")
-    return Gemma2ForCausalLM(config)
+    no_cap = {"attn_logit_softcapping": None, "attn_implementation": "sdpa"}
+    return Gemma2ForCausalLM(Gemma2Config(**SHAPE, head_dim=8, sliding_window=6, **no_cap))
 
 
 def mistral_with_a_window() -> Any:
@@ -386,6 +386,13 @@ def test_a_position_bias_is_refused_rather_than_ignored() -> None:
     layout = packed_layout([2, 3], CPU)
     with pytest.raises(ModelError, match="position bias"):
         model(**layout.arguments(torch.arange(5)[None]), position_bias=torch.zeros(1))
+
+
+def test_a_cap_of_the_scores_is_refused_rather_than_left_out() -> None:
+    """transformers' SDPA leaves it out: packed and plain rows would agree on the logits of another model."""
+    model = build(lambda: Gemma2ForCausalLM(Gemma2Config(**SHAPE, head_dim=8, attn_implementation="sdpa")))
+    reason = prepare_for_packing(model)
+    assert reason is not None and "caps no scores" in reason
 
 
 def test_a_row_that_is_not_the_layouts_is_refused() -> None:

@@ -12,11 +12,15 @@ from torch import Tensor, nn
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.mistral.modeling_mistral import MistralRMSNorm
 
 from swarmnode.config import PolicyConfig
 from swarmnode.errors import ModelError
@@ -44,8 +48,15 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=8)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4)),
 }
 Step = tuple[Tensor, dict[str, Tensor]]
+
+
+@pytest.fixture(autouse=True)
+def exact_norms_of_mistral(exact_norms: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its norm is Llama's under another name, so it is not rounded either."""
+    monkeypatch.setattr(MistralRMSNorm, "forward", LlamaRMSNorm.forward)
 
 
 def a_policy(

@@ -123,6 +123,15 @@ def test_the_gate_is_silu(width: int, dtype: torch.dtype, fused: bool) -> None:
 
 @TYPES
 @WIDTHS
+@pytest.mark.parametrize("scale", [0.1, 4.0, 1e3])
+def test_another_gate_is_gelu_by_a_tanh(width: int, dtype: torch.dtype, scale: float) -> None:
+    gate, up = (scale * random(ROWS, 2 * width, dtype=dtype)).split(width, 1)
+    exact = F.gelu(gate.double(), approximate="tanh") * up.double()
+    assert_rounded_once(passes.gelu_tanh_mul(gate, up), exact)
+
+
+@TYPES
+@WIDTHS
 def test_the_gradients_of_the_gate_are_those_of_autograd(width: int, dtype: torch.dtype) -> None:
     gate, up, dactive = (4 * random(ROWS, width, seed=seed, dtype=dtype) for seed in range(3))
     dactive_before = dactive.clone()

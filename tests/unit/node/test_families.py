@@ -1,4 +1,4 @@
-"""Families that our own loop does not run: what a node refuses before it loads them, and that they train."""
+"""Families of all kinds: what a node refuses before it loads them, and that they train."""
 
 import json
 import subprocess
@@ -16,6 +16,8 @@ from transformers import AutoModelForCausalLM
 from swarmnode.config import Config
 from swarmnode.config_layers import load_config
 from swarmnode.errors import EngineError, ModelError
+from swarmnode.model.base_model import load_base_model
+from swarmnode.node import before_loading
 from swarmnode.node.assemble import LocalPolicy, build_learner, load_policy
 from swarmnode.node.before_loading import look_ahead
 from swarmnode.node.fitting import build_forward
@@ -23,6 +25,7 @@ from swarmnode.node.overlap import Overlap
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.paths import Paths, resolve_paths
 from swarmnode.rollout import select
+from swarmnode.rollout.decode.family import FAMILIES
 from swarmnode.training.records import Counters
 from swarmnode.types import Example, ExampleKey, Scores
 from tests.families import save_family
@@ -38,7 +41,7 @@ SETTINGS = [
 ]
 ALONE = Overlap(on=False, sleep=False, reason="as set")
 WITH_EXPERTS = ("qwen3_moe", "mixtral", "olmoe", "qwen2_moe", "deepseek_v2", "gpt_oss")
-DENSE = ("gpt2", "gemma3_text", "phi3", "mistral", "smollm3", "falcon", "gpt_neox")
+DENSE = ("gpt2", "gemma2", "gemma3_text", "phi3", "mistral", "smollm3", "falcon", "gpt_neox")
 CALM = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
 WITHOUT_TORCH = """
@@ -92,7 +95,7 @@ def test_a_family_trains_is_saved_resumes_and_loads_in_stock_peft(
     folder = save_family(family, tmp_path / "model", quick_model)
     config, paths = settings(), resolve_paths(tmp_path / "home")
     local, learner = start(config, folder, paths)
-    assert local.engine.capabilities.name == "generate"
+    assert local.engine.capabilities.name == ("embedded" if family in FAMILIES else "generate")
     before = local.policy.adapter()
     for number in (1, 2):
         report = learner.train(learner.rollouts(number).groups, [])
@@ -120,7 +123,7 @@ def test_a_family_trains_is_saved_resumes_and_loads_in_stock_peft(
 @pytest.mark.parametrize(
     ("family", "setting", "policies", "reason"),
     [
-        ("mistral", "rollout.engine=embedded", 1, r"embedded engine cannot run .*mistral.*--engine auto"),
+        ("smollm3", "rollout.engine=embedded", 1, r"embedded engine cannot run .*smollm3.*--engine auto"),
         (
             "qwen3_moe",
             "policy.lora_targets=gate_proj",
@@ -139,13 +142,62 @@ def test_what_a_model_cannot_have_is_refused_before_its_weights_are_read(
         load_policy(settings(setting), str(folder), resolve_paths(tmp_path), silent, policies=policies)
 
 
+@pytest.mark.parametrize(
+    ("family", "changes", "reason"),
+    [
+        ("phi3", {"partial_rotary_factor": 0.5}, "only a part of each head is rotated"),
+        ("mistral", {"hidden_act": "relu"}, "its activation is relu"),
+        (
+            "mistral",
+            {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+            "dynamic changes with the length",
+        ),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+    ],
+)
+def test_what_a_known_family_has_beyond_its_record_is_refused_before_its_weights_are_read(
+    family: str,
+    changes: dict[str, Any],
+    reason: str,
+    quick_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(before_loading, "missing_reason", lambda device: "it is not wanted")
+    folder = save_family(family, tmp_path / "model", quick_model)
+    (folder / "model.safetensors").unlink()
+    assert engine_of(folder) == "embedded"
+    published = json.loads((folder / "config.json").read_text())
+    if "rope_scaling" in changes or "partial_rotary_factor" in changes:  # as files of older versions have it
+        published |= {"rope_theta": published.pop("rope_parameters")["rope_theta"]}
+    (folder / "config.json").write_text(json.dumps(published | changes))
+    assert engine_of(folder) == "generate"
+    with pytest.raises(EngineError, match=f"embedded engine cannot run this model: .*{reason}"):
+        load_policy(settings("rollout.engine=embedded"), str(folder), resolve_paths(tmp_path), silent)
+
+
+def engine_of(folder: Path) -> str | None:
+    ahead = look_ahead(settings(), str(folder))
+    return None if ahead is None else ahead.engine[0]
+
+
+def test_a_model_whose_scores_are_capped_is_loaded_with_the_attention_that_caps_them(
+    quick_model: Path, tmp_path: Path
+) -> None:
+    folder = save_family("gemma2", tmp_path / "model", quick_model)
+    assert engine_of(folder) == "embedded"
+    base = load_base_model(str(folder), settings().policy)
+    assert base.model.config._attn_implementation == "eager"
+    assert base.model.config.attn_logit_softcapping == 50.0
+
+
 def test_embedded_is_refused_without_even_importing_torch(quick_model: Path, tmp_path: Path) -> None:
     folder = save_family("gpt2", tmp_path / "model", quick_model)
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH, str(folder)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "gpt2 is not one of llama, qwen2, qwen3, torch is imported: False\n"
+    assert done.stdout == f"gpt2 is not one of {', '.join(FAMILIES)}, torch is imported: False\n"
 
 
 def test_a_model_with_packed_weights_is_known_by_its_configuration(quick_model: Path, tmp_path: Path) -> None:

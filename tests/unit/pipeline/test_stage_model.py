@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import GPT2Config, GraniteConfig, Qwen2Config
+from transformers import Gemma2Config, GPT2Config, GraniteConfig, Qwen2Config
 
 from swarmnode.errors import ModelError
 from swarmnode.model.attention import packed_layout
@@ -107,8 +107,10 @@ def test_the_families_we_name_can_be_cut_and_packed(family: str) -> None:
         GPT2Config(vocab_size=40, n_layer=2, n_embd=32, n_head=2, bos_token_id=1, eos_token_id=1),
         # Scales its embedding inside the decoder: every stage would do it again.
         GraniteConfig(vocab_size=40, hidden_size=32, num_attention_heads=2, embedding_multiplier=3.0),
+        # Caps its scores, which no attention of a stage does.
+        Gemma2Config(vocab_size=40, hidden_size=32, num_attention_heads=2, final_logit_softcapping=None),
     ],
-    ids=["gpt2", "granite"],
+    ids=["gpt2", "granite", "gemma2"],
 )
 def test_other_models_are_refused_with_what_was_found(config: Any) -> None:
     with pytest.raises(ModelError, match=rf"a {config.model_type} model cannot be cut into stages: .+"):

@@ -7,6 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from swarmnode.native import compiler, decode
+from swarmnode.rollout.decode import attention
 from swarmnode.rollout.decode.attention import (
     CacheAttention,
     KernelAttention,
@@ -42,8 +43,8 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def heads_of(group: int, size: int) -> Heads:
-    shape = Shape(LAYERS, 2 * group, 2, size, 2 * group * size, 8, 5, 1e-6)
+def heads_of(group: int, size: int, **scores: float | None) -> Heads:
+    shape = Shape(LAYERS, 2 * group, 2, size, 2 * group * size, 8, 5, 1e-6, **scores)
     return Heads(shape, RmsNorm(1e-6, CPU), CPU)
 
 
@@ -96,6 +97,61 @@ def test_attention_over_the_cache_is_the_one_of_torch(
 
 
 @TYPES
+@pytest.mark.parametrize("window", [None, 1, 9, 16, 40, 500])
+@pytest.mark.parametrize("cap", [None, 0.4, 30.0])
+@pytest.mark.parametrize(("group", "size"), [(1, 64), (3, 32), (2, 40)])
+def test_a_window_a_cap_and_a_scale_are_those_of_torch(
+    dtype: torch.dtype, window: int | None, cap: float | None, group: int, size: int
+) -> None:
+    heads = heads_of(group, size, score_scale=0.3, score_cap=cap)
+    positions = torch.tensor([position for own in POSITIONS for position in own])
+    rotation = rotary(size).at(positions)
+    bands = filled_bands(heads, dtype)
+    by_kernel = KernelAttention(heads, bands, positions, rotation, window)
+    by_torch = CacheAttention(
+        heads, filled_bands(heads, dtype), TICK, positions, rotation, Scratch(CPU), window
+    )
+    fused = random(len(positions), heads.layout.fused).to(dtype)
+    found = by_kernel(1, fused.clone(), None)
+    with compiler.turned_off():
+        expected = by_torch(1, fused.clone(), None)
+    # The plain one, a row and a head at a time.
+    row, own = 4, POSITIONS[1][1]
+    keys, values = (bands[1].cache[table, 1, 0].float() for table in (2, 3))
+    query = heads.split(fused[row : row + 1], None, rotation[row : row + 1])[0].flatten()[:size]
+    first = 0 if window is None else max(0, own + 1 - window)
+    scores = 0.3 * keys[first : own + 1] @ query
+    shares = (scores if cap is None else cap * torch.tanh(scores / cap)).softmax(-1)
+    torch.testing.assert_close(found, expected, **tolerance(dtype))
+    plain = (shares @ values[first : own + 1]).to(dtype)
+    torch.testing.assert_close(found[row, :size], plain, **tolerance(dtype))
+
+
+@TYPES
+@pytest.mark.parametrize("window", [None, 5, 30])
+@pytest.mark.parametrize("cap", [None, 0.4])
+def test_prompts_through_a_window_and_under_a_cap_are_the_plain_ones(
+    dtype: torch.dtype, window: int | None, cap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "SCORES_AT_ONCE", 50)  # so few that there are several pieces
+    prompts, width, group, size = 3, 21, 2, 16
+    heads = heads_of(group, size, score_scale=0.3, score_cap=cap)
+    fused = random(prompts * width, heads.layout.fused).to(dtype)
+    cache = torch.empty(cache_size(heads.shape, prompts, width), dtype=dtype)
+    rotation = rotary(size).until(width)
+    found = PromptAttention(heads, rotation, cache, window)(0, fused.clone(), None)
+    queries = heads.split(fused, None, rotation)[0].to(dtype).float()[1, :, 1, 0]
+    scores = 0.3 * queries @ cache[0, 1, 1].float().T
+    column = torch.arange(width)
+    hidden = (column > column[:, None]) | (column <= column[:, None] - (window or width))
+    scores = scores if cap is None else cap * torch.tanh(scores / cap)
+    plain = scores.masked_fill(hidden, float("-inf")).softmax(-1) @ cache[1, 1, 1].float()
+    start = group * size  # the second key head's first query, of the second prompt
+    own = found[width : 2 * width, start : start + size]
+    torch.testing.assert_close(own, plain.to(dtype), **tolerance(dtype))
+
+
+@TYPES
 @NORMS
 @SIZES
 def test_attention_over_prompts_is_the_one_of_torch(
@@ -105,13 +161,14 @@ def test_attention_over_prompts_is_the_one_of_torch(
     heads = heads_of(group, size)
     scale = random(group + 1, size, seed=9).abs() if normed else None
     fused = random(prompts * width, heads.layout.fused).to(dtype)
-    ours, theirs = (PromptAttention(heads, rotary(size).until(width), prompts, dtype) for _ in range(2))
+    caches = [torch.empty(cache_size(heads.shape, prompts, width), dtype=dtype) for _ in range(2)]
+    ours, theirs = (PromptAttention(heads, rotary(size).until(width), cache) for cache in caches)
     found = ours(1, fused.clone(), scale)
     with compiler.turned_off():
         expected = theirs(1, fused.clone(), scale)
     torch.testing.assert_close(found, expected, **tolerance(dtype))
-    torch.testing.assert_close(ours.cache[2], theirs.cache[2], atol=1e-5, rtol=1e-2)
-    assert torch.equal(ours.cache[3], theirs.cache[3])
+    torch.testing.assert_close(caches[0][2], caches[1][2], atol=1e-5, rtol=1e-2)
+    assert torch.equal(caches[0][3], caches[1][3])
 
 
 def test_the_kernel_is_used_where_there_is_one_for_the_type() -> None:
@@ -133,6 +190,16 @@ def test_a_position_outside_of_the_cache_is_refused(positions: Sequence[int]) ->
     cache, rotation = torch.zeros(cache_size(heads.shape, 3, 16)), torch.zeros(3, 64)
     with pytest.raises(ValueError, match="are not in a cache"):
         decode.CachedRows(heads.layout, cache, torch.tensor(positions), rotation)
+
+
+@pytest.mark.parametrize(("window", "cap"), [(0, None), (-3, None), (None, 0.0), (None, -1.0)])
+def test_a_window_or_a_cap_through_which_nothing_is_seen_is_refused(
+    window: int | None, cap: float | None
+) -> None:
+    heads = heads_of(1, 64, score_cap=cap)
+    cache, rotation = torch.zeros(cache_size(heads.shape, 3, 16)), torch.zeros(3, 64)
+    with pytest.raises(ValueError, match="nothing is seen"):
+        decode.CachedRows(heads.layout, cache, torch.tensor([1, 2, 3]), rotation, window)
 
 
 def test_more_rows_than_places_are_refused() -> None:

@@ -6,6 +6,8 @@ from importlib.machinery import ModuleSpec
 import pytest
 import torch
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
     GPTNeoXConfig,
@@ -17,8 +19,6 @@ from transformers import (
     MambaConfig,
     MambaForCausalLM,
     PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
 )
 
 from swarmnode.errors import EngineError, ModelError
@@ -64,9 +64,9 @@ def lfm2() -> PreTrainedModel:
     return Lfm2ForCausalLM(Lfm2Config(**SIZES, **layers))
 
 
-def sliding() -> PreTrainedModel:
-    window = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
-    return Qwen2ForCausalLM(Qwen2Config(**SIZES, num_key_value_heads=2, **window))
+def bidirectional() -> PreTrainedModel:
+    sees_ahead = {"use_bidirectional_attention": True, "head_dim": 16, "pad_token_id": 0}
+    return Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, **sees_ahead))
 
 
 def dynamic() -> PreTrainedModel:
@@ -98,7 +98,8 @@ def test_an_engine_for_one_policy_is_refused_to_several_with_what_helps() -> Non
 
 
 @pytest.mark.parametrize(
-    ("build", "word"), [(gpt2, "gpt2"), (sliding, "sliding"), (dynamic, "dynamic"), (mixed_types, "types")]
+    ("build", "word"),
+    [(gpt2, "gpt2"), (bidirectional, "bidirectional"), (dynamic, "dynamic"), (mixed_types, "types")],
 )
 def test_any_other_model_runs_all_the_same_and_we_say_why(
     build: Callable[[], PreTrainedModel], word: str
