@@ -31,7 +31,7 @@ from swarmnode.node.overlap import Overlap
 from swarmnode.paths import Paths
 from swarmnode.rollout.families import refuse_at_sight
 from swarmnode.tasks.task import Task
-from swarmnode.training.foreign.sharing import groups_wanted
+from swarmnode.training.foreign.sharing import groups_wanted, rule_of
 
 if TYPE_CHECKING:
     from swarmnode.model.base_model import LoadedModel
@@ -81,7 +81,9 @@ def load_policy(
     from swarmnode.rollout.select import make_engine
     from swarmnode.training.losses import loss_of
 
-    loss_of(config.training.loss)  # One that cannot be imported is refused before anything is loaded.
+    # What cannot be imported is refused before anything is loaded.
+    loss_of(config.training.loss)
+    rule_of(config.exchange.rule)
     card = find_card(config.policy.device)
     if card.problem:
         logger.warning("%s; this node runs on the CPU. %s", card.problem, card.advice)
