@@ -66,9 +66,9 @@ def load_policy(
     `policies` at once, each with as many rows as one alone would have."""
     if find_spec("torch") is None or find_spec("peft") is None:
         raise ModelError("torch and peft are not installed", hint="pip install 'swarmnode[train]'")
-    from swarmnode.model.hub import only_from_disk
-
     if model != "tiny":
+        from swarmnode.model.hub import only_from_disk
+
         only_from_disk(find_model(model))
         refuse_at_sight(config.rollout.engine, read_config(model), config.policy.quantization)
     import torch
