@@ -32,7 +32,7 @@ COMMANDS = {
     "identity": "swarmnode.cli.identity:app",
     "config": "swarmnode.cli.config:app",
 }
-"""In the order of `--help`. Each is a function, or an app with commands of its own."""
+"""All commands, as `--help` orders them. Each is a function, or an app with commands of its own."""
 
 DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
