@@ -16,10 +16,10 @@ from transformers import PreTrainedModel
 
 from swarmnode.errors import EngineError
 from swarmnode.rollout.decode.attention import Scratch, cache_attention
+from swarmnode.rollout.decode.batches import LOGITS_AT_ONCE
 from swarmnode.rollout.decode.decoder import Decoder
 from swarmnode.rollout.decode.prefill import Prompt, PromptBatch, PromptStore, compute_batch
 from swarmnode.rollout.decode.running import DecodePolicy
-from swarmnode.rollout.decode.scoring import LOGITS_AT_ONCE
 from swarmnode.rollout.decode.slots import Slots
 from swarmnode.rollout.decode.torch_engine import LoraPairs, TorchEngine
 from swarmnode.rollout.decode.weights import FusedWeights, Layers, longest_sequence
