@@ -4,20 +4,42 @@ files, environment, command line -> config_layers.py -> [config] -> everybody
 """
 
 import re
+from collections.abc import Sequence
+from importlib import import_module
 from ipaddress import IPv4Address
 from typing import Any, Literal, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-RuleName = Literal["sapo", "successes", "book", "own_book", "rescue", "hacpo"]
-"""The rules by which a node learns from others (training/foreign/rules.py)."""
+from swarmnode.errors import ConfigError
+
+RULE_NAMES = ("sapo", "successes", "book", "own_book", "rescue", "hacpo")
+"""The rules by which a node learns from others: each is a class in `RULES` of training/foreign/sharing.py."""
 
 LOSS_NAMES = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo")
 """Our own losses. They stand here, too, so that a misspelt one is refused without torch: each is a record in
 `LOSSES` of training/losses.py, and a test holds the two equal."""
 
 IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
-"""`package.module:name`, as of a loss of one's own."""
+"""`package.module:name`, as of a loss or a rule of one's own."""
+
+
+def import_named(setting: str, path: str) -> Any:
+    """What is called `name` in the module of `module:name`. Raises ConfigError, which names the setting."""
+    module, _, name = path.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"{setting} = {path!r} cannot be imported: {error}",
+            hint=f"install {module!r}, or put the folder it is in on PYTHONPATH",
+        ) from error
+
+
+def _one_of_ours_or_an_import_path(kind: str, ours: Sequence[str], name: str) -> str:
+    if name not in ours and not IMPORT_PATH.fullmatch(name):
+        raise ValueError(f"no such {kind}: {', '.join(ours)}, or one of your own as mymodule:name")
+    return name
 
 
 class Section(BaseModel):
@@ -163,12 +185,13 @@ class ExchangeConfig(Section):
     external_groups: int = Field(default=4, ge=0)
     """J: other nodes' groups to learn from per round. Where they are trained on in place of own ones
     (exchange.rule), what is missing is filled up with own groups."""
-    rule: RuleName = "book"
+    rule: str = "book"
     """How to learn from others. book: keep verified right answers, own and foreign, and replay them where we
     fail; own_book: only our own, nothing is fetched; sapo: train on foreign groups as on own ones; successes:
     the same without foreign failures; rescue: a foreign success in place of a failure on the same example;
-    hacpo: foreign groups weighed by who is how capable. A pipeline knows sapo and takes the others as
-    successes; with enabled=false book is own_book, and the others but own_book are plain GRPO."""
+    hacpo: foreign groups weighed by who is how capable; or a rule of your own, as mymodule:name. A pipeline
+    knows sapo and takes the others as successes; with enabled=false book is own_book, and the others but
+    own_book are plain GRPO."""
     book_size: int = Field(default=2000, ge=1, le=65536)
     """Answers that the book of rule=book and own_book holds, the oldest out."""
     book_replayed: int = Field(default=64, ge=0, le=4096)
@@ -194,6 +217,11 @@ class ExchangeConfig(Section):
     """Accepted external groups kept for later rounds."""
     shards: int = Field(default=1, ge=1, le=64)
     """Gossip topics the swarm's headers are spread over. All nodes of a swarm must agree."""
+
+    @field_validator("rule")
+    @classmethod
+    def _rule_is_known_or_can_be_imported(cls, name: str) -> str:
+        return _one_of_ours_or_an_import_path("rule", RULE_NAMES, name)
 
 
 class TrainingConfig(Section):
@@ -247,9 +275,7 @@ class TrainingConfig(Section):
     @field_validator("loss")
     @classmethod
     def _loss_is_known_or_can_be_imported(cls, name: str) -> str:
-        if name not in LOSS_NAMES and not IMPORT_PATH.fullmatch(name):
-            raise ValueError(f"no such loss: {', '.join(LOSS_NAMES)}, or one of your own as mymodule:name")
-        return name
+        return _one_of_ours_or_an_import_path("loss", LOSS_NAMES, name)
 
 
 class PipelineConfig(Section):

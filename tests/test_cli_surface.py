@@ -1,6 +1,7 @@
 """The command line is a promise: adding, removing or renaming a flag is a deliberate change of this table."""
 
 import typer
+from typer.testing import CliRunner
 
 from swarmnode.cli.app import app
 
@@ -62,3 +63,9 @@ def test_every_option_is_explained() -> None:
         return own + [name for child in children.values() for name in walk(child)]
 
     assert walk(typer.main.get_command(app)) == []
+
+
+def test_a_command_that_is_mistyped_is_answered_with_the_nearest_one() -> None:
+    answer = CliRunner().invoke(app, ["joni"])
+    assert answer.exit_code == 2
+    assert "Did you mean 'join'" in answer.output

@@ -15,6 +15,15 @@ result = CliRunner().invoke(app, ["--help"])
 print(json.dumps({"code": result.exit_code, "text": result.output, "modules": sorted(sys.modules)}))
 """
 
+ONE_COMMAND = """
+import json, sys
+from typer.testing import CliRunner
+from swarmnode.cli.app import app
+result = CliRunner().invoke(app, ["config", "show", "--help"])
+loaded = [name for name in sys.modules if name.startswith("swarmnode.cli.")]
+print(json.dumps({"code": result.exit_code, "modules": sorted(loaded)}))
+"""
+
 
 def test_help_loads_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True)
@@ -22,6 +31,13 @@ def test_help_loads_nothing_heavy() -> None:
     assert answer["code"] == 0
     assert "join" in answer["text"]
     assert [name for name in HEAVY if name in answer["modules"]] == []
+
+
+def test_a_command_loads_no_other_command() -> None:
+    done = subprocess.run([sys.executable, "-c", ONE_COMMAND], capture_output=True, text=True, check=True)
+    answer = json.loads(done.stdout)
+    assert answer["code"] == 0
+    assert answer["modules"] == ["swarmnode.cli.app", "swarmnode.cli.config", "swarmnode.cli.settings"]
 
 
 def test_help_takes_less_than_half_a_cpu_second() -> None:

@@ -1,50 +1,73 @@
-"""The `swarmnode` command: its sub-commands, and the one place where errors become exit codes."""
+"""The `swarmnode` command: its sub-commands, and the one place where errors become exit codes.
+
+shell -> [main] -> the one command that was called, imported then -> cli/*.py
+"""
 
 import errno
 import os
 import signal
 import sys
-from typing import Annotated, NoReturn
+from collections import UserDict
+from importlib import import_module
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_group
 
 from swarmnode import __version__
-from swarmnode.cli import (
-    config,
-    doctor,
-    evaluate,
-    export,
-    identity,
-    join,
-    pipeline,
-    seed,
-    status,
-    swarm,
-    task,
-)
 from swarmnode.errors import INTERRUPTED, SwarmnodeError
 from swarmnode.printable import printable
 
+COMMANDS = {
+    "join": "swarmnode.cli.join:join",
+    "swarm": "swarmnode.cli.swarm:swarm",
+    "seed": "swarmnode.cli.seed:seed",
+    "status": "swarmnode.cli.status:status",
+    "doctor": "swarmnode.cli.doctor:doctor",
+    "eval": "swarmnode.cli.evaluate:evaluate",
+    "export": "swarmnode.cli.export:export",
+    "task": "swarmnode.cli.task:app",
+    "pipeline": "swarmnode.cli.pipeline:app",
+    "identity": "swarmnode.cli.identity:app",
+    "config": "swarmnode.cli.config:app",
+}
+"""All commands, as `--help` orders them. Each is a function, or an app with commands of its own."""
+
 DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+class LazyCommands(UserDict[str, Any]):
+    """Commands by name, each imported when it is asked for: who calls one does not load the others."""
+
+    def __getitem__(self, name: str) -> Any:
+        module, _, attribute = self.data[name].partition(":")
+        found = getattr(import_module(module), attribute)
+        holder = typer.Typer(rich_markup_mode=None)
+        if isinstance(found, typer.Typer):
+            holder.add_typer(found, name=name)
+        else:
+            holder.command(name)(found)
+        return get_group(holder).commands[name]
+
+
+class LazyGroup(TyperGroup):
+    """The group of `COMMANDS`."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = LazyCommands(COMMANDS)
+
+
 app = typer.Typer(
     name="swarmnode",
+    cls=LazyGroup,
     help="Turn this machine into a member of a decentralized reinforcement-learning swarm.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("join")(join.join)
-app.command("swarm")(swarm.swarm)
-app.command("seed")(seed.seed)
-app.command("status")(status.status)
-app.command("doctor")(doctor.doctor)
-app.command("eval")(evaluate.evaluate)
-app.command("export")(export.export)
-app.add_typer(task.app, name="task")
-app.add_typer(pipeline.app, name="pipeline")
-app.add_typer(identity.app, name="identity")
-app.add_typer(config.app, name="config")
 
 
 @app.callback(invoke_without_command=True)

@@ -31,7 +31,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.attention.varlen import varlen_attn
 
 from swarmnode.errors import ModelError
-from swarmnode.model import box_attention, kernel_attention
+from swarmnode.model import kernel_attention
 from swarmnode.model.layout import PackedLayout, TokenSlots
 from swarmnode.model.layout import packed_layout as packed_layout
 
@@ -140,13 +140,15 @@ def by_boxes(
     """The same on any device and for any dtype: by the C kernel or products of ours where all sequences are
     short, else box by box by torch's SDPA."""
     tensors = query_THD, key_TGD, value_TGD
-    short = box_attention.suits(query_THD, layout, settings.dropout)
-    # The kernel multiplies in float32; a CPU on which bfloat16 pays has units for its products.
-    half = short and query_THD.dtype is torch.bfloat16
-    if not half and kernel_attention.suits(query_THD, value_TGD, layout, settings.dropout):
+    kernel = kernel_attention.suits(query_THD, value_TGD, layout, settings.dropout)
+    # The kernel multiplies in float32; a CPU on which bfloat16 pays has units for products of ours.
+    if not kernel or query_THD.dtype is torch.bfloat16:
+        from swarmnode.model import box_attention
+
+        if box_attention.suits(query_THD, layout, settings.dropout):
+            return box_attention.by_products(*tensors, layout, settings.window, settings.scaling)
+    if kernel:
         return kernel_attention.by_kernel(*tensors, layout, settings.window, settings.scaling)
-    if short:
-        return box_attention.by_products(*tensors, layout, settings.window, settings.scaling)
     boxes = layout.boxes
     queries = _TokensToSlots.apply(query_THD, layout.box_queries).split([b.rows * b.queries for b in boxes])
     keys, values = (

@@ -23,8 +23,6 @@ from swarmnode.errors import ModelError
 from swarmnode.hardware import find_card
 from swarmnode.memory_plan import ModelCard
 from swarmnode.model.budget import is_out_of_memory
-from swarmnode.model.hub import only_from_disk
-from swarmnode.model.nf4 import keep_differentiable, nf4_arguments
 from swarmnode.models import bf16_pays_on_cpu, card_of, find_model
 from swarmnode.native.compiler import library, turn_off
 from swarmnode.rollout.decode.family import longest_sequence_of
@@ -91,7 +89,7 @@ def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
     # Its bars count tensors, not minutes; the hub's own bars for downloads stay.
     transformers_logging.disable_progress_bar()
     source = find_model(spec)
-    local = only_from_disk(source)
+    local = _only_from_disk(source)
     device = find_device(config.device)
     if config.cpu_kernels == "off":
         turn_off()
@@ -100,7 +98,11 @@ def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
     published = read_config(spec, source)
     hidden = 0 if config.quantization == "nf4" else hidden_size(published)
     dtype = find_dtype(config.dtype, device, hidden)
-    quantized = nf4_arguments(dtype, device) if config.quantization == "nf4" else {}
+    quantized: dict[str, Any] = {}
+    if config.quantization == "nf4":
+        from swarmnode.model.nf4 import nf4_arguments
+
+        quantized = nf4_arguments(dtype, device)
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(
             source, trust_remote_code=False, local_files_only=local
@@ -130,8 +132,19 @@ def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
     model.eval()
     loaded = LoadedModel(spec, model, tokenizer, _fingerprint(model))
     if loaded.is_quantized:  # Also one that was published so.
+        from swarmnode.model.nf4 import keep_differentiable
+
         keep_differentiable(model)
     return loaded
+
+
+def _only_from_disk(source: str) -> bool:
+    """Whether the hub is not asked: never for a folder."""
+    if Path(source).is_dir():
+        return True
+    from swarmnode.model.hub import only_from_disk
+
+    return only_from_disk(source)
 
 
 def read_config(spec: str, source: str) -> Any:
@@ -140,7 +153,7 @@ def read_config(spec: str, source: str) -> Any:
 
     try:
         return AutoConfig.from_pretrained(
-            source, trust_remote_code=False, local_files_only=only_from_disk(source)
+            source, trust_remote_code=False, local_files_only=_only_from_disk(source)
         )
     except (OSError, ValueError, TypeError, LookupError) as error:
         raise cannot_load(spec, error) from error

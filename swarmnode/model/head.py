@@ -21,8 +21,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from swarmnode.model.nucleus import FAR_BELOW, outside_nucleus
-
 SMALLEST_CHUNK = 256
 """Rows below which reading the head's weights costs more than multiplying with them."""
 RECOMPUTED_BUFFERS = 4
@@ -216,6 +214,8 @@ class _BlockSoftmax:
         if inverse_R1 is not None:
             shifted_RV.mul_(inverse_R1)
         if self._top_p < 1:
+            from swarmnode.model.nucleus import FAR_BELOW, outside_nucleus
+
             shifted_RV.masked_fill_(outside_nucleus(shifted_RV, targets_R, self._top_p), FAR_BELOW)
         shifted_RV.sub_(shifted_RV.amax(-1, keepdim=True))
         chosen_R = shifted_RV.gather(-1, targets_R[:, None])[:, 0]
@@ -307,6 +307,8 @@ def _measure(
     if inverse_N1 is not None:
         logits_NV = logits_NV * inverse_N1
     if top_p < 1:
+        from swarmnode.model.nucleus import FAR_BELOW, outside_nucleus
+
         logits_NV = logits_NV.masked_fill(outside_nucleus(logits_NV, targets_N, top_p), FAR_BELOW)
     all_NV = logits_NV.log_softmax(-1)
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):

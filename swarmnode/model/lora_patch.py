@@ -15,7 +15,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from swarmnode.errors import ModelError
-from swarmnode.model.adapter_stack import AdapterStack
 from swarmnode.model.lora import LoraGemm, LoraWeights, Segment, lora_linear, lora_linear_segments
 
 
@@ -187,8 +186,12 @@ class _FusedLayer:
     def __init__(self, name: str, module: Any, current: _Current, kernel: LoraGemm | None) -> None:
         self._name = name
         self._current = current
-        self._stack = None if kernel is None else AdapterStack(kernel)
+        self._stack = None
         self.module = module
+        if kernel is not None:
+            from swarmnode.model.adapter_stack import AdapterStack
+
+            self._stack = AdapterStack(kernel)
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         module, route = self.module, self._current.route

@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from swarmnode.errors import ModelError
-from swarmnode.rollout.decode.model_lora import linear_modules
+from swarmnode.rollout.decode.adapter import linear_modules
 
 AUTO, ALL_LINEAR = "auto", "all-linear"
 """What `policy.lora_targets` may say besides names."""

@@ -31,7 +31,7 @@ from swarmnode.node.overlap import Overlap
 from swarmnode.paths import Paths
 from swarmnode.rollout.families import refuse_at_sight
 from swarmnode.tasks.task import Task
-from swarmnode.training.foreign.sharing import groups_wanted
+from swarmnode.training.foreign.sharing import groups_wanted, rule_of
 
 if TYPE_CHECKING:
     from swarmnode.model.base_model import LoadedModel
@@ -66,9 +66,9 @@ def load_policy(
     `policies` at once, each with as many rows as one alone would have."""
     if find_spec("torch") is None or find_spec("peft") is None:
         raise ModelError("torch and peft are not installed", hint="pip install 'swarmnode[train]'")
-    from swarmnode.model.hub import only_from_disk
-
     if model != "tiny":
+        from swarmnode.model.hub import only_from_disk
+
         only_from_disk(find_model(model))
         refuse_at_sight(config.rollout.engine, read_config(model), config.policy.quantization)
     import torch
@@ -81,7 +81,9 @@ def load_policy(
     from swarmnode.rollout.select import make_engine
     from swarmnode.training.losses import loss_of
 
-    loss_of(config.training.loss)  # One that cannot be imported is refused before anything is loaded.
+    # What cannot be imported is refused before anything is loaded.
+    loss_of(config.training.loss)
+    rule_of(config.exchange.rule)
     card = find_card(config.policy.device)
     if card.problem:
         logger.warning("%s; this node runs on the CPU. %s", card.problem, card.advice)

@@ -4,13 +4,13 @@ outline.py, settings -> [look_ahead] -> assemble.py (refuses before weights are 
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from swarmnode.config import Config
 from swarmnode.model.lora_targets import LoraTargets, find_targets
 from swarmnode.model.outline import load_outline
 from swarmnode.models import find_model
-from swarmnode.rollout.select import Choice, choose
-from swarmnode.rollout.vllm.compat import missing_reason
+from swarmnode.rollout.select import Choice, choose, missing_reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ def look_ahead(config: Config, source: str, *, policies: int = 1) -> LookAhead |
         outline.model,
         outline.device,
         find_model(source),
-        missing_reason(outline.device.type),
+        partial(missing_reason, outline.device.type),
         policies=policies,
         quantized=outline.is_quantized,
     )

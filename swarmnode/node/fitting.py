@@ -105,11 +105,12 @@ def _engine_name(local: LocalPolicy) -> EngineName:
 def build_forward(config: Config, local: LocalPolicy, paths: Paths) -> "Forward":
     """How all policies on this base train: with which arithmetic, and how many tokens at once. The adapters
     of all of them are loaded by now."""
-    from swarmnode.model.lora_kernel import lora_gemm_for
     from swarmnode.training.forward import Forward
 
     kernel = None
-    if config.training.lora == "auto":
+    if config.training.lora == "auto" and local.policy.device.type == "cuda":
+        from swarmnode.model.lora_kernel import lora_gemm_for
+
         offer = lora_gemm_for(local.policy.device, paths.lora_kernel, policies=config.node.policies)
         logger.info("LoRA layers: %s", offer.reason)
         kernel = offer.gemm

@@ -12,7 +12,6 @@ from swarmnode.memory_plan import MemoryPlan, ModelCard, Workload, plan_memory, 
 from swarmnode.model.budget import TokenBudget, TokenCost, token_budget, token_cost
 from swarmnode.models import LOWER, find_facts, load_cards, workload
 from swarmnode.paths import builtin_folder
-from swarmnode.rollout.vllm.compat import missing_reason
 
 VLLM_SHARE = 0.45
 """The share of a card that vLLM takes whatever it needs: GPU_MEMORY_SHARE of rollout/vllm/engine.py."""
@@ -51,8 +50,8 @@ def plan_for(config: Config, model: str) -> PlannedMemory:
     facts = find_facts(model, load_cards(builtin_folder("configs") / "models.toml"))
     free, place = float(machine.memory_free_bytes), "this machine"
     engine_bytes = None
-    has_vllm = missing_reason("cuda" if gpu else "cpu") is None
-    work = workload(config, gpu, hidden=facts.card.hidden if facts.card else 0, vllm=has_vllm)
+    hidden = facts.card.hidden if facts.card else 0
+    work = workload(config, gpu, hidden=hidden, vllm=gpu is not None and _has_vllm())
     if gpu is not None and gpu.memory_free_bytes is not None:
         free, place = float(gpu.memory_free_bytes), gpu.name
         if work.engine == "vllm":
@@ -60,6 +59,13 @@ def plan_for(config: Config, model: str) -> PlannedMemory:
     if facts.card is None:
         return PlannedMemory(None, None, facts.source, free, place)
     return _plan_card(config, facts.card, replace(work, engine_bytes=engine_bytes), free, place)
+
+
+def _has_vllm() -> bool:
+    """Whether there is a vLLM for a card."""
+    from swarmnode.rollout.vllm.compat import missing_reason
+
+    return missing_reason("cuda") is None
 
 
 def _plan_card(

@@ -6,6 +6,7 @@ node.py -> worker threads -> [PolicyLearner] -> rollout_learner.py (rollouts), t
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from swarmnode.config import Config
 from swarmnode.model.policy import Policy
@@ -18,16 +19,17 @@ from swarmnode.tasks.task import Task
 from swarmnode.training.checkpoint import restore, take_snapshot
 from swarmnode.training.checkpoint_store import CheckpointStore
 from swarmnode.training.checkpoint_writer import CheckpointWriter
-from swarmnode.training.foreign.mender import Mender
-from swarmnode.training.foreign.reading import Reader
+from swarmnode.training.foreign.book import BookCandidate
 from swarmnode.training.foreign.rules import Rule, make_rule, sharing_rule
-from swarmnode.training.foreign.wide_groups import WideGroups
 from swarmnode.training.forward import Forward
 from swarmnode.training.losses import loss_of
 from swarmnode.training.records import Counters, TrainReport
 from swarmnode.training.round import RoundOfPolicy
 from swarmnode.training.trainer import Trainer
 from swarmnode.types import Example, RolloutGroup
+
+if TYPE_CHECKING:
+    from swarmnode.training.foreign.mender import Mender
 
 TrainJointly = Callable[[RoundOfPolicy], TrainReport]
 """Trains a round together with those of other policies."""
@@ -62,13 +64,17 @@ class PolicyLearner(RolloutLearner):
         self._writer = CheckpointWriter(store.write)
         self._sleep_while_training = overlap.sleep
         self._train_jointly = train_jointly
-        forward = forward or Forward(
+        self._forward = forward or Forward(
             policy, config.training, temperature=config.rollout.temperature, top_p=config.rollout.top_p
         )
-        self.mender = self._make_mender(forward, tasks_of_others or self._tasks)
-        """Cuts right answers of strangers to what they need. None: they are taken as they are."""
-        self._rule: Rule = make_rule(sharing_rule(config), seed, self.mender)
+        self._tasks_of_others = tasks_of_others or self._tasks
+        self.mender: Mender | None = None
+        """Cuts right answers of strangers to what they need. None: there was no such answer yet."""
+        mend = None if config.exchange.mend == "off" else self._mend
+        self._rule: Rule = make_rule(sharing_rule(config), seed, mend)
         if config.exchange.enabled and config.exchange.meet:
+            from swarmnode.training.foreign.wide_groups import WideGroups
+
             self._rule = WideGroups(self._rule, loss_of(config.training.loss).advantage)
         self._trainer = Trainer(
             policy,
@@ -78,7 +84,7 @@ class PolicyLearner(RolloutLearner):
             max_tokens=config.rollout.max_tokens,
             seed=seed,
             render=renderer.prompt_ids,
-            forward=forward,
+            forward=self._forward,
             rule=self._rule,
         )
 
@@ -118,10 +124,14 @@ class PolicyLearner(RolloutLearner):
         )
         return self._writer.submit(snapshot)
 
-    def _make_mender(self, forward: Forward, tasks: Mapping[str, Task]) -> Mender | None:
-        if self._config.exchange.mend == "off":
-            return None
-        return Mender(Reader(forward, self._policy.number), tasks, self._renderer)
+    def _mend(self, answers: Sequence[BookCandidate]) -> Sequence[BookCandidate]:
+        if self.mender is None:
+            from swarmnode.training.foreign.mender import Mender
+            from swarmnode.training.foreign.reading import Reader
+
+            reader = Reader(self._forward, self._policy.number)
+            self.mender = Mender(reader, self._tasks_of_others, self._renderer)
+        return self.mender(answers)
 
     def close(self) -> None:
         self._writer.close()

@@ -32,7 +32,7 @@ from swarmnode.rollout.schedule.group import Answered, completion_seed
 from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.rollout.schedule.records import PartialSettings
 from swarmnode.tasks.judged import OwnJudge
-from swarmnode.tasks.process import spec_of
+from swarmnode.tasks.loader import spec_of
 from swarmnode.tasks.rounds import ExampleStream, StreamPlace
 from swarmnode.tasks.task import Task, redraw, score_strictly
 from swarmnode.tasks.wanted import WantedExamples

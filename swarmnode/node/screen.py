@@ -16,8 +16,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from swarmnode.node.monitors import MOST_LOG_BYTES, Monitor, Monitors, PlainMonitor, policy_label
-from swarmnode.node.panel import PanelMonitor
-from swarmnode.node.policies_panel import PoliciesPanel
 from swarmnode.printable import printable, printable_lines
 
 logger = logging.getLogger(__name__)
@@ -97,6 +95,8 @@ class Screen:
             return Monitors([])
         if not self._terminal or self._lines is None:
             return PlainMonitor(sys.stderr)
+        from swarmnode.node.panel import PanelMonitor
+
         self._logger.removeHandler(self._lines)
         panel = PanelMonitor(self._console)
         self._add(panel, "%(message)s")
@@ -108,6 +108,8 @@ class Screen:
             return [self.start_monitor()]
         if not self._terminal or self._lines is None:
             return [PlainMonitor(sys.stderr, f"policy {number}: ") for number in range(policies)]
+        from swarmnode.node.policies_panel import PoliciesPanel
+
         self._logger.removeHandler(self._lines)
         panel = PoliciesPanel(self._console)
         self._add(panel, "%(message)s")

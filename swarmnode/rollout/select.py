@@ -3,10 +3,13 @@
 node, cli -> [make_engine] -> decode/embedded.py | vllm/engine.py | decode/fallback.py, where neither can
                  ^
   choose(outline) before the weights are loaded: what cannot be had is refused then
+
+An engine is imported when it is chosen, and what knows of vLLM when it is asked about vLLM.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -15,13 +18,8 @@ from transformers import PreTrainedModel
 
 from swarmnode.errors import EngineError, ModelError
 from swarmnode.rollout.decode import weights
-from swarmnode.rollout.decode.embedded import EmbeddedEngine
-from swarmnode.rollout.decode.fallback import GenerateEngine
 from swarmnode.rollout.engine import Engine
 from swarmnode.rollout.families import USE_AUTO
-from swarmnode.rollout.shared import versions_needed
-from swarmnode.rollout.vllm import limits as vllm_limits
-from swarmnode.rollout.vllm.compat import INSTALL_VLLM, missing_reason
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +30,13 @@ ONE_POLICY_VERSIONS = 4
 
 Choice = tuple[Literal["embedded", "vllm", "generate"], str]
 """An engine, and why it is this one."""
+
+
+def missing_reason(device: str) -> str | None:
+    """Why there is no vLLM for this type of device, or None when there is."""
+    from swarmnode.rollout.vllm import compat
+
+    return compat.missing_reason(device)
 
 
 def make_engine(
@@ -60,8 +65,9 @@ def make_engine(
     """
     base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
     place = torch.device(device) if device is not None else base.device
-    chosen, reason = choose(kind, base, place, source, missing_reason(place.type), policies=policies)
-    versions = ONE_POLICY_VERSIONS if policies == 1 else versions_needed(policies)
+    no_vllm = partial(missing_reason, place.type)
+    chosen, reason = choose(kind, base, place, source, no_vllm, policies=policies)
+    versions = _versions(policies)
     if chosen == "vllm":
         assert source is not None
         try:
@@ -75,14 +81,26 @@ def make_engine(
             logger.warning(
                 "%s: another engine takes its place; --engine vllm ends with the whole error", failure
             )
-            chosen, reason = choose(kind, base, place, source, failure, policies=policies)
+            chosen, reason = choose(kind, base, place, source, lambda: failure, policies=policies)
         else:
             return engine, f"vllm engine: {reason}."
     if chosen == "embedded":
+        from swarmnode.rollout.decode.embedded import EmbeddedEngine
+
         engine = EmbeddedEngine(base, eos_token_ids, max_slots, max_length, place, versions)
     else:
+        from swarmnode.rollout.decode.fallback import GenerateEngine
+
         engine = GenerateEngine(base, eos_token_ids, max_slots, max_length, place)
     return engine, f"{chosen} engine: {reason}."
+
+
+def _versions(policies: int) -> int:
+    if policies == 1:
+        return ONE_POLICY_VERSIONS
+    from swarmnode.rollout.shared import versions_needed
+
+    return versions_needed(policies)
 
 
 def _start_vllm(
@@ -118,27 +136,31 @@ def choose(
     base: PreTrainedModel,
     place: torch.device,
     source: str | None,
-    no_vllm: str | None,
+    no_vllm: Callable[[], str | None],
     *,
     policies: int = 1,
     quantized: bool = False,
 ) -> Choice:
-    """The engine and the reason. `no_vllm` says why there is no vLLM for this place; None: there is.
+    """The engine and the reason. `no_vllm` says why there is no vLLM for this place; None: there is. It is
+    asked where the answer counts.
 
     `base` may be without weights (device "meta"); `quantized` then says that the real one's are packed.
     Raises EngineError where `kind` cannot be had, or nothing for several policies.
     """
-    no_embedded, not_for_vllm = weights.unsupported_reason(base), _not_for_vllm(base, place, source)
+    no_embedded = weights.unsupported_reason(base)
     if quantized:
         no_embedded = no_embedded or "its weights are quantized"
-        not_for_vllm = not_for_vllm or "vLLM cannot take policies over quantized weights"
     if kind == "embedded":
         return _asked_for("embedded", no_embedded)
+    own_loop = f"{base.config.model_type} runs in our own decode loop"
+    if kind == "auto" and no_embedded is None and place.type == "cpu":
+        return "embedded", f"{own_loop}, at least as fast as vLLM on a CPU"
+    not_for_vllm = _not_for_vllm(base, place, source)
+    if quantized:
+        not_for_vllm = not_for_vllm or "vLLM cannot take policies over quantized weights"
     if kind == "vllm":
-        if no_vllm is not None and not_for_vllm is None:
-            raise EngineError(f"the vLLM engine cannot be had: {no_vllm}", hint=INSTALL_VLLM)
-        return _asked_for("vllm", not_for_vllm)
-    chosen, reason = _fastest(base.config.model_type, place, not_for_vllm or no_vllm, no_embedded)
+        return _asked_for_vllm(not_for_vllm, no_vllm)
+    chosen, reason = _fastest(own_loop, place, not_for_vllm or no_vllm(), no_embedded)
     if chosen == "generate" and policies > 1:
         raise EngineError(
             f"{policies} policies cannot share an engine that generates {reason}",
@@ -153,17 +175,22 @@ def _asked_for(kind: Literal["embedded", "vllm"], problem: str | None) -> Choice
     return kind, "it was asked for"
 
 
+def _asked_for_vllm(not_for_vllm: str | None, no_vllm: Callable[[], str | None]) -> Choice:
+    if not_for_vllm is None and (missing := no_vllm()) is not None:
+        from swarmnode.rollout.vllm.compat import INSTALL_VLLM
+
+        raise EngineError(f"the vLLM engine cannot be had: {missing}", hint=INSTALL_VLLM)
+    return _asked_for("vllm", not_for_vllm)
+
+
 def _first_line(text: str) -> str:
     return text.strip().partition("\n")[0].rstrip(".: ")
 
 
-def _fastest(family: str, place: torch.device, no_vllm: str | None, no_embedded: str | None) -> Choice:
+def _fastest(own_loop: str, place: torch.device, no_vllm: str | None, no_embedded: str | None) -> Choice:
     if no_vllm is None and place.type == "cuda":
         return "vllm", "it is the fastest on a CUDA card"
     if no_embedded is None:
-        own_loop = f"{family} runs in our own decode loop"
-        if place.type == "cpu":
-            return "embedded", f"{own_loop}, at least as fast as vLLM on a CPU"
         return "embedded", f"{own_loop}, as {no_vllm}"
     if no_vllm is None:
         return "vllm", f"our own decode loop cannot run this model, as {no_embedded}"
@@ -176,4 +203,6 @@ def _not_for_vllm(base: PreTrainedModel, place: torch.device, source: str | None
         return f"vLLM does not run on {place.type}"
     if source is None:
         return "vLLM loads a model by its folder or name, and this one has none"
-    return vllm_limits.unsupported_reason(base, on_cpu=place.type == "cpu")
+    from swarmnode.rollout.vllm import limits
+
+    return limits.unsupported_reason(base, on_cpu=place.type == "cpu")

@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 
 from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
 from swarmnode.tasks.builtin import ProceduralTask
-from swarmnode.tasks.process import IsolatedTask
-from swarmnode.tasks.task import Task
+from swarmnode.tasks.task import Isolated, Task
 from swarmnode.types import Example
 
 T = TypeVar("T")
@@ -148,12 +147,12 @@ class JudgedTask:
         return scores
 
     def interrupt(self) -> None:
-        if isinstance(self.task, IsolatedTask):
+        if isinstance(self.task, Isolated):
             self.task.interrupt()
 
     def _scored(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
         # Built-in tasks end by themselves, and an isolated one has its deadline.
-        if isinstance(self.task, ProceduralTask | IsolatedTask):
+        if isinstance(self.task, ProceduralTask | Isolated):
             return self.task.score(example, completions)
         return self._scored_in_thread(lambda: self.task.score(example, completions))
 

@@ -35,10 +35,10 @@ from types import ModuleType
 from typing import Any, cast
 
 from swarmnode.errors import TaskError
-from swarmnode.tasks.builtin import BUILTIN_TASKS
+from swarmnode.tasks.builtin import BUILTIN_TASKS, ProceduralTask
 from swarmnode.tasks.rewards import Reward, load_reward, score_with
 from swarmnode.tasks.source import load_source, where
-from swarmnode.tasks.task import Task
+from swarmnode.tasks.task import Isolated, Task
 from swarmnode.tasks.turn import Turn
 from swarmnode.types import Example, ExampleKey
 
@@ -142,6 +142,13 @@ def load_task(spec: str, text: str | None = None) -> Task:
         if task.name == spec:
             return task
     raise _unknown(spec)
+
+
+def spec_of(task: Task) -> str | None:
+    """What `load_task` finds this task by again, from anywhere on this machine. None: it was no file's."""
+    if isinstance(task, Isolated):
+        return task.spec
+    return task.name if isinstance(task, ProceduralTask) else None
 
 
 def _unknown(spec: str) -> TaskError:

@@ -23,12 +23,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any
 
 import msgspec
 
 from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
-from swarmnode.tasks.builtin import ProceduralTask
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.messages import (
     Digest,
@@ -49,7 +48,7 @@ from swarmnode.tasks.messages import (
 )
 from swarmnode.tasks.printed import pass_on
 from swarmnode.tasks.source import read_source
-from swarmnode.tasks.task import Task
+from swarmnode.tasks.task import Isolated, Task
 from swarmnode.types import Example, ExampleKey
 
 logger = logging.getLogger(__name__)
@@ -316,7 +315,7 @@ def _innermost(trace: str, path: str) -> str:
     return ""
 
 
-class IsolatedTask:
+class IsolatedTask(Isolated):
     """A task file, at arm's length. Raises JudgementLost where its process does not answer."""
 
     def __init__(self, process: TaskProcess, load: Load, loaded: Loaded) -> None:
@@ -353,28 +352,18 @@ class IsolatedTask:
         return digested.digest
 
     def for_strangers(self, timeout_s: float) -> "IsolatedTask":
-        """The same task in another process, which is started by the first request."""
         process = TaskProcess(self._load, timeout_s, load_wait_s=timeout_s)
         return IsolatedTask(process, self._load, Loaded(self.name, self.version))
 
     @property
     def spec(self) -> str:
-        """The whole path of its file, or the name of a built-in task."""
         return self._load.spec
 
     def interrupt(self) -> None:
-        """End what the process is doing, and at once: who waits for it gets JudgementLost."""
         self._process.interrupt()
 
     def close(self) -> None:
-        """End the process for good."""
         self._process.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _example(self, seed: int, index: int, row: DrawnExample) -> Example:
         key = ExampleKey(self.name, self.version, seed, index)
@@ -395,10 +384,3 @@ def isolate(spec: str, timeout_s: float, *, builtin: bool = False, **options: An
         return load_task(spec)
     process = TaskProcess(load, timeout_s, **options)
     return IsolatedTask(process, load, process.start())
-
-
-def spec_of(task: Task) -> str | None:
-    """What `load_task` finds this task by again, from anywhere on this machine. None: it was no file's."""
-    if isinstance(task, IsolatedTask):
-        return task.spec
-    return task.name if isinstance(task, ProceduralTask) else None

@@ -8,9 +8,10 @@ choice: a hash of the prompt decides (`is_held_out`), so the two can never overl
 """
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Protocol
+from typing import Protocol, Self
 
 from swarmnode.errors import TaskError
 from swarmnode.types import Example, ExampleKey, Scores
@@ -49,6 +50,45 @@ class Task(Protocol):
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
         """Named rewards per completion, in order. None: this reward does not apply. Raises TaskError."""
         ...
+
+
+class Isolated(ABC):
+    """A task whose code runs in a process of its own, which ends at a deadline and on demand.
+
+    The one kind that there is stands in process.py, which is imported for such a task alone.
+    """
+
+    name: str
+    version: str
+
+    @property
+    @abstractmethod
+    def spec(self) -> str:
+        """The whole path of its file, or the name of a built-in task."""
+
+    @abstractmethod
+    def examples(self, seed: int) -> Iterator[Example]: ...
+
+    @abstractmethod
+    def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]: ...
+
+    @abstractmethod
+    def for_strangers(self, timeout_s: float) -> "Isolated":
+        """The same task in another process, which is started by the first request."""
+
+    @abstractmethod
+    def interrupt(self) -> None:
+        """End what the process is doing, and at once: who waits for it gets JudgementLost."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the process for good."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 MAX_ABS_REWARD = 1e6

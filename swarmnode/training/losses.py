@@ -15,13 +15,12 @@ decoupled PPO (Hilton et al. 2022), with min(k, cap) truncated importance sampli
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from swarmnode.config import TrainingConfig
+from swarmnode.config import TrainingConfig, import_named
 from swarmnode.errors import ConfigError
 from swarmnode.training.advantage import Advantage, against_the_others, centred, standardised
 
@@ -243,18 +242,12 @@ def loss_of(name: str) -> Loss:
     """
     if name in LOSSES:
         return LOSSES[name]
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"training.loss = {name!r} cannot be imported: {error}",
-            hint=f"install {module!r}, or put the folder it is in on PYTHONPATH",
-        ) from error
+    found = import_named("training.loss", name)
     if not isinstance(found, Loss):
+        called = name.partition(":")[2]
         raise ConfigError(
             f"training.loss = {name!r} is a {type(found).__name__} and not a Loss",
-            hint=f"write {attribute} = Loss(surrogate, advantage, mean_over), from swarmnode.training.losses",
+            hint=f"write {called} = Loss(surrogate, advantage, mean_over), from swarmnode.training.losses",
         )
     return found
 

@@ -11,7 +11,6 @@ from swarmnode.config import TrainingConfig
 from swarmnode.training.foreign.lessons import GroupLesson, Replay
 from swarmnode.training.losses import loss_of
 from swarmnode.training.packing import TrainingSample, credited_samples, to_samples
-from swarmnode.training.shaping import shaped_rewards
 from swarmnode.types import FinishReason, RolloutGroup, one_span
 
 
@@ -42,9 +41,13 @@ def group_samples(
     # By the task's rewards, as DAPO filters: how long answers are is no lesson where all are as good.
     if not group.has_gradient:
         return None
-    lengths = [len(completion.token_ids) for completion in group.completions]
-    finishes: list[FinishReason] = [completion.finish for completion in group.completions]
-    rewards = shaped_rewards(group.rewards, lengths, finishes, max_tokens, config)
+    rewards = group.rewards
+    if config.overlong_tokens:
+        from swarmnode.training.shaping import shaped_rewards
+
+        lengths = [len(completion.token_ids) for completion in group.completions]
+        finishes: list[FinishReason] = [completion.finish for completion in group.completions]
+        rewards = shaped_rewards(rewards, lengths, finishes, max_tokens, config)
     advantage = loss_of(config.loss).advantage
     return to_samples(group, prompt_ids, rewards=rewards, advantage=advantage, policy=policy)
 

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from swarmnode.errors import EngineError
 from swarmnode.rollout.engine import PolicyUpdate
@@ -46,6 +48,16 @@ def lora_pairs(update: PolicyUpdate, shapes: Mapping[str, tuple[int, int]]) -> d
             )
         factors.setdefault(module, {})[kind] = tensor
     return {module: _pair(update, module, found, shapes[module]) for module, found in factors.items()}
+
+
+def linear_modules(model: PreTrainedModel) -> dict[str, nn.Linear | Conv1D]:
+    """Modules that a policy may change. Not the head: it may be the embedding as well."""
+    head = model.get_output_embeddings()
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and module is not head
+    }
 
 
 def _split_name(name: str) -> tuple[str, str]:

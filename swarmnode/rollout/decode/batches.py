@@ -15,6 +15,9 @@ PADDING = 16
 LONG = 512
 """From this length on only sequences of equal length share a batch: it needs no mask, which is quadratic."""
 
+LOGITS_AT_ONCE = 1 << 24
+"""Logits held at once: 64 MiB in float32."""
+
 
 def alike(lengths: Sequence[int], padding: int = PADDING) -> Iterator[list[int]]:
     """Indices of sequences of similar length, longest first, each batch within `BATCH_TOKENS` (or of one).

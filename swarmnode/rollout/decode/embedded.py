@@ -16,11 +16,10 @@ from transformers import PreTrainedModel
 
 from swarmnode.errors import EngineError
 from swarmnode.rollout.decode.attention import Scratch, cache_attention
+from swarmnode.rollout.decode.batches import LOGITS_AT_ONCE
 from swarmnode.rollout.decode.decoder import Attention, Decoder, Lookback
-from swarmnode.rollout.decode.mixing import Mix
 from swarmnode.rollout.decode.prefill import Prompt, PromptBatch, PromptStore, compute_batch
 from swarmnode.rollout.decode.running import DecodePolicy
-from swarmnode.rollout.decode.scoring import LOGITS_AT_ONCE
 from swarmnode.rollout.decode.slots import Slots
 from swarmnode.rollout.decode.torch_engine import LoraPairs, TorchEngine
 from swarmnode.rollout.decode.weights import FusedWeights, Layers, longest_sequence
@@ -106,6 +105,8 @@ class EmbeddedEngine(TorchEngine):
         layers, *others = {id(r.policy.layers): r.policy.layers for r in self._running.values()}.values()
         if not others:
             return decoder.forward(layers, tokens, attention)
+        from swarmnode.rollout.decode.mixing import Mix
+
         mixed = [self._running[row].policy.layers for row in slots.rows_in_order]
         return Mix.of(mixed, self._device).forward(decoder, tokens, attention)
 

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from swarmnode.errors import EngineError
-from swarmnode.rollout.decode.adapter import LoraPair
+from swarmnode.rollout.decode.adapter import LoraPair, linear_modules
 from swarmnode.rollout.decode.merging import merged_weight
 
 
@@ -146,16 +146,6 @@ def _sharing(model: PreTrainedModel) -> PreTrainedModel:
         elif isinstance(module, nn.Linear | Conv1D):
             same[id(module)] = module
     return copy.deepcopy(model, same).eval()
-
-
-def linear_modules(model: PreTrainedModel) -> dict[str, nn.Linear | Conv1D]:
-    """Modules that a policy may change. Not the head: it may be the embedding as well."""
-    head = model.get_output_embeddings()
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and module is not head
-    }
 
 
 def _out_in(module: nn.Linear | Conv1D) -> tuple[int, int]:

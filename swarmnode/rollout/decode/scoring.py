@@ -18,9 +18,6 @@ LogitsOf = Callable[[Sequence[Sequence[int]], Sequence[int]], Iterator[Tensor]]
 """Sequences, and how many tokens at the end of each have logits that are wanted -> pieces [tokens, vocab] of
 these logits, in order."""
 
-LOGITS_AT_ONCE = 1 << 24
-"""Logits held at once: 64 MiB in float32."""
-
 
 def score_pairs(
     pairs: Sequence[Pair], max_length: int, vocab: int, logits_of: LogitsOf, padding: int = PADDING

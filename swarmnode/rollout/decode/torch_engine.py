@@ -21,7 +21,6 @@ from swarmnode.rollout.decode.adapter import LoraPair
 from swarmnode.rollout.decode.batches import PADDING
 from swarmnode.rollout.decode.running import DecodePolicy, Running
 from swarmnode.rollout.decode.sampler import Sampler
-from swarmnode.rollout.decode.scoring import Pair, score_pairs
 from swarmnode.rollout.decode.stops import StopTokens
 from swarmnode.rollout.decode.weights import Layers
 from swarmnode.rollout.engine import (
@@ -183,7 +182,11 @@ class TorchEngine(ABC):
         return outputs
 
     @torch.inference_mode()
-    def score(self, sequences: Sequence[Pair], version: int | None = None) -> list[tuple[float, ...]]:
+    def score(
+        self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], version: int | None = None
+    ) -> list[tuple[float, ...]]:
+        from swarmnode.rollout.decode.scoring import score_pairs
+
         policy = self._policy(version)
         self._forget_unused()
         limits = self.capabilities.max_length, self._vocab

@@ -24,11 +24,10 @@ import msgspec
 
 from swarmnode.training.foreign import marks as marking
 from swarmnode.training.foreign.book import Book, BookCandidate, Entries, Entry, Mend
-from swarmnode.training.foreign.lessons import Lessons, Replay, as_they_are
+from swarmnode.training.foreign.lessons import Lessons, Replay, Rule, SharingRule, as_they_are
 from swarmnode.training.foreign.marks import TaskMarks, needs_of
 from swarmnode.training.foreign.rule_state import pack, unpack
-from swarmnode.training.foreign.sharing import SharingRule
-from swarmnode.types import Completion, Example, RolloutGroup
+from swarmnode.types import Completion, RolloutGroup
 
 
 class BookState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -36,15 +35,14 @@ class BookState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     entries: Entries
 
 
-class BookRule:
-    """Replays what our own judge gave full marks; under `own_book` only what we found ourselves."""
+class BookRule(Rule):
+    """Replays what our own judge gave full marks, whoever wrote it."""
 
     keeps_own = True
+    adapts = True
 
-    def __init__(self, settings: SharingRule, seed: int, mend: Mend | None = None) -> None:
-        self._settings = settings
-        self._seed = seed
-        self._mend = mend
+    def __init__(self, settings: SharingRule, seed: int = 0, mend: Mend | None = None) -> None:
+        super().__init__(settings, seed, mend)
         self.marks = TaskMarks()
         self.book = Book(settings.book_size, settings.answers_per_example)
 
@@ -56,7 +54,7 @@ class BookRule:
         version: int,
         foreign_share: float = 1.0,
     ) -> Lessons:
-        foreign = external if self._settings.name == "book" else ()
+        foreign = external if self.fetches else ()
         self.marks.see(own, foreign)
         mended, refused = self._enter(own, foreign)
         self.book.keep_only(lambda entry: self.marks.has_full(entry.task, entry.reward))
@@ -77,9 +75,6 @@ class BookRule:
 
     def needs(self) -> Mapping[str, float]:
         return needs_of(self.marks.pass_rates)
-
-    def wanted_examples(self) -> Sequence[Example]:
-        return ()
 
     def state(self) -> bytes:
         return pack(self._settings.name, BookState(self.marks.by_task, self.book.entries))
@@ -110,6 +105,13 @@ class BookRule:
     def _replay(self, entry: Entry) -> Replay:
         ends = entry.ended or self._settings.teach_ends
         return Replay(entry.prompt, entry.token_ids, self._settings.book_weight, ends, entry.own)
+
+
+class OwnBook(BookRule):
+    """Replays only what we found ourselves."""
+
+    adapts = False
+    fetches = False
 
 
 def full_answers(group: RolloutGroup, marks: TaskMarks, *, own: bool) -> list[BookCandidate]:

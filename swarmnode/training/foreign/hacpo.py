@@ -26,10 +26,10 @@ import msgspec
 from msgspec import Meta
 
 from swarmnode.training.advantage import EPSILON
-from swarmnode.training.foreign.lessons import GroupLesson, Lessons
+from swarmnode.training.foreign.book import Mend
+from swarmnode.training.foreign.lessons import GroupLesson, Lessons, Rule, SharingRule
 from swarmnode.training.foreign.rule_state import pack, unpack
-from swarmnode.training.foreign.sharing import SharingRule
-from swarmnode.types import MIN_REWARD_SPREAD, Example, ExampleKey, RolloutGroup, spread_of
+from swarmnode.types import MIN_REWARD_SPREAD, ExampleKey, RolloutGroup, spread_of
 
 ROUNDS = 5
 """So many of an origin's last rounds make its P."""
@@ -48,13 +48,11 @@ class HacpoState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     ]
 
 
-class Hacpo:
+class Hacpo(Rule):
     """Remembers how origins did lately."""
 
-    keeps_own = False
-
-    def __init__(self, settings: SharingRule) -> None:
-        self._settings = settings
+    def __init__(self, settings: SharingRule, seed: int = 0, mend: Mend | None = None) -> None:
+        super().__init__(settings, seed, mend)
         self._recent: OrderedDict[str, deque[float]] = OrderedDict()
 
     def lessons(
@@ -86,12 +84,6 @@ class Hacpo:
         """P: the mean reward of an origin's last rounds. None: not known."""
         recent = self._recent.get(origin)
         return fmean(recent) if recent else None
-
-    def needs(self) -> Mapping[str, float]:
-        return {}
-
-    def wanted_examples(self) -> Sequence[Example]:
-        return ()
 
     def state(self) -> bytes:
         recent = tuple((origin, tuple(means)) for origin, means in self._recent.items())

@@ -2,13 +2,14 @@
 
 node (own and external groups) -> Rule.lessons -> [Lessons] -> samples.py -> trainer
 
-The rules are in rules.py. No torch here.
+`Rule` is what every rule is; sharing.py has them by name. No torch here.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
+from swarmnode.training.foreign.book import Mend
 from swarmnode.types import Example, RolloutGroup
 
 
@@ -61,15 +62,57 @@ class Lessons:
     """Running share of own answers with full marks, by task, as far as it is known."""
 
 
-class Rule(Protocol):
-    """How to learn from a round of own and external groups. One thread calls at a time."""
+@dataclass(frozen=True, slots=True)
+class SharingRule:
+    """A rule by its name in `exchange.rule`, and its settings. Defaults are the recipe that was measured."""
 
-    @property
-    def keeps_own(self) -> bool:
-        """Own groups are not displaced by external ones: `lessons` is given all of a round, those without a
-        gradient among them."""
-        ...
+    name: str = "book"
+    book_size: int = 2000
+    """Answers that the book holds."""
+    book_replayed: int = 64
+    """M: answers of the book that a round trains on, besides its groups."""
+    book_weight: float = 4.0
+    """Lambda: the advantage of a replayed answer. One right answer of a group of 8 has 2.6."""
+    shaped: bool = False
+    """Weigh tokens that strangers wrote, and replayed ones, as LUFFY does (corrections.py)."""
+    teach_ends: bool = True
+    """Teach our end of text behind a stranger's answer that our own judge gave full marks (book_rule.py).
+    False: only ends that our own policies sampled."""
+    answers_per_example: int = 4
+    """Distinct answers of one example in the book."""
 
+
+class Rule(ABC):
+    """How to learn from a round of own and external groups. One thread calls at a time.
+
+    One of one's own is a subclass in any module that can be imported, `exchange.rule = "mymodule:Mine"`
+    (configs/README.md): it needs `lessons`, and whatever of the rest is not as it stands here.
+    """
+
+    keeps_own: bool = False
+    """Own groups are not displaced by external ones: `lessons` is given all of a round, those without a
+    gradient among them."""
+    adapts: bool = False
+    """Others' answers are taken by whether they go our way (sharing_gauge.py). Under a rule that learns from
+    others' failures too that is only shown: to push down what we would hardly write disagrees with our own
+    gradient even where the whole helps (`sapo`, four specialists: -0.06 +- 0.01, and 30 % more reward than
+    alone)."""
+    fetches: bool = True
+    """Groups of others are wanted at all."""
+
+    def __init__(
+        self,
+        settings: SharingRule = SharingRule(),
+        seed: int = 0,
+        mend: Mend | None = None,
+    ) -> None:
+        """`mend`: what single foreign answers go through before they are kept; None: they are taken as they
+        are."""
+        self._settings = settings
+        self._seed = seed
+        self._mend = mend
+
+    @abstractmethod
     def lessons(
         self,
         own: Sequence[RolloutGroup],
@@ -80,25 +123,23 @@ class Rule(Protocol):
     ) -> Lessons:
         """What to train on. `version`: our policy's; the same calls give the same lessons. `foreign_share`:
         how much of what is replayed may be from others, of all that could be."""
-        ...
 
     def needs(self) -> Mapping[str, float]:
         """How often, from 0 to 1, we fail on each task where full marks can be had. Empty: the rule does not
         count; a task that is not there is unknown."""
-        ...
+        return {}
 
     def wanted_examples(self) -> Sequence[Example]:
         """Examples that somebody solved and that we should answer ourselves next, oldest first."""
-        ...
+        return ()
 
     def state(self) -> bytes:
-        """What a restart has to know, for a checkpoint."""
-        ...
+        """What a restart has to know, for a checkpoint (`pack` of rule_state.py)."""
+        return b""
 
-    def restore(self, data: bytes, tasks: Mapping[str, str] | None = None) -> None:
+    def restore(self, data: bytes, tasks: Mapping[str, str] | None = None) -> None:  # noqa: B027 - optional
         """Take up what `state` gave; nothing for no bytes or those of another rule. `tasks`: version by name;
         what belongs to others is forgotten. None: all is taken. Raises CheckpointError."""
-        ...
 
 
 def as_they_are(groups: Sequence[RolloutGroup]) -> tuple[GroupLesson, ...]:

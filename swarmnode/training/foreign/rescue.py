@@ -22,10 +22,9 @@ import msgspec
 from swarmnode.training.foreign import marks as marking
 from swarmnode.training.foreign.book import BookCandidate, Mend
 from swarmnode.training.foreign.book_rule import full_answers
-from swarmnode.training.foreign.lessons import GroupLesson, Lessons
+from swarmnode.training.foreign.lessons import GroupLesson, Lessons, Rule, SharingRule
 from swarmnode.training.foreign.marks import TaskMarks, needs_of
 from swarmnode.training.foreign.rule_state import pack, unpack
-from swarmnode.training.foreign.sharing import SharingRule
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, one_span
 
 MAX_OFFERS = 256
@@ -41,14 +40,14 @@ class RescueState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     marks: marking.Saved
 
 
-class Rescue:
+class Rescue(Rule):
     """Keeps successes of others until we have answered their examples."""
 
     keeps_own = True
+    adapts = True
 
-    def __init__(self, settings: SharingRule, mend: Mend | None = None) -> None:
-        self._settings = settings
-        self._mend = mend
+    def __init__(self, settings: SharingRule, seed: int = 0, mend: Mend | None = None) -> None:
+        super().__init__(settings, seed, mend)
         self.marks = TaskMarks()
         self._offers: dict[ExampleKey, BookCandidate] = {}
 

@@ -9,7 +9,6 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-from swarmnode.config import RuleName
 from swarmnode.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -19,22 +18,25 @@ FORMAT = 1
 MAX_STATE_BYTES = 512 * 1024 * 1024
 """A whole state. A book of 2000 answers of 512 tokens takes some 6 MiB."""
 
+MAX_NAME = 256
+"""Characters of a rule's name, which may be an import path."""
+
 State = TypeVar("State", bound=msgspec.Struct)
 
 
 class _Packed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     format: int
-    rule: Annotated[str, Meta(max_length=32)]
+    rule: Annotated[str, Meta(max_length=MAX_NAME)]
     state: msgspec.Raw
 
 
-def pack(rule: RuleName, state: msgspec.Struct) -> bytes:
+def pack(rule: str, state: msgspec.Struct) -> bytes:
     """The state of a rule, for `unpack`."""
     raw = msgspec.Raw(msgspec.msgpack.encode(state))
     return msgspec.msgpack.encode(_Packed(FORMAT, rule, raw))
 
 
-def unpack(data: bytes, rule: RuleName, kind: type[State]) -> State | None:
+def unpack(data: bytes, rule: str, kind: type[State]) -> State | None:
     """What `pack` was given; None for no bytes or the state of another rule. Raises CheckpointError."""
     if not data:
         return None
@@ -43,7 +45,7 @@ def unpack(data: bytes, rule: RuleName, kind: type[State]) -> State | None:
             raise msgspec.ValidationError(f"{len(data)} bytes, at most {MAX_STATE_BYTES}")
         packed = msgspec.msgpack.decode(data, type=_Packed)
         if packed.rule != rule:
-            logger.info("exchange.rule is %s and was %s: it starts with nothing", rule, packed.rule[:32])
+            logger.info("exchange.rule is %s and was %s: it starts with nothing", rule, packed.rule)
             return None
         if packed.format != FORMAT:
             raise msgspec.ValidationError(f"format {packed.format}, this version reads {FORMAT}")

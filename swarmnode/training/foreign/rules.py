@@ -8,26 +8,22 @@ own and external groups -> [Rule.lessons] -> Lessons -> samples.py -> trainer
 - `own_book`: the same with nothing from others, its control.
 - `rescue`: a stranger's right answer takes the place of a failure of ours on the same example (rescue.py).
 - `hacpo`: external groups against a baseline that knows who is how capable (hacpo.py).
+
+Or one of one's own, by its import path. sharing.py finds the class by the name.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from swarmnode.config import RuleName
 from swarmnode.training.foreign.book import Mend
-from swarmnode.training.foreign.book_rule import BookRule
-from swarmnode.training.foreign.hacpo import Hacpo
-from swarmnode.training.foreign.lessons import GroupLesson, Lessons, Replay, Rule, as_they_are
-from swarmnode.training.foreign.rescue import Rescue
-from swarmnode.training.foreign.sharing import SharingRule, groups_wanted, keeps_own, sharing_rule
-from swarmnode.types import Example, RolloutGroup
+from swarmnode.training.foreign.lessons import GroupLesson, Lessons, Rule, SharingRule, as_they_are
+from swarmnode.training.foreign.sharing import groups_wanted, keeps_own, rule_of, sharing_rule
+from swarmnode.types import RolloutGroup
 
 __all__ = [
     "GroupLesson",
     "Lessons",
     "Mend",
-    "Replay",
     "Rule",
-    "RuleName",
     "SharingRule",
     "groups_wanted",
     "keeps_own",
@@ -43,26 +39,11 @@ def make_rule(settings: SharingRule, seed: int, mend: Mend | None = None) -> Rul
     >>> make_rule(SharingRule("sapo"), seed=0).keeps_own
     False
     """
-    match settings.name:
-        case "sapo":
-            return Sapo(settings)
-        case "successes":
-            return Successes(settings)
-        case "book" | "own_book":
-            return BookRule(settings, seed, mend)
-        case "rescue":
-            return Rescue(settings, mend)
-        case "hacpo":
-            return Hacpo(settings)
+    return rule_of(settings.name)(settings, seed, mend)
 
 
-class Sapo:
+class Sapo(Rule):
     """External groups are trained on as our own are (SAPO, section 4). It remembers nothing."""
-
-    keeps_own = False
-
-    def __init__(self, settings: SharingRule = SharingRule("sapo")) -> None:  # noqa: B008 - frozen
-        self._shaped = settings.shaped
 
     def lessons(
         self,
@@ -72,19 +53,7 @@ class Sapo:
         version: int,
         foreign_share: float = 1.0,
     ) -> Lessons:
-        return Lessons(as_they_are(own), self._external(external), shaped=self._shaped)
-
-    def needs(self) -> Mapping[str, float]:
-        return {}
-
-    def wanted_examples(self) -> Sequence[Example]:
-        return ()
-
-    def state(self) -> bytes:
-        return b""
-
-    def restore(self, data: bytes, tasks: Mapping[str, str] | None = None) -> None:
-        pass
+        return Lessons(as_they_are(own), self._external(external), shaped=self._settings.shaped)
 
     def _external(self, groups: Sequence[RolloutGroup]) -> tuple[GroupLesson, ...]:
         return as_they_are(groups)
@@ -93,6 +62,8 @@ class Sapo:
 class Successes(Sapo):
     """The same without the failures of strangers: pushing down text that we would hardly write moves
     probability anywhere, and takes the clip's budget."""
+
+    adapts = True
 
     def _external(self, groups: Sequence[RolloutGroup]) -> tuple[GroupLesson, ...]:
         return tuple(GroupLesson(group, gains_only=True) for group in groups)

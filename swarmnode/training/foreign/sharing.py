@@ -1,43 +1,44 @@
 """Which rule a node learns from others by, and what the rule asks of node and exchange.
 
-config -> [SharingRule] -> rules.py -> trainer;   node, exchange: what to fetch, whether own groups make room
+config -> [RULES, sharing_rule] -> rules.py -> trainer
+                  |
+                  +-> node, exchange: what to fetch, whether own groups make room
 
 No torch here: the node reads this without it.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 
-from swarmnode.config import Config, RuleName
+from swarmnode.config import Config, import_named
+from swarmnode.errors import ConfigError
+from swarmnode.training.foreign.lessons import Rule, SharingRule
 
-KEEP_OWN: frozenset[RuleName] = frozenset({"book", "own_book", "rescue"})
-"""The rules under which all own groups are trained on. Under the others, external ones take their places."""
+RULES: Mapping[str, str] = {
+    "sapo": "swarmnode.training.foreign.rules:Sapo",
+    "successes": "swarmnode.training.foreign.rules:Successes",
+    "book": "swarmnode.training.foreign.book_rule:BookRule",
+    "own_book": "swarmnode.training.foreign.book_rule:OwnBook",
+    "rescue": "swarmnode.training.foreign.rescue:Rescue",
+    "hacpo": "swarmnode.training.foreign.hacpo:Hacpo",
+}
+"""Our own rules by name, those of config.RULE_NAMES. Only the one in use is imported."""
 
 
-ADAPT: frozenset[RuleName] = frozenset({"book", "successes", "rescue"})
-"""The rules under which others' answers are taken by whether they go our way (sharing_gauge.py). Under those
-that learn from others' failures too it is only shown: to push down what we would hardly write disagrees with
-our own gradient even where the whole helps (`sapo`, four specialists: -0.06 +- 0.01, and 30 % more reward
-than alone)."""
+def rule_of(name: str) -> type[Rule]:
+    """The class that `exchange.rule` names: one of `RULES`, or `module:name` of a rule of one's own.
 
+    >>> rule_of("book") is rule_of("swarmnode.training.foreign.book_rule:BookRule")
+    True
 
-@dataclass(frozen=True, slots=True)
-class SharingRule:
-    """The rule by name, and its settings. Defaults are the recipe that was measured."""
-
-    name: RuleName = "book"
-    book_size: int = 2000
-    """Answers that the book holds."""
-    book_replayed: int = 64
-    """M: answers of the book that a round trains on, besides its groups."""
-    book_weight: float = 4.0
-    """Lambda: the advantage of a replayed answer. One right answer of a group of 8 has 2.6."""
-    shaped: bool = False
-    """Weigh tokens that strangers wrote, and replayed ones, as LUFFY does (corrections.py)."""
-    teach_ends: bool = True
-    """Teach our end of text behind a stranger's answer that our own judge gave full marks (book_rule.py).
-    False: only ends that our own policies sampled."""
-    answers_per_example: int = 4
-    """Distinct answers of one example in the book."""
+    Raises ConfigError where there is none.
+    """
+    found = import_named("exchange.rule", RULES.get(name, name))
+    if not (isinstance(found, type) and issubclass(found, Rule)):
+        raise ConfigError(
+            f"exchange.rule = {name!r} is no subclass of Rule",
+            hint=f"write class {name.partition(':')[2]}(Rule), from swarmnode.training.foreign.lessons",
+        )
+    return found
 
 
 def sharing_rule(config: Config) -> SharingRule:
@@ -66,14 +67,14 @@ def sharing_rule(config: Config) -> SharingRule:
 
 def keeps_own(config: Config) -> bool:
     """Whether all own groups of a round are trained on, however many came from others."""
-    return sharing_rule(config).name in KEEP_OWN
+    return rule_of(sharing_rule(config).name).keeps_own
 
 
 def adapts(config: Config) -> bool:
     """Whether less is taken from others while it works against us."""
-    return config.exchange.adapt and sharing_rule(config).name in ADAPT
+    return config.exchange.adapt and rule_of(sharing_rule(config).name).adapts
 
 
 def groups_wanted(config: Config) -> int:
     """J: how many groups of others a round wants to have."""
-    return 0 if sharing_rule(config).name == "own_book" else config.exchange.external_groups
+    return config.exchange.external_groups if rule_of(sharing_rule(config).name).fetches else 0

@@ -33,20 +33,18 @@ MAX_AUTHORS = 16
 """The most authors of whom rewards are kept for one example."""
 
 
-class WideGroups:
+class WideGroups(Rule):
     """A rule whose groups are compared with all that is known of their examples."""
 
     def __init__(self, rule: Rule, advantage: Advantage) -> None:
         """`advantage`: that of the loss."""
+        super().__init__()
+        self.keeps_own = rule.keeps_own
         self._rule = rule
         self._advantage = advantage
         self._rewards: OrderedDict[ExampleKey, dict[str, tuple[float, ...]]] = OrderedDict()
         self.widened = 0
         """Groups so far that were compared with answers of others."""
-
-    @property
-    def keeps_own(self) -> bool:
-        return self._rule.keeps_own
 
     def lessons(
         self,

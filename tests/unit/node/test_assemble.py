@@ -34,8 +34,9 @@ def test_a_peers_sequences_are_no_longer_than_ours() -> None:
     assert (settings.max_prompt_tokens, settings.max_completion_tokens) == (100, 7)
 
 
-def test_a_loss_that_cannot_be_imported_is_refused_before_a_model_is_made(tmp_path: Path) -> None:
-    config = load_config(assignments=["training.loss=no_such_module:loss"]).config
+@pytest.mark.parametrize("setting", ["training.loss", "exchange.rule"])
+def test_what_cannot_be_imported_is_refused_before_a_model_is_made(setting: str, tmp_path: Path) -> None:
+    config = load_config(assignments=[f"{setting}=no_such_module:mine"]).config
     with pytest.raises(ConfigError, match="No module named 'no_such_module'"):
         load_policy(config, "tiny", resolve_paths(tmp_path), lambda *_: None)
     assert not list(tmp_path.rglob("*.safetensors"))

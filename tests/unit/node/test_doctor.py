@@ -21,6 +21,7 @@ from swarmnode.node.doctor import (
 )
 from swarmnode.node.memory import VLLM_SHARE, plan_for
 from swarmnode.paths import resolve_paths
+from swarmnode.rollout.vllm import compat as vllm_compat
 from swarmnode.rollout.vllm.engine import GPU_MEMORY_SHARE
 
 SMALL = "Qwen/Qwen2.5-0.5B-Instruct"
@@ -35,7 +36,7 @@ def on_a_machine(monkeypatch: pytest.MonkeyPatch, free_gib: float, gpu: Gpu | No
     machine = Machine("a CPU", 2, 64 * GIB, int(free_gib * GIB), () if gpu is None else (gpu,))
     monkeypatch.setattr(memory_module, "inspect_machine", lambda: machine)
     monkeypatch.setattr(memory_module, "usable_gpu", lambda device: gpu)
-    monkeypatch.setattr(memory_module, "missing_reason", lambda device: "vLLM is not installed")
+    monkeypatch.setattr(vllm_compat, "missing_reason", lambda device: "vLLM is not installed")
 
 
 def findings(config: Config, model: str) -> list[Finding]:

@@ -197,11 +197,13 @@ def test_right_answers_of_strangers_go_through_the_mender_unless_it_is_turned_of
     learner = make()
     own = learner.rollouts(1).groups
     strange = [replace(group, author="stranger") for group in own]
-    assert learner.mender is not None
     report = learner.train(own, strange)
+    assert learner.mender is not None
     assert learner.mender.counts.total() > 0
     assert report.mended + report.refused <= learner.mender.counts.total()
-    assert make("exchange.mend='off'", home="other").mender is None
+    unmended = make("exchange.mend='off'", home="other")
+    report = unmended.train(own, strange)
+    assert unmended.mender is None and report.mended == report.refused == 0
 
 
 def test_an_engine_that_sleeps_while_training_goes_on_afterwards(make: Make) -> None:

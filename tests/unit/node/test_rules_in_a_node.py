@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
-from swarmnode.config import Config, RuleName
+from swarmnode.config import RULE_NAMES, Config
 from swarmnode.config_layers import load_config
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.settings import ExchangeSettings
@@ -29,6 +29,7 @@ from swarmnode.training.foreign.book_rule import BookRule
 from swarmnode.training.foreign.wide_groups import WideGroups
 from swarmnode.training.records import TrainReport
 from swarmnode.types import Example, ExampleKey, RolloutGroup, Scores
+from tests.own_rules import OWN_RULE
 
 SETTINGS = (
     "rollout.groups=4",
@@ -97,7 +98,7 @@ def make(quick_model: Path, tmp_path: Path) -> Make:
     return build
 
 
-def configured(name: RuleName, rounds: int, *more: str) -> Config:
+def configured(name: str, rounds: int, *more: str) -> Config:
     settings = [*SETTINGS, *more, f"exchange.rule={name}", f"node.rounds={rounds}"]
     return load_config(environ={}, assignments=settings).config
 
@@ -131,7 +132,7 @@ def member(
     return node, network_parts
 
 
-async def run_two(name: RuleName, rounds: int, make: Make, *more: str, room: int = 12) -> list[Learns]:
+async def run_two(name: str, rounds: int, make: Make, *more: str, room: int = 12) -> list[Learns]:
     config = configured(name, rounds, *more)
     learners = [make(key, config) for key in FAST]
     network = MemoryNetwork(seed=0)
@@ -146,9 +147,9 @@ async def run_two(name: RuleName, rounds: int, make: Make, *more: str, room: int
     return learners
 
 
-@pytest.mark.parametrize("name", get_args(RuleName))
+@pytest.mark.parametrize("name", [*RULE_NAMES, OWN_RULE])
 async def test_two_nodes_learn_from_each_other_by_every_rule_and_go_on_after_a_restart(
-    name: RuleName, make: Make
+    name: str, make: Make
 ) -> None:
     learners = await run_two(name, ROUNDS, make)
     assert all(learner.policy_version > 0 for learner in learners)
@@ -166,15 +167,13 @@ async def test_two_nodes_learn_from_each_other_by_every_rule_and_go_on_after_a_r
 
 
 @pytest.mark.parametrize(("name", "meets"), [("rescue", True), ("book", False)])
-async def test_under_rescue_a_node_answers_what_the_other_solved(
-    name: RuleName, meets: bool, make: Make
-) -> None:
+async def test_under_rescue_a_node_answers_what_the_other_solved(name: str, meets: bool, make: Make) -> None:
     one, other = await run_two(name, 6, make)
     assert bool(one.asked & other.asked) == meets, "their own draws never meet on one example"
 
 
 @pytest.mark.parametrize("name", ["book", "successes"])
-async def test_nodes_that_meet_compare_their_answers(name: RuleName, make: Make) -> None:
+async def test_nodes_that_meet_compare_their_answers(name: str, make: Make) -> None:
     # Text of a policy that knows nothing takes more tokens on the way back than it had.
     one, other = await run_two(name, 10, make, "exchange.meet=0.5", room=48)
     assert one.asked & other.asked, "one has answered what the other announced as hard"

@@ -85,6 +85,10 @@ SOURCE = "folder"
 NOT_INSTALLED = "vLLM is not installed"
 
 
+def vllm_is_here() -> None:
+    """There is a vLLM for this place."""
+
+
 def test_a_dense_qwen2_runs_embedded_on_a_cpu(tiny: PreTrainedModel) -> None:
     engine, reason = make_engine(tiny, (0,), lora_rank=8)
     assert isinstance(engine, EmbeddedEngine)
@@ -132,19 +136,19 @@ def test_any_other_model_runs_all_the_same_and_we_say_why(
 def test_auto_takes_the_fastest_there_is(
     build: Callable[[], PreTrainedModel], place: torch.device, no_vllm: str | None, chosen: str, reason: str
 ) -> None:
-    found = choose("auto", build(), place, SOURCE, no_vllm)
+    found = choose("auto", build(), place, SOURCE, lambda: no_vllm)
     assert found[0] == chosen
     assert reason in found[1]
 
 
 def test_an_engine_that_was_asked_for_is_taken() -> None:
-    assert choose("vllm", dense(), CPU, SOURCE, None)[0] == "vllm"
-    assert choose("embedded", dense(), CUDA, None, NOT_INSTALLED)[0] == "embedded"
+    assert choose("vllm", dense(), CPU, SOURCE, vllm_is_here)[0] == "vllm"
+    assert choose("embedded", dense(), CUDA, None, lambda: NOT_INSTALLED)[0] == "embedded"
 
 
 def test_vllm_that_cannot_be_had_is_an_error_that_says_how_to_get_it() -> None:
     with pytest.raises(EngineError, match=r"vLLM is not installed.*make join ENGINE=vllm"):
-        choose("vllm", dense(), CPU, SOURCE, NOT_INSTALLED)
+        choose("vllm", dense(), CPU, SOURCE, lambda: NOT_INSTALLED)
 
 
 @pytest.mark.parametrize(("build", "word"), [(gpt2, "no linear layers in gpt2"), (mamba, "recurrent")])
@@ -152,7 +156,7 @@ def test_vllm_for_a_model_it_cannot_hold_is_an_error_that_no_installation_is_adv
     build: Callable[[], PreTrainedModel], word: str
 ) -> None:
     with pytest.raises(EngineError, match=rf"cannot run this model.*{word}.*--engine auto"):
-        choose("vllm", build(), CPU, SOURCE, NOT_INSTALLED)
+        choose("vllm", build(), CPU, SOURCE, lambda: NOT_INSTALLED)
 
 
 @pytest.mark.parametrize(
@@ -215,13 +219,13 @@ def test_several_policies_do_not_fall_back_to_an_engine_for_one(monkeypatch: pyt
 def test_a_model_without_weights_is_enough_to_choose(kind: EngineKind) -> None:
     with torch.device("meta"):
         outline = dense()
-    assert choose(kind, outline, CPU, SOURCE, None)[0] == ("embedded" if kind == "auto" else kind)
+    assert choose(kind, outline, CPU, SOURCE, vllm_is_here)[0] == ("embedded" if kind == "auto" else kind)
     if kind == "auto":
-        packed = choose(kind, outline, CPU, SOURCE, None, quantized=True)
+        packed = choose(kind, outline, CPU, SOURCE, vllm_is_here, quantized=True)
         assert packed[0] == "generate" and "its weights are quantized" in packed[1]
     else:
         with pytest.raises(EngineError, match=r"quantized.*--engine auto"):
-            choose(kind, outline, CPU, SOURCE, None, quantized=True)
+            choose(kind, outline, CPU, SOURCE, vllm_is_here, quantized=True)
 
 
 def test_vllm_needs_a_folder_or_a_name(tiny: PreTrainedModel) -> None:

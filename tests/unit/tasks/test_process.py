@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
-from swarmnode.tasks.loader import load_task
-from swarmnode.tasks.process import IsolatedTask, isolate, spec_of
+from swarmnode.tasks.loader import load_task, spec_of
+from swarmnode.tasks.process import IsolatedTask, isolate
 from swarmnode.types import Example
 
 SUMS = """

@@ -6,9 +6,9 @@ import pytest
 
 from swarmnode.errors import CheckpointError
 from swarmnode.training.foreign.book import BookCandidate
-from swarmnode.training.foreign.book_rule import BookRule
+from swarmnode.training.foreign.book_rule import BookRule, OwnBook
+from swarmnode.training.foreign.lessons import SharingRule
 from swarmnode.training.foreign.rule_state import FORMAT
-from swarmnode.training.foreign.sharing import SharingRule
 from swarmnode.types import Completion, RolloutGroup
 from tests.answered import EOS, foreign, own
 
@@ -17,7 +17,8 @@ MIXED = (RIGHT, WRONG, WRONG)
 
 
 def rule(name: str = "book", **settings: object) -> BookRule:
-    return BookRule(SharingRule(name, **settings), seed=0)  # type: ignore[arg-type]
+    kind = OwnBook if name == "own_book" else BookRule
+    return kind(SharingRule(name, **settings), seed=0)  # type: ignore[arg-type]
 
 
 def replayed(one: BookRule, version: int = 1) -> set[tuple[int, ...]]:

@@ -2,8 +2,7 @@ import pytest
 
 from swarmnode.training.advantage import EPSILON
 from swarmnode.training.foreign.hacpo import MAX_ORIGINS, OURSELVES, ROUNDS, Hacpo
-from swarmnode.training.foreign.lessons import Lessons
-from swarmnode.training.foreign.sharing import SharingRule
+from swarmnode.training.foreign.lessons import Lessons, SharingRule
 from swarmnode.types import RolloutGroup
 from tests.answered import foreign, own
 

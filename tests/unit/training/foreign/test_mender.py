@@ -10,8 +10,8 @@ from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
 from swarmnode.training.foreign.book import BookCandidate
 from swarmnode.training.foreign.book_rule import BookRule
 from swarmnode.training.foreign.cuts import Reading, ReadingRequest, looked_at
+from swarmnode.training.foreign.lessons import SharingRule
 from swarmnode.training.foreign.mender import Mender
-from swarmnode.training.foreign.sharing import SharingRule
 from swarmnode.types import Completion, Example, ExampleKey, FinishReason, RolloutGroup, one_span
 
 END = 1

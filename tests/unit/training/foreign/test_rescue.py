@@ -2,8 +2,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from swarmnode.training.foreign.book import BookCandidate
+from swarmnode.training.foreign.lessons import SharingRule
 from swarmnode.training.foreign.rescue import MAX_OFFERS, Rescue
-from swarmnode.training.foreign.sharing import SharingRule
 from tests.answered import foreign, own
 
 WRONG, WORSE, RIGHT = ([2], 0.0), ([5], -1.0), ([3], 1.0)
@@ -70,7 +70,7 @@ def test_the_mender_has_the_last_word_on_what_is_offered() -> None:
     def mend(answers: Sequence[BookCandidate]) -> Sequence[BookCandidate]:
         return [replace(one, token_ids=(6,), text="6") for one in answers if one.author != "spam"]
 
-    one = Rescue(SharingRule("rescue"), mend)
+    one = Rescue(SharingRule("rescue"), mend=mend)
     one.lessons([own(RIGHT, WRONG, index=1000), own(RIGHT, WRONG, index=1001)], [], version=0)
     theirs = [THEIRS, foreign(RIGHT, WRONG, index=10, author="spam")]
     mine = [own(WRONG, WRONG, index=9), own(WRONG, WRONG, index=10)]

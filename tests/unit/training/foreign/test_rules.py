@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from swarmnode.config import PolicyConfig, RuleName, TrainingConfig
+from swarmnode.config import PolicyConfig, TrainingConfig
 from swarmnode.model.base_model import LoadedModel
 from swarmnode.model.policy import Policy
 from swarmnode.training.corrections import SHAPING, shaped_weights
@@ -29,7 +29,7 @@ THEIRS = foreign(([20, 21], 1.0), ([30, 31], 0.0), ([32, 33], 0.0), index=5)
 
 def trainer_for(
     policy: Policy,
-    name: RuleName | None,
+    name: str | None,
     *,
     beside: Trainer | None = None,
     step: int = 128,
@@ -70,7 +70,7 @@ def logprob(policy: Policy, answer: Sequence[int]) -> float:
     return float(logits[range(len(answer)), list(answer)].sum())
 
 
-def train(policy: Policy, name: RuleName | None, rounds: int = 1, **settings: Any) -> list[TrainReport]:
+def train(policy: Policy, name: str | None, rounds: int = 1, **settings: Any) -> list[TrainReport]:
     trainer = trainer_for(policy, name, **settings)
     return [trainer.train([MINE], [THEIRS]) for _ in range(rounds)]
 
@@ -224,7 +224,7 @@ def hostile_rounds() -> list[tuple[str, list[RolloutGroup]]]:
 @pytest.mark.parametrize(("attack", "groups"), hostile_rounds())
 @pytest.mark.parametrize("name", ["book", "rescue"])
 def test_no_foreign_answer_has_more_credit_than_the_rule_gives(
-    policy: Policy, name: RuleName, attack: str, groups: list[RolloutGroup]
+    policy: Policy, name: str, attack: str, groups: list[RolloutGroup]
 ) -> None:
     trainer = trainer_for(policy, name)
     trainer.prepare([own(RIGHT, WRONG, index=100), own(RIGHT, WRONG, index=101)], groups)

@@ -1,13 +1,16 @@
 import random
-from typing import get_args
+import re
 
 import pytest
 
-from swarmnode.config import Config, RuleName
+from swarmnode.config import RULE_NAMES, Config
 from swarmnode.config_layers import load_config
+from swarmnode.errors import ConfigError
 from swarmnode.training.foreign.mix import own_to_learn_from
 from swarmnode.training.foreign.rules import groups_wanted, keeps_own, make_rule, sharing_rule
+from swarmnode.training.foreign.sharing import RULES, adapts, rule_of
 from tests.answered import own
+from tests.own_rules import OWN_RULE, OnlyTheBest
 
 RIGHT, WRONG = ([3], 1.0), ([2], 0.0)
 
@@ -31,14 +34,45 @@ def test_every_setting_reaches_the_rule() -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", get_args(RuleName))
-def test_every_name_is_a_rule_that_says_itself_whether_it_keeps_own_groups(name: str) -> None:
-    chosen = config(f"exchange.rule={name}")
-    assert make_rule(sharing_rule(chosen), seed=0).keeps_own == keeps_own(chosen)
+def test_the_config_knows_our_rules_and_no_others() -> None:
+    assert tuple(RULES) == RULE_NAMES
+    with pytest.raises(ConfigError, match=r"no such rule: sapo, .*, or one of your own as mymodule:name"):
+        config("exchange.rule=boko")
+
+
+@pytest.mark.parametrize("name", [*RULE_NAMES, OWN_RULE])
+def test_every_name_is_a_rule_that_says_itself_what_it_asks_of_a_node(name: str) -> None:
+    chosen = config(f"exchange.rule={name}", "exchange.external_groups=9")
+    rule = make_rule(sharing_rule(chosen), seed=0)
+    assert rule.keeps_own == keeps_own(chosen) == (name in ("book", "own_book", "rescue", OWN_RULE))
+    assert rule.adapts == adapts(chosen) == (name in ("book", "successes", "rescue"))
+    assert groups_wanted(chosen) == (0 if name == "own_book" else 9)
+
+
+def test_a_rule_of_ones_own_is_named_by_its_import_path() -> None:
+    rule = make_rule(sharing_rule(config(f"exchange.rule={OWN_RULE}")), seed=0)
+    assert isinstance(rule, OnlyTheBest)
+    (lesson,) = rule.lessons([], [own(WRONG, RIGHT, WRONG)], version=0).external
+    assert lesson.advantages == (None, 1.0, None)
 
 
 @pytest.mark.parametrize(
-    ("name", "becomes"), [("sapo", "sapo"), ("book", "successes"), ("rescue", "successes")]
+    ("name", "message"),
+    [
+        ("no_such_module:Rule", "cannot be imported: No module named 'no_such_module'. install"),
+        ("tests.own_rules:Missing", "module 'tests.own_rules' has no attribute 'Missing'. install"),
+        ("tests.own_rules:NoRule", "is no subclass of Rule. write class NoRule(Rule), from swarmnode."),
+        ("tests.own_rules:best_of", "is no subclass of Rule. write class best_of(Rule), from swarmnode."),
+    ],
+)
+def test_a_rule_that_cannot_be_had_says_why_and_what_to_do(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        rule_of(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "becomes"),
+    [("sapo", "sapo"), ("book", "successes"), ("rescue", "successes"), (OWN_RULE, "successes")],
 )
 def test_a_pipeline_replays_nothing(name: str, becomes: str) -> None:
     assert sharing_rule(config("pipeline.name=attic", f"exchange.rule={name}")).name == becomes
@@ -46,7 +80,13 @@ def test_a_pipeline_replays_nothing(name: str, becomes: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "becomes"),
-    [("book", "own_book"), ("own_book", "own_book"), ("sapo", "sapo"), ("rescue", "sapo"), ("hacpo", "sapo")],
+    [
+        ("book", "own_book"),
+        ("own_book", "own_book"),
+        ("sapo", "sapo"),
+        ("rescue", "sapo"),
+        (OWN_RULE, "sapo"),
+    ],
 )
 def test_without_an_exchange_the_book_is_of_own_answers_and_the_others_are_plain_grpo(
     name: str, becomes: str

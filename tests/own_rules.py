@@ -1,0 +1,37 @@
+"""A module of a user's with a rule of its own, named in `exchange.rule` by import path."""
+
+from collections.abc import Sequence
+
+from swarmnode.training.foreign.lessons import GroupLesson, Lessons, Rule, as_they_are
+from swarmnode.types import RolloutGroup
+
+
+class OnlyTheBest(Rule):
+    """Our own groups, and of each external one the answers with its highest reward."""
+
+    keeps_own = True
+
+    def lessons(
+        self,
+        own: Sequence[RolloutGroup],
+        external: Sequence[RolloutGroup],
+        *,
+        version: int,
+        foreign_share: float = 1.0,
+    ) -> Lessons:
+        return Lessons(as_they_are(own), tuple(best_of(group) for group in external))
+
+
+def best_of(group: RolloutGroup) -> GroupLesson:
+    """The answers with the group's highest reward, with an advantage of 1 each."""
+    scored = [reward for reward in group.rewards if reward is not None]
+    return GroupLesson(
+        group, tuple(1.0 if scored and reward == max(scored) else None for reward in group.rewards)
+    )
+
+
+class NoRule:
+    """It has no lessons."""
+
+
+OWN_RULE = f"{__name__}:{OnlyTheBest.__name__}"
