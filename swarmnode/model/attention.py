@@ -140,7 +140,7 @@ def by_boxes(
     """The same on any device and for any dtype: by the C kernel or products of ours where all sequences are
     short, else box by box by torch's SDPA."""
     tensors = query_THD, key_TGD, value_TGD
-    kernel = kernel_attention.suits(query_THD, value_TGD, layout, settings.dropout)
+    kernel = kernel_attention.kernel_suits(query_THD, value_TGD, layout, settings.dropout)
     # The kernel multiplies in float32; a CPU on which bfloat16 pays has units for products of ours.
     if not kernel or query_THD.dtype is torch.bfloat16:
         from swarmnode.model import box_attention

@@ -20,7 +20,7 @@ MOST_KEYS = 768
 time from 128 to 512 keys, as long at 1024, and longer beyond: torch's kernel is made for those."""
 
 
-def suits(query_THE: Tensor, value_TGE: Tensor, layout: PackedLayout, dropout: float) -> bool:
+def kernel_suits(query_THE: Tensor, value_TGE: Tensor, layout: PackedLayout, dropout: float) -> bool:
     """Whether a row can be computed here, and sooner than by torch."""
     return (
         layout.longest_sequence <= MOST_KEYS

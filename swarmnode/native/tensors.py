@@ -10,21 +10,21 @@ from torch import Tensor
 
 from swarmnode.native.compiler import library, loaded
 
-KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
+KERNEL_KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 """What the names of kernels end with, as in kernels/kernels.c."""
 
 
 def fits(tensor: Tensor) -> bool:
     """Whether there are kernels for tensors like this one. With any other a caller does what it would do
     without them."""
-    return tensor.device.type == "cpu" and tensor.dtype in KINDS and library() is not None
+    return tensor.device.type == "cpu" and tensor.dtype in KERNEL_KINDS and library() is not None
 
 
 def kernel(name: str, dtype: torch.dtype) -> Callable[..., None]:
     """One of them, for tensors that fit. It takes addresses and numbers as compiler.SIGNATURES says."""
     kernels = loaded()
     assert kernels is not None, "ask `fits` first"
-    return getattr(kernels, f"{name}_{KINDS[dtype]}")
+    return getattr(kernels, f"{name}_{KERNEL_KINDS[dtype]}")
 
 
 def expect(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:

@@ -3,9 +3,9 @@
     draw -> generate -> score -> publish  }
                 collect others' groups    }  -> own + J external, by the rule -> train -> new policy version
 
-cli join -> run.py -> [Node.run] -> _round, again and again -> learner.py: generate, train (trainer.py)
+cli join -> run.py -> [NodeLoop.run] -> _round, again and again -> learner.py: generate, train (trainer.py)
 
-`Node.run` is all that a node does, and `Node._round` is one turn of it. What comes next is decided in
+`NodeLoop.run` is all that a node does, and `NodeLoop._round` is one turn of it. What comes next is decided in
 lifecycle.py. The loop lives on asyncio and never blocks: everything that computes runs in a worker thread
 (workers.py), everything that waits for others has a deadline.
 
@@ -76,8 +76,8 @@ class NetworkParts:
     """None: somebody else starts the host and keeps it attached."""
 
 
-class Node:
-    """One member of the swarm. `async with Node(...) as node: summary = await node.run()`.
+class NodeLoop:
+    """One member of the swarm. `async with NodeLoop(...) as node: summary = await node.run()`.
 
     Without `network` it trains alone. `request_stop` ends the run after the work in hand, with a checkpoint.
     """

@@ -1,6 +1,6 @@
 """One run of a node as a process: locks, parts, signals, screen, and the last line.
 
-cli join -> [run_node] -> policies.py, assemble.py, fitting.py, a Node per policy
+cli join -> [run_node] -> policies.py, assemble.py, fitting.py, a NodeLoop per policy
 
 With one policy there is one of everything. Several share process, base model, engine and training batch. What
 goes wrong with one alone (its tasks, its network, its checkpoints) ends its own membership, and the others go
@@ -36,7 +36,7 @@ from swarmnode.node.http import StatusServer
 from swarmnode.node.learner import Learner
 from swarmnode.node.memory import plan_for
 from swarmnode.node.monitors import JsonlMonitor, Monitor, Monitors, policy_label
-from swarmnode.node.node import Node
+from swarmnode.node.node import NodeLoop
 from swarmnode.node.policies import (
     Ending,
     Seat,
@@ -67,13 +67,13 @@ class PolicyNode:
     """One policy's node, once it is built, and how its neighbours in this process hear that it is gone."""
 
     seat: Seat
-    build: Callable[[Seat], Node]
+    build: Callable[[Seat], NodeLoop]
     """Right before it starts: only then is it known where the others listen."""
     leave: Callable[[], None]
     stopping: bool = False
-    node: Node | None = None
+    node: NodeLoop | None = None
 
-    def built(self, seat: Seat) -> Node:
+    def built(self, seat: Seat) -> NodeLoop:
         self.node = self.build(seat)
         if self.stopping:
             self.node.request_stop()
@@ -252,14 +252,14 @@ def _build_node(
     neighbours: Sequence[str],
     neighbourhood: Neighbourhood,
     tasks_of_others: Mapping[str, Task],
-) -> Node:
+) -> NodeLoop:
     network = None
     if seat.config.exchange.enabled:
         port = choose_port(seat.config.network, seat.paths)
         network = build_network(
             seat.config, seat.paths, seat.key, port, tasks_of_others, local, neighbourhood
         )
-    return Node(
+    return NodeLoop(
         seat.config,
         learner,
         monitor,
@@ -360,7 +360,7 @@ def leave_note(status: NodeStatus, seat: Seat, http_port: int) -> None:
         logger.warning("`swarmnode status` will not find this node: cannot write %s (%s)", paths.state, error)
 
 
-def _announce(node: Node, http_port: int, seat: Seat, company: Company) -> None:
+def _announce(node: NodeLoop, http_port: int, seat: Seat, company: Company) -> None:
     """Leave a note for `swarmnode status`, and tell the person and the other policies how to reach it."""
     status, config = node.status, seat.config
     addresses = status.network.addresses

@@ -1,6 +1,6 @@
 """What SIGINT, SIGTERM and SIGHUP mean to a running node: once, stop in order; again, stop at once.
 
-run.py, seed_node.py -> [stop_on_signals] -> Node.request_stop
+run.py, seed_node.py -> [stop_on_signals] -> NodeLoop.request_stop
 """
 
 import asyncio

@@ -12,10 +12,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Generic, TypeVar
 
-Snapshot = TypeVar("Snapshot")
+Content = TypeVar("Content")
 
 
-class CheckpointWriter(Generic[Snapshot]):
+class CheckpointWriter(Generic[Content]):
     """Hands snapshots to `write`, which blocks and returns the checkpoint's name.
 
     >>> writer = CheckpointWriter[str](lambda snapshot: f"round-{snapshot}")
@@ -24,12 +24,12 @@ class CheckpointWriter(Generic[Snapshot]):
     >>> writer.close()
     """
 
-    def __init__(self, write: Callable[[Snapshot], str]) -> None:
+    def __init__(self, write: Callable[[Content], str]) -> None:
         self._write = write
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._newest: tuple[Future[str], list[Snapshot]] | None = None
+        self._newest: tuple[Future[str], list[Content]] | None = None
 
-    def submit(self, snapshot: Snapshot) -> Future[str]:
+    def submit(self, snapshot: Content) -> Future[str]:
         """Write this one when the one before is done. To be called by one thread at a time.
 
         The result is the name of the checkpoint once it is on disk, or the error of `write`; cancelled means
@@ -50,5 +50,5 @@ class CheckpointWriter(Generic[Snapshot]):
         """Wait until everything is written. Nothing is submitted after it."""
         self._thread.shutdown()
 
-    def _write_held(self, held: list[Snapshot]) -> str:
+    def _write_held(self, held: list[Content]) -> str:
         return self._write(held.pop())

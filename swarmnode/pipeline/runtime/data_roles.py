@@ -1,6 +1,6 @@
 """What the members of stage 0 do with a pipeline: reinforcement learning as one node of the swarm, or text.
 
-node.py -> [RolloutRole] -> Node, PipelineLearner, PipelineEngine (rollouts through the stages)
+node.py -> [RolloutRole] -> NodeLoop, PipelineLearner, PipelineEngine (rollouts through the stages)
                  -> [TextRole]    -> TextFeed (cross-entropy on plain text)
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 from swarmnode.errors import EngineError
 from swarmnode.node.assemble import build_exchange, longest_sequence
 from swarmnode.node.monitors import shown
-from swarmnode.node.node import NetworkParts, Node
+from swarmnode.node.node import NetworkParts, NodeLoop
 from swarmnode.node.policies import plain_error
 from swarmnode.node.status import NodeStatus
 from swarmnode.node.summary import Summary
@@ -58,7 +58,7 @@ class RolloutRole:
         self._stopped = False
         self._chain: RemoteChain | None = None
         self._paths: tuple[StagePath, ...] = ()
-        self._node: Node | None = None
+        self._node: NodeLoop | None = None
         self.summary: Summary | None = None
 
     @property
@@ -85,7 +85,7 @@ class RolloutRole:
         self.replanned(agreed)
         learner = self._learner(agreed)
         config = data_node.parts.config
-        self._node = node = Node(
+        self._node = node = NodeLoop(
             config,
             learner,
             data_node.monitor,

@@ -2,7 +2,7 @@
 
 run.py -> [PipelineNode] -> membership_supervisor.py (which plan), stage_services.py (its stage)
                         |
-     stage 0: a Node with a PipelineLearner, or text; any other stage: serve until it ends
+     stage 0: a NodeLoop with a PipelineLearner, or text; any other stage: serve until it ends
 
 What a member does follows from the plan, and may change with it. It ends after its rounds, when it is told
 to, or with an error that no other plan would mend.

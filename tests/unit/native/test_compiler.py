@@ -267,9 +267,9 @@ def test_every_kernel_is_called_with_the_arguments_that_it_has() -> None:
 
 @needs_compiler
 def test_every_kernel_is_there_in_both_types() -> None:
-    assert tuple(tensors.KINDS.values()) == compiler.KINDS
+    assert tuple(tensors.KERNEL_KINDS.values()) == compiler.KINDS
     for name in compiler.SIGNATURES:
-        for dtype in tensors.KINDS:
+        for dtype in tensors.KERNEL_KINDS:
             assert tensors.kernel(name, dtype).argtypes == compiler.SIGNATURES[name]
 
 

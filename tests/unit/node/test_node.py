@@ -21,7 +21,7 @@ from swarmnode.network.peers import PeerBook
 from swarmnode.node.board import StatusBoard
 from swarmnode.node.learner import RoundRollouts
 from swarmnode.node.monitors import Monitors
-from swarmnode.node.node import NetworkParts, Node
+from swarmnode.node.node import NetworkParts, NodeLoop
 from swarmnode.node.status import NodeStatus
 from swarmnode.node.summary import Summary
 from swarmnode.testing import FakeLearner, FakeTask, MemoryNetwork
@@ -108,10 +108,10 @@ def node(
     network: NetworkParts | None = None,
     monitor: Recorder | None = None,
     overlap: bool = False,
-) -> Node:
+) -> NodeLoop:
     base = ["exchange.local_groups=2", "exchange.external_groups=2", "node.checkpoint_every=2", *settings]
     config = load_config(environ={}, assignments=base).config
-    return Node(
+    return NodeLoop(
         config,
         learner,
         monitor or Recorder(),
@@ -124,7 +124,7 @@ def node(
     )
 
 
-async def run(one: Node) -> Summary:
+async def run(one: NodeLoop) -> Summary:
     async with one:
         return await one.run()
 
@@ -524,7 +524,7 @@ async def test_a_monitor_whose_output_is_gone_is_dropped_and_training_goes_on() 
     kept, learner = Recorder(), FakeLearner("me")
     config = load_config(environ={}, assignments=["node.rounds=3"]).config
     monitors = Monitors([ClosedPipe(), kept])
-    one = Node(config, learner, monitors, peer_id="me", name="n", model="m", seed=0, network=None)
+    one = NodeLoop(config, learner, monitors, peer_id="me", name="n", model="m", seed=0, network=None)
     assert (await run(one)).rounds == 3
     assert len(kept.rounds) == 3
 

@@ -19,7 +19,7 @@ from swarmnode.network.discovery import Discovery
 from swarmnode.network.memory import MemoryNetwork
 from swarmnode.network.peers import PeerBook
 from swarmnode.node.monitors import Monitors
-from swarmnode.node.node import NetworkParts, Node
+from swarmnode.node.node import NetworkParts, NodeLoop
 from swarmnode.node.overlap import Overlap
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
@@ -105,7 +105,7 @@ def configured(name: str, rounds: int, *more: str) -> Config:
 
 def member(
     network: MemoryNetwork, key: NodeKey, learner: Learns, config: Config, *, room: int = 12
-) -> tuple[Node, NetworkParts]:
+) -> tuple[NodeLoop, NetworkParts]:
     host = network.host(key.peer_id)
     renderer = learner._renderer
     exchange = Exchange(
@@ -119,7 +119,7 @@ def member(
         model_size=1,
     )
     network_parts = NetworkParts(host, exchange, Discovery(host, PeerBook(), (), "/swarmnode/1/commons"))
-    node = Node(
+    node = NodeLoop(
         config,
         learner,
         Monitors([]),

@@ -13,7 +13,7 @@ from swarmnode.errors import StorageError, TaskError
 from swarmnode.identity.keys import NodeKey
 from swarmnode.node.learner import Resumed, RoundRollouts
 from swarmnode.node.monitors import Monitors, policy_label
-from swarmnode.node.node import Node
+from swarmnode.node.node import NodeLoop
 from swarmnode.node.policies import Seat, config_of
 from swarmnode.node.run import Company as PoliciesHere
 from swarmnode.node.run import PolicyNode, forget_earlier_runs, serve, serve_several
@@ -64,9 +64,9 @@ class Company:
         self.members = [self.member(number, learner) for number, learner in enumerate(learners)]
 
     def member(self, number: int, learner: FakeLearner) -> PolicyNode:
-        def build(seat: Seat) -> Node:
+        def build(seat: Seat) -> NodeLoop:
             self.built.append(number)
-            return Node(
+            return NodeLoop(
                 seat.config, learner, Monitors([]), peer_id=learner.author, name="otter", model="fake",
                 seed=0, network=None, policy=number,
             )  # fmt: skip
