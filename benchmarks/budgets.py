@@ -3,7 +3,7 @@
     python benchmarks/budgets.py [--quick] [--json FILE]
 
 `rollout.budget` decides how the 256 answers of a round are dealt over its 32 examples: eight to each, or four
-to each and the rest by what those four say (rollout/schedule/budget.py). Everything else is equal: the preset
+to each and the rest by what those four say (rollout/schedule/group.py). Everything else is equal: the preset
 `tiny` alone (no exchange) at a learning rate of 1.5e-3, all groups with a gradient trained on, and the tokens
 that were generated, after which a run ends. Seeds and budgets take turns. Held-out rewards are of 64 examples
 a task, at a quarter, half and all of the tokens.
@@ -26,10 +26,10 @@ from swarmnode.config_layers import load_config
 from swarmnode.model.base_model import load_base_model
 from swarmnode.model.policy import Policy
 from swarmnode.model.tiny import build_tiny
-from swarmnode.node.overlap import Overlap
+from swarmnode.node.learner import Overlap
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
-from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.group import Renderer
 from swarmnode.tasks.builtin import BUILTIN_TASKS
 from swarmnode.training.checkpoint_store import CheckpointStore
 

@@ -1,6 +1,6 @@
 """Our side of benchmarks/grpo.py: the embedded engine and the trainer, as a node runs them in mode sync.
 
-grpo.py -> [grpo_ours] -> rollout/schedule/collector.py, training/trainer.py
+grpo.py -> [grpo_ours] -> training/evaluation.py, training/trainer.py
 """
 
 from itertools import count
@@ -15,8 +15,8 @@ from swarmnode.native.compiler import turn_off
 from swarmnode.node.memory import plan_for
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import SamplingParams
-from swarmnode.rollout.renderer import Renderer
-from swarmnode.rollout.schedule.collector import collect
+from swarmnode.rollout.schedule.group import Renderer
+from swarmnode.training.evaluation import collect
 from swarmnode.training.forward import Forward
 from swarmnode.training.trainer import Trainer
 from swarmnode.types import Example, ExampleKey, RolloutGroup

@@ -27,7 +27,7 @@ from house_counts import count_words, duplicate_class_names, fragment_docstrings
 from house_trail import Step, from_join_to_loss
 
 from swarmnode.model.tiny import build_tiny
-from swarmnode.paths import resolve_paths
+from swarmnode.storage import resolve_paths
 
 ROOT = Path(__file__).resolve().parent.parent
 GOALS = {

@@ -30,13 +30,13 @@ from swarmnode.model.policy import Policy
 from swarmnode.model.tiny import build_tiny
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import SamplingParams
-from swarmnode.rollout.renderer import Renderer
-from swarmnode.rollout.schedule.collector import collect
+from swarmnode.rollout.schedule.group import Renderer
 from swarmnode.rollout.schedule.partial import PartialRollouts
-from swarmnode.rollout.schedule.records import PartialSettings
+from swarmnode.rollout.schedule.state import PartialSettings
 from swarmnode.tasks.builtin import BUILTIN_TASKS
-from swarmnode.tasks.rounds import ExampleStream
+from swarmnode.tasks.judged import ExampleStream
 from swarmnode.tasks.task import draw_held_out, score_strictly
+from swarmnode.training.evaluation import collect
 from swarmnode.training.losses import LOSSES
 from swarmnode.training.trainer import Trainer
 from swarmnode.types import Example, RolloutGroup

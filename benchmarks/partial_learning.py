@@ -32,12 +32,11 @@ from swarmnode.model.policy import Policy
 from swarmnode.model.tiny import build_tiny
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import SamplingParams
-from swarmnode.rollout.renderer import Renderer
-from swarmnode.rollout.schedule.collector import collect
-from swarmnode.rollout.schedule.group import Answered
+from swarmnode.rollout.schedule.group import Answered, Renderer
 from swarmnode.rollout.schedule.partial import PartialRollouts
-from swarmnode.rollout.schedule.records import PartialSettings
+from swarmnode.rollout.schedule.state import PartialSettings
 from swarmnode.tasks.task import draw_held_out, draw_train, score_strictly
+from swarmnode.training.evaluation import collect
 from swarmnode.training.records import TrainReport
 from swarmnode.training.trainer import Trainer
 from swarmnode.types import Example, ExampleKey, RolloutGroup

@@ -51,9 +51,9 @@ from swarmnode.pipeline.stages.stage_model import StagePart, StageSettings
 from swarmnode.pipeline.wire.emulated import EmulatedCompute, EmulatedLinks, links_of
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import Output, SamplingParams
-from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.group import Renderer
 from swarmnode.rollout.schedule.partial import PartialRollouts
-from swarmnode.rollout.schedule.records import PartialSettings
+from swarmnode.rollout.schedule.state import PartialSettings
 from swarmnode.types import Example, ExampleKey
 
 NODES = 6

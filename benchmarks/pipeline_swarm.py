@@ -22,8 +22,8 @@ from typing import Any, Self
 import psutil
 from pipeline_text import documents
 
-from swarmnode.node.running import read_running
-from swarmnode.paths import resolve_paths
+from swarmnode.node.process import read_running
+from swarmnode.storage import resolve_paths
 
 LAYERS, STAGES = 6, 3
 POLL_S = 0.1

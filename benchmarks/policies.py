@@ -22,8 +22,8 @@ from pathlib import Path
 import common
 
 from swarmnode.model.tiny import build_quick_tiny, build_tiny
-from swarmnode.node.running import read_running
-from swarmnode.paths import resolve_paths
+from swarmnode.node.process import read_running
+from swarmnode.storage import resolve_paths
 
 POLICIES = 3
 SHORT_ROUNDS = 2

@@ -11,7 +11,7 @@ from sapo_worlds import tasks_of
 
 from swarmnode.model.specialists import OWN_TASKS, build_specialists, build_strangers
 from swarmnode.model.tiny import RECIPE, build_tiny
-from swarmnode.paths import resolve_paths
+from swarmnode.storage import resolve_paths
 
 WIDE = replace(RECIPE, hidden=96, intermediate=240, heads=3)
 """Twice the parameters of the tiny policy: every other node of `sizes`."""

@@ -21,16 +21,13 @@ from swarmnode.exchange.exchange import Exchange
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.node.assemble import LocalPolicy, exchange_settings, load_policy, longest_sequence
-from swarmnode.node.overlap import Overlap
+from swarmnode.node.learner import Overlap
 from swarmnode.node.policy_learner import PolicyLearner
-from swarmnode.paths import Paths, resolve_paths
+from swarmnode.storage import Paths, resolve_paths
 from swarmnode.tasks.task import Task
 from swarmnode.training.foreign.lessons import GroupLesson, Lessons
-from swarmnode.training.foreign.marks import needs_of
-from swarmnode.training.foreign.mix import own_to_learn_from
-from swarmnode.training.foreign.rules import Sapo
-from swarmnode.training.foreign.sharing import adapts, groups_wanted
-from swarmnode.training.foreign.sharing_gauge import SharingGauge
+from swarmnode.training.foreign.rules import Sapo, adapts, groups_wanted, own_to_learn_from
+from swarmnode.training.foreign.sharing_gauge import SharingGauge, needs_of
 from swarmnode.types import RolloutGroup
 
 ROUND_S = 8.0

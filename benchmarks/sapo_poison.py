@@ -14,9 +14,9 @@ from dataclasses import replace
 from sapo_node import Clock, SwarmNode, node_key
 
 from swarmnode.exchange.exchange import Exchange
-from swarmnode.exchange.settings import ExchangeSettings
+from swarmnode.exchange.limits import ExchangeSettings
 from swarmnode.network.memory import MemoryNetwork
-from swarmnode.tasks.rounds import draw_round
+from swarmnode.tasks.judged import draw_round
 from swarmnode.tasks.task import Task, score_strictly
 from swarmnode.types import Completion, Example, RolloutGroup
 

@@ -17,8 +17,8 @@ from sapo_models import models_of
 from sapo_plan import Outcome, Rule, Run, Swarm
 
 from swarmnode.config import Config
-from swarmnode.node.running import read_running
-from swarmnode.paths import resolve_paths
+from swarmnode.node.process import read_running
+from swarmnode.storage import resolve_paths
 
 START_S, END_S = 120.0, 1200.0
 

@@ -26,7 +26,7 @@ from sapo_worlds import MAX_TOKENS, tasks_of
 from swarmnode.config import Config
 from swarmnode.config_layers import load_config, presets
 from swarmnode.network.memory import MemoryNetwork
-from swarmnode.paths import builtin_folder
+from swarmnode.storage import builtin_folder
 
 EVAL_EXAMPLES = 64
 

@@ -14,9 +14,9 @@ import msgspec
 from rich.console import Console
 
 from swarmnode.node.panel import HISTORY_ROUNDS, LOG_LINES, render
-from swarmnode.node.running import read_running
+from swarmnode.node.process import read_running
 from swarmnode.node.status import NodeStatus
-from swarmnode.paths import resolve_paths
+from swarmnode.storage import resolve_paths
 
 WIDTH = 118
 

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, overload
 from swarmnode.config import Config
 from swarmnode.config_layers import Settings, load_settings
 from swarmnode.errors import ConfigError, ModelError
-from swarmnode.node.status import NodeStatus
-from swarmnode.node.summary import Summary
+from swarmnode.node.status import NodeStatus, Summary
 from swarmnode.tasks.functions import Draw, RewardSpec, Rows, as_task, named_rewards, rewarded
 from swarmnode.tasks.task import Task
 from swarmnode.types import Example, ExampleKey
@@ -208,7 +207,7 @@ class TrainedPolicy:
         token. The same `seed` gives the same samples. Raises ModelError for a prompt that is too long.
         """
         from swarmnode.rollout.engine import SamplingParams
-        from swarmnode.rollout.schedule.collector import collect
+        from swarmnode.training.evaluation import collect
 
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         rollout = self._config.rollout
@@ -383,7 +382,7 @@ def _tasks_of(
         return {one.name: one}
     if not rewards:
         return None
-    from swarmnode.node.task_processes import start_tasks
+    from swarmnode.node.assemble import start_tasks
 
     judges = named_rewards(rewards)
     return {name: rewarded(one, judges) for name, one in start_tasks(stack, config.tasks).items()}

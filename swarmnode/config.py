@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from swarmnode.errors import ConfigError
 
 RULE_NAMES = ("sapo", "successes", "book", "own_book", "rescue", "hacpo")
-"""The rules by which a node learns from others: each is a class in `RULES` of training/foreign/sharing.py."""
+"""The rules by which a node learns from others: each is a class in `RULES` of training/foreign/rules.py."""
 
 LOSS_NAMES = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo")
 """Our own losses. They stand here, too, so that a misspelt one is refused without torch: each is a record in

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from swarmnode.config import KEYS, Config
 from swarmnode.errors import ConfigError
 from swarmnode.models import resolve_model
-from swarmnode.paths import Paths, builtin_folder, resolve_paths
+from swarmnode.storage import Paths, builtin_folder, resolve_paths
 
 ENV_PREFIX = "SWARMNODE_"
 NOT_SETTINGS = frozenset({"SWARMNODE_HOME"})

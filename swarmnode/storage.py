@@ -3,12 +3,117 @@
 identity, network, training, node -> [storage] -> disk
 
 Errors are OSError: whoever writes knows what a full disk means to them.
+
+Where things live on disk: the XDG folders, or one folder for everything when SWARMNODE_HOME is set.
+
+The identity is data, not cache: emptying the cache never changes who a node is.
 """
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Folders of one node. Nothing is created until it is written to."""
+
+    config: Path
+    data: Path
+    state: Path
+    cache: Path
+
+    @property
+    def user_config(self) -> Path:
+        return self.config / "config.toml"
+
+    @property
+    def identity(self) -> Path:
+        return self.data / "identity" / "node.key"
+
+    @property
+    def model_choice(self) -> Path:
+        """What `--model auto` chose at the first start."""
+        return self.data / "model"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.data / "checkpoints"
+
+    @property
+    def peers(self) -> Path:
+        return self.state / "peers.json"
+
+    @property
+    def exchange_record(self) -> Path:
+        """What we heard of other nodes and what they are worth, over restarts."""
+        return self.state / "exchange.record"
+
+    @property
+    def logs(self) -> Path:
+        return self.state / "logs"
+
+    @property
+    def running(self) -> Path:
+        """Written while a node runs: pid and local HTTP port, for `swarmnode status`."""
+        return self.state / "running.json"
+
+    @property
+    def lora_kernel(self) -> Path:
+        """What the start-up measurement of the LoRA kernel said on this machine."""
+        return self.cache / "lora_kernel.json"
+
+    @property
+    def models(self) -> Path:
+        return self.cache / "models"
+
+    def policy(self, number: int) -> "Paths":
+        """Folders of one of several policies. The first lives where a single one would; settings and cache
+        are common to all."""
+        if number == 0:
+            return self
+        return replace(
+            self, data=self.data / "policies" / str(number), state=self.state / "policies" / str(number)
+        )
+
+    def policies(self) -> "list[Paths]":
+        """Folders of all policies that have ever run here, the first one's always among them."""
+        folders = (folder for root in (self.data, self.state) for folder in (root / "policies").glob("*"))
+        numbers = sorted({int(folder.name) for folder in folders if folder.name.isdecimal()} - {0})
+        return [self, *map(self.policy, numbers)]
+
+
+def resolve_paths(home: Path | None = None, environ: Mapping[str, str] | None = None) -> Paths:
+    """Folders for `--home`, else SWARMNODE_HOME, else XDG.
+
+    >>> resolve_paths(Path("/data")).identity.as_posix()
+    '/data/data/identity/node.key'
+    """
+    env = os.environ if environ is None else environ
+    if home is None and env.get("SWARMNODE_HOME"):
+        home = Path(env["SWARMNODE_HOME"])
+    if home is not None:
+        root = home.expanduser().absolute()
+        return Paths(config=root / "config", data=root / "data", state=root / "state", cache=root / "cache")
+
+    def xdg(variable: str, fallback: str) -> Path:
+        return Path(env.get(variable) or Path.home() / fallback) / "swarmnode"
+
+    return Paths(
+        config=xdg("XDG_CONFIG_HOME", ".config"),
+        data=xdg("XDG_DATA_HOME", ".local/share"),
+        state=xdg("XDG_STATE_HOME", ".local/state"),
+        cache=xdg("XDG_CACHE_HOME", ".cache"),
+    )
+
+
+def builtin_folder(name: str) -> Path:
+    """`rewards` or `configs`: inside the wheel, or at the repository's root in an editable install."""
+    package = Path(__file__).parent
+    packed = package / "_builtin" / name
+    return packed if packed.is_dir() else package.parent / name
 
 
 def sync(path: Path) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 import psutil
 
-from swarmnode.node.running import RunningNode, read_running
-from swarmnode.paths import resolve_paths
+from swarmnode.node.process import RunningNode, read_running
+from swarmnode.storage import resolve_paths
 
 PATIENCE_S = 180.0
 """For anything a busy machine may take long over. Nothing is measured with it."""

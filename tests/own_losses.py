@@ -5,8 +5,7 @@ One of each kind of mean: where the pipeline guessed what a loss is a mean over,
 
 import torch
 
-from swarmnode.training.advantage import centred, standardised
-from swarmnode.training.losses import GRPO, Clip, Loss, Surrogate, TokenBatch
+from swarmnode.training.losses import GRPO, Clip, Loss, Surrogate, TokenBatch, centred, standardised
 
 
 def log_likelihood(batch: TokenBatch, clip: Clip) -> Surrogate:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.paths import resolve_paths
+from swarmnode.storage import resolve_paths
 
 FOLDER = Path(__file__).parent.parent / "examples"
 MOST_LINES = 20

@@ -33,12 +33,12 @@ CODE_OF_OTHERS = {
     "tasks/judged.py",
     "tasks/loader.py",
     "tasks/rewards.py",
-    "tasks/source.py",
+    "tasks/task.py",
     "tasks/worker.py",
 }
 BYTES_OF_PEERS = {
     "exchange/fetcher.py",
-    "exchange/gossip.py",
+    "exchange/planes.py",
     "network/rpc.py",
     "network/streams.py",
     "pipeline/membership/jobs.py",
@@ -46,7 +46,7 @@ BYTES_OF_PEERS = {
     "pipeline/execution/relay.py",
     "pipeline/wire/inbound.py",
 }
-ENDS = {"node/supervisor.py", "cli/app.py"}
+ENDS = {"node/workers.py", "cli/app.py"}
 BROAD = {"Exception", "BaseException"}
 
 

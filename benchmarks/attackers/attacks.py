@@ -12,7 +12,7 @@ from hashlib import sha256
 
 from swarmnode.errors import NetworkError
 from swarmnode.exchange.announcing import Composed
-from swarmnode.exchange.bodies import BODY_PROTOCOL
+from swarmnode.exchange.planes import BODY_PROTOCOL
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.multiaddr import address_to_bytes, peer_id_to_bytes, split_peer
 from swarmnode.network.rpc import READ_TIMEOUT_S

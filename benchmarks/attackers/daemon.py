@@ -16,10 +16,10 @@ from pathlib import Path
 
 from swarmnode.errors import NetworkError
 from swarmnode.identity.keys import NodeKey, load_or_create
-from swarmnode.network.framing import encode_frame, read_frame
 from swarmnode.network.multiaddr import split_peer
 from swarmnode.network.p2pd_control import ControlClient, PeerAddresses, Stream
 from swarmnode.network.p2pd_process import DaemonOptions, make_socket_folder, resolve_port, start_daemon
+from swarmnode.network.rpc import encode_frame, read_frame
 
 CONNECT_TIMEOUT_S = 10.0
 LISTEN = "/ip4/127.0.0.1/tcp/0"

@@ -14,8 +14,8 @@ import msgspec
 
 from swarmnode.errors import NetworkError, Rejected
 from swarmnode.identity.keys import NodeKey
-from swarmnode.network.framing import encode_frame, read_frame
 from swarmnode.network.multiaddr import split_peer
+from swarmnode.network.rpc import encode_frame, read_frame
 from swarmnode.pipeline.membership.control import (
     MAX_REPLY_BYTES,
     PROTOCOL,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from swarmnode.errors import NetworkError
-from swarmnode.exchange.gossip import topic_of
+from swarmnode.exchange.planes import topic_of
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.multiaddr import split_peer
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from swarmnode.cli.settings import Assignments, ConfigFile, Home
-from swarmnode.paths import resolve_paths
+from swarmnode.storage import resolve_paths
 
 
 def seed(

@@ -6,7 +6,7 @@ import typer
 
 from swarmnode.cli.settings import Home, Json
 from swarmnode.errors import IdentityInUse, SwarmnodeError
-from swarmnode.paths import Paths, resolve_paths
+from swarmnode.storage import Paths, resolve_paths
 
 if TYPE_CHECKING:
     from swarmnode.node.status import NodeStatus
@@ -22,7 +22,7 @@ def status(home: Home = None, json: Json = False) -> None:
     from rich.console import Console
 
     from swarmnode.node.panel import render
-    from swarmnode.node.running import read_running
+    from swarmnode.node.process import read_running
 
     paths = resolve_paths(home)
     running = [note for place in paths.policies() if (note := read_running(place.running)) is not None]
@@ -59,7 +59,7 @@ def _ask(host: str, port: int, paths: Paths) -> "NodeStatus | SwarmnodeError":
 
 def _not_running(paths: Paths) -> SwarmnodeError:
     """Nobody home, or somebody who is still getting dressed: the identity is locked from the first moment."""
-    from swarmnode.identity.lock import IdentityLock
+    from swarmnode.node.process import IdentityLock
 
     if paths.identity.exists():
         try:

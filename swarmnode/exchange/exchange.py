@@ -19,24 +19,22 @@ from types import TracebackType
 from typing import Self
 
 from swarmnode.errors import ConfigError, IdentityError, NetworkError, Rejected
-from swarmnode.exchange.announcing import Composed, ModelLabel, compose, give
-from swarmnode.exchange.bodies import BodyPlane
-from swarmnode.exchange.buffer import ReplayBuffer, SavedGroup, read_snapshot
-from swarmnode.exchange.codec import hash_body
-from swarmnode.exchange.door import Door
+from swarmnode.exchange.announcing import Composed, ModelLabel, Neighbourhood, compose, give
 from swarmnode.exchange.fetcher import Fetcher
-from swarmnode.exchange.gossip import HeaderPlane, topics_to_listen_to
-from swarmnode.exchange.inbox import Inbox
-from swarmnode.exchange.ledger import ExchangeStats, Ledger
-from swarmnode.exchange.limits import HEADERS_BURST, HEADERS_PER_S, MAX_NAME_CHARS, PACE
-from swarmnode.exchange.meeting import Claims, meeting_places
-from swarmnode.exchange.messages import Announcement, Arrival
-from swarmnode.exchange.neighbourhood import Neighbourhood
-from swarmnode.exchange.pool import HeaderPool
-from swarmnode.exchange.reasons import Reason
-from swarmnode.exchange.record import FORMAT, Record, Recorder, load, restore_standings, saved_standings
-from swarmnode.exchange.reputation import Reputation, TokenBucket
-from swarmnode.exchange.settings import ExchangeSettings
+from swarmnode.exchange.inbox import HeaderPool, Inbox, ReplayBuffer, SavedGroup, read_snapshot
+from swarmnode.exchange.limits import (
+    HEADERS_BURST,
+    HEADERS_PER_S,
+    MAX_NAME_CHARS,
+    PACE,
+    ExchangeSettings,
+    Reason,
+)
+from swarmnode.exchange.messages import Announcement, Arrival, hash_body
+from swarmnode.exchange.planes import BodyPlane, HeaderPlane, topics_to_listen_to
+from swarmnode.exchange.record import FORMAT, Door, Record, Recorder, load, restore_standings, saved_standings
+from swarmnode.exchange.reputation import ExchangeStats, Ledger, Reputation, TokenBucket
+from swarmnode.exchange.selection import Claims, meeting_places
 from swarmnode.exchange.validation import BodyRules, Encode, PromptIds, check_header
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.host import Host

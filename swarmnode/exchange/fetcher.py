@@ -15,10 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 
 from swarmnode.errors import HostDown, Rejected
-from swarmnode.exchange.bodies import BodyPlane
-from swarmnode.exchange.buffer import Accepted, ReplayBuffer
-from swarmnode.exchange.judge import Judge
-from swarmnode.exchange.ledger import Ledger
+from swarmnode.exchange.inbox import Accepted, HeaderPool, ReplayBuffer
 from swarmnode.exchange.limits import (
     MAX_ANSWERED,
     MAX_BUFFER_BYTES,
@@ -29,12 +26,13 @@ from swarmnode.exchange.limits import (
     SLOW_S,
     VAIN_BYTES_BURST,
     VAIN_BYTES_PER_S,
+    ExchangeSettings,
+    Reason,
 )
-from swarmnode.exchange.messages import Announcement, Arrival, Given
-from swarmnode.exchange.pool import HeaderPool
-from swarmnode.exchange.reasons import Reason
-from swarmnode.exchange.reputation import TokenBucket
-from swarmnode.exchange.seen import RecentlySeen
+from swarmnode.exchange.messages import Announcement, Arrival, Given, narrowed
+from swarmnode.exchange.planes import BodyPlane
+from swarmnode.exchange.record import RecentlySeen
+from swarmnode.exchange.reputation import Ledger, TokenBucket
 from swarmnode.exchange.selection import (
     Candidate,
     Trust,
@@ -46,14 +44,13 @@ from swarmnode.exchange.selection import (
     newcomer_share,
     slots_of,
 )
-from swarmnode.exchange.settings import ExchangeSettings
 from swarmnode.exchange.validation import (
     BodyRules,
     CheckedBody,
+    Judge,
     check_body,
     require_advantage,
 )
-from swarmnode.exchange.wide import narrowed
 from swarmnode.network.host import Host
 from swarmnode.types import ExampleKey, RolloutGroup
 

@@ -7,30 +7,262 @@ The order matters. Who may not speak is turned away before a byte is decoded; no
 header until its signature has been checked; and an author pays only for what it said itself and lately.
 Anybody can send a signed message of another again once gossip has forgotten it, so what we have heard before
 costs nobody anything, and what is old comes out of a small allowance of all authors together.
+
+The pool: checked headers wait here to be selected. Most are not, and their bodies are never fetched.
+
+Inbox -> [pool] -> choose -> Fetcher
+
+Bounded per author and in all, so its size does not grow with the swarm. When it is full, the author with most
+headers in it loses the oldest: newcomers and quiet nodes always find room.
+
+The replay buffer: accepted groups wait here until the trainer draws them.
+
+Fetcher -> [buffer] -> Exchange.collect -> trainer
+
+A group enters once, ages by our policy version and by time, and leaves drawn, stale or displaced: the methods
+say how many left and why, so that nothing leaves silently.
 """
 
-from collections.abc import Callable, Mapping
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
-from swarmnode.errors import Rejected
-from swarmnode.exchange.ledger import Ledger
+import msgspec
+
+from swarmnode.errors import CheckpointError, Rejected
 from swarmnode.exchange.limits import (
     LATE_HEADERS_BURST,
     LATE_HEADERS_PER_S,
     LATE_S,
+    MAX_AUTHOR_SHARE,
+    MAX_BODY_BYTES,
     MAX_CLOCK_SKEW_S,
+    MAX_HEADER_BYTES,
+    MAX_POOL_HEADERS,
+    MAX_POOL_HEADERS_PER_AUTHOR,
     MAX_SEEN,
+    MIN_AUTHOR_GROUPS,
     TOTAL_HEADERS_BURST,
     TOTAL_HEADERS_PER_S,
+    ExchangeSettings,
+    Reason,
 )
 from swarmnode.exchange.messages import Announcement, Arrival, Given, Header
-from swarmnode.exchange.pool import HeaderPool
-from swarmnode.exchange.reasons import Reason
-from swarmnode.exchange.reputation import TokenBucket
-from swarmnode.exchange.seen import RecentlySeen, key_of
-from swarmnode.exchange.settings import ExchangeSettings
+from swarmnode.exchange.record import RecentlySeen, key_of
+from swarmnode.exchange.reputation import Ledger, TokenBucket
+from swarmnode.exchange.selection import Trust, draw, is_fresh
 from swarmnode.exchange.validation import check_fits, check_gossip
 from swarmnode.network.host import Message
 from swarmnode.tasks.task import Task
+from swarmnode.types import RolloutGroup
+
+
+class HeaderPool:
+    """Announcements by author, oldest first."""
+
+    def __init__(
+        self, *, max_headers: int = MAX_POOL_HEADERS, max_per_author: int = MAX_POOL_HEADERS_PER_AUTHOR
+    ) -> None:
+        self._max_headers = max_headers
+        self._max_per_author = max_per_author
+        self._by_author: dict[str, deque[Announcement]] = {}
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def waiting(self) -> Mapping[str, Sequence[Announcement]]:
+        return self._by_author
+
+    def add(self, announcement: Announcement) -> int:
+        """Put a header in; returns how many older ones had to leave for it (0 or 1)."""
+        headers = self._by_author.setdefault(announcement.author, deque())
+        headers.append(announcement)
+        self._size += 1
+        if len(headers) > self._max_per_author:
+            self._remove_oldest(announcement.author)
+        elif self._size > self._max_headers:
+            self._remove_oldest(max(self._by_author.values(), key=len)[0].author)
+        else:
+            return 0
+        return 1
+
+    def remove(self, announcement: Announcement) -> None:
+        """Take out a header that is in the pool."""
+        self._by_author[announcement.author].remove(announcement)
+        self._shrink(announcement.author)
+
+    def keep_only(self, is_wanted: Callable[[Announcement], bool]) -> int:
+        """Drop the headers that are not wanted any more; returns how many."""
+        before = self._size
+        for author in tuple(self._by_author):
+            kept = deque(announcement for announcement in self._by_author[author] if is_wanted(announcement))
+            self._size -= len(self._by_author[author]) - len(kept)
+            self._by_author[author] = kept
+            if not kept:
+                del self._by_author[author]
+        return before - self._size
+
+    def _remove_oldest(self, author: str) -> None:
+        self._by_author[author].popleft()
+        self._shrink(author)
+
+    def _shrink(self, author: str) -> None:
+        self._size -= 1
+        if not self._by_author[author]:
+            del self._by_author[author]
+
+
+SNAPSHOT_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A group that passed every check, with what is needed to check it again after a restart."""
+
+    announcement: Announcement
+    body: bytes
+    group: RolloutGroup
+
+    @property
+    def author(self) -> str:
+        return self.announcement.author
+
+
+class SavedGroup(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One group of a snapshot: wire bytes and not results, because it will be checked and scored again."""
+
+    header: Annotated[bytes, msgspec.Meta(max_length=MAX_HEADER_BYTES)]
+    body: Annotated[bytes, msgspec.Meta(max_length=MAX_BODY_BYTES)]
+    arrived_at: float
+    arrived_version: int
+
+    @property
+    def arrival(self) -> Arrival:
+        return Arrival(self.arrived_at, self.arrived_version)
+
+
+class BufferSnapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    format: int
+    policy_version: int
+    """Ours at that moment: what is heard between a restart and its first round is as old as that."""
+    groups: tuple[SavedGroup, ...]
+
+
+class ReplayBuffer:
+    """Accepted groups until they are drawn: at most `capacity`, and not too many of them by one author."""
+
+    def __init__(self, capacity: int, *, max_age_s: float, max_age_versions: int) -> None:
+        self.capacity = capacity
+        self._max_per_author = min(capacity, max(MIN_AUTHOR_GROUPS, int(capacity * MAX_AUTHOR_SHARE)))
+        self._max_age_s = max_age_s
+        self._max_age_versions = max_age_versions
+        self._groups: list[Accepted] = []
+        self._by_author: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    @property
+    def by_author(self) -> "Counter[str]":
+        """How many groups of each author wait here."""
+        return self._by_author
+
+    def add(self, accepted: Accepted) -> Reason | None:
+        """Put a group in; returns why another left for it, if one did: the oldest of its author or of all."""
+        self._groups.append(accepted)
+        self._by_author[accepted.author] += 1
+        if self._by_author[accepted.author] > self._max_per_author:
+            self._let_go(next(one for one in self._groups if one.author == accepted.author))
+            return Reason.OVER_SHARE
+        if len(self._groups) > self.capacity:
+            self._let_go(self._groups[0])
+            return Reason.CROWDED_OUT
+        return None
+
+    def keep_within(self, size_bytes: int) -> int:
+        """Let go of groups until their bodies take no more; returns how many. Each time the oldest one of the
+        author who takes most: wide groups of one do not displace those of others."""
+        before = len(self._groups)
+        while (sizes := self._bytes_by_author()).total() > size_bytes:
+            largest = sizes.most_common(1)[0][0]
+            self._let_go(next(one for one in self._groups if one.author == largest))
+        return before - len(self._groups)
+
+    def has_room_for(self, author: str) -> bool:
+        """Whether one more group of this author would not displace another of the same author."""
+        return self._by_author[author] < self._max_per_author
+
+    def drop_stale(self, now: float, policy_version: int) -> int:
+        """Let go of groups that are too old for this policy version; returns how many."""
+        before = len(self._groups)
+        self._keep([one for one in self._groups if self._is_fresh(one, now, policy_version)])
+        return before - len(self._groups)
+
+    def draw(
+        self, count: int, rng: random.Random, *, trust_of: Callable[[str], Trust], known: int
+    ) -> list[RolloutGroup]:
+        """Take out up to `count` groups, as `selection.draw` has it."""
+        authors = [accepted.author for accepted in self._groups]
+        drawn = set(draw(authors, trust_of, count, known, rng))
+        groups = [accepted.group for place, accepted in enumerate(self._groups) if place in drawn]
+        self._keep([accepted for place, accepted in enumerate(self._groups) if place not in drawn])
+        return groups
+
+    def snapshot(self, policy_version: int) -> bytes:
+        """The waiting groups as bytes, for a checkpoint."""
+        saved = (
+            SavedGroup(
+                accepted.announcement.sealed,
+                accepted.body,
+                accepted.announcement.arrival.at,
+                accepted.announcement.arrival.policy_version,
+            )
+            for accepted in self._groups
+        )
+        return msgspec.msgpack.encode(BufferSnapshot(SNAPSHOT_FORMAT, policy_version, tuple(saved)))
+
+    def _bytes_by_author(self) -> "Counter[str]":
+        sizes: Counter[str] = Counter()
+        for accepted in self._groups:
+            sizes[accepted.author] += len(accepted.body)
+        return sizes
+
+    def _let_go(self, accepted: Accepted) -> None:
+        self._groups.remove(accepted)
+        self._by_author -= Counter((accepted.author,))
+
+    def _keep(self, groups: list[Accepted]) -> None:
+        if len(groups) < len(self._groups):
+            self._groups = groups
+            self._by_author = Counter(accepted.author for accepted in groups)
+
+    def _is_fresh(self, accepted: Accepted, now: float, policy_version: int) -> bool:
+        return is_fresh(
+            accepted.announcement.arrival,
+            now,
+            policy_version,
+            max_age_s=self._max_age_s,
+            max_age_versions=self._max_age_versions,
+        )
+
+
+def read_snapshot(data: bytes) -> BufferSnapshot:
+    """What `snapshot` wrote; an empty one for no bytes. Raises CheckpointError."""
+    if not data:
+        return BufferSnapshot(SNAPSHOT_FORMAT, 0, ())
+    try:
+        snapshot = msgspec.msgpack.decode(data, type=BufferSnapshot)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"the saved external groups are damaged: {error}") from error
+    if snapshot.format != SNAPSHOT_FORMAT:
+        raise CheckpointError(
+            f"the saved external groups have format {snapshot.format}, this version reads {SNAPSHOT_FORMAT}"
+        )
+    return snapshot
 
 
 class Inbox:

@@ -9,11 +9,25 @@ no header that its author dated before the new start: it may have been heard in 
 repeat what is older than a few seconds anyway. Peers whose clock is behind are not heard for as long as it is
 behind. What remains: a header dated ahead of time (by no more than MAX_CLOCK_SKEW_S) that was heard in the
 last WRITE_EVERY_S before a kill can be sent once more within that time.
+
+Remembers what has passed by, for as long as it could come again, within a bound.
+
+Inbox, Fetcher -> [RecentlySeen] -> pool, buffer
+
+Keeps banned peers off our connections, and tells who is on them.
+
+Ledger -> [Door.bar] -> Host.disconnect;   Host.peers -> [Door] -> Fetcher
+
+A ban that only ignored would still cost what it takes to receive: the daemon reads, checks and forwards what
+a peer sends before we hear of it. The host keeps whom we barred away for as long as the ban lasts
+(host.py).
 """
 
 import asyncio
+import hashlib
 import logging
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -21,13 +35,76 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from swarmnode.errors import NetworkError
 from swarmnode.exchange.limits import MAX_SEEN, MAX_TRACKED_PEERS
 from swarmnode.exchange.reputation import FULL_SCORE, Reputation, Standing
-from swarmnode.exchange.seen import KEY_BYTES
-from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS
+from swarmnode.identity.keys import MAX_PEER_ID_CHARS
+from swarmnode.network.host import MAX_BARRED, Host
 from swarmnode.storage import replace_file
 
 logger = logging.getLogger(__name__)
+
+KEY_BYTES = 16
+"""Bytes kept of a digest: nobody finds two with one among the few thousand that are remembered."""
+
+
+def key_of(*parts: bytes) -> bytes:
+    """A short key for what may be long. Parts of fixed length cannot be cut elsewhere into another key.
+
+    >>> len(key_of(b"author", b"hash"))
+    16
+    """
+    return hashlib.blake2b(b"".join(parts), digest_size=KEY_BYTES).digest()
+
+
+class RecentlySeen:
+    """A set of keys that forgets each after `ttl_s`, and the oldest when there are more than `max_keys`.
+
+    >>> seen = RecentlySeen(max_keys=2, ttl_s=60.0)
+    >>> seen.add(b"one", now=0.0), seen.add(b"one", now=1.0), seen.add(b"one", now=61.0)
+    (True, False, True)
+    """
+
+    def __init__(self, *, max_keys: int, ttl_s: float) -> None:
+        self._max_keys = max_keys
+        self._ttl_s = ttl_s
+        self._seen_at: OrderedDict[bytes, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._seen_at)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._seen_at
+
+    def items(self) -> list[tuple[bytes, float]]:
+        """Keys and when each was seen first, oldest first."""
+        return list(self._seen_at.items())
+
+    def restore(self, items: Iterable[tuple[bytes, float]]) -> None:
+        """Take up what was remembered before a restart, as older than all that was added since."""
+        since = self._seen_at
+        self._seen_at = OrderedDict(sorted(items, key=lambda item: item[1]))
+        self._seen_at.update(since)
+        while len(self._seen_at) > self._max_keys:
+            self._seen_at.popitem(last=False)
+
+    def add(self, key: bytes, now: float) -> bool:
+        """Remember a key; False when it was known already."""
+        self._forget(now)
+        if key in self._seen_at:
+            return False
+        self._seen_at[key] = now
+        if len(self._seen_at) > self._max_keys:
+            self._seen_at.popitem(last=False)
+        return True
+
+    def _forget(self, now: float) -> None:
+        while self._seen_at:
+            key, seen_at = next(iter(self._seen_at.items()))
+            if now - seen_at < self._ttl_s:
+                return
+            del self._seen_at[key]
+
 
 FORMAT = 1
 WRITE_EVERY_S = 10.0
@@ -158,3 +235,50 @@ class Recorder:
         else:
             self._failed = False
             self._written = record
+
+
+LOOK_EVERY_S = 1.0
+"""How often we look who is connected, when nobody has just been banned."""
+
+
+class Door:
+    """Disconnects whom `bar` names, and tells `tell` who is connected."""
+
+    def __init__(
+        self, host: Host, banned_for_s: Callable[[str], float], tell: Callable[[Sequence[str]], None]
+    ) -> None:
+        """`banned_for_s`: how long the ban of a peer still lasts."""
+        self._host = host
+        self._banned_for_s = banned_for_s
+        self._tell = tell
+        self._to_bar: deque[str] = deque(maxlen=MAX_BARRED)
+        self._knocked = asyncio.Event()
+
+    def bar(self, peer: str) -> None:
+        """Somebody is banned: out, as soon as the host has time."""
+        self._to_bar.append(peer)
+        self._knocked.set()
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            await self._bar_all()
+            await self._look()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    await self._knocked.wait()
+            self._knocked.clear()
+
+    async def _bar_all(self) -> None:
+        while self._to_bar:
+            peer = self._to_bar.popleft()
+            try:
+                await self._host.disconnect(peer, barred_s=self._banned_for_s(peer))
+            except NetworkError as error:
+                logger.debug("%s is banned and could not be disconnected: %s", peer, error)
+
+    async def _look(self) -> None:
+        try:
+            self._tell(await self._host.peers())
+        except NetworkError as error:
+            logger.debug("could not look who is connected: %s", error)

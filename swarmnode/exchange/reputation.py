@@ -2,15 +2,20 @@
 
 gossip, bodies -> [Reputation] -> listen or ignore, ask or wait
 
-Pure: time is handed in. The score falls with each invalid message (reasons.py) and recovers slowly, so that a
+Pure: time is handed in. The score falls with each invalid message (limits.py) and recovers slowly, so that a
 broken peer is heard again once it is mended. A fetch that gave us nothing is no offence; it only makes us
 wait before we ask again, and ask others first. The number of peers is bounded: whoever was not heard of for
 longest is forgotten, strangers before those who ever gave us a group, so that names without end displace each
 other.
+
+Counts everything and lets peers feel what they did: the one place where a Reason has consequences.
+
+gossip, bodies, exchange -> [Ledger] -> ExchangeStats -> status, metrics, log
 """
 
-from collections import OrderedDict
-from collections.abc import Collection, Iterator
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from swarmnode.exchange.limits import (
@@ -18,12 +23,17 @@ from swarmnode.exchange.limits import (
     HEADERS_PER_S,
     MAX_TRACKED_PEERS,
     PACE,
+    PENALTIES,
     PROVEN_AFTER,
     REQUESTS_BURST,
     REQUESTS_PER_S,
     SLOW_S,
+    Reason,
 )
 from swarmnode.exchange.selection import Trust
+from swarmnode.identity.keys import memorable_name
+
+logger = logging.getLogger(__name__)
 
 FULL_SCORE = 100.0
 BAN_BELOW = 20.0
@@ -247,3 +257,96 @@ class Reputation:
         standing.score = min(FULL_SCORE, standing.score + elapsed_s * RECOVERY_PER_S)
         standing.scored_at = now
         return standing.score
+
+
+_KNOWN = frozenset(Reason)
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeStats:
+    """What the exchange did since it was made, and what it holds now."""
+
+    headers_seen: int
+    """Gossip messages that reached us, whatever became of them."""
+    headers_accepted: int
+    headers_waiting: int
+    headers_overflowed: int
+    """Lost because we read too slowly."""
+    fetched: int
+    """Bodies received from peers."""
+    accepted: int
+    """Groups that passed every check here."""
+    drawn: int
+    """Groups handed to the trainer."""
+    buffered: int
+    dropped: Mapping[str, int]
+    """Dropped messages, counted by reason (limits.py)."""
+    accepted_by_peer: Mapping[str, int]
+    banned_peers: tuple[str, ...]
+    published: int
+    """Own groups announced."""
+    unpublished: Mapping[str, int]
+    """Own groups not announced, by reason."""
+    served: int
+    """Bodies given to peers."""
+    bytes_in: int
+    """Headers and bodies received, as their authors sent them (without gossip's own overhead)."""
+    bytes_out: int
+    judgements_stuck: int
+
+
+class Ledger:
+    """Counters and reputations, brought together."""
+
+    def __init__(
+        self,
+        reputation: Reputation,
+        clock: Callable[[], float],
+        *,
+        on_ban: Callable[[str], None] = lambda peer: None,
+    ) -> None:
+        """`on_ban` is called with each peer that gets banned."""
+        self.reputation = reputation
+        self._on_ban = on_ban
+        self._clock = clock
+        self.dropped: Counter[str] = Counter()
+        self.unpublished: Counter[str] = Counter()
+        self.headers_seen = 0
+        self.headers_accepted = 0
+        self.fetched = 0
+        self.accepted = 0
+        self.drawn = 0
+        self.published = 0
+        self.served = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
+
+    def drop(self, reason: str, peer: str, detail: str = "") -> None:
+        """Count something that was not used, and take its price from the peer it came from."""
+        # A task may raise Rejected with words of its own.
+        known = Reason(reason) if reason in _KNOWN else Reason.INTERNAL
+        self.dropped[known] += 1
+        penalty = PENALTIES.get(known)
+        if penalty is None:
+            return
+        now = self._clock()
+        newly_banned = self.reputation.punish(peer, penalty, now)
+        logger.debug("%s from %s (score %.0f): %s", known, peer, self.reputation.score(peer, now), detail)
+        if newly_banned:
+            logger.warning(
+                "%s (%s) is banned for now: its score fell below %.0f, at last for %s",
+                memorable_name(peer),
+                peer,
+                BAN_BELOW,
+                known,
+            )
+            self._on_ban(peer)
+
+    def let_go(self, reason: Reason, count: int = 1) -> None:
+        """Count what left the pool or the buffer without being used; nobody is to blame."""
+        if count:
+            self.dropped[reason] += count
+
+    def accept(self, peer: str) -> None:
+        self.accepted += 1
+        self.reputation.was_accepted(peer)

@@ -4,9 +4,31 @@ first run -> [node.key] -> peer id, name, signatures; p2pd reads the same file
 
 The file is libp2p's protobuf private key, 68 bytes: `08 01 12 40`, seed (32), public key (32). A key is never
 overwritten: what stands in its way is kept beside it, and a file we cannot read is an error, not a new key.
+
+Names people can say: the same peer id is the same `adjective-adjective-animal` on every screen, forever.
+
+peer id -> [name] -> log lines, status, leaderboards
+
+64 x 64 x 64 = 262,144 names. A name is for people: two peers may share one, so nothing is ever decided by it.
+The lists and the rule are frozen: changing a word would rename peers.
+
+Peer ids: the public key itself, spelled as libp2p spells it.
+
+public key -> [peer id] -> public key
+
+An Ed25519 peer id is the base58 of an identity multihash, so the key can be read back out of the name and
+no lookup is ever needed to verify a signature. RSA ids (`Qm...`) only hash their key and are not accepted.
+
+Signed bytes: who said it, what they said, and in which context.
+
+NodeKey -> [seal] -> wire -> [unseal] -> author, payload
+
+The context is signed with the payload, so a signature made for one purpose proves nothing in another.
+`unseal` decodes three fields and no more until the signature has been checked.
 """
 
 import binascii
+import hashlib
 import logging
 import os
 import time
@@ -15,15 +37,100 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from stat import S_IMODE
+from typing import Annotated
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+import base58
+import msgspec
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from swarmnode.errors import IdentityError
-from swarmnode.identity.names import memorable_name
-from swarmnode.identity.peer_id import peer_id_from_public_key
+from swarmnode.errors import IdentityError, Rejected
 from swarmnode.storage import sync
 
 logger = logging.getLogger(__name__)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+MOODS = _words(
+    """
+    able agile alert amused ardent bold brave brisk calm candid careful cheerful clever content
+    cordial curious daring decent earnest eager fair fearless fond frank friendly gentle glad
+    graceful happy hardy helpful honest hopeful humble jolly jovial keen kind lively loyal lucid
+    merry mild modest neat nimble noble patient placid polite proud prudent quick quiet sincere
+    steady sunny tender tidy trusty upbeat vivid warm witty
+    """
+)
+
+LOOKS = _words(
+    """
+    amber ashen azure beige black blond blue bronze brown chrome cobalt copper coral cream
+    crimson cyan dappled dusky ebony emerald fawn flaxen frosted gilded golden granite green
+    grey hazel indigo ivory jade khaki lilac lime maroon mauve mossy navy ochre olive opal
+    orange pale pearly pink plum purple red rosy ruby russet rusty sable saffron sandy scarlet
+    silver speckled striped tawny teal violet white
+    """
+)
+
+ANIMALS = _words(
+    """
+    alpaca antelope badger beaver bison bobcat buffalo camel caribou cheetah cobra condor cougar
+    coyote crane dingo dolphin donkey eagle egret falcon ferret finch fox gazelle gecko gibbon
+    heron hyena ibex iguana impala jackal jaguar koala lemur leopard llama lynx macaw magpie
+    marmot marten meerkat moose newt ocelot orca osprey otter owl panda panther pelican puffin
+    puma rabbit raven salmon seal stork tapir walrus wombat
+    """
+)
+
+
+def memorable_name(peer_id: str) -> str:
+    """The name of a peer, computed from its id alone.
+
+    >>> memorable_name("12D3KooW9pNAk8aiBuGVQtWRdbkLmo5qVL3e2h5UxbN2Nz9ttwiw")
+    'graceful-copper-puma'
+    """
+    digest = hashlib.blake2b(peer_id.encode(), digest_size=3, person=b"swarmnode-name").digest()
+    words = (MOODS, LOOKS, ANIMALS)
+    return "-".join(choices[byte % len(choices)] for choices, byte in zip(words, digest, strict=True))
+
+
+PUBLIC_KEY_BYTES = 32
+
+_MULTIHASH_PREFIX = bytes.fromhex("002408011220")
+"""identity hash of 36 bytes; protobuf field 1 (key type) = Ed25519; field 2 (data) of 32 bytes."""
+
+MAX_PEER_ID_CHARS = 52
+"""An Ed25519 peer id never has more. Decoding base58 is quadratic, so length is checked first."""
+
+
+def peer_id_from_public_key(public_key: bytes) -> str:
+    """Spell a raw Ed25519 public key as a libp2p peer id.
+
+    >>> peer_id_from_public_key(bytes(32))
+    '12D3KooW9pNAk8aiBuGVQtWRdbkLmo5qVL3e2h5UxbN2Nz9ttwiw'
+    """
+    return base58.b58encode(_MULTIHASH_PREFIX + public_key).decode("ascii")
+
+
+def public_key_from_peer_id(peer_id: str) -> bytes:
+    """Read the raw Ed25519 public key back out of a peer id. Raises Rejected for anything else.
+
+    >>> public_key_from_peer_id("12D3KooW9pNAk8aiBuGVQtWRdbkLmo5qVL3e2h5UxbN2Nz9ttwiw") == bytes(32)
+    True
+    """
+    if len(peer_id) > MAX_PEER_ID_CHARS or not peer_id.isascii():
+        raise Rejected("bad_peer_id", "not an Ed25519 peer id")
+    try:
+        multihash = base58.b58decode(peer_id)
+    except ValueError as error:
+        raise Rejected("bad_peer_id", "not base58") from error
+    prefix, public_key = multihash[:-PUBLIC_KEY_BYTES], multihash[-PUBLIC_KEY_BYTES:]
+    if prefix != _MULTIHASH_PREFIX:
+        raise Rejected("bad_peer_id", f"{peer_id} is not an Ed25519 peer id")
+    return public_key
+
 
 SEED_BYTES = 32
 KEY_FILE_BYTES = 68
@@ -68,7 +175,7 @@ class NodeKey:
         return memorable_name(self.peer_id)
 
     def sign(self, data: bytes) -> bytes:
-        """The raw signature of `data`, 64 bytes. Messages go through envelope.py, which adds the context."""
+        """The raw signature of `data`, 64 bytes. Messages go through keys.py, which adds the context."""
         return self._private.sign(data)
 
     def to_protobuf(self) -> bytes:
@@ -222,3 +329,53 @@ def _write_secret(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+SIGNATURE_BYTES = 64
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A payload and its author's signature. Only `unseal` makes one that can be believed."""
+
+    author: Annotated[str, msgspec.Meta(max_length=MAX_PEER_ID_CHARS)]
+    payload: bytes
+    signature: Annotated[bytes, msgspec.Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Envelope)
+
+
+def seal(key: NodeKey, context: str, payload: bytes) -> bytes:
+    """Sign `payload` for one purpose, for example `seal(key, "swarmnode/2/rollout-header", header)`."""
+    return _encoder.encode(Envelope(key.peer_id, payload, key.sign(_signed_bytes(context, payload))))
+
+
+def unseal(data: bytes, context: str, *, max_bytes: int) -> Envelope:
+    """Check the signature and hand out author and payload.
+
+    Raises Rejected: too_large, malformed, bad_peer_id, bad_signature.
+
+    >>> key = NodeKey.generate()
+    >>> unseal(seal(key, "greeting", b"hello"), "greeting", max_bytes=1024).payload
+    b'hello'
+    """
+    if len(data) > max_bytes:
+        raise Rejected("too_large", f"{len(data)} bytes, at most {max_bytes}")
+    try:
+        envelope = _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Rejected("malformed", str(error)) from error
+    public_key = Ed25519PublicKey.from_public_bytes(public_key_from_peer_id(envelope.author))
+    try:
+        public_key.verify(envelope.signature, _signed_bytes(context, envelope.payload))
+    except InvalidSignature as error:
+        raise Rejected("bad_signature", f"not signed by {envelope.author} for {context}") from error
+    return envelope
+
+
+def _signed_bytes(context: str, payload: bytes) -> bytes:
+    # A NUL cannot occur in a context, so no context and payload can be cut elsewhere into another pair.
+    if "\0" in context:
+        raise ValueError("a signing context must not contain NUL")
+    return context.encode() + b"\0" + payload

@@ -2,14 +2,14 @@
 
 packing -> layout.py -> [attention] -> logprob
                             |
-         kernel_attention.py, box_attention.py
+         attention.py, box_attention.py
 
 Every layer but attention treats tokens one by one, so a packed row needs no padding there, and a prompt that
 several completions share needs to be there only once. For attention the sequences are taken apart: on a GPU
 by the variable-length flash kernel, elsewhere in a few boxes, each of sequences of similar length, padded on
 the right: a call of SDPA, or products of ours where sequences are short (`box_attention.py`). Under causal
 attention no real token sees such a pad, and no [T, T] mask is ever built. Where there is a C compiler, short
-sequences need neither boxes nor pads (`kernel_attention.py`).
+sequences need neither boxes nor pads (`attention.py`).
 
 Of a shared prompt only keys and values are repeated, once per completion. Its queries are asked once: what
 they see does not depend on the completion. Packing bounds the repeats (`packing.MOST_KEYS_PER_TOKEN`), so
@@ -18,11 +18,17 @@ nothing needs to be cut into chunks or computed again here.
 The function is registered with transformers under a name of ours and set once on a model. It gets a
 `PackedLayout` through the forward's keywords; without one it is transformers' own SDPA, so the same model
 object generates, evaluates and trains, in several threads at once.
+
+Attention inside the sequences of a packed row by the C kernel: nothing is padded, gathered or kept.
+
+attention -> layout.py (what lies where) -> [kernel_attention] -> native/passes.py
+
+Shapes: T tokens, H query heads, G key heads, E head size.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -31,9 +37,66 @@ from torch.autograd.function import once_differentiable
 from torch.nn.attention.varlen import varlen_attn
 
 from swarmnode.errors import ModelError
-from swarmnode.model import kernel_attention
 from swarmnode.model.layout import PackedLayout, TokenSlots
 from swarmnode.model.layout import packed_layout as packed_layout
+from swarmnode.native.passes import fits, packed_attention_gradient
+from swarmnode.native.passes import packed_attention as packed_rows
+
+MOST_KEYS = 768
+"""Keys of the longest sequence that our kernel takes. Forward and backward in float32 take 0.7 of torch's
+time from 128 to 512 keys, as long at 1024, and longer beyond: torch's kernel is made for those."""
+
+
+def kernel_suits(query_THE: Tensor, value_TGE: Tensor, layout: PackedLayout, dropout: float) -> bool:
+    """Whether a row can be computed here, and sooner than by torch."""
+    return (
+        layout.longest_sequence <= MOST_KEYS
+        and value_TGE.shape[2] == query_THE.shape[2]
+        and dropout == 0
+        and not torch.is_autocast_enabled("cpu")
+        and fits(query_THE)
+    )
+
+
+def by_kernel(
+    query_THE: Tensor,
+    key_TGE: Tensor,
+    value_TGE: Tensor,
+    layout: PackedLayout,
+    window: int | None,
+    scale: float | None,
+) -> Tensor:
+    """Causal attention inside each sequence, and inside the window; [T, H, E]."""
+    scale = query_THE.shape[-1] ** -0.5 if scale is None else scale
+    return cast(Tensor, _Attention.apply(query_THE, key_TGE, value_TGE, layout, window, scale))
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query_THE: Tensor,
+        key_TGE: Tensor,
+        value_TGE: Tensor,
+        layout: PackedLayout,
+        window: int | None,
+        scale: float,
+    ) -> Tensor:
+        ctx.layout, ctx.window, ctx.scale = layout, window, scale
+        out_THE, sums_TH = packed_rows(query_THE, key_TGE, value_TGE, layout.sequences, window, scale)
+        ctx.save_for_backward(query_THE, key_TGE, value_TGE, out_THE, sums_TH)
+        return out_THE
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout_THE: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        query_THE, key_TGE, value_TGE, out_THE, sums_TH = ctx.saved_tensors
+        gradients = packed_attention_gradient(
+            dout_THE, query_THE, key_TGE, value_TGE, out_THE, sums_TH,
+            ctx.layout.sequences, ctx.window, ctx.scale,
+        )  # fmt: skip
+        return *gradients, None, None, None
+
 
 PACKED_ATTENTION = "swarmnode_packed"
 """The name under which transformers knows our function. Never saved: its configs leave the attention out."""
@@ -140,7 +203,7 @@ def by_boxes(
     """The same on any device and for any dtype: by the C kernel or products of ours where all sequences are
     short, else box by box by torch's SDPA."""
     tensors = query_THD, key_TGD, value_TGD
-    kernel = kernel_attention.kernel_suits(query_THD, value_TGD, layout, settings.dropout)
+    kernel = kernel_suits(query_THD, value_TGD, layout, settings.dropout)
     # The kernel multiplies in float32; a CPU on which bfloat16 pays has units for products of ours.
     if not kernel or query_THD.dtype is torch.bfloat16:
         from swarmnode.model import box_attention
@@ -148,7 +211,7 @@ def by_boxes(
         if box_attention.suits(query_THD, layout, settings.dropout):
             return box_attention.by_products(*tensors, layout, settings.window, settings.scaling)
     if kernel:
-        return kernel_attention.by_kernel(*tensors, layout, settings.window, settings.scaling)
+        return by_kernel(*tensors, layout, settings.window, settings.scaling)
     boxes = layout.boxes
     queries = _TokensToSlots.apply(query_THD, layout.box_queries).split([b.rows * b.queries for b in boxes])
     keys, values = (

@@ -6,6 +6,10 @@ Nothing that a stranger wrote is ever run: `trust_remote_code` is off and only s
 
 Precision: bfloat16 where the hardware multiplies in it, else float32. Never float16: its range starts at
 6e-8, and a gradient that was divided by the tokens of a step would vanish below that.
+
+A model without its weights: what is wrong for it is said before they are loaded, or downloaded.
+
+config.json of a folder or the hub -> [load_outline] -> model/policy.py (engine, LoRA targets)
 """
 
 import hashlib
@@ -281,3 +285,40 @@ def fingerprint(parameters: Iterable[tuple[str, Sequence[int], Tensor]]) -> str:
         head = values[:FINGERPRINT_VALUES].to(torch.bfloat16).float().cpu()
         digest.update(f"{name} {tuple(shape)} ".encode() + head.numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """The structure of a causal LM as it would be loaded."""
+
+    model: Any
+    """The transformers model on the device "meta": layers and shapes, no numbers."""
+    device: torch.device
+    """Where the real one will lie."""
+    is_quantized: bool
+    """The real one has packed weights, of which this one shows nothing."""
+
+
+def load_outline(spec: str, policy: PolicyConfig) -> Outline | None:
+    """An outline of the model from its configuration alone, in well under a second. None: transformers builds
+    this family with weights only, and everything is found out later. Raises ModelError where there is no such
+    causal LM."""
+    from transformers import AutoModelForCausalLM
+
+    config = read_config(spec, find_model(spec))
+    device = find_device(policy.device)
+    packed = policy.quantization == "nf4" or getattr(config, "quantization_config", None) is not None
+    hidden = 0 if policy.quantization == "nf4" else hidden_size(config)
+    try:
+        with torch.device("meta"):
+            model: Any = AutoModelForCausalLM.from_config(
+                config,
+                dtype=find_dtype(policy.dtype, device, hidden),
+                trust_remote_code=False,
+                **attention_arguments(config),
+            )
+    except (NotImplementedError, RuntimeError):
+        return None
+    except (ValueError, TypeError, LookupError, AttributeError, ImportError) as error:
+        raise cannot_load(spec, error) from error
+    return Outline(model.eval(), device, packed)

@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from swarmnode.model.dense_layer import Adapted, DenseLayer, into_attention, out_of_attention
+from swarmnode.model.dense_layer import Adapted, DenseLayer, Norm, into_attention, out_of_attention
 from swarmnode.model.lora_patch import sole_adapter
-from swarmnode.model.token_passes import Norm
 from swarmnode.rollout.decode.family import FAMILIES, Family
 
 logger = logging.getLogger(__name__)

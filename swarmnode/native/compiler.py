@@ -1,6 +1,6 @@
 """Compiles the kernels with the C compiler of this machine, once, and loads them.
 
-kernels/ -> cc -> built/DIGEST.so -> [compiler] -> tensors.py
+kernels/ -> cc -> built/DIGEST.so -> [compiler] -> passes.py
 
 What was compiled lies beside the sources, or in the cache where an installation cannot be written to, under a
 name made of all it depends on: another compiler, CPU or source makes another file. A machine without a
@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from swarmnode.hardware import cpu_flags
-from swarmnode.paths import resolve_paths
+from swarmnode.storage import resolve_paths
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """The kernels of a decode step on tensors: heads of a fused product, attention over a cache, sampling.
 
-tensors.py -> [decode] <- rollout/decode/heads.py, attention.py, sampler.py
+passes.py -> [decode] <- rollout/decode/decoder.py, attention.py, sampler.py
 
 Only for tensors that `fits`. Shapes: N rows, one token each; P prompts of W
 tokens; K key heads with G queries each, of size E; V vocabulary.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from swarmnode.native.tensors import expect, kernel
+from swarmnode.native.passes import expect, kernel
 
 SCORES_TOGETHER = 16
 """COLUMNS of kernels/attention.h."""

@@ -23,12 +23,9 @@ from types import TracebackType
 from typing import Self
 
 from swarmnode.errors import HostDown, MessageTooLarge, PeerUnreachable, RequestTimeout
-from swarmnode.network.barred import BarredPeers
-from swarmnode.network.host import MAX_GOSSIP_BYTES, Handler, HostState, HostStatus, Message
+from swarmnode.network.host import MAX_GOSSIP_BYTES, BarredPeers, Handler, HostState, HostStatus, Message
 from swarmnode.network.multiaddr import check_peer_id, peer_id_from_bytes, split_peer
-from swarmnode.network.pubsub import MessageQueue, as_heard
-from swarmnode.network.rpc import Service, respond
-from swarmnode.network.skipped import Cause, Skipped, oversized_story
+from swarmnode.network.rpc import Cause, MessageQueue, Service, Skipped, as_heard, oversized_story, respond
 from swarmnode.network.streams import MemoryStream, StreamHandler, handle_stream, memory_streams
 
 logger = logging.getLogger(__name__)

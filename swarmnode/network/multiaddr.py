@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import base58
 
 from swarmnode.errors import NetworkError
-from swarmnode.network.framing import decode_uvarint, encode_uvarint
+from swarmnode.network.rpc import decode_uvarint, encode_uvarint
 
 MAX_ADDRESS_BYTES = 512
 """Text form. The longest honest one (DNS name through a relay) stays under 400."""

@@ -1,7 +1,7 @@
 """The default host: go-libp2p's daemon (p2pd) under supervision, behind the Host Protocol.
 
 node, exchange -> [P2pdHost] -> p2pd_supervisor.py (keeps the daemon alive)
-                             -> p2pd_control.py (asks it), p2pd_gate.py (who may stay)
+                             -> p2pd_control.py (asks it), p2pd_incoming.py (who may stay)
                              -> p2pd_incoming.py (who asks us), rpc.py (bytes on a stream)
 
 The daemon does the networking: GossipSub with strict signatures, Kademlia, Noise and TLS. This file keeps
@@ -30,13 +30,10 @@ from swarmnode.network.p2pd_control import (
     Stream,
     Unusable,
 )
-from swarmnode.network.p2pd_gate import Gate
-from swarmnode.network.p2pd_incoming import Incoming
+from swarmnode.network.p2pd_incoming import Gate, Incoming
 from swarmnode.network.p2pd_process import DaemonOptions
 from swarmnode.network.p2pd_supervisor import DaemonSupervisor
-from swarmnode.network.pubsub import MessageQueue, as_heard
-from swarmnode.network.rpc import Service, ask
-from swarmnode.network.skipped import Cause, Skipped, oversized_story
+from swarmnode.network.rpc import Cause, MessageQueue, Service, Skipped, as_heard, ask, oversized_story
 from swarmnode.network.streams import SocketStream, StreamHandler
 
 logger = logging.getLogger(__name__)

@@ -1,22 +1,305 @@
 """Streams that others open to us: who asks, for what, and whether there is room.
 
 daemon connects to our Unix socket -> p2pd.py -> [Incoming] -> rpc.py (Host.serve) | a handler of streams
+
+How many bytes came in on each TCP connection of this machine, as the kernel counts them.
+
+kernel (NETLINK_SOCK_DIAG) -> [received_bytes] -> p2pd_incoming.py
+
+The daemon cannot say who sends it how much. The kernel can, for any socket and without privileges.
+Elsewhere than on Linux, and where the kernel refuses, the answer is None: unknown.
+
+Who made the daemon grow: what each peer sent it lately and it kept to itself.
+
+p2pd_incoming.py, p2pd.py (what was handed to us) -> [Traffic] -> largest_senders -> disconnected for a while
+
+A flood that grows the daemon is control traffic, which never reaches us. So what a peer sent on streams that
+we read, however much, is no part of its blame: the neighbours of a pipeline send gigabytes.
+
+Who may stay connected to our daemon: it lets anybody in, so the gate is kept from here.
+
+Host.disconnect (bans), a daemon that grows -> [Gate] -> p2pd_control.py disconnects
+                                               p2pd_incoming.py says who, host.py how long
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Generator
+import socket
+import struct
+import sys
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from swarmnode.errors import NetworkError, PeerUnreachable
-from swarmnode.network.p2pd_control import ControlClient, Unusable
-from swarmnode.network.p2pd_gate import Gate
-from swarmnode.network.rpc import READ_TIMEOUT_S, Service, answer
-from swarmnode.network.skipped import Cause, Skipped
-from swarmnode.network.slots import Slot, Stage, StreamSlots
+from swarmnode.network.host import BarredPeers
+from swarmnode.network.multiaddr import parse_address
+from swarmnode.network.p2pd_control import ControlClient, DaemonRefused, PeerAddresses, Unusable
+from swarmnode.network.rpc import READ_TIMEOUT_S, Cause, Service, Skipped, Slot, Stage, StreamSlots, answer
 from swarmnode.network.streams import SocketStream, StreamHandler, handle_stream
 
 logger = logging.getLogger(__name__)
+
+Connection = tuple[int, str, int]
+"""(local port, remote address, remote port)"""
+
+_AF_NETLINK = 16
+_SOCK_DIAG = 4
+_SOCK_DIAG_BY_FAMILY = 20
+_REQUEST_DUMP = 0x301
+_DONE, _ERROR = 3, 2
+_ESTABLISHED = 1 << 1
+_INFO = 2
+_BYTES_RECEIVED_AT = 128
+"""Offset of the received bytes in `struct tcp_info`, since Linux 4.1."""
+
+_HEADER = struct.Struct("=IHHII")
+_ATTRIBUTE = struct.Struct("=HH")
+_MESSAGE_BYTES = 72
+"""Size of `struct inet_diag_msg`."""
+
+_TIMEOUT_S = 0.2
+_MAX_READS = 256
+"""The most reads of 64 KiB, several hundred connections each: an answer that does not end is no answer."""
+
+
+def received_bytes(local_ports: frozenset[int]) -> dict[Connection, int] | None:
+    """Bytes received so far on every established connection that ends at one of these ports of ours."""
+    if sys.platform != "linux" or not local_ports:
+        return None
+    try:
+        return {
+            connection: size_bytes
+            for family in (socket.AF_INET, socket.AF_INET6)
+            for connection, size_bytes in _connections(family)
+            if connection[0] in local_ports
+        }
+    except (OSError, struct.error):
+        return None
+
+
+def _connections(family: int) -> Iterator[tuple[Connection, int]]:
+    request = struct.pack("=BBBxI48x", family, socket.IPPROTO_TCP, 1 << (_INFO - 1), _ESTABLISHED)
+    header = _HEADER.pack(_HEADER.size + len(request), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0)
+    with socket.socket(_AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
+        kernel.settimeout(_TIMEOUT_S)
+        kernel.send(header + request)
+        for _ in range(_MAX_READS):
+            for kind, body in _messages(kernel.recv(65536)):
+                if kind == _DONE:
+                    return
+                if kind == _ERROR:
+                    raise OSError("the kernel does not tell")
+                found = _read(family, body)
+                if found is not None:
+                    yield found
+    raise OSError("the kernel does not come to an end")
+
+
+def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at + _HEADER.size <= len(data):
+        size_bytes, kind, *_ = _HEADER.unpack_from(data, at)
+        yield kind, data[at + _HEADER.size : at + size_bytes]
+        at += max(_HEADER.size, (size_bytes + 3) & ~3)
+
+
+def _read(family: int, body: bytes) -> tuple[Connection, int] | None:
+    local_port, remote_port = struct.unpack_from(">HH", body, 4)
+    address = body[24 : 24 + (4 if family == socket.AF_INET else 16)]
+    at = _MESSAGE_BYTES
+    while at + _ATTRIBUTE.size <= len(body):
+        size_bytes, kind = _ATTRIBUTE.unpack_from(body, at)
+        if kind == _INFO and size_bytes >= _ATTRIBUTE.size + _BYTES_RECEIVED_AT + 8:
+            (count,) = struct.unpack_from("=Q", body, at + _ATTRIBUTE.size + _BYTES_RECEIVED_AT)
+            return (local_port, socket.inet_ntop(family, address), remote_port), count
+        at += max(_ATTRIBUTE.size, (size_bytes + 3) & ~3)
+    return None
+
+
+WINDOW_S = 5.0
+MAX_SAMPLES = 8
+
+LEAST_BLAME_BYTES = 256 * 1024
+"""The least that a blamed peer sent within the window. Eight honest neighbours' gossip stays below."""
+
+SHARE_OF_LARGEST = 0.25
+"""Whoever sent at least so much of what the largest sender did is blamed with it."""
+
+FIRST_BAR_S = 60.0
+LONGEST_BAR_S = 3600.0
+"""An honest peer on a bad day is back after a minute; one that does it again waits four times longer."""
+
+MAX_OFFENDERS = 1024
+
+
+def largest_senders(kept_bytes: Mapping[str, int]) -> tuple[str, ...]:
+    """The peers to be sent away, the largest first.
+
+    >>> largest_senders({"a": 9_000_000, "b": 3_000_000, "c": 40_000})
+    ('a', 'b')
+    """
+    ranked = sorted(kept_bytes, key=lambda peer: kept_bytes[peer], reverse=True)
+    if not ranked:
+        return ()
+    least = max(LEAST_BLAME_BYTES, SHARE_OF_LARGEST * kept_bytes[ranked[0]])
+    return tuple(peer for peer in ranked if kept_bytes[peer] >= least)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Bytes received so far, at one moment."""
+
+    at_s: float
+    by_connection: Mapping[Connection, int]
+    handed_by_peer: Mapping[str, int]
+
+
+class Traffic:
+    """The last few seconds of what came in, by peer."""
+
+    def __init__(
+        self,
+        *,
+        count: Callable[[frozenset[int]], dict[Connection, int] | None] = received_bytes,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._count = count
+        self._clock = clock
+        self._samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
+        self._handed: Counter[str] = Counter()
+        self._offences: OrderedDict[str, int] = OrderedDict()
+
+    def handed(self, peer_id: str, size_bytes: int) -> None:
+        """The daemon gave us so many bytes of this peer."""
+        self._handed[peer_id] += size_bytes
+
+    def kept_bytes(
+        self, own_addresses: Iterable[str], connections: Iterable[PeerAddresses]
+    ) -> dict[str, int]:
+        """What each connected peer sent within the window and we did not get; empty when it is not known.
+
+        To be asked regularly: each call is also a sample for the later ones.
+        """
+        connections = list(connections)
+        self._handed = Counter({peer.peer_id: self._handed[peer.peer_id] for peer in connections})
+        received = self._count(frozenset(port for _, port in _ends(own_addresses)))
+        if received is None:
+            return {}
+        now_s = self._clock()
+        while len(self._samples) > 1 and self._samples[1].at_s <= now_s - WINDOW_S:
+            self._samples.popleft()
+        before = self._samples[0] if self._samples else None
+        self._samples.append(Sample(now_s, received, dict(self._handed)))
+        owners = {end: peer.peer_id for peer in connections for end in _ends(peer.addresses)}
+        kept: Counter[str] = Counter()
+        for (port, address, remote_port), size_bytes in received.items():
+            owner = owners.get((address, remote_port))
+            if owner is not None:
+                connection = (port, address, remote_port)
+                kept[owner] += size_bytes - (before.by_connection.get(connection, 0) if before else 0)
+        for peer in kept:
+            handed_before = before.handed_by_peer.get(peer, 0) if before else 0
+            kept[peer] -= self._handed[peer] - handed_before
+        return {peer: size_bytes for peer, size_bytes in kept.items() if size_bytes > 0}
+
+    def bar_for_s(self, peer_id: str) -> float:
+        """How long to keep a peer away that is to blame, this time."""
+        offences = self._offences.pop(peer_id, 0)
+        self._offences[peer_id] = offences + 1
+        if len(self._offences) > MAX_OFFENDERS:
+            self._offences.popitem(last=False)
+        return min(LONGEST_BAR_S, FIRST_BAR_S * 4.0 ** min(offences, 8))
+
+
+def _ends(addresses: Iterable[str]) -> set[tuple[str, int]]:
+    """(IP address, TCP port) of those addresses that have both."""
+    ends: set[tuple[str, int]] = set()
+    for address in addresses:
+        try:
+            components = dict(parse_address(address))
+        except NetworkError:
+            continue
+        ip = components.get("ip4") or components.get("ip6")
+        if ip and "tcp" in components:
+            ends.add((ip, int(components["tcp"])))
+    return ends
+
+
+SIEGE_S = 10.0
+"""How long after a barred peer was there we look for it more often."""
+
+
+class Gate:
+    """Bars peers, and sends them away whenever they come back."""
+
+    def __init__(self, listen: Callable[[], Sequence[str]]) -> None:
+        """`listen`: the addresses that our daemon listens on."""
+        self.barred = BarredPeers()
+        self.traffic = Traffic()
+        self._listen = listen
+        self._besieged_until_s = 0.0
+
+    def check(self, peer_id: str) -> None:
+        """Raise PeerUnreachable for a peer that is barred."""
+        if peer_id in self.barred:
+            raise PeerUnreachable(f"{peer_id} is barred: it broke the rules a while ago")
+
+    def admits(self, peer_id: str) -> bool:
+        """Whether a stream of this peer is read at all."""
+        if peer_id in self.barred:
+            self._besiege()
+            return False
+        return True
+
+    def bar(self, peer_id: str, for_s: float) -> None:
+        if for_s > 0:
+            self.barred.bar(peer_id, for_s)
+            self._besiege()
+
+    async def disconnect(self, control: ControlClient, peer_id: str) -> None:
+        """End every connection to a peer. Raises HostDown."""
+        try:
+            await control.disconnect(peer_id)
+        except DaemonRefused as error:
+            logger.debug("%s could not be disconnected: %s", peer_id, error)
+
+    async def look(self, control: ControlClient) -> set[str]:
+        """Note what came in, send the barred away, and return who else is connected."""
+        connections = await control.connected_peers()
+        self.traffic.kept_bytes(self._listen(), connections)
+        return await self._turn_away(control, connections)
+
+    async def guard(self, control: ControlClient) -> None:
+        """While barred peers come back at once, look five times a second rather than once."""
+        if time.monotonic() < self._besieged_until_s:
+            await self._turn_away(control, await control.connected_peers())
+
+    async def relieve(self, control: ControlClient) -> None:
+        """The daemon grows: send away who sends it the most, as far as that is known."""
+        kept_bytes = self.traffic.kept_bytes(self._listen(), await control.connected_peers())
+        for peer_id in largest_senders(kept_bytes):
+            barred_s = self.traffic.bar_for_s(peer_id)
+            logger.warning(
+                "the network process grows, and %s sent it %.1f MiB within seconds; disconnected for %.0f s",
+                peer_id, kept_bytes[peer_id] / 2**20, barred_s,
+            )  # fmt: skip
+            self.bar(peer_id, barred_s)
+            await self.disconnect(control, peer_id)
+
+    async def _turn_away(self, control: ControlClient, connections: Sequence[PeerAddresses]) -> set[str]:
+        connected = {connection.peer_id for connection in connections}
+        barred = self.barred.among(connected)
+        for peer_id in barred:
+            logger.debug("disconnecting %s again: it is barred", peer_id)
+            self._besiege()
+            await self.disconnect(control, peer_id)
+        return connected - barred
+
+    def _besiege(self) -> None:
+        self._besieged_until_s = time.monotonic() + SIEGE_S
 
 
 class Incoming:

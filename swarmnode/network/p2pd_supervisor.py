@@ -3,7 +3,8 @@
 P2pdHost -> [DaemonSupervisor] -> p2pd_process.py (one life), p2pd_control.py (asking it)
 
 Lost means: it exited, it missed two health probes in a row, or it ended a stream that it should not end.
-One that has grown too large (p2pd_memory.py) is ended by us; that is counted apart and never waited for long.
+One that has grown too large (p2pd_process.py) is ended by us; that is counted apart and never waited for
+long.
 The next life has the same identity and port; `restore` then gives it back its topics and protocols before
 the host counts as up.
 """
@@ -20,15 +21,17 @@ from pathlib import Path
 from swarmnode.errors import HostDown, NetworkError, PortInUse, SwarmnodeError
 from swarmnode.network.host import HostState, HostStatus
 from swarmnode.network.p2pd_control import ControlClient
-from swarmnode.network.p2pd_memory import MEMORY_INTERVAL_S, DaemonMemory, resident_bytes
 from swarmnode.network.p2pd_process import (
+    MEMORY_INTERVAL_S,
+    DaemonMemory,
     DaemonOptions,
     DaemonProcess,
     make_socket_folder,
+    resident_bytes,
     resolve_port,
     start_daemon,
 )
-from swarmnode.network.skipped import Skipped
+from swarmnode.network.rpc import Skipped
 
 logger = logging.getLogger(__name__)
 

@@ -1,48 +1,85 @@
 """The parts of a node are built from its settings.
 
-config, paths -> [assemble] -> LocalPolicy, PolicyLearner, NetworkParts -> run.py, offline.py, fitting.py
+config, paths -> [assemble] -> LocalPolicy, PolicyLearner, NetworkParts -> run.py, offline.py, memory.py
 
 torch is imported by the functions that need it, so that a mistyped task or a busy port is reported at once.
+
+The tasks of a run: built-in ones here, those of files in processes that end with the run.
+
+run.py, runtime/run.py, offline.py -> [start_tasks] -> tasks/process.py
 """
 
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarmnode.config import Config, NetworkConfig
+from swarmnode.config import Config, NetworkConfig, TasksConfig
 from swarmnode.errors import ConfigError, ModelError
-from swarmnode.exchange.exchange import Exchange, ExchangeSettings
-from swarmnode.exchange.limits import MAX_GROUP_SIZE
-from swarmnode.exchange.neighbourhood import Neighbourhood
+from swarmnode.exchange.announcing import Neighbourhood
+from swarmnode.exchange.exchange import Exchange
+from swarmnode.exchange.limits import MAX_GROUP_SIZE, ExchangeSettings
 from swarmnode.hardware import find_card
 from swarmnode.identity.keys import NodeKey
 from swarmnode.models import find_model, read_config
-from swarmnode.network.discovery import Discovery
+from swarmnode.network.discovery import Discovery, PeerBook
 from swarmnode.network.host import Host
 from swarmnode.network.multiaddr import parse_address, split_peer
 from swarmnode.network.p2pd import P2pdHost
-from swarmnode.network.peers import PeerBook
+from swarmnode.node.learner import Overlap
 from swarmnode.node.node import NetworkParts
-from swarmnode.node.overlap import Overlap
-from swarmnode.paths import Paths
-from swarmnode.rollout.families import refuse_at_sight
-from swarmnode.tasks.task import Task
-from swarmnode.training.foreign.sharing import groups_wanted, rule_of
+from swarmnode.rollout.decode.family import refuse_at_sight
+from swarmnode.storage import Paths
+from swarmnode.tasks.loader import load_tasks
+from swarmnode.tasks.task import Isolated, Task
+from swarmnode.training.foreign.rules import groups_wanted, rule_of
 
 if TYPE_CHECKING:
     from swarmnode.model.base_model import LoadedModel
     from swarmnode.model.policy import Policy
     from swarmnode.node.policy_learner import PolicyLearner, TrainJointly
     from swarmnode.rollout.engine import Engine
-    from swarmnode.rollout.renderer import Renderer
+    from swarmnode.rollout.schedule.group import Renderer
     from swarmnode.training.checkpoint_store import CheckpointStore
     from swarmnode.training.forward import Forward
 
 logger = logging.getLogger(__name__)
+
+STRANGERS_TIMEOUT_S = 0.75 * ExchangeSettings().score_timeout_s
+"""Limit of judging the answers of a stranger: within the exchange's deadline, which counts tokenizing as
+well."""
+
+
+def start_tasks(stack: ExitStack, config: TasksConfig) -> dict[str, Task]:
+    """Load the tasks by name; the stack ends their processes. Raises TaskError."""
+    load = partial(_isolate, timeout_s=config.score_timeout_s)
+    tasks = {task.name: task for task in load_tasks(config.names, load)}
+    for task in tasks.values():
+        if isinstance(task, Isolated):
+            stack.enter_context(task)
+    return tasks
+
+
+def tasks_for_strangers(stack: ExitStack, tasks: Mapping[str, Task]) -> dict[str, Task]:
+    """The same tasks for judging what others sent: an answer that hangs a reward holds up none of our own."""
+    beside: dict[str, Task] = {}
+    for name, task in tasks.items():
+        if isinstance(task, Isolated):
+            task = stack.enter_context(task.for_strangers(STRANGERS_TIMEOUT_S))
+        beside[name] = task
+    return beside
+
+
+def _isolate(spec: str, timeout_s: float) -> Task:
+    from swarmnode.tasks.process import isolate
+
+    return isolate(spec, timeout_s)
+
 
 Progress = Callable[[int, int, str], None]
 """Called with (steps done, steps in all, what is being done)."""
@@ -74,10 +111,9 @@ def load_policy(
     import torch
 
     from swarmnode.model.base_model import load_base_model
-    from swarmnode.model.policy import Policy
+    from swarmnode.model.policy import Policy, look_ahead
     from swarmnode.native.compiler import keep_in
-    from swarmnode.node.before_loading import look_ahead
-    from swarmnode.rollout.renderer import Renderer
+    from swarmnode.rollout.schedule.group import Renderer
     from swarmnode.rollout.select import make_engine
     from swarmnode.training.losses import loss_of
 

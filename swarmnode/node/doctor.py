@@ -19,12 +19,11 @@ from swarmnode.errors import ConfigError, EngineError, ModelError, PortInUse, Sw
 from swarmnode.hardware import GIB, Card, Machine, find_card, free_disk_bytes, inspect_machine
 from swarmnode.models import folder_of
 from swarmnode.native.compiler import find_compiler
-from swarmnode.network.p2pd_bundle import find_daemon
+from swarmnode.network.p2pd_control import find_daemon
 from swarmnode.node.memory import PlannedMemory, plan_for
-from swarmnode.node.policies import check_policies, config_of
-from swarmnode.node.ports import check_status_port
-from swarmnode.node.running import read_running
-from swarmnode.paths import Paths
+from swarmnode.node.policies import check_policies, check_status_port, config_of
+from swarmnode.node.process import read_running
+from swarmnode.storage import Paths
 from swarmnode.tasks.loader import load_tasks
 
 Verdict = Literal["ok", "note", "problem"]
@@ -87,7 +86,7 @@ def model_findings(config: Config, model: str) -> Iterator[Finding]:
     folder = folder_of(model)
     if folder is None or any(_version(name) is None for name in ("torch", "transformers", "peft")):
         return
-    from swarmnode.node.before_loading import look_ahead
+    from swarmnode.model.policy import look_ahead
 
     try:
         ahead = look_ahead(config, str(folder), policies=config.node.policies)

@@ -24,7 +24,7 @@ from swarmnode.config_layers import load_config
 from swarmnode.errors import ConfigError, SwarmnodeError
 from swarmnode.identity.keys import NodeKey, load_or_create
 from swarmnode.node.swarm_story import NodeStory, StoryReader, lines_of
-from swarmnode.paths import resolve_paths
+from swarmnode.storage import resolve_paths
 
 LAST_LINES = 20
 """Kept of each node, to show when it fails."""

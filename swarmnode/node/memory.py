@@ -2,16 +2,38 @@
 
 hardware, models (shapes, settings) -> [plan_for] -> doctor.py, run.py (the log of `join`)
 assemble.py, after loading -> [budget_for] -> training
+
+What a loaded base leaves room for: how many tokens it trains at once, and whether it generates meanwhile.
+
+assemble.py -> LocalPolicy -> [fitting] -> Forward, Overlap -> run.py
 """
 
+import logging
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from swarmnode.config import Config
-from swarmnode.hardware import inspect_machine, usable_gpu
-from swarmnode.memory_plan import MemoryPlan, ModelCard, Workload, plan_memory, size_text, with_tokens
+from swarmnode.hardware import Machine, inspect_machine, usable_gpu
+from swarmnode.memory_plan import (
+    EngineName,
+    MemoryPlan,
+    ModelCard,
+    Workload,
+    engine_growth,
+    plan_memory,
+    size_text,
+    with_tokens,
+)
 from swarmnode.model.budget import TokenBudget, TokenCost, token_budget, token_cost
 from swarmnode.models import LOWER, find_facts, load_cards, workload
-from swarmnode.paths import builtin_folder
+from swarmnode.node.assemble import LocalPolicy, longest_sequence
+from swarmnode.node.learner import Overlap, decide_overlap
+from swarmnode.storage import Paths, builtin_folder
+
+if TYPE_CHECKING:
+    from swarmnode.training.forward import Forward
+
+logger = logging.getLogger(__name__)
 
 VLLM_SHARE = 0.45
 """The share of a card that vLLM takes whatever it needs: GPU_MEMORY_SHARE of rollout/vllm/engine.py."""
@@ -92,4 +114,105 @@ def budget_for(
         device=device,
         wanted=training.micro_batch_tokens,
         checkpointing=training.gradient_checkpointing,
+    )
+
+
+def choose_overlap(config: Config, local: LocalPolicy, budget: TokenBudget) -> Overlap:
+    """Whether generation and training, in micro-batches of this size, fit side by side into what is free now,
+    the model being loaded."""
+    machine = inspect_machine()
+    decision = decide_overlap(
+        config.rollout.overlap,
+        max_lag=config.rollout.max_lag,
+        gpu=local.base.model.device.type == "cuda",
+        cores=machine.cores,
+        free_bytes=_free_bytes(local, machine),
+        need_bytes=_overlap_bytes(config, local, budget),
+    )
+    logger.info("overlap of generation and training %s", decision.reason)
+    return decision
+
+
+def _overlap_bytes(config: Config, local: LocalPolicy, budget: TokenBudget) -> float | None:
+    """What generation and training take at once, beyond what is loaded; None where nobody can tell."""
+    card = local.base.card
+    if card is None:
+        return None
+    work = replace(
+        _loaded_workload(config, local),
+        micro_batch_tokens=budget.tokens,
+        checkpointing=budget.checkpointing,
+    )
+    return plan_memory(card, work).step + _still_to_come(card, work, local)
+
+
+def choose_budget(config: Config, local: LocalPolicy) -> TokenBudget:
+    """Tokens of one micro-batch, out of what is free now that base, engine and adapters are loaded."""
+    card, longest = local.base.card, longest_sequence(config, local.base.name, local.base.max_positions)
+    cost, room = None, None
+    if card is not None:
+        work = _loaded_workload(config, local)
+        free = _free_bytes(local, inspect_machine())
+        cost, room = token_cost(card, work), free - _still_to_come(card, work, local)
+    budget = budget_for(config, room, cost, longest, local.base.model.device.type)
+    logger.info("micro-batches of %s", budget.reason)
+    return budget
+
+
+def _free_bytes(local: LocalPolicy, machine: Machine) -> int:
+    """Free bytes of the device that the model is on."""
+    import torch
+
+    device = local.base.model.device
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine.memory_free_bytes
+
+
+def _still_to_come(card: ModelCard, work: Workload, local: LocalPolicy) -> float:
+    """What is not taken yet when base, engine and adapters are loaded, besides activations."""
+    plan = plan_memory(card, work)
+    kv_cache = 0 if local.engine.capabilities.reserves_kv else plan.kv_cache
+    return plan.gradients + plan.optimizer + kv_cache + engine_growth(card, work)
+
+
+def _loaded_workload(config: Config, local: LocalPolicy) -> Workload:
+    base, gpu = local.base, local.base.model.device.type == "cuda"
+    return replace(
+        workload(config, None),
+        sequence_tokens=longest_sequence(config, base.name, base.max_positions),
+        number_bytes=base.model.dtype.itemsize,
+        nf4=base.is_quantized,
+        engine=_engine_name(local),
+        gpu=gpu,
+    )
+
+
+def _engine_name(local: LocalPolicy) -> EngineName:
+    match local.engine.capabilities.name:
+        case "vllm":
+            return "vllm"
+        case "generate":
+            return "generate"
+        case _:
+            return "embedded"
+
+
+def build_forward(config: Config, local: LocalPolicy, paths: Paths) -> "Forward":
+    """How all policies on this base train: with which arithmetic, and how many tokens at once. The adapters
+    of all of them are loaded by now."""
+    from swarmnode.training.forward import Forward
+
+    kernel = None
+    if config.training.lora == "auto" and local.policy.device.type == "cuda":
+        from swarmnode.model.lora_kernel import lora_gemm_for
+
+        offer = lora_gemm_for(local.policy.device, paths.lora_kernel, policies=config.node.policies)
+        logger.info("LoRA layers: %s", offer.reason)
+        kernel = offer.gemm
+    return Forward(
+        local.policy,
+        config.training,
+        temperature=config.rollout.temperature,
+        top_p=config.rollout.top_p,
+        budget=choose_budget(config, local),
+        kernel=kernel,
     )

@@ -32,7 +32,7 @@ from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.selection import longest_wait_s
 from swarmnode.network.discovery import Discovery
 from swarmnode.network.host import Host
-from swarmnode.node.board import StatusBoard
+from swarmnode.node.board import Monitor, StatusBoard, shown
 from swarmnode.node.learner import Learner, RoundRollouts
 from swarmnode.node.lifecycle import (
     Evaluate,
@@ -43,16 +43,10 @@ from swarmnode.node.lifecycle import (
     WaitForPeers,
     next_action,
 )
-from swarmnode.node.monitors import Monitor, shown
-from swarmnode.node.saving import Saving
-from swarmnode.node.status import NodeStatus, PipelineStatus
-from swarmnode.node.summary import Summary, summarise
-from swarmnode.node.supervisor import supervise
-from swarmnode.node.workers import Workers
-from swarmnode.training.foreign.marks import needs_of
-from swarmnode.training.foreign.mix import own_to_learn_from
-from swarmnode.training.foreign.sharing import adapts, groups_wanted
-from swarmnode.training.foreign.sharing_gauge import SharingGauge, told
+from swarmnode.node.status import NodeStatus, PipelineStatus, Summary, summarise
+from swarmnode.node.workers import Saving, Workers, supervise
+from swarmnode.training.foreign.rules import adapts, groups_wanted, own_to_learn_from
+from swarmnode.training.foreign.sharing_gauge import SharingGauge, needs_of, told
 from swarmnode.training.records import Counters, TrainReport, tally
 from swarmnode.types import RolloutGroup
 

@@ -12,11 +12,10 @@ from pathlib import Path
 from swarmnode.config import Config, TasksConfig
 from swarmnode.errors import CheckpointError, ConfigError, StorageError, TaskError
 from swarmnode.model.base_model import find_device
-from swarmnode.node.assemble import LocalPolicy, Progress, load_policy
+from swarmnode.node.assemble import LocalPolicy, Progress, load_policy, start_tasks
 from swarmnode.node.screen import Screen
-from swarmnode.node.task_processes import start_tasks
-from swarmnode.paths import Paths
 from swarmnode.rollout.engine import SamplingParams
+from swarmnode.storage import Paths
 from swarmnode.tasks.judged import OwnJudge
 from swarmnode.tasks.task import Task
 from swarmnode.training.checkpoint import Checkpoint, check_has_adapter

@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from swarmnode.node.monitors import policy_label, shown
+from swarmnode.node.board import policy_label, shown
 from swarmnode.node.panel_layout import fit_rows
 from swarmnode.node.status import (
     NodeStatus,

@@ -14,7 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from swarmnode.node.monitors import policy_label, shown
+from swarmnode.node.board import policy_label, shown
 from swarmnode.node.panel import LOG_LINES, age, print_invitation, room_below
 from swarmnode.node.panel_layout import fit_columns, fit_rows
 from swarmnode.node.status import NodeStatus, invitation, printable_status

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING
 
 from swarmnode.config import Config
 from swarmnode.model.policy import Policy
-from swarmnode.node.learner import Resumed
-from swarmnode.node.overlap import Overlap
+from swarmnode.node.learner import Overlap, Resumed
 from swarmnode.node.rollout_learner import RolloutLearner
+from swarmnode.node.workers import CheckpointWriter
 from swarmnode.rollout.engine import Engine, PolicyUpdate
-from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.group import Renderer
 from swarmnode.tasks.task import Task
 from swarmnode.training.checkpoint import restore, take_snapshot
 from swarmnode.training.checkpoint_store import CheckpointStore
-from swarmnode.training.checkpoint_writer import CheckpointWriter
 from swarmnode.training.foreign.book import BookCandidate
 from swarmnode.training.foreign.rules import Rule, make_rule, sharing_rule
 from swarmnode.training.forward import Forward

@@ -5,6 +5,13 @@ policy_learner.py (a policy of our own), runtime/learner.py (one held with other
 
 Draws depend on (seed, place in the stream) alone, and what is sampled but not yet trained on is part of a
 checkpoint: a node that resumes goes on where it stopped.
+
+How many more groups to ask for: DAPO's dynamic sampling as a decision (Yu et al. 2025, section 3.2).
+
+generated groups -> [more_groups] -> generate that many more, or train
+
+A group whose rewards are all equal has no gradient. Left in its place it makes the batch smaller and its
+gradient noisier, and the better the policy becomes the more of them there are.
 """
 
 import logging
@@ -16,6 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import replace
+from math import floor
 
 import msgspec
 
@@ -23,25 +31,43 @@ from swarmnode.config import Config, RolloutConfig
 from swarmnode.errors import CheckpointError, EngineError, JudgementLost, TaskError
 from swarmnode.exchange.limits import MAX_GROUP_SIZE
 from swarmnode.model.budget import is_out_of_memory
-from swarmnode.node.dynamic_sampling import more_groups
 from swarmnode.node.learner import Generation, Resumed, RoundRollouts
 from swarmnode.rollout.engine import Engine, PolicyUpdate, SamplingParams
-from swarmnode.rollout.renderer import Renderer
-from swarmnode.rollout.schedule.budget import Budget, PassRate, probe_size
-from swarmnode.rollout.schedule.group import Answered, completion_seed
+from swarmnode.rollout.schedule.group import Answered, Budget, PassRate, Renderer, completion_seed, probe_size
 from swarmnode.rollout.schedule.partial import PartialRollouts
-from swarmnode.rollout.schedule.records import PartialSettings
-from swarmnode.tasks.judged import OwnJudge
+from swarmnode.rollout.schedule.state import PartialSettings
+from swarmnode.tasks.judged import ExampleStream, OwnJudge, StreamPlace, WantedExamples
 from swarmnode.tasks.loader import spec_of
-from swarmnode.tasks.rounds import ExampleStream, StreamPlace
 from swarmnode.tasks.task import Task, redraw, score_strictly
-from swarmnode.tasks.wanted import WantedExamples
 from swarmnode.training.checkpoint import Measure, Waiting
 from swarmnode.training.evaluation import evaluate
 from swarmnode.training.records import Counters, Evaluation, TrainReport
 from swarmnode.types import Example, ExampleKey, RolloutGroup
 
 logger = logging.getLogger(__name__)
+
+
+def more_groups(wanted: int, with_gradient: int, asked_so_far: int, factor: float) -> int:
+    """Groups to ask for now; 0: enough have a gradient, or the bound is reached, so train on what there is.
+
+    `wanted` groups should have a gradient, `with_gradient` have one of the `asked_so_far` of this round, and
+    never more than `factor * wanted` are asked for in all. Sized by the share that was useful so far. One
+    imagined useful group is counted with the measured ones: so a round begins with as many as are wanted,
+    there is a share before there is a measurement, and a round without luck asks for some and not at once for
+    all. Every answer above 0 uses up part of the bound, so asking again and again ends.
+
+    >>> more_groups(8, 0, 0, factor=3.0), more_groups(8, 4, 8, factor=3.0), more_groups(8, 8, 16, factor=3.0)
+    (8, 8, 0)
+    >>> more_groups(8, 4, 8, factor=1.0)
+    0
+    """
+    missing = wanted - with_gradient
+    left = floor(factor * wanted) - asked_so_far
+    if missing <= 0 or left <= 0:
+        return 0
+    # missing / useful share, rounded up, in whole numbers: the same on every machine.
+    needed = -(-missing * (asked_so_far + 1) // (with_gradient + 1))
+    return min(left, needed)
 
 
 class UntrainedRollouts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,7 +78,7 @@ class UntrainedRollouts(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     rollouts: bytes
     """`PartialRollouts.state`."""
     pass_rates: dict[str, PassRate] = {}
-    """Pass rates of tasks, where budgets depend on them (rollout/schedule/budget.py)."""
+    """Pass rates of tasks, where budgets depend on them (rollout/schedule/group.py)."""
 
 
 class RolloutLearner(ABC):

@@ -1,6 +1,6 @@
 """One run of a node as a process: locks, parts, signals, screen, and the last line.
 
-cli join -> [run_node] -> policies.py, assemble.py, fitting.py, a NodeLoop per policy
+cli join -> [run_node] -> policies.py, assemble.py, memory.py, a NodeLoop per policy
 
 With one policy there is one of everything. Several share process, base model, engine and training batch. What
 goes wrong with one alone (its tasks, its network, its checkpoints) ends its own membership, and the others go
@@ -18,9 +18,8 @@ from pathlib import Path
 
 from swarmnode.config import Config
 from swarmnode.errors import IdentityInUse, SwarmnodeError
-from swarmnode.exchange.neighbourhood import Neighbourhood
+from swarmnode.exchange.announcing import Neighbourhood
 from swarmnode.identity.keys import NodeKey, load_or_create
-from swarmnode.identity.lock import IdentityLock
 from swarmnode.models import find_model, remember_model
 from swarmnode.node.assemble import (
     LocalPolicy,
@@ -30,17 +29,20 @@ from swarmnode.node.assemble import (
     checkpoint_store,
     load_policy,
     seed_of,
+    start_tasks,
+    tasks_for_strangers,
 )
-from swarmnode.node.fitting import build_forward, choose_overlap
+from swarmnode.node.board import JsonlMonitor, Monitor, Monitors, policy_label
 from swarmnode.node.http import StatusServer
 from swarmnode.node.learner import Learner
-from swarmnode.node.memory import plan_for
-from swarmnode.node.monitors import JsonlMonitor, Monitor, Monitors, policy_label
+from swarmnode.node.memory import build_forward, choose_overlap, plan_for
 from swarmnode.node.node import NodeLoop
 from swarmnode.node.policies import (
     Ending,
     Seat,
     check_policies,
+    check_status_port,
+    choose_port,
     cohort_of,
     config_of,
     ending,
@@ -48,15 +50,19 @@ from swarmnode.node.policies import (
     local_address,
     plain_error,
     policies_beside,
+    remember_port,
 )
-from swarmnode.node.ports import check_status_port, choose_port, remember_port
-from swarmnode.node.running import RunningNode, read_running, remove_running, write_running
+from swarmnode.node.process import (
+    IdentityLock,
+    RunningNode,
+    read_running,
+    remove_running,
+    stop_on_signals,
+    write_running,
+)
 from swarmnode.node.screen import Screen
-from swarmnode.node.signals import stop_on_signals
-from swarmnode.node.status import NodeStatus, invitation
-from swarmnode.node.summary import Summary
-from swarmnode.node.task_processes import start_tasks, tasks_for_strangers
-from swarmnode.paths import Paths
+from swarmnode.node.status import NodeStatus, Summary, invitation
+from swarmnode.storage import Paths
 from swarmnode.tasks.task import Task
 
 logger = logging.getLogger(__name__)

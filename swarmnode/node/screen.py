@@ -15,7 +15,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from swarmnode.node.monitors import MOST_LOG_BYTES, Monitor, Monitors, PlainMonitor, policy_label
+from swarmnode.node.board import MOST_LOG_BYTES, Monitor, Monitors, PlainMonitor, policy_label
 from swarmnode.printable import printable, printable_lines
 
 logger = logging.getLogger(__name__)

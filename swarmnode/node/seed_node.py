@@ -15,25 +15,21 @@ from typing import Self
 
 from swarmnode.config import Config, NetworkConfig
 from swarmnode.errors import NetworkError
-from swarmnode.exchange.bodies import BODY_PROTOCOL, HASH_BYTES
-from swarmnode.exchange.gossip import HeaderPlane, topic_of
-from swarmnode.exchange.settings import ExchangeSettings
+from swarmnode.exchange.limits import ExchangeSettings
+from swarmnode.exchange.planes import BODY_PROTOCOL, HASH_BYTES, HeaderPlane, topic_of
 from swarmnode.identity.keys import load_or_create
-from swarmnode.identity.lock import IdentityLock
 from swarmnode.network.discovery import Discovery
 from swarmnode.network.host import Host, Message
 from swarmnode.node.assemble import build_discovery, build_host, check_addresses
 from swarmnode.node.board import StatusBoard
 from swarmnode.node.http import StatusServer
-from swarmnode.node.policies import Seat, plain_error
-from swarmnode.node.ports import check_status_port, choose_port
+from swarmnode.node.policies import Seat, check_status_port, choose_port, plain_error
+from swarmnode.node.process import IdentityLock, remove_running, stop_on_signals
 from swarmnode.node.run import forget_earlier_runs, leave_note
-from swarmnode.node.running import remove_running
 from swarmnode.node.screen import Screen
-from swarmnode.node.signals import stop_on_signals
 from swarmnode.node.status import NodeStatus, Sharing, invitation
-from swarmnode.node.supervisor import supervise
-from swarmnode.paths import Paths
+from swarmnode.node.workers import supervise
+from swarmnode.storage import Paths
 
 logger = logging.getLogger(__name__)
 

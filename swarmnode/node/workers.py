@@ -3,13 +3,42 @@
 node.py (asyncio) -> [Workers] -> learner.py
 
 One thread learns, evaluates and takes snapshots; the other generates, at times beside it.
+
+Keeps a background service running: what it raises is logged with its traceback, and it is started again.
+
+node.py -> [supervise] -> discovery and other services that must never take the node along
+
+AGENTS.md (2) says where else a broad except may stand.
+
+Writes checkpoints beside the training, on one thread, in order.
+
+learner.save -> snapshot -> [CheckpointWriter] -> CheckpointStore.write
+
+Memory is bounded: besides the snapshot that is being written at most one waits. A newer one takes its place,
+since it holds everything that the older one does; the newest is never given up. That happens only on a disk
+that takes longer for a checkpoint than training takes for the rounds between two.
+
+The node's side of a checkpoint: taken between two rounds, written beside the next ones.
+
+node.py -> [Saving] -> learner.save -> the disk, in its own time -> status board
+
+A disk that is slow or full costs no round: what is on it is said when it is on it, what failed is said and
+logged, and the node goes on.
 """
 
 import asyncio
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
-from typing import TypeVar, TypeVarTuple
+from typing import Generic, TypeVar, TypeVarTuple
+
+from swarmnode.errors import StorageError
+from swarmnode.node.board import StatusBoard
+from swarmnode.node.learner import Learner
+from swarmnode.training.records import Counters
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -38,3 +67,120 @@ class Workers:
         loop = asyncio.get_running_loop()
         for thread in (self._generator, self._learner):
             await loop.run_in_executor(None, thread.shutdown)
+
+
+FIRST_BACKOFF_S = 0.5
+LONGEST_BACKOFF_S = 60.0
+
+
+async def supervise(
+    name: str,
+    service: Callable[[], Awaitable[None]],
+    *,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> None:
+    """Run `service` until it returns. After an error it starts again, after a pause that doubles."""
+    pause_s = FIRST_BACKOFF_S
+    while True:
+        try:
+            await service()
+            return
+        except Exception:
+            logger.exception("%s failed; starting it again in %.1f s, training goes on", name, pause_s)
+        await sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_BACKOFF_S)
+
+
+Content = TypeVar("Content")
+
+
+class CheckpointWriter(Generic[Content]):
+    """Hands snapshots to `write`, which blocks and returns the checkpoint's name.
+
+    >>> writer = CheckpointWriter[str](lambda snapshot: f"round-{snapshot}")
+    >>> writer.submit("7").result()
+    'round-7'
+    >>> writer.close()
+    """
+
+    def __init__(self, write: Callable[[Content], str]) -> None:
+        self._write = write
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._newest: tuple[Future[str], list[Content]] | None = None
+
+    def submit(self, snapshot: Content) -> Future[str]:
+        """Write this one when the one before is done. To be called by one thread at a time.
+
+        The result is the name of the checkpoint once it is on disk, or the error of `write`; cancelled means
+        that a newer snapshot was there before this one's turn came.
+        """
+        if self._newest is not None:
+            future, held = self._newest
+            if future.cancel():
+                # The executor keeps what it was given until it comes to it: let go of the tensors now.
+                held.clear()
+        held = [snapshot]
+        # With the context of the caller: log lines say which policy they are about.
+        future = self._thread.submit(copy_context().run, self._write_held, held)
+        self._newest = future, held
+        return future
+
+    def close(self) -> None:
+        """Wait until everything is written. Nothing is submitted after it."""
+        self._thread.shutdown()
+
+    def _write_held(self, held: list[Content]) -> str:
+        return self._write(held.pop())
+
+
+class Saving:
+    """Takes snapshots and tells the board what becomes of them."""
+
+    def __init__(self, learner: Learner, workers: Workers, board: StatusBoard) -> None:
+        self._learner = learner
+        self._workers = workers
+        self._board = board
+        self._tasks: asyncio.TaskGroup | None = None
+        self.tried_round: int | None = None
+        """The last round that a checkpoint was begun of, or that the run resumed from."""
+        self.tried_evaluation: int | None = None
+        """The round of the newest evaluation that is part of it."""
+        self._outcome: asyncio.Task[None] | None = None
+        """The task that writes the newest snapshot."""
+
+    def report_in(self, tasks: asyncio.TaskGroup) -> None:
+        """Lets tasks of this group wait for the disk; to be called first. An error but StorageError ends
+        it."""
+        self._tasks = tasks
+
+    async def save(self, counters: Counters, exchange: bytes) -> None:
+        """Take a snapshot and return; what becomes of it is told to the board."""
+        assert self._tasks is not None, "nobody would hear of an error"
+        self._board.enter("saving", f"checkpoint of round {counters.round}")
+        self._tried(counters)
+        written = await self._workers.learn(self._learner.save, counters, exchange)
+        self._outcome = self._tasks.create_task(self._tell(counters.round, written))
+
+    async def settled(self) -> None:
+        """Wait until the newest snapshot is on disk, or is known not to be."""
+        if self._outcome is not None and not self._outcome.done():
+            self._board.enter("saving", f"round {self.tried_round} is on its way to the disk")
+            await asyncio.wait([self._outcome])
+
+    def resumed(self, counters: Counters) -> None:
+        self._tried(counters)
+        self._board.saved(counters.round)
+
+    def _tried(self, counters: Counters) -> None:
+        self.tried_round, self.tried_evaluation = counters.round, counters.evaluated_round
+
+    async def _tell(self, round: int, written: Future[str]) -> None:
+        """Ends as cancelled, saying nothing, when a newer snapshot took this one's place."""
+        try:
+            # A cancelled task must not cancel the writing.
+            await asyncio.shield(asyncio.wrap_future(written))
+        except StorageError as error:
+            logger.error("%s; the node goes on", error)
+            self._board.not_saved(error.message)
+        else:
+            self._board.saved(round)

@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 
 from swarmnode.errors import EngineError, ModelError
 from swarmnode.rollout.decode import weights
+from swarmnode.rollout.decode.family import USE_AUTO
 from swarmnode.rollout.engine import Engine
-from swarmnode.rollout.families import USE_AUTO
 
 logger = logging.getLogger(__name__)
 

@@ -21,14 +21,24 @@ Further functions named `reward_...` add to the reward. The task is called after
 
 A file need not care for threads, nor for other files: every draw runs from its beginning to its end before
 anything else of any task file runs, so even a draw from `random.seed(seed)` is the same on every node.
+
+One thread at a time in the code of task files.
+
+learner's thread, judge's thread -> [Turn] -> examples(seed), reward(...) of a file
+
+Whoever writes a task thinks of one thread, and rightly so: `random.seed(seed)`, a parser kept at the top of
+the file, a connection. But a node draws and scores its own rollouts while it judges those of others.
 """
 
 import difflib
 import hashlib
 import inspect
+import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -37,10 +47,60 @@ from typing import Any, cast
 from swarmnode.errors import TaskError
 from swarmnode.tasks.builtin import BUILTIN_TASKS, ProceduralTask
 from swarmnode.tasks.rewards import Reward, load_reward, score_with
-from swarmnode.tasks.source import load_source, where
-from swarmnode.tasks.task import Isolated, Task
-from swarmnode.tasks.turn import Turn
+from swarmnode.tasks.task import Isolated, Task, load_source, where
 from swarmnode.types import Example, ExampleKey
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 60.0
+"""A call that lasts longer while another waits is taken for hung: an answer that hangs a reward costs the
+learner this much and no more. The exchange gives up sooner (ExchangeSettings.score_timeout_s)."""
+
+
+@dataclass(slots=True)
+class _Holder:
+    """The lock that the present holder has to give back."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    thread: int | None = None
+
+
+class Turn:
+    """A lock that is fair, that its holder may take again, and that does not wait for ever.
+
+    A thread cannot be killed. One that hangs inside is left behind, and the others go on without it.
+    """
+
+    def __init__(self, patience_s: float = PATIENCE_S) -> None:
+        self._patience_s = patience_s
+        self._next = threading.Lock()
+        self._holder = _Holder()
+
+    @contextmanager
+    def taken(self) -> Generator[None, None, None]:
+        """Be the only thread in here, for the length of a `with` block."""
+        if self._holder.thread == threading.get_ident():
+            yield
+            return
+        holder = self._wait()
+        try:
+            yield
+        finally:
+            holder.thread = None
+            holder.lock.release()
+
+    def _wait(self) -> _Holder:
+        # Whoever waits holds `_next`: a thread that comes back at once queues behind it.
+        with self._next:
+            if not self._holder.lock.acquire(timeout=self._patience_s):
+                logger.warning(
+                    "a task has been busy for over %g s; going on without waiting", self._patience_s
+                )
+                self._holder = _Holder()
+                self._holder.lock.acquire()
+            self._holder.thread = threading.get_ident()
+            return self._holder
+
 
 ALL_BUILTIN = "builtin"
 """Stands for every built-in task."""

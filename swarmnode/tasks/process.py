@@ -47,8 +47,7 @@ from swarmnode.tasks.messages import (
     frame,
 )
 from swarmnode.tasks.printed import pass_on
-from swarmnode.tasks.source import read_source
-from swarmnode.tasks.task import Isolated, Task
+from swarmnode.tasks.task import Isolated, Task, read_source
 from swarmnode.types import Example, ExampleKey
 
 logger = logging.getLogger(__name__)

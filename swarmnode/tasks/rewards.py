@@ -11,7 +11,15 @@ has it. A function that annotates them as lists of messages, as all of trl.rewar
 case: which is decided by its signature alone, so it is the same on every node.
 
 Token ids are not passed: every node scores the same text, each with ids of its own, and all must find the
-same reward. A function that cannot do without gets pieces of the text instead (pieces.py).
+same reward. A function that cannot do without gets pieces of the text instead (rewards.py).
+
+Numbers for the pieces of a text, for rewards that count tokens: the same on every node, for any model.
+
+rewards.py -> [pieces_of] -> a reward that insists on completion_ids
+
+A node has token ids of its own, and scores strangers' texts that it never had ids of. Words of up to eight
+letters, up to three digits, and single signs are about as many as the tokens of a common vocabulary, and a
+phrase that repeats repeats here too. They cannot be decoded.
 """
 
 import asyncio
@@ -22,6 +30,7 @@ import logging
 import math
 import re
 import sys
+import zlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -33,9 +42,23 @@ from types import ModuleType
 from typing import Any, cast
 
 from swarmnode.errors import TaskError
-from swarmnode.tasks.pieces import pieces_of
-from swarmnode.tasks.source import load_source, where
+from swarmnode.tasks.task import load_source, where
 from swarmnode.types import Example
+
+logger = logging.getLogger(__name__)
+
+# Bytes: what counts as a letter beyond ASCII changes with the version of Python.
+_PIECE = re.compile(rb" ?[A-Za-z]{1,8}| ?[0-9]{1,3}|[\x80-\xff]{1,4}|\s+|.", re.DOTALL)
+
+
+def pieces_of(text: str) -> list[int]:
+    """A number for each piece; equal pieces have equal numbers.
+
+    >>> len(pieces_of("What is 12 + 34?")), pieces_of("no no")[0] == pieces_of("no")[0]
+    (7, True)
+    """
+    return [zlib.crc32(piece) for piece in _PIECE.findall(text.encode(errors="replace"))]
+
 
 Reward = Callable[..., Any]
 """`fn(prompts, completions, completion_ids=None, **columns) -> list[float | None]`, or a coroutine of it."""
@@ -52,8 +75,6 @@ _RESERVED = frozenset(
 
 _LISTS_OF_MESSAGES = re.compile(r"(\w+\.)*(list|sequence)\[\s*(\w+\.)*(list|sequence)\[", re.IGNORECASE)
 """An annotation that says: each completion is a list of messages."""
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from concurrent.futures import Future, wait
 
 from swarmnode.errors import StorageError
 from swarmnode.node.learner import Generation, Resumed, RoundRollouts
-from swarmnode.tasks.rounds import draw_round
+from swarmnode.node.workers import CheckpointWriter
+from swarmnode.tasks.judged import draw_round
 from swarmnode.tasks.task import score_strictly
-from swarmnode.training.checkpoint_writer import CheckpointWriter
 from swarmnode.training.records import Counters, Evaluation, TrainReport
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, one_span
 

@@ -1,18 +1,49 @@
 """How good the policy is on questions that no node ever trains on.
 
 tasks (held-out draws) -> engine -> score -> [evaluation] -> node, `swarmnode eval`
+
+One synchronous round: examples in, all their groups out, each as soon as it is complete.
+
+evaluation.py -> examples -> [collect] -> partial.py -> engine
+
+Where nothing may stay under way: evaluations, and anything that is asked once.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from itertools import islice
 from math import comb
 
 from swarmnode.rollout.engine import Engine, SamplingParams
-from swarmnode.rollout.renderer import Renderer
-from swarmnode.rollout.schedule.collector import collect
+from swarmnode.rollout.schedule.group import Answered, Renderer
+from swarmnode.rollout.schedule.partial import PartialRollouts
+from swarmnode.rollout.schedule.state import PartialSettings
 from swarmnode.tasks.task import Task, draw_held_out, score_strictly
 from swarmnode.training.records import Evaluation, PassAt
-from swarmnode.types import mean_or_none, total_reward
+from swarmnode.types import Example, mean_or_none, total_reward
+
+
+def collect(
+    engine: Engine,
+    renderer: Renderer,
+    examples: Sequence[Example],
+    group_size: int,
+    sampling: SamplingParams,
+    *,
+    seed: int,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Generator[Answered, None, None]:
+    """Sample `group_size` completions of each example; yield each group when its last one has finished.
+
+    When `should_stop` says so, or the caller closes the iterator, the unfinished is aborted and not yielded.
+    An example that the engine refuses (too long a prompt) is logged and left out. `sampling.seed` is replaced
+    by one per completion, made from `seed`: the same seed asks for the same samples.
+    """
+    if not examples:
+        return
+    settings = PartialSettings("sync", groups=len(examples), group_size=group_size, max_lag=0)
+    rollouts = PartialRollouts(engine, renderer, settings, sampling, seed=seed)
+    yield from rollouts.round(iter(examples), should_stop=should_stop)
+
 
 EVAL_SEED = 7_654_321
 """Every node evaluates on the same held-out draw, so that rewards can be compared."""

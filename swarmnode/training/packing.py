@@ -19,8 +19,8 @@ from torch import Tensor
 
 from swarmnode.errors import EngineError
 from swarmnode.model.layout import PackedLayout, packed_layout
-from swarmnode.training.advantage import Advantage, group_advantages, standardised
 from swarmnode.training.foreign.agreement import Source
+from swarmnode.training.losses import Advantage, group_advantages, standardised
 from swarmnode.types import RolloutGroup, Span
 
 MOST_KEYS_PER_TOKEN = 4

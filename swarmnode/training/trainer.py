@@ -1,6 +1,6 @@
 """One policy's learning, from groups to a new policy version: all of it is on this page.
 
-exchange, rollout -> [Trainer] (rules.py, samples.py) -> RoundOfPolicy
+exchange, rollout -> [Trainer] (rules.py, round.py) -> RoundOfPolicy
         -> [take_step], again and again: forward.py (log-probabilities), objective.py (loss), backward, update
         -> policy.version + 1 -> engine, checkpoint
 
@@ -32,8 +32,14 @@ from swarmnode.training.forward import Forward
 from swarmnode.training.objective import ScoredTokens, objective, shares_of
 from swarmnode.training.packing import MicroBatch, TrainingSample
 from swarmnode.training.records import TrainReport
-from swarmnode.training.round import MeasuredRound, RoundOfPolicy, StepSums
-from swarmnode.training.samples import SampleRules, lesson_samples, replayed_samples
+from swarmnode.training.round import (
+    MeasuredRound,
+    RoundOfPolicy,
+    SampleRules,
+    StepSums,
+    lesson_samples,
+    replayed_samples,
+)
 from swarmnode.types import RolloutGroup
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from swarmnode.errors import NetworkError
-from swarmnode.network.p2pd_bundle import find_daemon
+from swarmnode.network.p2pd_control import find_daemon
 from swarmnode.rollout.engine import Engine
 from swarmnode.rollout.vllm.compat import missing_reason
 from tests.contracts.hosts import HostFactory, memory_hosts, p2pd_hosts

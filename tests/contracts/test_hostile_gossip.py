@@ -12,12 +12,12 @@ from benchmarks.attackers.daemon import identity
 from benchmarks.attackers.wire import GOSSIP, Author, gossip, publishing, subscribing_to_many
 from swarmnode.errors import NetworkError
 from swarmnode.identity.keys import NodeKey
-from swarmnode.network import blame, p2pd_memory
+from swarmnode.network import p2pd_incoming, p2pd_process
 from swarmnode.network.host import MAX_GOSSIP_BYTES, Message, Subscription
 from swarmnode.network.memory import MemoryNetwork
 from swarmnode.network.p2pd import P2pdHost
+from swarmnode.network.p2pd_incoming import received_bytes
 from swarmnode.network.streams import SocketStream
-from swarmnode.network.tcp_bytes import received_bytes
 from tests.contracts.hosts import p2pd_hosts
 
 TOPIC = "/swarmnode/2/test/rollouts/0"
@@ -118,7 +118,7 @@ async def test_who_makes_the_daemon_grow_is_sent_away_and_the_daemon_stays(
 ):
     if received_bytes(frozenset({1})) is None:
         pytest.skip("the kernel does not tell who sends what")
-    monkeypatch.setattr(p2pd_memory, "RELIEF_AT_BYTES", 8 * 2**20)
+    monkeypatch.setattr(p2pd_process, "RELIEF_AT_BYTES", 8 * 2**20)
     async with attacked(tmp_path) as (victim, stream, _):
         async with p2pd_hosts(tmp_path / "honest")() as honest:
             await honest.connect((await victim.addresses())[0])
@@ -133,9 +133,9 @@ async def test_who_makes_the_daemon_grow_is_sent_away_and_the_daemon_stays(
 async def test_a_daemon_that_grew_too_large_is_replaced_and_goes_on_as_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(blame, "LEAST_BLAME_BYTES", 2**40)  # nobody is known to be to blame
+    monkeypatch.setattr(p2pd_incoming, "LEAST_BLAME_BYTES", 2**40)  # nobody is known to be to blame
     # A daemon that has just begun grows by some twenty by itself.
-    monkeypatch.setattr(p2pd_memory, "MAX_GROWTH_BYTES", 48 * 2**20)
+    monkeypatch.setattr(p2pd_process, "MAX_GROWTH_BYTES", 48 * 2**20)
     async with attacked(tmp_path) as (victim, stream, heard):
         pid, addresses = victim.daemon_pid, await victim.addresses()
         await grow(victim, stream, lambda: victim.daemon_pid != pid)

@@ -18,16 +18,12 @@ import zstandard
 
 from swarmnode.errors import NetworkError, Rejected, TaskError
 from swarmnode.exchange.announcing import Composed, ModelLabel, compose
-from swarmnode.exchange.bodies import BODY_PROTOCOL
-from swarmnode.exchange.codec import decode_body, encode_body, encode_header, hash_body
 from swarmnode.exchange.exchange import Exchange
-from swarmnode.exchange.gossip import topic_of
-from swarmnode.exchange.limits import MAX_POOL_HEADERS_PER_AUTHOR, MAX_RAW_BODY_BYTES
-from swarmnode.exchange.messages import Answer
-from swarmnode.exchange.settings import ExchangeSettings
+from swarmnode.exchange.limits import MAX_POOL_HEADERS_PER_AUTHOR, MAX_RAW_BODY_BYTES, ExchangeSettings
+from swarmnode.exchange.messages import Answer, decode_body, encode_body, encode_header, hash_body
+from swarmnode.exchange.planes import BODY_PROTOCOL, topic_of
 from swarmnode.exchange.validation import HEADER_CONTEXT
-from swarmnode.identity.envelope import seal
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.keys import NodeKey, seal
 from swarmnode.network.host import Handler
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.tasks.task import MAX_INDEX, draw_train, is_held_out, score_strictly

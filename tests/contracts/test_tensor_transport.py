@@ -12,7 +12,7 @@ import torch
 from swarmnode.errors import HostDown, NetworkError, PeerUnreachable
 from swarmnode.identity import keys
 from swarmnode.network.p2pd import P2pdHost
-from swarmnode.network.p2pd_bundle import find_daemon
+from swarmnode.network.p2pd_control import find_daemon
 from swarmnode.network.streams import ByteStream
 from swarmnode.pipeline.wire.codec import decode, encode
 from swarmnode.pipeline.wire.messages import Done, ForwardHop, Message, Refusal, Refused

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from swarmnode.config import TrainingConfig
-from swarmnode.training.advantage import group_advantages
-from swarmnode.training.losses import StepSize, TokenBatch, loss_of, policy_loss
+from swarmnode.training.losses import StepSize, TokenBatch, group_advantages, loss_of, policy_loss
 
 SEEDS = (0, 1, 2)
 END = 0

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.attackers.handle import Attacker
 from swarmnode.errors import NetworkError
-from swarmnode.network.p2pd_bundle import find_daemon
+from swarmnode.network.p2pd_control import find_daemon
 from tests.joined_node import JoinedNode
 
 LOOPBACK = ("--preset", "tiny", "--set", "network.listen=127.0.0.1", "--set", "tasks.eval_examples=8")

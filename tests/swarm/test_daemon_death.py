@@ -13,7 +13,7 @@ from swarmnode.errors import HostDown, NetworkError
 from swarmnode.identity import keys
 from swarmnode.network.host import Subscription
 from swarmnode.network.p2pd import P2pdHost
-from swarmnode.network.p2pd_bundle import find_daemon
+from swarmnode.network.p2pd_control import find_daemon
 from swarmnode.network.p2pd_supervisor import PROBE_INTERVAL_S
 
 TOPIC = "/swarmnode/2/test/rollouts/0"

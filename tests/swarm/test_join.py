@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from swarmnode.paths import resolve_paths
+from swarmnode.storage import resolve_paths
 
 Join = Callable[..., Any]
 ALONE = ("--set", "exchange.enabled=false")

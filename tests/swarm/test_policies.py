@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from swarmnode.paths import Paths
+from swarmnode.storage import Paths
 
 Join = Callable[..., Any]
 

@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from swarmnode.node.running import read_running
-from swarmnode.paths import resolve_paths
+from swarmnode.node.process import read_running
+from swarmnode.storage import resolve_paths
 
 Join = Callable[..., Any]
 

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from swarmnode.config import KEYS, Config, explain_setting
 from swarmnode.config_layers import load_config, presets
 from swarmnode.errors import ConfigError
-from swarmnode.paths import builtin_folder
+from swarmnode.storage import builtin_folder
 
 
 def write(path: Path, text: str) -> Path:

@@ -11,7 +11,7 @@ from swarmnode.errors import ModelError
 from swarmnode.hardware import GIB, Card, Gpu, TorchCuda, card_for, find_card, usable_gpu
 from swarmnode.model.base_model import find_device
 from swarmnode.models import resolve_model
-from swarmnode.paths import builtin_folder
+from swarmnode.storage import builtin_folder
 
 FAST = Gpu("RTX 4090", 24 * GIB, 23 * GIB, 8.9, "GPU-fa57", "580.65.06")
 SLOW = Gpu("GTX 1080", 8 * GIB, 7 * GIB, 6.1, "GPU-510e", "580.65.06")
@@ -106,7 +106,7 @@ def test_a_node_says_at_its_start_that_a_card_stays_idle(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     from swarmnode.node.assemble import load_policy
-    from swarmnode.paths import resolve_paths
+    from swarmnode.storage import resolve_paths
 
     shows(monkeypatch, tmp_path, "470.82.01", TorchCuda("2.13.0", "13.0"))
     config = load_config(environ={}, assignments=["rollout.max_tokens=16"]).config

@@ -24,7 +24,7 @@ from swarmnode.models import (
     resolve_model,
     workload,
 )
-from swarmnode.paths import builtin_folder
+from swarmnode.storage import builtin_folder
 
 CARDS = load_cards(builtin_folder("configs") / "models.toml")
 WORK = Workload(rank=16, slots=64, sequence_tokens=1024, micro_batch_tokens=2048)

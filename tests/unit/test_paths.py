@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from swarmnode.paths import builtin_folder, resolve_paths
+from swarmnode.storage import builtin_folder, resolve_paths
 
 
 def test_one_variable_moves_everything() -> None:

@@ -10,7 +10,7 @@
  * the sum of e^score, all that the backward pass needs besides its inputs and outputs (FlashAttention-2, arXiv
  * 2307.08691, section 3.1).
  *
- * scratch: memory for floats, as native/packed_attention.py makes it: blocks of QUERIES rows over the keys (1, or 2
+ * scratch: memory for floats, as native/passes.py makes it: blocks of QUERIES rows over the keys (1, or 2
  * for the gradient), 3 over a head, and tables of keys by head (2, or 5), rounded up to WIDTH. */
 
 #ifndef PACKED_ATTENTION

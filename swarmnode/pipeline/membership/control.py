@@ -16,8 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from swarmnode.errors import Rejected
-from swarmnode.identity.envelope import seal, unseal
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.keys import NodeKey, seal, unseal
 from swarmnode.pipeline.plans.costs import MAX_LAYERS, CostAnnouncement, PeerId, check
 
 PROTOCOL = "/swarmnode/pipeline-control/1"

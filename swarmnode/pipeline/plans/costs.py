@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from swarmnode.errors import Rejected
-from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS
+from swarmnode.identity.keys import MAX_PEER_ID_CHARS
 from swarmnode.pipeline.plans.partition import MAX_SPEED, MemberResources
 
 MAX_ANNOUNCEMENT_BYTES = 64 * 1024

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from swarmnode.errors import Rejected
-from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS
+from swarmnode.identity.keys import MAX_PEER_ID_CHARS
 from swarmnode.pipeline.replication.agreement import Weights
 from swarmnode.pipeline.replication.combining import ContributionFault, StageIteration
 from swarmnode.pipeline.replication.tally import Holdings

@@ -20,8 +20,7 @@ import torch
 from msgspec import Meta
 
 from swarmnode.errors import ModelError, Rejected
-from swarmnode.identity.envelope import seal, unseal
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.keys import NodeKey, seal, unseal
 from swarmnode.network.streams import Buffer
 from swarmnode.pipeline.replication.combining import ContributionBounds, ContributionFault, StageIteration
 from swarmnode.pipeline.stages.micro_batches import GradientSum

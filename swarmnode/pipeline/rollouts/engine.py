@@ -28,8 +28,7 @@ from swarmnode.pipeline.rollouts.feeding import Feeder, RecoveryCounts
 from swarmnode.pipeline.rollouts.routing import ChoosePath
 from swarmnode.pipeline.rollouts.stage_cache import Segments
 from swarmnode.pipeline.stages.micro_batches import StagePath
-from swarmnode.rollout.decode.batches import LOGITS_AT_ONCE
-from swarmnode.rollout.decode.running import DecodePolicy
+from swarmnode.rollout.decode.running import LOGITS_AT_ONCE, DecodePolicy
 from swarmnode.rollout.decode.torch_engine import LoraPairs, TorchEngine
 from swarmnode.rollout.decode.weights import Layers
 from swarmnode.rollout.engine import BASE_VERSION, Capabilities, InFlight, Output, PolicyUpdate, Request

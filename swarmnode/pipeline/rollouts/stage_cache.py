@@ -21,7 +21,7 @@ from torch import Tensor
 from swarmnode.errors import Rejected
 from swarmnode.pipeline.stages.stage_model import StageModel
 from swarmnode.pipeline.wire.messages import Refusal
-from swarmnode.rollout.decode.batches import alike
+from swarmnode.rollout.decode.running import alike
 
 GROWTH_COLUMNS = 64
 """Cells grow by so many positions at once: a copy of the cache every 64 tokens."""

@@ -13,11 +13,10 @@ from typing import Any
 
 from swarmnode.errors import EngineError
 from swarmnode.node.assemble import build_exchange, longest_sequence
-from swarmnode.node.monitors import shown
+from swarmnode.node.board import shown
 from swarmnode.node.node import NetworkParts, NodeLoop
 from swarmnode.node.policies import plain_error
-from swarmnode.node.status import NodeStatus
-from swarmnode.node.summary import Summary
+from swarmnode.node.status import NodeStatus, Summary
 from swarmnode.pipeline.execution.assignment import IterationReport
 from swarmnode.pipeline.plans.planning import Agreed
 from swarmnode.pipeline.rollouts.engine import PipelineEngine
@@ -28,7 +27,7 @@ from swarmnode.pipeline.runtime.link import IterationPlan, RoleChanged, own_path
 from swarmnode.pipeline.runtime.parts import DataNode
 from swarmnode.pipeline.stages.micro_batches import StagePath
 from swarmnode.pipeline.stages.sources import TextFeed, TextSettings, TextSource
-from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.group import Renderer
 from swarmnode.tasks.task import Task
 from swarmnode.training.checkpoint_store import CheckpointStore
 from swarmnode.training.records import TrainReport

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from swarmnode.config import Config
 from swarmnode.errors import EngineError, ModelError, SwarmnodeError
 from swarmnode.exchange.exchange import Exchange
-from swarmnode.exchange.ledger import ExchangeStats
+from swarmnode.exchange.reputation import ExchangeStats
 from swarmnode.identity.keys import NodeKey
 from swarmnode.memory_plan import ModelCard, Workload, plan_memory, size_text
 from swarmnode.network.host import Host
@@ -31,12 +31,10 @@ from swarmnode.pipeline.execution.idle import IdleRollouts, IdleStats
 from swarmnode.pipeline.execution.idle_budget import IdleSettings
 from swarmnode.pipeline.execution.work import WorkTimes
 from swarmnode.rollout.engine import Engine, SamplingParams
-from swarmnode.rollout.renderer import Renderer
-from swarmnode.rollout.schedule.group import Answered
+from swarmnode.rollout.schedule.group import Answered, Renderer
 from swarmnode.rollout.schedule.partial import PartialRollouts
-from swarmnode.rollout.schedule.records import PartialSettings
-from swarmnode.tasks.judged import OwnJudge
-from swarmnode.tasks.rounds import ExampleStream
+from swarmnode.rollout.schedule.state import PartialSettings
+from swarmnode.tasks.judged import ExampleStream, OwnJudge
 from swarmnode.tasks.task import Task
 from swarmnode.types import Example, RolloutGroup
 

@@ -19,6 +19,7 @@ from swarmnode.config import Config
 from swarmnode.errors import CheckpointError, PipelineError, StorageError
 from swarmnode.node.learner import Resumed
 from swarmnode.node.rollout_learner import RolloutLearner
+from swarmnode.node.workers import CheckpointWriter
 from swarmnode.pipeline.execution.assignment import Feed, IterationReport
 from swarmnode.pipeline.replication.checkpoints import whole_snapshot
 from swarmnode.pipeline.rollouts.routing import ChoosePath
@@ -26,15 +27,13 @@ from swarmnode.pipeline.runtime.learned_state import WholeState
 from swarmnode.pipeline.runtime.link import IterationPlan
 from swarmnode.pipeline.stages.rollout_feed import PathSamples, RolloutFeed
 from swarmnode.rollout.engine import Engine, PolicyUpdate
-from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.group import Renderer
 from swarmnode.tasks.task import Task
 from swarmnode.training.checkpoint import read_waiting, state_of
 from swarmnode.training.checkpoint_store import CheckpointStore
-from swarmnode.training.checkpoint_writer import CheckpointWriter
 from swarmnode.training.foreign.rules import GroupLesson, make_rule, sharing_rule
 from swarmnode.training.records import Counters, TrainReport
-from swarmnode.training.round import MeasuredRound
-from swarmnode.training.samples import SampleRules, lesson_samples
+from swarmnode.training.round import MeasuredRound, SampleRules, lesson_samples
 from swarmnode.types import RolloutGroup
 
 logger = logging.getLogger(__name__)
@@ -93,7 +92,7 @@ class PipelineLearner(RolloutLearner):
         self._micro_batch_tokens = micro_batch_tokens
         self._device = device
         self._choose_path = choose_path
-        # One that replays nothing (sharing.py): nobody sampled along any path what it would replay.
+        # One that replays nothing (rules.py): nobody sampled along any path what it would replay.
         rule = sharing_rule(config)
         if rule.name != config.exchange.rule:
             logger.info("in a pipeline exchange.rule=%s means %s", config.exchange.rule, rule.name)

@@ -20,11 +20,9 @@ from typing import Self
 
 import msgspec
 
-from swarmnode.node.board import StatusBoard
-from swarmnode.node.monitors import Monitor
-from swarmnode.node.status import NodeStatus, Phase, PipelineStatus
-from swarmnode.node.summary import Summary, summarise
-from swarmnode.node.supervisor import supervise
+from swarmnode.node.board import Monitor, StatusBoard
+from swarmnode.node.status import NodeStatus, Phase, PipelineStatus, Summary, summarise
+from swarmnode.node.workers import supervise
 from swarmnode.pipeline.execution.assignment import IterationReport
 from swarmnode.pipeline.membership.membership import Membership
 from swarmnode.pipeline.membership.outcomes import Outcomes

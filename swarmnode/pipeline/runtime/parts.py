@@ -11,9 +11,8 @@ from swarmnode.config import Config
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.discovery import Discovery
 from swarmnode.network.streams import StreamHost
-from swarmnode.node.monitors import Monitor
-from swarmnode.node.status import NodeStatus, PipelineStatus
-from swarmnode.node.summary import Summary
+from swarmnode.node.board import Monitor
+from swarmnode.node.status import NodeStatus, PipelineStatus, Summary
 from swarmnode.pipeline.execution.assignment import MemberSettings
 from swarmnode.pipeline.execution.member import PipelineMember
 from swarmnode.pipeline.membership.known_members import MembershipSettings

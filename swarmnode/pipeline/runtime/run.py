@@ -15,19 +15,21 @@ from swarmnode.errors import CheckpointError, ModelError
 from swarmnode.memory_plan import size_text
 from swarmnode.model.base_model import find_device, find_dtype
 from swarmnode.model.tiny import build_tiny
-from swarmnode.node.assemble import build_discovery, build_host, check_addresses, seed_of
+from swarmnode.node.assemble import (
+    build_discovery,
+    build_host,
+    check_addresses,
+    seed_of,
+    start_tasks,
+    tasks_for_strangers,
+)
+from swarmnode.node.board import JsonlMonitor, Monitor, Monitors
 from swarmnode.node.http import StatusServer
-from swarmnode.node.monitors import JsonlMonitor, Monitor, Monitors
-from swarmnode.node.policies import Ending, Seat, ending, plain_error
-from swarmnode.node.ports import check_status_port, choose_port
+from swarmnode.node.policies import Ending, Seat, check_status_port, choose_port, ending, plain_error
+from swarmnode.node.process import remove_running, stop_on_signals
 from swarmnode.node.run import leave_note, take_identity
-from swarmnode.node.running import remove_running
 from swarmnode.node.screen import Screen
-from swarmnode.node.signals import stop_on_signals
-from swarmnode.node.status import invitation
-from swarmnode.node.summary import Summary
-from swarmnode.node.task_processes import start_tasks, tasks_for_strangers
-from swarmnode.paths import Paths
+from swarmnode.node.status import Summary, invitation
 from swarmnode.pipeline.execution.assignment import MemberSettings
 from swarmnode.pipeline.plans.costs import MemberCosts
 from swarmnode.pipeline.replication.checkpoints import StageCheckpoints, single_machine_tensors
@@ -48,6 +50,7 @@ from swarmnode.pipeline.stages.measuring import measure_stage, memory_for_stage
 from swarmnode.pipeline.stages.stage_model import StagePart, StageSettings
 from swarmnode.pipeline.stages.stage_state import pack_state
 from swarmnode.pipeline.stages.whole_model import WholeModel, load_tokenizer, open_model
+from swarmnode.storage import Paths
 from swarmnode.tasks.task import Task
 from swarmnode.training.checkpoint_store import CheckpointStore
 from swarmnode.training.losses import loss_of

@@ -20,8 +20,7 @@ from swarmnode.model.head import TokenLogprobs, head_logprobs
 from swarmnode.pipeline.stages.micro_batches import StagePath
 from swarmnode.pipeline.stages.stage_model import StageModel
 from swarmnode.training.losses import LossOutput, StepSize
-from swarmnode.training.objective import ScoredTokens, objective, shares_of
-from swarmnode.training.off_policy import MeasuredTokens
+from swarmnode.training.objective import MeasuredTokens, ScoredTokens, objective, shares_of
 from swarmnode.training.packing import MicroBatch
 
 

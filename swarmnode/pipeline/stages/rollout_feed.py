@@ -1,10 +1,10 @@
 """What a data node trains on in an iteration of reinforcement learning: groups, each along a path of its own.
 
-rollout groups -> samples (training/samples.py) -> [RolloutFeed] -> driver.py -> TrainReport
+rollout groups -> samples (training/round.py) -> [RolloutFeed] -> driver.py -> TrainReport
 
 The path is part of the policy, so a group is trained along the stages that sampled it: the ratio to what
 sampled it then starts at 1. Where a plan no longer has that path, the group takes the most similar one, and
-the weights of corrections.py account for the difference, as for a token of an older version.
+the weights of objective.py account for the difference, as for a token of an older version.
 
 A feed is one optimizer step: the policy does not move between the first micro-batch and the last, so "prox"
 is the policy itself and needs no forward pass of its own.
@@ -23,7 +23,7 @@ from swarmnode.pipeline.rollouts.routing import ChoosePath
 from swarmnode.pipeline.stages.micro_batches import StagePath
 from swarmnode.pipeline.stages.objectives import LossInputs, policy_gradient
 from swarmnode.training.losses import LossOutput, StepSize, loss_of
-from swarmnode.training.off_policy import MeasuredTokens
+from swarmnode.training.objective import MeasuredTokens
 from swarmnode.training.packing import MicroBatch, TrainingSample, micro_batches
 from swarmnode.training.records import TrainReport
 from swarmnode.training.round import MeasuredRound, StepSums

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import CheckpointError
-from swarmnode.training.tensor_file import tensor_pieces
+from swarmnode.training.checkpoint import tensor_pieces
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 """What Adam keeps of a parameter. Stored as `exp_avg/<parameter>`, like training/checkpoint.py does."""

@@ -12,12 +12,11 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from swarmnode.errors import Rejected
-from swarmnode.identity.keys import NodeKey
-from swarmnode.identity.peer_id import public_key_from_peer_id
+from swarmnode.identity.keys import NodeKey, public_key_from_peer_id
 from swarmnode.pipeline.wire.messages import ForwardHop, Refusal
 
 CONTEXT = b"swarmnode/1/pipeline-attempt\0"
-"""A signature for one purpose proves nothing in another (identity/envelope.py)."""
+"""A signature for one purpose proves nothing in another (identity/keys.py)."""
 
 _encoder = msgspec.msgpack.Encoder()
 

@@ -1,6 +1,6 @@
 """Attention of new tokens: over their own prompt (prefill), or over the cache (decode).
 
-decoder.py -> [attention] -> heads.py, bands.py (keys and values of everything in flight)
+decoder.py -> [attention] -> decoder.py, slots.py (keys and values of everything in flight)
                    |
                    v  one call for a band and layer of a decode step on a CPU: native/decode.py
 """
@@ -12,11 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swarmnode.native.decode import CachedRows, split_heads
-from swarmnode.native.tensors import fits
-from swarmnode.rollout.decode.bands import Band, rounded_up
-from swarmnode.rollout.decode.decoder import Attention
-from swarmnode.rollout.decode.heads import Heads
+from swarmnode.native.passes import fits
+from swarmnode.rollout.decode.decoder import Attention, Heads
 from swarmnode.rollout.decode.matrix import native_on_cpu
+from swarmnode.rollout.decode.slots import Band, rounded_up
 from swarmnode.rollout.decode.weights import Shape
 
 SCORES_AT_ONCE = 1 << 24

@@ -1,6 +1,6 @@
 """What a family of dense decoders computes differently from the others: one record each, read by everybody.
 
-[family] <- families.py (is it known?) <- node/assemble.py
+[family] <- family.py (is it known?) <- node/assemble.py
     ^ ^---- weights.py (what to load, and why not) -> decoder.py, attention.py, native/decode.py
     +------ model/dense_patch.py (which layers training runs on its own arithmetic)
 
@@ -11,14 +11,22 @@ tensor. No torch in here. `config` is always the one of transformers.
 
 Two properties of a model are no options, since its parameters show them: biases (every projection may have
 one) and whether the head is tied to the embedding (it is read under its own name).
+
+Which families our own decode loop runs, known without torch.
+
+config.json -> [refuse_at_sight] -> assemble.py (in a second: torch and transformers take several)
+                        |
+                        v  decode/family.py, where each family is one record
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from swarmnode.errors import EngineError
+
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
-"""Gates of an MLP that activation.py has, by transformers' names: x sigmoid(x) (SwiGLU) and the approximation
+"""Gates of an MLP that decoder.py has, by transformers' names: x sigmoid(x) (SwiGLU) and the approximation
 of GELU by a tanh (GeGLU; both arXiv 2002.05202)."""
 
 FIXED_ROPES = ("default", "linear", "llama3", "yarn")
@@ -248,3 +256,29 @@ FAMILIES = {
     )
 }
 """The families that the embedded engine runs, by `model_type`."""
+
+
+USE_AUTO = "use --engine auto: it takes what can run this model"
+
+
+def refuse_at_sight(engine: str, config: Mapping[str, Any] | None, quantization: str) -> None:
+    """Raises EngineError for the embedded engine where config.json is of a model that it cannot run (None: it
+    is not on this disk). What this lets through may be refused when the whole configuration is read.
+
+    >>> refuse_at_sight("auto", {"model_type": "gpt2"}, "none")
+    """
+    if engine != "embedded" or config is None:
+        return
+    family = config.get("model_type")
+    reason = None
+    if family not in FAMILIES:
+        reason = unknown_family(family)
+    elif quantization != "none" or config.get("quantization_config") is not None:
+        reason = "its weights are quantized"
+    if reason is not None:
+        raise EngineError(f"the embedded engine cannot run this model: {reason}", hint=USE_AUTO)
+
+
+def unknown_family(family: object) -> str:
+    """The reason for a `model_type` that is none of the known ones."""
+    return f"{family} is not one of {', '.join(FAMILIES)}"

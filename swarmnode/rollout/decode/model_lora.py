@@ -20,8 +20,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from swarmnode.errors import EngineError
-from swarmnode.rollout.decode.adapter import LoraPair, linear_modules
-from swarmnode.rollout.decode.merging import merged_weight
+from swarmnode.rollout.decode.adapter import LoraPair, linear_modules, merged_weight
 
 
 class ModelLora(Protocol):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from swarmnode.native import decode
-from swarmnode.native.tensors import fits
+from swarmnode.native.passes import fits
 from swarmnode.rollout.engine import SamplingParams
 
 WORDS = 1 << 18

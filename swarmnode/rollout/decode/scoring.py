@@ -1,6 +1,6 @@
 """Log-probabilities of given completions, by plain forward passes beside whatever is in flight.
 
-Engine.score -> [scoring] -> prefill.py | fallback.py (how a batch becomes hidden states or logits)
+Engine.score -> [scoring] -> embedded.py | fallback.py (how a batch becomes hidden states or logits)
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from swarmnode.rollout.decode.batches import PADDING, alike
+from swarmnode.rollout.decode.running import PADDING, alike
 from swarmnode.rollout.requests import refuse_sequences
 
 Pair = tuple[Sequence[int], Sequence[int]]

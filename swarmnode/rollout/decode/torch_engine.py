@@ -16,12 +16,9 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import EngineError
-from swarmnode.rollout.counters import EngineCounters
 from swarmnode.rollout.decode.adapter import LoraPair
-from swarmnode.rollout.decode.batches import PADDING
-from swarmnode.rollout.decode.running import DecodePolicy, Running
+from swarmnode.rollout.decode.running import PADDING, DecodePolicy, Running, StopTokens
 from swarmnode.rollout.decode.sampler import Sampler
-from swarmnode.rollout.decode.stops import StopTokens
 from swarmnode.rollout.decode.weights import Layers
 from swarmnode.rollout.engine import (
     BASE_VERSION,
@@ -33,7 +30,7 @@ from swarmnode.rollout.engine import (
     Request,
     Sampled,
 )
-from swarmnode.rollout.requests import RequestQueue, not_finite, untouched, with_live_version
+from swarmnode.rollout.requests import EngineCounters, RequestQueue, not_finite, untouched, with_live_version
 from swarmnode.types import FinishReason
 
 LoraPairs = Mapping[str, LoraPair]

@@ -2,7 +2,7 @@
 
 family.py (which tensors, and what is done with them) --v
 transformers model -> [weights] -> layers of one policy -> mixing.py -> decoder.py
-PolicyUpdate ---------^   merged from the base each time (merging.py), so that no rounding adds up
+PolicyUpdate ---------^   merged from the base each time (adapter.py), so that no rounding adds up
 
 What differs from `transformers`: gate and up are one matrix; q, k and v are one matrix, ordered by key head
 (its queries, its key, its value), so that no head has to be copied to be multiplied; and within q and k the
@@ -18,13 +18,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from swarmnode.errors import ModelError
-from swarmnode.rollout.decode.adapter import PEFT_PREFIX, LoraPair, lora_pairs
-from swarmnode.rollout.decode.family import FAMILIES, Family, longest_sequence_of
-from swarmnode.rollout.decode.matrix import Matrix, matrix
-from swarmnode.rollout.decode.merging import merged_weight
-from swarmnode.rollout.decode.norm import RmsNorm
+from swarmnode.rollout.decode.adapter import PEFT_PREFIX, LoraPair, lora_pairs, merged_weight
+from swarmnode.rollout.decode.family import FAMILIES, Family, longest_sequence_of, unknown_family
+from swarmnode.rollout.decode.matrix import Matrix, RmsNorm, matrix
 from swarmnode.rollout.engine import PolicyUpdate
-from swarmnode.rollout.families import unknown_family
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ examples -> [PartialRollouts] -> Answered -> scoring -> trainer -> set_policy ->
 A round hands out N groups. What else is in flight then is not waited for and not thrown away:
 
 refill: the engine always has C requests. A finished one makes room for the next, the policy changes under
-    the others, and they go on (staleness.py keeps them young enough, turns.py the first rounds unbiased).
+    the others, and they go on (under_way.py keeps them young enough, under_way.py the first rounds unbiased).
 april: r*N groups start, nothing is refilled, and after N complete ones the rest is aborted; it resumes first
     in the next round (arXiv 2509.18521). Here for comparison; unlike there, groups that complete in the same
     step as the last one are kept.
@@ -27,23 +27,32 @@ from itertools import count, islice
 
 from swarmnode.errors import EngineError, RequestRefused
 from swarmnode.rollout.engine import Engine, Output, PolicyUpdate, SamplingParams
-from swarmnode.rollout.renderer import Renderer
 from swarmnode.rollout.schedule.concurrency import ConcurrencyControl
 from swarmnode.rollout.schedule.group import (
     Answered,
     OpenCompletion,
     OpenGroup,
+    Renderer,
     as_open_group,
     completion_seed,
     members_of,
 )
-from swarmnode.rollout.schedule.lengths import LengthEstimates
-from swarmnode.rollout.schedule.pool import GroupPool
-from swarmnode.rollout.schedule.records import PartialSettings, PartialStats, Tally
-from swarmnode.rollout.schedule.staleness import due_in_rounds, leaves_room
-from swarmnode.rollout.schedule.state import decode, encode
-from swarmnode.rollout.schedule.turns import Turns
-from swarmnode.rollout.schedule.under_way import UnderWay, nearest_mode
+from swarmnode.rollout.schedule.state import (
+    LengthEstimates,
+    PartialSettings,
+    PartialStats,
+    Tally,
+    decode,
+    encode,
+)
+from swarmnode.rollout.schedule.under_way import (
+    GroupPool,
+    Turns,
+    UnderWay,
+    due_in_rounds,
+    leaves_room,
+    nearest_mode,
+)
 from swarmnode.types import Example, ExampleKey
 
 logger = logging.getLogger(__name__)

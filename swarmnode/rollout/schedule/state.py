@@ -4,19 +4,221 @@ partial.py -> [encode] -> checkpoint ... restart ... [decode] -> partial.py, per
 
 An example is stored by its key and drawn again; tokens, log-probabilities and spans are stored as they are.
 The checkpoint is ours, but a disk is not to be trusted: everything is checked before anything is used.
+
+What the partial-rollout scheduler is told, and what it tells.
+
+config -> [PartialSettings] -> partial.py -> [PartialStats] -> status, metrics
+
+How long the answers to a prompt will be, learnt from those that came: long ones should start first.
+
+partial.py: complete group -> [LengthEstimates] -> which of the next examples begins first (StreamRL's idea)
+
+A prompt that was answered before has its own moving average; another one is taken to be as long as its task's
+are. Memory is bounded: the prompts that were not seen for the longest time are forgotten.
 """
 
+import hashlib
 import math
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import msgspec
 
-from swarmnode.errors import CheckpointError
-from swarmnode.rollout.engine import Sampled
+from swarmnode.errors import CheckpointError, ConfigError
+from swarmnode.rollout.engine import InFlight, Sampled
 from swarmnode.rollout.schedule.group import Ended, OpenCompletion, OpenGroup
-from swarmnode.rollout.schedule.lengths import MAX_PROMPTS, MAX_TASKS, LengthEstimates
-from swarmnode.types import ExampleKey, Span
+from swarmnode.types import Example, ExampleKey, Span
+
+
+@dataclass(frozen=True, slots=True)
+class PartialSettings:
+    """What a round is.
+
+    >>> PartialSettings("refill", groups=4, group_size=8, max_lag=8).round_requests
+    32
+    """
+
+    mode: Literal["refill", "april", "sync"]
+    groups: int
+    """N: groups that a round hands out."""
+    group_size: int
+    max_lag: int
+    """K: oldest policy version a handed-out token may have, counted back from the newest."""
+    over_provision: float = 2.0
+    """r: groups that a round of "april" starts, in units of N."""
+    concurrency: int | None = None
+    """C: requests that "refill" keeps in the engine. None: chosen from what a step costs (concurrency.py)."""
+    inflight: InFlight = "keep"
+    """What a new policy does to requests in flight, where the engine can; else the nearest thing it can."""
+    in_turn: bool = True
+    """Whether "refill" begins with groups in the order in which they were drawn (under_way.py). Without it,
+    its first rounds are of short answers: for comparison."""
+
+    def __post_init__(self) -> None:
+        if min(self.groups, self.group_size, 1 if self.concurrency is None else self.concurrency) < 1:
+            raise ConfigError(
+                "a round needs at least one group, of one completion, and one request at a time"
+            )
+        if self.max_lag < 0 or not 1 <= self.over_provision < float("inf"):
+            raise ConfigError(
+                f"max_lag {self.max_lag} with over_provision {self.over_provision} is not possible",
+                hint="max_lag is at least 0, over_provision at least 1",
+            )
+
+    @property
+    def groups_ahead(self) -> int:
+        """Groups that may be open beyond those that the round still has to hand out (under_way.py)."""
+        if self.mode == "refill":
+            return self.max_lag * self.groups
+        return round((self.over_provision - 1) * self.groups) if self.mode == "april" else 0
+
+    @property
+    def round_requests(self) -> int:
+        """Completions that a round hands out."""
+        return self.groups * self.group_size
+
+
+@dataclass(frozen=True, slots=True)
+class PartialStats:
+    """Where the scheduler stands; counters since it was made. None: not measured yet."""
+
+    groups_in_flight: int
+    """Begun, and not complete."""
+    groups_not_begun: int
+    """Drawn, and nothing asked yet."""
+    surplus_groups: int
+    """Complete, and kept for the next round."""
+    concurrency: int
+    step_base_s: float | None
+    step_per_request_s: float | None
+    dropped_stale: int
+    """Groups that were older than `max_lag` allows and began again from scratch."""
+    dropped_not_redrawable: int
+    """Groups of a checkpoint whose example could not be drawn again."""
+    refused: int
+    """Examples that the engine did not take."""
+    resumed_requests: int
+    """Requests that went to the engine with tokens."""
+    idle_share: float | None
+    """Share of the wanted slots in which nothing ran, over all steps."""
+    mean_tokens_produced: float | None
+    mean_tokens_trained: float | None
+    """Mean tokens of handed-out completions. Below `mean_tokens_produced`: long answers are still under
+    way."""
+
+
+@dataclass(slots=True)
+class Mean:
+    """A mean under way."""
+
+    total: float = 0.0
+    count: int = 0
+
+    def add(self, value: float, count: int = 1) -> None:
+        """`value` is the sum over `count` of them."""
+        self.total += value
+        self.count += count
+
+    @property
+    def mean(self) -> float | None:
+        return self.total / self.count if self.count else None
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the scheduler only counts, for its stats."""
+
+    dropped_stale: int = 0
+    dropped_not_redrawable: int = 0
+    refused: int = 0
+    refused_in_a_row: int = 0
+    resumed: int = 0
+    busy: Mean = field(default_factory=Mean)
+    """Requests per wanted slot."""
+    produced: Mean = field(default_factory=Mean)
+    """Tokens per completion."""
+    trained: Mean = field(default_factory=Mean)
+
+
+NEWEST_SHARE = 0.5
+"""Weight of the newest group in a prompt's average: the policy changes, and so do its answers."""
+NEWEST_SHARE_OF_TASK = 0.1
+"""Weight of the newest length in a task's average, where single prompts differ much more."""
+MAX_PROMPTS = 4096
+MAX_TASKS = 256
+
+
+class LengthEstimates:
+    """Expected completion lengths in tokens.
+
+    >>> from swarmnode.types import ExampleKey
+    >>> short = Example(ExampleKey("sums", "1", 0, 0), "1+1")
+    >>> long = Example(ExampleKey("sums", "1", 0, 1), "9*9")
+    >>> lengths = LengthEstimates()
+    >>> lengths.observe(short, 5), lengths.observe(long, 50)
+    (None, None)
+    >>> [example.prompt for example in lengths.longest_first([short, long])]
+    ['9*9', '1+1']
+    """
+
+    def __init__(self, prompts: Mapping[str, float] | None = None, tasks: Mapping[str, float] | None = None):
+        """Both empty, or as `prompts` and `tasks` gave them."""
+        self._prompts = _Averages(prompts or {}, MAX_PROMPTS, NEWEST_SHARE)
+        self._tasks = _Averages(tasks or {}, MAX_TASKS, NEWEST_SHARE_OF_TASK)
+
+    def observe(self, example: Example, mean_tokens: float) -> None:
+        """A group of completions of this mean length has come in."""
+        self._prompts.observe(_prompt_digest(example), mean_tokens)
+        self._tasks.observe(example.key.task, mean_tokens)
+
+    def expected_tokens(self, example: Example) -> float | None:
+        """None: neither the prompt nor its task was answered before."""
+        own = self._prompts.values.get(_prompt_digest(example))
+        return self._tasks.values.get(example.key.task) if own is None else own
+
+    def longest_first(self, examples: Sequence[Example]) -> list[Example]:
+        """The examples in the order in which they should start; where nothing tells them apart, as they came.
+
+        What nobody knows may be long, and is worth knowing: it goes first.
+        """
+
+        def shortness(example: Example) -> float:
+            expected = self.expected_tokens(example)
+            return -math.inf if expected is None else -expected
+
+        return sorted(examples, key=shortness)
+
+    @property
+    def prompts(self) -> Mapping[str, float]:
+        """Averages by digest of the prompt, the longest unseen first."""
+        return self._prompts.values
+
+    @property
+    def tasks(self) -> Mapping[str, float]:
+        return self._tasks.values
+
+
+class _Averages:
+    """Exponential moving averages by name, of at most `size` names."""
+
+    def __init__(self, values: Mapping[str, float], size: int, newest_share: float) -> None:
+        self.values = OrderedDict(values)
+        self._size = size
+        self._newest_share = newest_share
+
+    def observe(self, name: str, value: float) -> None:
+        before = self.values.get(name, value)
+        self.values[name] = before + self._newest_share * (value - before)
+        self.values.move_to_end(name)
+        if len(self.values) > self._size:
+            self.values.popitem(last=False)
+
+
+def _prompt_digest(example: Example) -> str:
+    return hashlib.blake2b(example.prompt.encode(), digest_size=8).hexdigest()
+
 
 FORMAT: Literal[1] = 1
 """Raised with every change of what follows: there is no reading of other formats."""
@@ -71,7 +273,7 @@ class Kept(msgspec.Struct, frozen=True):
     groups: Sequence[tuple[ExampleKey, list[OpenCompletion]]]
     lengths: LengthEstimates
     may_stay_behind: float | None
-    """Groups that may stay behind younger ones (turns.py); None: not recorded."""
+    """Groups that may stay behind younger ones (under_way.py); None: not recorded."""
 
 
 def encode(

@@ -2,13 +2,179 @@
 
 partial.py -> submit -> [UnderWay] -> Output -> its group
            -> set_policy -> [nearest_mode]
+
+Whose turn it is to leave: how answers of all lengths are trained on from the first round on.
+
+partial.py: may this complete group be handed out before older ones that are not complete? -> [Turns]
+
+Where the engine is kept full, short answers come back first. Once things are under way that is no bias: for
+each long answer that stays behind another one comes in. But at the start nobody comes in yet. All that was
+asked, less what is trained on, is what is under way, and that is long: so many answers must stay behind, with
+so many more tokens than the mean, before rounds are as long as what is asked. Whichever way they are handed
+out this has to be paid once. Here it is paid slowly: groups leave in the order in which they were drawn, and
+each that leaves lets a small part of another one stay behind, until nobody has to wait for that any more.
+
+Meanwhile groups wait for older ones. The engine has as much to do as ever; what is trained on is older by as
+much, within the bound of under_way.py, which comes first.
+
+How a bound on the age of trained tokens is kept without throwing work away.
+
+partial.py: may this group be handed out now? may another one begin? -> [staleness]
+
+A group whose oldest token is of version u may be trained on at versions up to u + K: it is *due* in
+u + K - newest rounds, 0 being this one. Each round hands out N groups and then the policy moves on by one.
+So everything is in time as long as, for every d, the groups due within d rounds are no more than the places
+left in this round plus d * N. Two rules keep that true for ever, once it is:
+
+- a new group (due in K rounds) begins only while all open groups fit into this round and K more;
+- a complete group leaves only if every group due before it still has a place. The one due first always may.
+
+It follows that a round ends only when nobody is due any more: it waits for those groups instead of dropping
+them, while the rest goes on. With K = 0 exactly N groups begin, and all are waited for. The order of a round
+is otherwise the order in which groups complete.
+
+Every group that is not handed out yet, and the order in which members go to the engine.
+
+examples -> [drawn -> begun -> complete] -> partial.py hands out
+                        |
+                        v  line of members -> engine
+
+A group is in exactly one of `drawn` and `begun` until it is forgotten; `complete` lists those of `begun` that
+are. A member that has not ended is either in line or in the engine.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from heapq import nsmallest
 
 from swarmnode.errors import EngineError
 from swarmnode.rollout.engine import Engine, InFlight, Output, Request
 from swarmnode.rollout.schedule.group import OpenGroup
+
+GROUPS_PER_DELAY = 48
+"""Groups that leave for one more that may stay behind them. Those that stay are the longest, of two or three
+times the mean: so the mean of what leaves is lower by a twentieth at most."""
+
+RELAXATION = 1 / 8
+"""So much of that is taken back where fewer stay behind than may: when fewer are asked for, or answers become
+alike, the way back is slow as well."""
+
+
+class Turns:
+    """How many groups may stay behind younger ones, and which that allows to leave. Groups are told apart by
+    serial numbers: the lower, the older.
+
+    >>> Turns().youngest_to_leave([3, 4, 5]), Turns(allowed=1.0).youngest_to_leave([3, 4, 5])
+    (3, 4)
+    """
+
+    def __init__(self, allowed: float = 0.0) -> None:
+        self.allowed = allowed
+        """So many groups may stay behind; the fraction counts towards the next one."""
+        self._youngest_out = -1
+
+    def youngest_to_leave(self, begun: Collection[int]) -> int:
+        """The youngest begun group that may leave, with all older ones."""
+        oldest = nsmallest(int(self.allowed) + 1, begun)
+        # Who is older than one that has left is behind already.
+        return max(*oldest, self._youngest_out)
+
+    def left(self, serial: int, begun: Collection[int]) -> None:
+        """A group has left; `begun` are all others."""
+        self._youngest_out = max(self._youngest_out, serial)
+        behind = sum(other < self._youngest_out for other in begun)
+        step = 1.0 if behind >= int(self.allowed) else -RELAXATION
+        self.allowed = max(0.0, self.allowed + step / GROUPS_PER_DELAY)
+
+
+def due_in_rounds(oldest_version: int | None, newest_version: int, max_lag: int) -> int:
+    """Rounds that a group can still wait before it is trained on; negative: it is too old already.
+
+    >>> due_in_rounds(7, newest_version=9, max_lag=4), due_in_rounds(None, 9, 4), due_in_rounds(4, 9, 4)
+    (2, 4, -1)
+    """
+    return max_lag if oldest_version is None else max_lag - max(0, newest_version - oldest_version)
+
+
+def leaves_room(due: int, others_due: Iterable[int], places: int, groups_per_round: int) -> bool:
+    """Whether a group may take one of this round's `places` and all that are due before it still fit.
+
+    >>> leaves_room(5, [0, 1, 1], places=2, groups_per_round=8)
+    True
+    >>> leaves_room(5, [0, 0], places=2, groups_per_round=8), leaves_room(0, [0, 0], 2, 8)
+    (False, True)
+    """
+    sooner = sorted(other for other in others_due if other < due)
+    return all(ahead < places - 1 + other * groups_per_round for ahead, other in enumerate(sooner))
+
+
+class GroupPool:
+    """Book-keeping alone: nothing here asks, samples or decides."""
+
+    def __init__(self, groups: Iterable[OpenGroup] = ()) -> None:
+        """`groups` have begun, the oldest first; no member is in the engine."""
+        self.begun: dict[int, OpenGroup] = {group.serial: group for group in groups}
+        """Begun groups by serial, the oldest first."""
+        self.drawn: deque[OpenGroup] = deque()
+        """Not begun, the next one first."""
+        self.complete = [group for group in self.begun.values() if group.complete]
+        """Complete groups in the order of completion."""
+        self._line: deque[tuple[OpenGroup, int]] = deque()
+        self.line_up(in_engine=())
+
+    @property
+    def unhanded(self) -> list[OpenGroup]:
+        """All of them, the oldest first."""
+        return [*self.begun.values(), *self.drawn]
+
+    @property
+    def has_line(self) -> bool:
+        return bool(self._line)
+
+    def begin(self) -> None:
+        """The next drawn group begins: its members join the line."""
+        group = self.drawn.popleft()
+        self.begun[group.serial] = group
+        self._line.extend((group, place) for place in group.unfinished)
+
+    def reopen(self, group: OpenGroup) -> None:
+        """A group that was handed out has begun again: its new members join the line."""
+        self.begun[group.serial] = group
+        self._line.extend((group, place) for place in group.unfinished)
+
+    def next_members(self, limit: int) -> tuple[OpenGroup, list[int]]:
+        """Take the first in line, and those behind it of the same group, at most `limit`."""
+        group, first = self._line.popleft()
+        places = [first]
+        while len(places) < limit and self._line and self._line[0][0] is group:
+            places.append(self._line.popleft()[1])
+        return group, places
+
+    def line_up(self, in_engine: Container[str]) -> None:
+        """Line up all that have neither ended nor are in the engine: first what has tokens, then by age."""
+        waiting = [
+            (group, place)
+            for group in self.begun.values()
+            for place in group.unfinished
+            if group.request_id(place) not in in_engine
+        ]
+        self._line = deque(sorted(waiting, key=lambda entry: not entry[0].members[entry[1]].sampled))
+
+    def start_over(self, group: OpenGroup) -> None:
+        """Forget its tokens; its members line up as new ones. None of them may be in the engine."""
+        self._remove(group)
+        group.start_over()
+        self._line.extend((group, place) for place in group.unfinished)
+
+    def forget(self, group: OpenGroup) -> None:
+        """It has been handed out, or is left out."""
+        del self.begun[group.serial]
+        self._remove(group)
+
+    def _remove(self, group: OpenGroup) -> None:
+        self.complete = [other for other in self.complete if other is not group]
+        self._line = deque(entry for entry in self._line if entry[0] is not group)
+
 
 FALLBACKS: tuple[InFlight, ...] = ("keep", "recompute", "abort")
 """Modes of an update, those that cost the least first."""

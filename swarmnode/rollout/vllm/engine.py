@@ -15,7 +15,6 @@ from dataclasses import replace
 from transformers import PreTrainedModel
 
 from swarmnode.errors import EngineError
-from swarmnode.rollout.counters import EngineCounters
 from swarmnode.rollout.decode.weights import longest_sequence
 from swarmnode.rollout.engine import (
     BASE_VERSION,
@@ -27,6 +26,7 @@ from swarmnode.rollout.engine import (
     Sampled,
 )
 from swarmnode.rollout.requests import (
+    EngineCounters,
     RequestQueue,
     not_finite,
     refuse_sequences,

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable
 from transformers import PreTrainedModel
 
 from swarmnode.errors import EngineError, RequestRefused
+from swarmnode.rollout.decode.family import USE_AUTO
 from swarmnode.rollout.engine import BASE_VERSION, Capabilities, InFlight, Request
-from swarmnode.rollout.families import USE_AUTO
 from swarmnode.rollout.vllm.driver import head_size
 from swarmnode.rollout.vllm.policies import LoadedPolicy, linear_weights
 

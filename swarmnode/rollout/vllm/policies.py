@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from swarmnode.errors import EngineError
-from swarmnode.rollout.decode.adapter import PEFT_PREFIX, LoraPair, lora_pairs
-from swarmnode.rollout.decode.merging import merged_weight
+from swarmnode.rollout.decode.adapter import PEFT_PREFIX, LoraPair, lora_pairs, merged_weight
 from swarmnode.rollout.engine import BASE_VERSION, InFlight, PolicyUpdate
 from swarmnode.rollout.vllm.driver import Driver
 

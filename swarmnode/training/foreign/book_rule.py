@@ -4,9 +4,9 @@ own groups (all of a round), J external groups -> [BookRule] -> Lessons: the own
 
 No foreign group is trained on with its sender's advantages: a stranger's failures are negatives on text that
 we would hardly write, and its mean reward would set our baseline. What it got right is a lesson, and stays
-one. Every answer that our own judge gave full marks (marks.py) goes into the book, ours too. A replayed one
-has a constant advantage, no behaviour probability, and stands in the step of the own groups, under its
-normaliser.
+one. Every answer that our own judge gave full marks (sharing_gauge.py) goes into the book, ours too. A
+replayed one has a constant advantage, no behaviour probability, and stands in the step of the own groups,
+under its normaliser.
 
 A stranger's answer ends with our end of text. Where an answer ended is not believed of strangers
 (exchange/validation.py): right answers marked "length" beside wrong ones marked "stop" made EOS what tells
@@ -22,11 +22,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from swarmnode.training.foreign import marks as marking
+from swarmnode.training.foreign import sharing_gauge as marking
 from swarmnode.training.foreign.book import Book, BookCandidate, Entries, Entry, Mend
-from swarmnode.training.foreign.lessons import Lessons, Replay, Rule, SharingRule, as_they_are
-from swarmnode.training.foreign.marks import TaskMarks, needs_of
-from swarmnode.training.foreign.rule_state import pack, unpack
+from swarmnode.training.foreign.lessons import Lessons, Replay, Rule, SharingRule, as_they_are, pack, unpack
+from swarmnode.training.foreign.sharing_gauge import TaskMarks, needs_of
 from swarmnode.types import Completion, RolloutGroup
 
 

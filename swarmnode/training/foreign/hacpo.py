@@ -25,10 +25,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from swarmnode.training.advantage import EPSILON
 from swarmnode.training.foreign.book import Mend
-from swarmnode.training.foreign.lessons import GroupLesson, Lessons, Rule, SharingRule
-from swarmnode.training.foreign.rule_state import pack, unpack
+from swarmnode.training.foreign.lessons import GroupLesson, Lessons, Rule, SharingRule, pack, unpack
+from swarmnode.training.losses import EPSILON
 from swarmnode.types import MIN_REWARD_SPREAD, ExampleKey, RolloutGroup, spread_of
 
 ROUNDS = 5

@@ -1,16 +1,28 @@
 """What a rule makes of a round: which groups are learned from and with what credit, and what is replayed.
 
-node (own and external groups) -> Rule.lessons -> [Lessons] -> samples.py -> trainer
+node (own and external groups) -> Rule.lessons -> [Lessons] -> round.py -> trainer
 
-`Rule` is what every rule is; sharing.py has them by name. No torch here.
+`Rule` is what every rule is; rules.py has them by name. No torch here.
+
+A rule's state in bytes, under the name of the rule it is of.
+
+rules -> [pack, unpack] -> checkpoint.py (rule.bin)
 """
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated, TypeVar
 
+import msgspec
+from msgspec import Meta
+
+from swarmnode.errors import CheckpointError
 from swarmnode.training.foreign.book import Mend
 from swarmnode.types import Example, RolloutGroup
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +32,7 @@ class GroupLesson:
     group: RolloutGroup
     advantages: tuple[float | None, ...] | None = None
     """The advantage of each completion, in place of those that its rewards give; None at a place: it is left
-    out. None: those of the group (advantage.py)."""
+    out. None: those of the group (losses.py)."""
     gains_only: bool = False
     """Only completions that are better than their group are learned from."""
     end_foreign: bool = False
@@ -74,7 +86,7 @@ class SharingRule:
     book_weight: float = 4.0
     """Lambda: the advantage of a replayed answer. One right answer of a group of 8 has 2.6."""
     shaped: bool = False
-    """Weigh tokens that strangers wrote, and replayed ones, as LUFFY does (corrections.py)."""
+    """Weigh tokens that strangers wrote, and replayed ones, as LUFFY does (objective.py)."""
     teach_ends: bool = True
     """Teach our end of text behind a stranger's answer that our own judge gave full marks (book_rule.py).
     False: only ends that our own policies sampled."""
@@ -134,7 +146,7 @@ class Rule(ABC):
         return ()
 
     def state(self) -> bytes:
-        """What a restart has to know, for a checkpoint (`pack` of rule_state.py)."""
+        """What a restart has to know, for a checkpoint (`pack` of lessons.py)."""
         return b""
 
     def restore(self, data: bytes, tasks: Mapping[str, str] | None = None) -> None:  # noqa: B027 - optional
@@ -145,3 +157,46 @@ class Rule(ABC):
 def as_they_are(groups: Sequence[RolloutGroup]) -> tuple[GroupLesson, ...]:
     """Groups to be learned from with the advantages that their rewards give."""
     return tuple(GroupLesson(group) for group in groups)
+
+
+FORMAT = 1
+
+MAX_STATE_BYTES = 512 * 1024 * 1024
+"""A whole state. A book of 2000 answers of 512 tokens takes some 6 MiB."""
+
+MAX_NAME = 256
+"""Characters of a rule's name, which may be an import path."""
+
+State = TypeVar("State", bound=msgspec.Struct)
+
+
+class _Packed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    format: int
+    rule: Annotated[str, Meta(max_length=MAX_NAME)]
+    state: msgspec.Raw
+
+
+def pack(rule: str, state: msgspec.Struct) -> bytes:
+    """The state of a rule, for `unpack`."""
+    raw = msgspec.Raw(msgspec.msgpack.encode(state))
+    return msgspec.msgpack.encode(_Packed(FORMAT, rule, raw))
+
+
+def unpack(data: bytes, rule: str, kind: type[State]) -> State | None:
+    """What `pack` was given; None for no bytes or the state of another rule. Raises CheckpointError."""
+    if not data:
+        return None
+    try:
+        if len(data) > MAX_STATE_BYTES:
+            raise msgspec.ValidationError(f"{len(data)} bytes, at most {MAX_STATE_BYTES}")
+        packed = msgspec.msgpack.decode(data, type=_Packed)
+        if packed.rule != rule:
+            logger.info("exchange.rule is %s and was %s: it starts with nothing", rule, packed.rule)
+            return None
+        if packed.format != FORMAT:
+            raise msgspec.ValidationError(f"format {packed.format}, this version reads {FORMAT}")
+        return msgspec.msgpack.decode(packed.state, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CheckpointError(
+            f"what exchange.rule={rule} had learnt cannot be read: {error}", hint="use --fresh"
+        ) from error

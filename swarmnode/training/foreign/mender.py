@@ -27,7 +27,7 @@ MOST_NAMES = 1024
 
 
 class Text(Tokens, Protocol):
-    """The policy's tokens and prompts (rollout/renderer.py)."""
+    """The policy's tokens and prompts (rollout/schedule/group.py)."""
 
     def prompt_ids(self, text: str) -> tuple[int, ...]: ...
 

@@ -2,7 +2,7 @@
 
 external groups -> successes that wait -> our own group on that example -> [Rescue] -> Lessons: a mixed group
                           |
-                          v  wanted_examples -> tasks/wanted.py -> what we answer next
+                          v  wanted_examples -> tasks/judged.py -> what we answer next
 
 A stranger's group says little about us: its mean would be our baseline, and one success among 64 would be
 worth 7.9. So the example is answered by ourselves, and where at most one of our G answers has full marks, a
@@ -19,12 +19,11 @@ from typing import TypeVar
 
 import msgspec
 
-from swarmnode.training.foreign import marks as marking
+from swarmnode.training.foreign import sharing_gauge as marking
 from swarmnode.training.foreign.book import BookCandidate, Mend
 from swarmnode.training.foreign.book_rule import full_answers
-from swarmnode.training.foreign.lessons import GroupLesson, Lessons, Rule, SharingRule
-from swarmnode.training.foreign.marks import TaskMarks, needs_of
-from swarmnode.training.foreign.rule_state import pack, unpack
+from swarmnode.training.foreign.lessons import GroupLesson, Lessons, Rule, SharingRule, pack, unpack
+from swarmnode.training.foreign.sharing_gauge import TaskMarks, needs_of
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, one_span
 
 MAX_OFFERS = 256

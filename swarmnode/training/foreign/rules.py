@@ -1,6 +1,6 @@
 """What to learn from strangers, by name: the rules that `exchange.rule` chooses from.
 
-own and external groups -> [Rule.lessons] -> Lessons -> samples.py -> trainer
+own and external groups -> [Rule.lessons] -> Lessons -> round.py -> trainer
 
 - `sapo`: external groups as if they were our own, in the places of own ones: SAPO, the control.
 - `successes`: the same, but of external groups only what is better than its group.
@@ -9,15 +9,96 @@ own and external groups -> [Rule.lessons] -> Lessons -> samples.py -> trainer
 - `rescue`: a stranger's right answer takes the place of a failure of ours on the same example (rescue.py).
 - `hacpo`: external groups against a baseline that knows who is how capable (hacpo.py).
 
-Or one of one's own, by its import path. sharing.py finds the class by the name.
+Or one of one's own, by its import path. rules.py finds the class by the name.
+
+Which rule a node learns from others by, and what the rule asks of node and exchange.
+
+config -> [RULES, sharing_rule] -> rules.py -> trainer
+                  |
+                  +-> node, exchange: what to fetch, whether own groups make room
+
+No torch here: the node reads this without it.
+
+Which groups of a round are trained on.
+
+rollout (own groups), exchange (J external groups) -> [own_to_learn_from] -> trainer
 """
 
-from collections.abc import Sequence
+import random
+from collections.abc import Mapping, Sequence
 
+from swarmnode.config import Config, import_named
+from swarmnode.errors import ConfigError
 from swarmnode.training.foreign.book import Mend
 from swarmnode.training.foreign.lessons import GroupLesson, Lessons, Rule, SharingRule, as_they_are
-from swarmnode.training.foreign.sharing import groups_wanted, keeps_own, rule_of, sharing_rule
 from swarmnode.types import RolloutGroup
+
+RULES: Mapping[str, str] = {
+    "sapo": "swarmnode.training.foreign.rules:Sapo",
+    "successes": "swarmnode.training.foreign.rules:Successes",
+    "book": "swarmnode.training.foreign.book_rule:BookRule",
+    "own_book": "swarmnode.training.foreign.book_rule:OwnBook",
+    "rescue": "swarmnode.training.foreign.rescue:Rescue",
+    "hacpo": "swarmnode.training.foreign.hacpo:Hacpo",
+}
+"""Our own rules by name, those of config.RULE_NAMES. Only the one in use is imported."""
+
+
+def rule_of(name: str) -> type[Rule]:
+    """The class that `exchange.rule` names: one of `RULES`, or `module:name` of a rule of one's own.
+
+    >>> rule_of("book") is rule_of("swarmnode.training.foreign.book_rule:BookRule")
+    True
+
+    Raises ConfigError where there is none.
+    """
+    found = import_named("exchange.rule", RULES.get(name, name))
+    if not (isinstance(found, type) and issubclass(found, Rule)):
+        raise ConfigError(
+            f"exchange.rule = {name!r} is no subclass of Rule",
+            hint=f"write class {name.partition(':')[2]}(Rule), from swarmnode.training.foreign.lessons",
+        )
+    return found
+
+
+def sharing_rule(config: Config) -> SharingRule:
+    """The rule that these settings come to.
+
+    Members of a pipeline train along the paths that sampled a group, and nobody sampled a book: they take
+    foreign successes as they come. Without an exchange the book holds what we found ourselves, and the other
+    rules are plain GRPO.
+
+    >>> sharing_rule(Config()).name
+    'book'
+    """
+    exchange, name = config.exchange, config.exchange.rule
+    if config.pipeline.name:
+        name = "sapo" if name == "sapo" else "successes"
+    elif not exchange.enabled:
+        name = "own_book" if name in ("book", "own_book") else "sapo"
+    return SharingRule(
+        name,
+        book_size=exchange.book_size,
+        book_replayed=exchange.book_replayed,
+        book_weight=exchange.book_weight,
+        shaped=exchange.shaped,
+    )
+
+
+def keeps_own(config: Config) -> bool:
+    """Whether all own groups of a round are trained on, however many came from others."""
+    return rule_of(sharing_rule(config).name).keeps_own
+
+
+def adapts(config: Config) -> bool:
+    """Whether less is taken from others while it works against us."""
+    return config.exchange.adapt and rule_of(sharing_rule(config).name).adapts
+
+
+def groups_wanted(config: Config) -> int:
+    """J: how many groups of others a round wants to have."""
+    return config.exchange.external_groups if rule_of(sharing_rule(config).name).fetches else 0
+
 
 __all__ = [
     "GroupLesson",
@@ -67,3 +148,30 @@ class Successes(Sapo):
 
     def _external(self, groups: Sequence[RolloutGroup]) -> tuple[GroupLesson, ...]:
         return tuple(GroupLesson(group, gains_only=True) for group in groups)
+
+
+def own_to_learn_from(
+    groups: Sequence[RolloutGroup], external: int, config: Config, rng: random.Random
+) -> Sequence[RolloutGroup]:
+    """Chooses which of a round's own groups to hand to the rule, beside so many external ones.
+
+    All of them where the rule keeps them, those without a gradient too: it counts them. Else I, and as many
+    more as external ones are missing. Without an exchange, as many as there are.
+    """
+    if keeps_own(config):
+        return groups
+    exchange = config.exchange
+    wanted = exchange.local_groups + exchange.external_groups
+    room = max(0, wanted - external) if exchange.enabled else config.rollout.groups
+    return choose_own(groups, room, rng)
+
+
+def choose_own(groups: Sequence[RolloutGroup], room: int, rng: random.Random) -> list[RolloutGroup]:
+    """Chooses at most `room` own groups, uniformly among those that have a gradient.
+
+    SAPO's rule for external groups (section 5: drop zero advantage, then sample uniformly), applied to our
+    own as well: a group without a gradient would only take the place of one that has it. What peers did not
+    send is room for own groups, so a node alone trains on as much as one in a swarm.
+    """
+    useful = [group for group in groups if group.has_gradient]
+    return useful if len(useful) <= room else rng.sample(useful, room)

@@ -1,11 +1,11 @@
 """The swarm as one wide sampler: what several nodes answered to one example is one group.
 
-own and external groups -> [WideGroups] around a rule -> Lessons with advantages over all -> samples.py
+own and external groups -> [WideGroups] around a rule -> Lessons with advantages over all -> round.py
 
-Eight failures on a hard example teach nothing. If others have answered it, too (exchange/meeting.py), and one
-of them was right, they are worse than what there is, and a rare success of our own is better by far: a group
-of hundreds sees pass rates that one of eight does not (BroRL, arXiv 2510.01180). So an answer is compared
-with all answers to its example that we know of, whoever gave them. All rewards are of our own judge.
+Eight failures on a hard example teach nothing. If others have answered it, too (exchange/selection.py), and
+one of them was right, they are worse than what there is, and a rare success of our own is better by far: a
+group of hundreds sees pass rates that one of eight does not (BroRL, arXiv 2510.01180). So an answer is
+compared with all answers to its example that we know of, whoever gave them. All rewards are of our own judge.
 
 Meeting costs answers to examples that everybody fails on, and in the swarms that we tried it paid for that
 at best, so `exchange.meet` is 0 by default: among equals nothing changed, specialists learned a little
@@ -22,8 +22,8 @@ from dataclasses import replace
 from itertools import chain, islice
 from math import sqrt
 
-from swarmnode.training.advantage import Advantage, group_advantages, standardised
 from swarmnode.training.foreign.lessons import GroupLesson, Lessons, Rule
+from swarmnode.training.losses import Advantage, group_advantages, standardised
 from swarmnode.types import Example, ExampleKey, RolloutGroup
 
 MAX_EXAMPLES = 4096

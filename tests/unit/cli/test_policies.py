@@ -14,9 +14,9 @@ from swarmnode.cli.settings import load_settings, of_policy
 from swarmnode.errors import ConfigError
 from swarmnode.node.http import StatusServer
 from swarmnode.node.local_swarm import SwarmPlan, run_local_swarm
-from swarmnode.node.running import RunningNode, write_running
+from swarmnode.node.process import RunningNode, write_running
 from swarmnode.node.status import NodeStatus, Phase
-from swarmnode.paths import Paths, resolve_paths
+from swarmnode.storage import Paths, resolve_paths
 
 STATUS = NodeStatus(
     peer_id="peer", name="otter", swarm="commons", model="tiny", version="1", pid=1, started_at=0.0,

@@ -8,8 +8,8 @@ from itertools import islice
 import pytest
 
 from swarmnode.exchange.announcing import Composed, ModelLabel, compose
+from swarmnode.exchange.limits import ExchangeSettings
 from swarmnode.exchange.messages import Announcement, Arrival
-from swarmnode.exchange.settings import ExchangeSettings
 from swarmnode.exchange.validation import BodyRules, check_header
 from swarmnode.identity.keys import NodeKey
 from swarmnode.tasks.task import draw_train, score_strictly

@@ -5,8 +5,8 @@ import pytest
 
 from swarmnode.errors import Rejected
 from swarmnode.exchange.announcing import ModelLabel, compose
-from swarmnode.exchange.codec import decode_body, hash_body
 from swarmnode.exchange.limits import MAX_BODY_BYTES, MAX_GROUP_SIZE, MAX_HEADER_BYTES, MAX_NAME_CHARS
+from swarmnode.exchange.messages import decode_body, hash_body
 from swarmnode.identity.keys import NodeKey
 from swarmnode.types import RolloutGroup
 

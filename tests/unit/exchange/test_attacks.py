@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import pytest
 
 from swarmnode.exchange.announcing import Composed, ModelLabel, compose
-from swarmnode.exchange.bodies import BODY_PROTOCOL
 from swarmnode.exchange.exchange import Exchange
-from swarmnode.exchange.limits import FALLBACKS_BURST, LATE_S, PROVEN_AFTER
-from swarmnode.exchange.settings import ExchangeSettings
+from swarmnode.exchange.limits import FALLBACKS_BURST, LATE_S, PROVEN_AFTER, ExchangeSettings
+from swarmnode.exchange.planes import BODY_PROTOCOL
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.host import Message
 from swarmnode.network.memory import MemoryHost, MemoryNetwork

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from swarmnode.errors import CheckpointError
-from swarmnode.exchange.buffer import Accepted, ReplayBuffer, SavedGroup, read_snapshot
+from swarmnode.exchange.inbox import Accepted, ReplayBuffer, SavedGroup, read_snapshot
 from swarmnode.identity.keys import NodeKey
 from swarmnode.types import RolloutGroup
 

@@ -6,7 +6,10 @@ from hypothesis import strategies as st
 
 from swarmnode.errors import Rejected
 from swarmnode.exchange.announcing import Composed
-from swarmnode.exchange.codec import (
+from swarmnode.exchange.limits import MAX_BODY_BYTES, MAX_GROUP_SIZE, MAX_RAW_BODY_BYTES
+from swarmnode.exchange.messages import (
+    Answer,
+    Body,
     decode_body,
     decode_header,
     encode_body,
@@ -14,8 +17,6 @@ from swarmnode.exchange.codec import (
     fingerprint,
     hash_body,
 )
-from swarmnode.exchange.limits import MAX_BODY_BYTES, MAX_GROUP_SIZE, MAX_RAW_BODY_BYTES
-from swarmnode.exchange.messages import Answer, Body
 
 
 def a_body(*texts: str, author: str = "somebody") -> Body:

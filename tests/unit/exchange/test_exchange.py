@@ -10,10 +10,9 @@ import msgspec
 import pytest
 
 from swarmnode.errors import CheckpointError, ConfigError, IdentityError
-from swarmnode.exchange.buffer import BufferSnapshot, SavedGroup, read_snapshot
 from swarmnode.exchange.exchange import Exchange
-from swarmnode.exchange.limits import PROVEN_AFTER
-from swarmnode.exchange.settings import ExchangeSettings
+from swarmnode.exchange.inbox import BufferSnapshot, SavedGroup, read_snapshot
+from swarmnode.exchange.limits import PROVEN_AFTER, ExchangeSettings
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.types import RolloutGroup

@@ -3,8 +3,8 @@ import logging
 
 import pytest
 
-from swarmnode.exchange.gossip import HeaderPlane, shard_of, topic_of, topics_to_listen_to
-from swarmnode.exchange.settings import ExchangeSettings
+from swarmnode.exchange.limits import ExchangeSettings
+from swarmnode.exchange.planes import HeaderPlane, shard_of, topic_of, topics_to_listen_to
 from swarmnode.network.host import Message
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
 

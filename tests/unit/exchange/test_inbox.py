@@ -1,11 +1,9 @@
 import pytest
 
-from swarmnode.exchange.inbox import Inbox
-from swarmnode.exchange.ledger import Ledger
+from swarmnode.exchange.inbox import HeaderPool, Inbox
 from swarmnode.exchange.limits import TOTAL_HEADERS_BURST, TOTAL_HEADERS_PER_S
 from swarmnode.exchange.messages import Arrival
-from swarmnode.exchange.pool import HeaderPool
-from swarmnode.exchange.reputation import Reputation
+from swarmnode.exchange.reputation import Ledger, Reputation
 from swarmnode.network.host import Message
 
 

@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from swarmnode.errors import Rejected
-from swarmnode.exchange.judge import Judge
 from swarmnode.exchange.limits import MAX_STUCK_JUDGEMENTS
+from swarmnode.exchange.validation import Judge
 
 
 async def until(condition) -> None:
@@ -99,7 +99,7 @@ async def test_a_cancelled_judgement_is_counted_until_it_ends():
 STUCK = """
 import asyncio, threading
 from swarmnode.errors import Rejected
-from swarmnode.exchange.judge import Judge
+from swarmnode.exchange.validation import Judge
 
 try:
     asyncio.run(Judge(0.05).run(threading.Event().wait))

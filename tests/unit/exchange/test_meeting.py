@@ -5,8 +5,8 @@ import msgspec
 import pytest
 
 from swarmnode.exchange.announcing import ModelLabel, compose
-from swarmnode.exchange.meeting import MAX_CLAIMANTS, Claims, meeting_places
 from swarmnode.exchange.messages import Header
+from swarmnode.exchange.selection import MAX_CLAIMANTS, Claims, meeting_places
 from swarmnode.identity.keys import NodeKey
 from swarmnode.types import ExampleKey
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import pytest
 
 from swarmnode.errors import HostDown
+from swarmnode.exchange.announcing import Neighbourhood
 from swarmnode.exchange.exchange import Exchange
-from swarmnode.exchange.neighbourhood import Neighbourhood
-from swarmnode.exchange.settings import ExchangeSettings
+from swarmnode.exchange.limits import ExchangeSettings
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.tasks.task import Task

@@ -1,4 +1,4 @@
-from swarmnode.exchange.pool import HeaderPool
+from swarmnode.exchange.inbox import HeaderPool
 from swarmnode.identity.keys import NodeKey
 
 

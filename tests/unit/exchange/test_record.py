@@ -12,10 +12,9 @@ import pytest
 
 from swarmnode.exchange.announcing import ModelLabel, compose
 from swarmnode.exchange.exchange import Exchange
-from swarmnode.exchange.limits import PROVEN_AFTER
+from swarmnode.exchange.limits import PROVEN_AFTER, ExchangeSettings
 from swarmnode.exchange.record import FORMAT, Record, Recorder, SavedStanding, load
 from swarmnode.exchange.reputation import BAN_BELOW
-from swarmnode.exchange.settings import ExchangeSettings
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.host import Message
 from swarmnode.network.memory import MemoryHost, MemoryNetwork

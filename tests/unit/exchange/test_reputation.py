@@ -6,12 +6,13 @@ from swarmnode.exchange.limits import (
     HEADERS_BURST,
     MAX_STUCK_JUDGEMENTS,
     PACE,
+    PENALTIES,
     PROVEN_AFTER,
     REQUESTS_BURST,
     REQUESTS_PER_S,
     SLOW_S,
+    Reason,
 )
-from swarmnode.exchange.reasons import PENALTIES, Reason
 from swarmnode.exchange.reputation import FORGIVE_AT, FULL_SCORE, LONGEST_PAUSE_S, Reputation, TokenBucket
 
 HOUR = 3600.0

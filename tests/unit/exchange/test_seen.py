@@ -1,4 +1,4 @@
-from swarmnode.exchange.seen import RecentlySeen
+from swarmnode.exchange.record import RecentlySeen
 
 
 def test_a_key_is_new_once():

@@ -1,7 +1,7 @@
 import pytest
 
 from swarmnode.errors import ConfigError
-from swarmnode.exchange.settings import ExchangeSettings
+from swarmnode.exchange.limits import ExchangeSettings
 
 
 def test_the_defaults_are_sound():

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.exchange.bodies import BodyStore
+from swarmnode.exchange.planes import BodyStore
 
 
 def test_a_body_is_found_by_its_hash():

@@ -6,10 +6,16 @@ import pytest
 
 from swarmnode.errors import Rejected, TaskError
 from swarmnode.exchange.announcing import Composed
-from swarmnode.exchange.codec import encode_body, encode_header, hash_body
-from swarmnode.exchange.messages import Announcement, Answer, Arrival, Body
-from swarmnode.exchange.reasons import PENALTIES
-from swarmnode.exchange.settings import ExchangeSettings
+from swarmnode.exchange.limits import PENALTIES, ExchangeSettings
+from swarmnode.exchange.messages import (
+    Announcement,
+    Answer,
+    Arrival,
+    Body,
+    encode_body,
+    encode_header,
+    hash_body,
+)
 from swarmnode.exchange.validation import (
     HEADER_CONTEXT,
     BodyRules,
@@ -18,8 +24,7 @@ from swarmnode.exchange.validation import (
     is_false_claim,
     require_advantage,
 )
-from swarmnode.identity.envelope import seal
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.keys import NodeKey, seal
 from swarmnode.tasks.task import is_held_out
 from swarmnode.types import Example, RolloutGroup
 

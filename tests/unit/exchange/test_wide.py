@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from swarmnode.exchange.announcing import Composed, ModelLabel, compose
 from swarmnode.exchange.limits import MAX_GROUP_SIZE
-from swarmnode.exchange.messages import Announcement, Arrival
+from swarmnode.exchange.messages import Announcement, Arrival, most_telling, narrowed, parts
 from swarmnode.exchange.validation import BodyRules, CheckedBody, check_body, is_false_claim
-from swarmnode.exchange.wide import most_telling, narrowed, parts
 from swarmnode.identity.keys import NodeKey
 from swarmnode.types import RolloutGroup, spread_of
 

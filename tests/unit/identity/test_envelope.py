@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.errors import Rejected
-from swarmnode.identity.envelope import seal, unseal
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.keys import NodeKey, seal, unseal
 
 KEY = NodeKey(b"\1" * 32)
 OTHER = NodeKey(b"\2" * 32)

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from swarmnode.errors import IdentityError, IdentityInUse
-from swarmnode.identity.lock import IdentityLock
+from swarmnode.node.process import IdentityLock
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from swarmnode.identity.lock import IdentityLock
+from swarmnode.node.process import IdentityLock
 with IdentityLock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)

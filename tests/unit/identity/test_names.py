@@ -1,7 +1,6 @@
 import pytest
 
-from swarmnode.identity.keys import NodeKey
-from swarmnode.identity.names import ANIMALS, LOOKS, MOODS, memorable_name
+from swarmnode.identity.keys import ANIMALS, LOOKS, MOODS, NodeKey, memorable_name
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.errors import Rejected
-from swarmnode.identity.keys import NodeKey
-from swarmnode.identity.peer_id import peer_id_from_public_key, public_key_from_peer_id
+from swarmnode.identity.keys import NodeKey, peer_id_from_public_key, public_key_from_peer_id
 
 GOOD = NodeKey(bytes(32)).peer_id
 

@@ -10,12 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from swarmnode.model import box_attention, kernel_attention
-from swarmnode.model.attention import AttentionSettings, by_boxes, by_flash, packed_attention
-from swarmnode.model.kernel_attention import MOST_KEYS, by_kernel
+from swarmnode.model import attention, box_attention
+from swarmnode.model.attention import (
+    MOST_KEYS,
+    AttentionSettings,
+    by_boxes,
+    by_flash,
+    by_kernel,
+    packed_attention,
+)
 from swarmnode.model.layout import PackedLayout, packed_layout
 from swarmnode.native import compiler
-from swarmnode.native.packed_attention import Sequences
+from swarmnode.native.passes import Sequences
 from tests.unit.model.flash_by_hand import flash_by_hand
 
 pytestmark = pytest.mark.skipif(compiler.library() is None, reason="no C compiler on this machine")
@@ -147,7 +153,7 @@ def kernel_calls(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
         calls.append(query.dtype)
         return by_kernel(query, *others)
 
-    monkeypatch.setattr(kernel_attention, "by_kernel", call)
+    monkeypatch.setattr(attention, "by_kernel", call)
     return calls
 
 

@@ -6,7 +6,7 @@ from transformers import Qwen3MoeConfig
 
 from swarmnode.config import PolicyConfig
 from swarmnode.errors import ModelError
-from swarmnode.model.lora_targets import LoraTargets, find_targets
+from swarmnode.model.policy import LoraTargets, find_targets
 from tests.families import outline
 
 ATTENTION = ("k_proj", "o_proj", "q_proj", "v_proj")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swarmnode.native import compiler, tensors
+from swarmnode.native import compiler, passes
 
 KERNELS = compiler.library()
 needs_compiler = pytest.mark.skipif(KERNELS is None, reason="no C compiler on this machine")
@@ -75,7 +75,7 @@ def test_without_a_compiler_there_are_no_kernels_and_the_log_says_so_once(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert compiler.find_compiler() is None
     assert [compiler.library() for _ in range(3)] == [None] * 3
-    assert not tensors.fits(ONES)
+    assert not passes.fits(ONES)
     (record,) = caplog.records
     assert "no C compiler" in record.getMessage() and record.levelno == logging.INFO
     assert not fresh.exists()
@@ -152,7 +152,7 @@ def test_a_library_is_compiled_once_and_found_again(
     assert [record.getMessage() for record in caplog.records] == [
         f"compiled the CPU kernels with {path} (once)"
     ]
-    assert compiler.library() is not None and tensors.fits(ONES)
+    assert compiler.library() is not None and passes.fits(ONES)
 
 
 @needs_compiler
@@ -229,12 +229,12 @@ def test_a_program_that_compiles_under_several_names_is_called_by_its_own(
 @needs_compiler
 def test_without_the_kernels_ends_where_it_ends() -> None:
     with pytest.raises(ValueError, match="inside"), compiler.turned_off():
-        assert compiler.library() is None and not tensors.fits(ONES)
+        assert compiler.library() is None and not passes.fits(ONES)
         with compiler.turned_off():
             pass
         assert compiler.library() is None, "the inner one ended, the outer did not"
         raise ValueError("inside")
-    assert compiler.library() is KERNELS and tensors.fits(ONES)
+    assert compiler.library() is KERNELS and passes.fits(ONES)
 
 
 @needs_compiler
@@ -267,10 +267,10 @@ def test_every_kernel_is_called_with_the_arguments_that_it_has() -> None:
 
 @needs_compiler
 def test_every_kernel_is_there_in_both_types() -> None:
-    assert tuple(tensors.KERNEL_KINDS.values()) == compiler.KINDS
+    assert tuple(passes.KERNEL_KINDS.values()) == compiler.KINDS
     for name in compiler.SIGNATURES:
-        for dtype in tensors.KERNEL_KINDS:
-            assert tensors.kernel(name, dtype).argtypes == compiler.SIGNATURES[name]
+        for dtype in passes.KERNEL_KINDS:
+            assert passes.kernel(name, dtype).argtypes == compiler.SIGNATURES[name]
 
 
 def test_the_command_line_knows_nothing_of_the_kernels() -> None:
@@ -312,5 +312,5 @@ def test_a_user_without_a_home_does_without_kernels(
 @needs_compiler
 def test_a_backward_pass_uses_the_kernels_that_its_forward_pass_did() -> None:
     with compiler.turned_off():
-        assert not tensors.fits(ONES)
-        assert tensors.kernel("rms_norm", ONES.dtype) is not None
+        assert not passes.fits(ONES)
+        assert passes.kernel("rms_norm", ONES.dtype) is not None

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swarmnode.native import compiler, passes, tensors
+from swarmnode.native import compiler, passes
 
 pytestmark = pytest.mark.skipif(compiler.library() is None, reason="no C compiler on this machine")
 
@@ -269,11 +269,11 @@ def test_no_rows_are_no_work(dtype: torch.dtype) -> None:
 
 
 def test_only_float32_and_bfloat16_on_a_cpu_fit() -> None:
-    assert all(tensors.fits(torch.ones(1, dtype=dtype)) for dtype in (torch.float32, torch.bfloat16))
-    assert not any(tensors.fits(torch.ones(1).to(dtype)) for dtype in (torch.float64, torch.float16))
-    assert not tensors.fits(torch.ones(1, device="meta"))
+    assert all(passes.fits(torch.ones(1, dtype=dtype)) for dtype in (torch.float32, torch.bfloat16))
+    assert not any(passes.fits(torch.ones(1).to(dtype)) for dtype in (torch.float64, torch.float16))
+    assert not passes.fits(torch.ones(1, device="meta"))
     with compiler.turned_off():
-        assert not tensors.fits(torch.ones(1))
+        assert not passes.fits(torch.ones(1))
 
 
 def test_what_would_be_read_from_elsewhere_is_refused() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from swarmnode.network import barred
-from swarmnode.network.barred import BarredPeers
+from swarmnode.network import host
+from swarmnode.network.host import BarredPeers
 
 
 class Clock:
@@ -39,7 +39,7 @@ def test_no_time_bars_nobody():
 
 
 def test_beyond_the_bound_the_one_whose_time_is_over_first_is_let_go(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(barred, "MAX_BARRED", 2)
+    monkeypatch.setattr(host, "MAX_BARRED", 2)
     peers = BarredPeers(Clock())
     for peer, for_s in (("a", 30), ("b", 10), ("c", 20)):
         peers.bar(peer, for_s)

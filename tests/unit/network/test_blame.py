@@ -5,10 +5,17 @@ import sys
 
 import pytest
 
-from swarmnode.network.blame import FIRST_BAR_S, LEAST_BLAME_BYTES, LONGEST_BAR_S, Traffic, largest_senders
 from swarmnode.network.p2pd_control import PeerAddresses
-from swarmnode.network.p2pd_memory import MAX_GROWTH_BYTES, RELIEF_AT_BYTES, DaemonMemory
-from swarmnode.network.tcp_bytes import Connection, received_bytes
+from swarmnode.network.p2pd_incoming import (
+    FIRST_BAR_S,
+    LEAST_BLAME_BYTES,
+    LONGEST_BAR_S,
+    Connection,
+    Traffic,
+    largest_senders,
+    received_bytes,
+)
+from swarmnode.network.p2pd_process import MAX_GROWTH_BYTES, RELIEF_AT_BYTES, DaemonMemory
 
 OURS = ("/ip4/127.0.0.1/tcp/4001", "/ip4/127.0.0.1/udp/4001/quic-v1")
 MALLORY = PeerAddresses("mallory", ("/ip4/192.0.2.1/tcp/1000",))

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from swarmnode.errors import NetworkError
-from swarmnode.network import discovery, peers
-from swarmnode.network.discovery import Discovery
+from swarmnode.network import discovery
+from swarmnode.network.discovery import Discovery, PeerBook
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
-from swarmnode.network.peers import PeerBook
 
 SWARM = "a swarm"
 
@@ -24,8 +23,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "WATCH_INTERVAL_S", 0.02)
     monkeypatch.setattr(discovery, "FIND_INTERVAL_S", (0.05, 0.05))
     monkeypatch.setattr(discovery, "ADVERTISE_RETRY_S", (0.01, 0.05))
-    monkeypatch.setattr(peers, "FIRST_RETRY_S", 0.02)
-    monkeypatch.setattr(peers, "MAX_RETRY_S", 0.1)
+    monkeypatch.setattr(discovery, "FIRST_RETRY_S", 0.02)
+    monkeypatch.setattr(discovery, "MAX_RETRY_S", 0.1)
 
 
 @asynccontextmanager

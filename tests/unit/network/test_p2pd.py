@@ -13,12 +13,10 @@ import pytest
 from swarmnode.errors import PeerUnreachable, PortInUse
 from swarmnode.identity import keys
 from swarmnode.network import discovery, p2pd, p2pd_incoming, p2pd_supervisor
-from swarmnode.network.discovery import Discovery
+from swarmnode.network.discovery import Discovery, PeerBook
 from swarmnode.network.p2pd import P2pdHost
 from swarmnode.network.p2pd_process import resolve_port
-from swarmnode.network.peers import PeerBook
-from swarmnode.network.rpc import SMALL_READ_TIMEOUT_S
-from swarmnode.network.slots import StreamSlots
+from swarmnode.network.rpc import SMALL_READ_TIMEOUT_S, StreamSlots
 
 pytestmark = pytest.mark.skipif(util.find_spec("hivemind") is None, reason="hivemind is not installed")
 

@@ -10,11 +10,16 @@ from typing import Any
 import pytest
 
 from swarmnode.errors import HostDown, RequestTimeout
-from swarmnode.network.framing import encode_frame, encode_uvarint, read_frame
 from swarmnode.network.multiaddr import address_to_bytes, peer_id_to_bytes
 from swarmnode.network.p2pd import namespace_cid
-from swarmnode.network.p2pd_bundle import load_messages
-from swarmnode.network.p2pd_control import MAX_REPLY_BYTES, ControlClient, DaemonRefused, PeerAddresses
+from swarmnode.network.p2pd_control import (
+    MAX_REPLY_BYTES,
+    ControlClient,
+    DaemonRefused,
+    PeerAddresses,
+    load_messages,
+)
+from swarmnode.network.rpc import encode_frame, encode_uvarint, read_frame
 
 pytestmark = pytest.mark.skipif(util.find_spec("hivemind") is None, reason="hivemind is not installed")
 

@@ -21,7 +21,7 @@ from swarmnode.errors import IdentityError, NetworkError, PortInUse
 from swarmnode.identity import keys
 from swarmnode.network.multiaddr import split_listen
 from swarmnode.network.p2pd import P2pdHost
-from swarmnode.network.p2pd_bundle import find_daemon
+from swarmnode.network.p2pd_control import find_daemon
 from swarmnode.network.p2pd_launch import NICENESS
 from swarmnode.network.p2pd_process import (
     MAX_SOCKET_PATH_BYTES,

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from swarmnode.errors import NetworkError, StorageError
-from swarmnode.network.multiaddr import MAX_ADDRESSES_PER_PEER, peer_id_from_bytes
-from swarmnode.network.peers import (
+from swarmnode.network.discovery import (
     FIRST_RETRY_S,
     MAX_ADDRESSES,
     MAX_RETRY_S,
@@ -16,6 +15,7 @@ from swarmnode.network.peers import (
     next_dials,
     retry_delay_s,
 )
+from swarmnode.network.multiaddr import MAX_ADDRESSES_PER_PEER, peer_id_from_bytes
 
 NOW = 1_800_000_000.0
 

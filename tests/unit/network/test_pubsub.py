@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from swarmnode.network.host import Message
-from swarmnode.network.pubsub import MessageQueue
+from swarmnode.network.rpc import MessageQueue
 
 
 def queue_of(size: int, *numbers: int) -> MessageQueue:

@@ -10,8 +10,7 @@ import pytest
 
 from swarmnode.errors import MessageTooLarge, PeerUnreachable
 from swarmnode.network import rpc
-from swarmnode.network.framing import encode_frame, encode_uvarint, read_frame
-from swarmnode.network.rpc import Service, answer, ask
+from swarmnode.network.rpc import Service, answer, ask, encode_frame, encode_uvarint, read_frame
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

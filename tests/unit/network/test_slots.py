@@ -1,6 +1,6 @@
 """Places for streams: who waits for nothing makes room, who is worked on stays."""
 
-from swarmnode.network.slots import Slot, Stage, StreamSlots
+from swarmnode.network.rpc import Slot, Stage, StreamSlots
 
 
 class Streams:

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from swarmnode.errors import HostDown
 from swarmnode.network import p2pd_control
-from swarmnode.network.framing import encode_frame, encode_uvarint, read_frame
 from swarmnode.network.multiaddr import (
     MAX_ADDRESSES_READ,
     address_to_bytes,
@@ -23,9 +22,14 @@ from swarmnode.network.multiaddr import (
     readable_addresses,
 )
 from swarmnode.network.p2pd import namespace_cid
-from swarmnode.network.p2pd_bundle import load_messages
-from swarmnode.network.p2pd_control import ControlClient, DaemonRefused, PeerAddresses, Unusable
-from swarmnode.network.skipped import Skipped
+from swarmnode.network.p2pd_control import (
+    ControlClient,
+    DaemonRefused,
+    PeerAddresses,
+    Unusable,
+    load_messages,
+)
+from swarmnode.network.rpc import Skipped, encode_frame, encode_uvarint, read_frame
 
 pytestmark = pytest.mark.skipif(util.find_spec("hivemind") is None, reason="hivemind is not installed")
 

@@ -8,7 +8,7 @@ from swarmnode.config_layers import load_config
 from swarmnode.errors import ConfigError
 from swarmnode.exchange.limits import MAX_GROUP_SIZE
 from swarmnode.node.assemble import exchange_settings, load_policy
-from swarmnode.paths import resolve_paths
+from swarmnode.storage import resolve_paths
 
 
 @pytest.mark.parametrize(("group_size", "largest"), [(8, 16), (2, 4), (512, 512)])

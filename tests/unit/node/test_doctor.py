@@ -20,9 +20,9 @@ from swarmnode.node.doctor import (
     policy_findings,
 )
 from swarmnode.node.memory import VLLM_SHARE, plan_for
-from swarmnode.paths import resolve_paths
 from swarmnode.rollout.vllm import compat as vllm_compat
 from swarmnode.rollout.vllm.engine import GPU_MEMORY_SHARE
+from swarmnode.storage import resolve_paths
 
 SMALL = "Qwen/Qwen2.5-0.5B-Instruct"
 LARGE = "Qwen/Qwen2.5-7B-Instruct"

@@ -3,7 +3,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.node.dynamic_sampling import more_groups
+from swarmnode.node.rollout_learner import more_groups
 
 
 def ask(wanted: int, factor: float, useful: list[bool]) -> tuple[int, int, int]:

@@ -16,16 +16,16 @@ from transformers import AutoModelForCausalLM
 from swarmnode.config import Config
 from swarmnode.config_layers import load_config
 from swarmnode.errors import EngineError, ModelError
+from swarmnode.model import policy
 from swarmnode.model.base_model import load_base_model
-from swarmnode.node import before_loading
+from swarmnode.model.policy import look_ahead
 from swarmnode.node.assemble import LocalPolicy, build_learner, load_policy
-from swarmnode.node.before_loading import look_ahead
-from swarmnode.node.fitting import build_forward
-from swarmnode.node.overlap import Overlap
+from swarmnode.node.learner import Overlap
+from swarmnode.node.memory import build_forward
 from swarmnode.node.policy_learner import PolicyLearner
-from swarmnode.paths import Paths, resolve_paths
 from swarmnode.rollout import select
 from swarmnode.rollout.decode.family import FAMILIES
+from swarmnode.storage import Paths, resolve_paths
 from swarmnode.training.records import Counters
 from swarmnode.types import Example, ExampleKey, Scores
 from tests.families import save_family
@@ -50,7 +50,7 @@ from pathlib import Path
 from swarmnode.config_layers import load_config
 from swarmnode.errors import EngineError
 from swarmnode.node.assemble import load_policy
-from swarmnode.paths import resolve_paths
+from swarmnode.storage import resolve_paths
 config = load_config(environ={}, assignments=["rollout.engine=embedded", "policy.device=cpu"]).config
 try:
     load_policy(config, sys.argv[1], resolve_paths(Path(sys.argv[1])), lambda *_: None)
@@ -163,7 +163,7 @@ def test_what_a_known_family_has_beyond_its_record_is_refused_before_its_weights
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(before_loading, "missing_reason", lambda device: "it is not wanted")
+    monkeypatch.setattr(policy, "missing_reason", lambda device: "it is not wanted")
     folder = save_family(family, tmp_path / "model", quick_model)
     (folder / "model.safetensors").unlink()
     assert engine_of(folder) == "embedded"

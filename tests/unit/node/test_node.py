@@ -12,18 +12,14 @@ import pytest
 from swarmnode.config_layers import load_config
 from swarmnode.errors import IdentityError, TaskError
 from swarmnode.exchange.exchange import Exchange
-from swarmnode.exchange.limits import MAX_WAIT_SHARE
-from swarmnode.exchange.settings import ExchangeSettings
+from swarmnode.exchange.limits import MAX_WAIT_SHARE, ExchangeSettings
 from swarmnode.identity.keys import NodeKey
-from swarmnode.network.discovery import Discovery
+from swarmnode.network.discovery import Discovery, PeerBook
 from swarmnode.network.memory import MemoryHost
-from swarmnode.network.peers import PeerBook
-from swarmnode.node.board import StatusBoard
+from swarmnode.node.board import Monitors, StatusBoard
 from swarmnode.node.learner import RoundRollouts
-from swarmnode.node.monitors import Monitors
 from swarmnode.node.node import NetworkParts, NodeLoop
-from swarmnode.node.status import NodeStatus
-from swarmnode.node.summary import Summary
+from swarmnode.node.status import NodeStatus, Summary
 from swarmnode.testing import FakeLearner, FakeTask, MemoryNetwork
 from swarmnode.training.records import TrainReport, tally
 from swarmnode.types import ExampleKey, RolloutGroup
@@ -473,7 +469,7 @@ async def test_training_goes_on_while_the_network_is_down_and_shares_again_after
 async def test_a_service_that_fails_is_started_again_and_the_node_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from swarmnode.node.supervisor import supervise
+    from swarmnode.node.workers import supervise
 
     calls: list[float] = []
 

@@ -13,8 +13,8 @@ from swarmnode.config_layers import load_config
 from swarmnode.errors import CheckpointError, ConfigError, TaskError
 from swarmnode.node.assemble import load_policy
 from swarmnode.node.offline import evaluate_offline, export_offline, for_merging
-from swarmnode.paths import resolve_paths
 from swarmnode.pipeline.replication.checkpoints import whole_snapshot
+from swarmnode.storage import resolve_paths
 from swarmnode.training.checkpoint import Measure, Waiting, state_of, take_snapshot
 from swarmnode.training.records import Counters
 

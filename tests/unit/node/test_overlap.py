@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 
 from swarmnode.hardware import GIB
-from swarmnode.node.overlap import decide_overlap
+from swarmnode.node.learner import decide_overlap
 
 
 @pytest.mark.parametrize("gpu", [False, True])

@@ -10,8 +10,8 @@ from swarmnode.config_layers import load_config
 from swarmnode.errors import CheckpointError, ConfigError, EngineError
 from swarmnode.identity.keys import NodeKey
 from swarmnode.node.policies import Seat, check_policies, config_of, ending, introduced, local_address
-from swarmnode.node.summary import Summary
-from swarmnode.paths import resolve_paths
+from swarmnode.node.status import Summary
+from swarmnode.storage import resolve_paths
 
 
 def settings(*assignments: str) -> Config:

@@ -13,13 +13,12 @@ from swarmnode.config_layers import load_config
 from swarmnode.errors import CheckpointError, ConfigError
 from swarmnode.model.base_model import load_base_model
 from swarmnode.model.policy import Policy
-from swarmnode.node.learner import RoundRollouts
-from swarmnode.node.overlap import Overlap
+from swarmnode.node.learner import Overlap, RoundRollouts
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.node.rollout_learner import partial_settings
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import Output
-from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.group import Renderer
 from swarmnode.training.checkpoint import Measure, Snapshot, Waiting, read_state, take_snapshot
 from swarmnode.training.checkpoint_store import CheckpointStore
 from swarmnode.training.records import Counters
@@ -287,7 +286,7 @@ def test_a_checkpoint_says_what_its_reward_was_measured_on(make: Make, tmp_path:
     assert read_state(folder).measure == Measure(("odd",), 4)
 
 
-# Budgets by what a probe says (rollout/schedule/budget.py)
+# Budgets by what a probe says (rollout/schedule/group.py)
 
 ADAPTIVE = ("rollout.mode='sync'", "rollout.budget='adaptive'", "rollout.groups=6")
 

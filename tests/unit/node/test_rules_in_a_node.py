@@ -11,19 +11,18 @@ import pytest
 from swarmnode.config import RULE_NAMES, Config
 from swarmnode.config_layers import load_config
 from swarmnode.exchange.exchange import Exchange
-from swarmnode.exchange.settings import ExchangeSettings
+from swarmnode.exchange.limits import ExchangeSettings
 from swarmnode.identity.keys import NodeKey
 from swarmnode.model.base_model import load_base_model
 from swarmnode.model.policy import Policy
-from swarmnode.network.discovery import Discovery
+from swarmnode.network.discovery import Discovery, PeerBook
 from swarmnode.network.memory import MemoryNetwork
-from swarmnode.network.peers import PeerBook
-from swarmnode.node.monitors import Monitors
+from swarmnode.node.board import Monitors
+from swarmnode.node.learner import Overlap
 from swarmnode.node.node import NetworkParts, NodeLoop
-from swarmnode.node.overlap import Overlap
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
-from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.group import Renderer
 from swarmnode.training.checkpoint_store import CheckpointStore
 from swarmnode.training.foreign.book_rule import BookRule
 from swarmnode.training.foreign.wide_groups import WideGroups

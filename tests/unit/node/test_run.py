@@ -11,15 +11,15 @@ import pytest
 from swarmnode.config_layers import load_config
 from swarmnode.errors import StorageError, TaskError
 from swarmnode.identity.keys import NodeKey
+from swarmnode.node.board import Monitors, policy_label
 from swarmnode.node.learner import Resumed, RoundRollouts
-from swarmnode.node.monitors import Monitors, policy_label
 from swarmnode.node.node import NodeLoop
 from swarmnode.node.policies import Seat, config_of
+from swarmnode.node.process import RunningNode, read_running, write_running
 from swarmnode.node.run import Company as PoliciesHere
 from swarmnode.node.run import PolicyNode, forget_earlier_runs, serve, serve_several
-from swarmnode.node.running import RunningNode, read_running, write_running
-from swarmnode.node.summary import Summary
-from swarmnode.paths import Paths, resolve_paths
+from swarmnode.node.status import Summary
+from swarmnode.storage import Paths, resolve_paths
 from swarmnode.testing import FakeLearner
 from swarmnode.training.records import Counters
 

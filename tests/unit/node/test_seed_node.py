@@ -8,11 +8,9 @@ from io import StringIO
 from rich.console import Console
 
 from swarmnode.config_layers import load_config
-from swarmnode.exchange.bodies import BODY_PROTOCOL
-from swarmnode.exchange.gossip import topic_of
-from swarmnode.network.discovery import Discovery
+from swarmnode.exchange.planes import BODY_PROTOCOL, topic_of
+from swarmnode.network.discovery import Discovery, PeerBook
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
-from swarmnode.network.peers import PeerBook
 from swarmnode.node.panel import render
 from swarmnode.node.seed_node import SEED_PORT, SeedNode, seed_network
 from swarmnode.node.status import measurements

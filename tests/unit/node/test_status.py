@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console, RenderableType
 
 from swarmnode.errors import PortInUse
+from swarmnode.node.board import JsonlMonitor, PlainMonitor, round_line
 from swarmnode.node.http import StatusServer
-from swarmnode.node.monitors import JsonlMonitor, PlainMonitor, round_line
 from swarmnode.node.panel import render
 from swarmnode.node.policies_panel import render_policies
 from swarmnode.node.status import (

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from swarmnode.identity import keys
-from swarmnode.identity.envelope import seal
-from swarmnode.identity.keys import NodeKey
+from swarmnode.identity.keys import NodeKey, seal
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.network.streams import ByteStream
 from swarmnode.pipeline.replication.averaging import ReplicaExchange

@@ -23,10 +23,9 @@ from swarmnode.pipeline.execution.idle_budget import (
 )
 from swarmnode.rollout.engine import Output, PolicyUpdate, SamplingParams
 from swarmnode.rollout.fake import FakeEngine
-from swarmnode.rollout.renderer import Renderer
-from swarmnode.rollout.schedule.group import Answered
+from swarmnode.rollout.schedule.group import Answered, Renderer
 from swarmnode.rollout.schedule.partial import PartialRollouts
-from swarmnode.rollout.schedule.records import PartialSettings
+from swarmnode.rollout.schedule.state import PartialSettings
 from swarmnode.types import Example, ExampleKey
 
 TOKENS = 12

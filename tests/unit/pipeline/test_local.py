@@ -17,8 +17,7 @@ from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.objectives import LossInputs, Objective, cross_entropy, policy_gradient
 from swarmnode.pipeline.stages.stage_model import StageSettings
 from swarmnode.testing.local_pipeline import LocalPipeline
-from swarmnode.training.forward import Forward
-from swarmnode.training.logprob import completion_logprobs
+from swarmnode.training.forward import Forward, completion_logprobs
 from swarmnode.training.losses import LOSSES, StepSize
 from swarmnode.training.packing import completion_tokens
 from swarmnode.training.round import MeasuredRound, RoundOfPolicy

@@ -10,7 +10,7 @@ import pytest
 from swarmnode.errors import NetworkError
 from swarmnode.identity import keys
 from swarmnode.network.p2pd import P2pdHost
-from swarmnode.network.p2pd_bundle import find_daemon
+from swarmnode.network.p2pd_control import find_daemon
 from swarmnode.pipeline.membership.control import ProposalProgress
 from swarmnode.pipeline.membership.known_members import MembershipSettings
 from swarmnode.pipeline.membership.membership import Membership

@@ -13,7 +13,7 @@ import torch
 
 from swarmnode.errors import EngineError, NetworkError
 from swarmnode.network.memory import MemoryNetwork
-from swarmnode.network.p2pd_bundle import find_daemon
+from swarmnode.network.p2pd_control import find_daemon
 from swarmnode.network.streams import StreamHost
 from swarmnode.pipeline.rollouts.chain import LocalChain
 from swarmnode.pipeline.rollouts.decode import DecodeNode

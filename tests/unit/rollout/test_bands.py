@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from swarmnode.rollout.decode.bands import Band, cache_size
-from swarmnode.rollout.decode.slots import NARROWEST_ON_CPU, Slots
+from swarmnode.rollout.decode.slots import NARROWEST_ON_CPU, Band, Slots, cache_size
 from swarmnode.rollout.decode.weights import Shape
 
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarmnode.rollout.schedule.budget import (
+from swarmnode.rollout.schedule.group import (
     Budget,
     PassRate,
     Probe,

@@ -7,9 +7,8 @@ import pytest
 
 from swarmnode.rollout.engine import Request, SamplingParams
 from swarmnode.rollout.fake import LOGPROB, FakeEngine
-from swarmnode.rollout.renderer import Renderer
-from swarmnode.rollout.schedule.collector import collect
-from swarmnode.rollout.schedule.group import completion_seed
+from swarmnode.rollout.schedule.group import Renderer, completion_seed
+from swarmnode.training.evaluation import collect
 from swarmnode.types import Example, ExampleKey, one_span
 
 EOS = 0

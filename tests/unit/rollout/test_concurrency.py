@@ -9,10 +9,13 @@ from hypothesis import strategies as st
 from swarmnode.rollout.schedule.concurrency import (
     SMALL_OVERHEAD,
     ConcurrencyControl,
+    Step,
+    StepCost,
+    StepTimes,
     choose_concurrency,
+    fit,
     gain_ceiling,
 )
-from swarmnode.rollout.schedule.step_cost import Step, StepCost, StepTimes, fit
 
 COST = StepCost(base_s=0.035, per_request_s=0.001)
 

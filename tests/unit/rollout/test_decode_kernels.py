@@ -15,11 +15,11 @@ from swarmnode.rollout.decode.attention import (
     Scratch,
     cache_attention,
 )
-from swarmnode.rollout.decode.bands import Band, cache_size
+from swarmnode.rollout.decode.decoder import Heads, Rotary
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
-from swarmnode.rollout.decode.heads import Heads, Rotary
-from swarmnode.rollout.decode.norm import RmsNorm
+from swarmnode.rollout.decode.matrix import RmsNorm
 from swarmnode.rollout.decode.sampler import RUN, Sampler
+from swarmnode.rollout.decode.slots import Band, cache_size
 from swarmnode.rollout.decode.weights import Shape
 from swarmnode.rollout.engine import Output, Request, SamplingParams
 

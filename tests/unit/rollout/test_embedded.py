@@ -11,12 +11,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from swarmnode.errors import ModelError
 from swarmnode.native import compiler
-from swarmnode.rollout.decode.batches import BATCH_TOKENS, alike
 from swarmnode.rollout.decode.decoder import Decoder
-from swarmnode.rollout.decode.embedded import EmbeddedEngine
+from swarmnode.rollout.decode.embedded import EmbeddedEngine, Prompt, PromptStore
 from swarmnode.rollout.decode.matrix import PackedMatrix, PlainMatrix, matrix, native_on_cpu
 from swarmnode.rollout.decode.mixing import Mix
-from swarmnode.rollout.decode.prefill import Prompt, PromptStore
+from swarmnode.rollout.decode.running import BATCH_TOKENS, alike
 from swarmnode.rollout.decode.weights import Layers
 from swarmnode.rollout.engine import BASE_VERSION, Output, PolicyUpdate, Request
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swarmnode.rollout.schedule.lengths import MAX_PROMPTS, MAX_TASKS, LengthEstimates
+from swarmnode.rollout.schedule.state import MAX_PROMPTS, MAX_TASKS, LengthEstimates
 from swarmnode.types import Example, ExampleKey
 
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from swarmnode.rollout.decode.adapter import LoraPair, lora_pairs
-from swarmnode.rollout.decode.merging import lost_share, merged_weight, stretch
+from swarmnode.rollout.decode.adapter import LoraPair, lora_pairs, lost_share, merged_weight, stretch
 from swarmnode.rollout.decode.model_lora import own_model
 from swarmnode.rollout.decode.weights import FusedWeights
 from swarmnode.rollout.engine import PolicyUpdate

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from swarmnode.rollout.decode.norm import RmsNorm
+from swarmnode.rollout.decode.matrix import RmsNorm
 
 CPU = torch.device("cpu")
 

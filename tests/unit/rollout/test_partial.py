@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from swarmnode.errors import CheckpointError, ConfigError, EngineError
 from swarmnode.rollout.engine import InFlight, Output, PolicyUpdate, Request, SamplingParams
 from swarmnode.rollout.fake import FakeEngine
-from swarmnode.rollout.renderer import Renderer
 from swarmnode.rollout.schedule.concurrency import REFILL_SHARE, gain_ceiling
-from swarmnode.rollout.schedule.group import Answered, completion_seed
+from swarmnode.rollout.schedule.group import Answered, Renderer, completion_seed
 from swarmnode.rollout.schedule.partial import PartialRollouts
-from swarmnode.rollout.schedule.records import PartialSettings
-from swarmnode.rollout.schedule.turns import Turns
+from swarmnode.rollout.schedule.state import PartialSettings
+from swarmnode.rollout.schedule.under_way import Turns
 from swarmnode.types import Example, ExampleKey
 
 EOS = 0

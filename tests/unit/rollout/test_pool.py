@@ -7,9 +7,8 @@ import pytest
 from swarmnode.errors import CheckpointError
 from swarmnode.rollout.engine import Sampled
 from swarmnode.rollout.schedule.group import OpenCompletion, OpenGroup
-from swarmnode.rollout.schedule.lengths import LengthEstimates
-from swarmnode.rollout.schedule.pool import GroupPool
-from swarmnode.rollout.schedule.state import decode, encode
+from swarmnode.rollout.schedule.state import LengthEstimates, decode, encode
+from swarmnode.rollout.schedule.under_way import GroupPool
 from swarmnode.types import Example, ExampleKey, one_span
 
 

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from swarmnode.errors import ModelError
-from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.group import Renderer
 
 CHAT = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<eos>{% endfor %}"

@@ -21,7 +21,7 @@ from swarmnode.rollout.engine import (
 )
 from swarmnode.rollout.fake import FakeEngine
 from swarmnode.rollout.schedule.partial import PartialRollouts
-from swarmnode.rollout.schedule.records import PartialSettings
+from swarmnode.rollout.schedule.state import PartialSettings
 from swarmnode.rollout.shared import SharedEngine, versions_needed
 from swarmnode.rollout.shared_member import FIRST_SERIAL
 from swarmnode.types import Span

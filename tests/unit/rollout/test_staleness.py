@@ -5,8 +5,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarmnode.rollout.schedule.records import PartialSettings
-from swarmnode.rollout.schedule.staleness import due_in_rounds, leaves_room
+from swarmnode.rollout.schedule.state import PartialSettings
+from swarmnode.rollout.schedule.under_way import due_in_rounds, leaves_room
 
 
 @settings(max_examples=200, deadline=None)

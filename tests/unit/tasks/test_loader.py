@@ -7,8 +7,8 @@ from itertools import islice
 import pytest
 
 from swarmnode.errors import TaskError
+from swarmnode.tasks.judged import draw_round
 from swarmnode.tasks.loader import load_task, load_tasks
-from swarmnode.tasks.rounds import draw_round
 from swarmnode.tasks.task import redraw, score_strictly
 
 TEN_LINES = """

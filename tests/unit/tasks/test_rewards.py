@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from swarmnode.errors import TaskError
-from swarmnode.tasks.pieces import pieces_of
-from swarmnode.tasks.rewards import builtin_rewards, call_reward, load_reward, score_with
+from swarmnode.tasks.rewards import builtin_rewards, call_reward, load_reward, pieces_of, score_with
 from swarmnode.types import Example, ExampleKey
 
 

@@ -3,7 +3,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from swarmnode.tasks.turn import Turn
+from swarmnode.tasks.loader import Turn
 
 
 def test_threads_are_never_inside_together():

@@ -1,7 +1,6 @@
 from itertools import islice
 
-from swarmnode.tasks.rounds import ExampleStream
-from swarmnode.tasks.wanted import MAX_WAITING, WantedExamples
+from swarmnode.tasks.judged import MAX_WAITING, ExampleStream, WantedExamples
 from swarmnode.testing import FakeTask
 from swarmnode.types import Example, ExampleKey
 

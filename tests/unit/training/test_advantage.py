@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.training.advantage import (
+from swarmnode.training.losses import (
     Advantage,
     against_the_others,
     centred,

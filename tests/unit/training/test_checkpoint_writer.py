@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from swarmnode.errors import StorageError
-from swarmnode.training.checkpoint_writer import CheckpointWriter
+from swarmnode.node.workers import CheckpointWriter
 
 PATIENCE_S = 30.0
 

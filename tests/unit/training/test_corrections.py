@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from swarmnode.config import TrainingConfig
-from swarmnode.training.corrections import TokenWeights, decoupled, icepop, token_weights, truncated
 from swarmnode.training.losses import StepSize, TokenBatch, policy_loss
+from swarmnode.training.objective import TokenWeights, decoupled, icepop, token_weights, truncated
 
 NAMES = ("none", "tis", "icepop", "decoupled")
 RATIOS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 16.0, math.inf)

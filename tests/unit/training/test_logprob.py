@@ -7,7 +7,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, Granite
 
 from swarmnode.model.packable import prepare_for_packing
 from swarmnode.model.policy import Policy
-from swarmnode.training.logprob import TokenLogprobs, completion_logprobs, head_of
+from swarmnode.training.forward import TokenLogprobs, completion_logprobs, head_of
 from swarmnode.training.packing import MicroBatch, TrainingSample, micro_batches
 
 CPU = torch.device("cpu")

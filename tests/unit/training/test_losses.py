@@ -12,7 +12,6 @@ from torch import Tensor
 
 from swarmnode.config import LOSS_NAMES, TrainingConfig
 from swarmnode.errors import ConfigError
-from swarmnode.training.advantage import against_the_others, centred, standardised
 from swarmnode.training.losses import (
     LOSSES,
     MAX_LOG_RATIO,
@@ -20,9 +19,12 @@ from swarmnode.training.losses import (
     LossOutput,
     StepSize,
     TokenBatch,
+    against_the_others,
+    centred,
     kl_to_reference,
     loss_of,
     policy_loss,
+    standardised,
 )
 from tests.own_losses import OWN_LOSSES
 

@@ -16,7 +16,7 @@ from swarmnode.model.base_model import LoadedModel
 from swarmnode.model.lora_patch import RoutedTokens
 from swarmnode.model.packable import prepare_for_packing
 from swarmnode.model.policy import Policy
-from swarmnode.training.advantage import centred
+from swarmnode.training.losses import centred
 from swarmnode.training.packing import (
     MOST_KEYS_PER_TOKEN,
     MicroBatch,

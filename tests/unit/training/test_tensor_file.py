@@ -6,7 +6,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from swarmnode.storage import sha256_of, write_synced
-from swarmnode.training.tensor_file import DTYPES, tensor_pieces
+from swarmnode.training.checkpoint import DTYPES, tensor_pieces
 
 
 def test_safetensors_reads_what_is_written(tmp_path: Path) -> None:

@@ -13,12 +13,10 @@ from torch import Tensor
 from swarmnode.config import Config
 from swarmnode.config_layers import load_config
 from swarmnode.identity.keys import NodeKey
-from swarmnode.network.discovery import Discovery
+from swarmnode.network.discovery import Discovery, PeerBook
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
-from swarmnode.network.peers import PeerBook
-from swarmnode.node.monitors import Monitors
-from swarmnode.node.status import NodeStatus
-from swarmnode.node.summary import Summary
+from swarmnode.node.board import Monitors
+from swarmnode.node.status import NodeStatus, Summary
 from swarmnode.pipeline.execution.assignment import MemberSettings
 from swarmnode.pipeline.membership.known_members import MembershipSettings
 from swarmnode.pipeline.plans.costs import MemberCosts, StageTiming

@@ -11,7 +11,7 @@ import pytest
 from swarmnode.config_layers import load_config
 from swarmnode.errors import ConfigError, ModelError, TaskError
 from swarmnode.exchange.exchange import Exchange
-from swarmnode.exchange.settings import ExchangeSettings
+from swarmnode.exchange.limits import ExchangeSettings
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.host import Host
 from swarmnode.network.memory import MemoryHost
@@ -21,7 +21,7 @@ from swarmnode.pipeline.runtime.idle_rollouts import IdleModel, IdleSharing, loa
 from swarmnode.pipeline.runtime.run import left_for_stage
 from swarmnode.pipeline.runtime.settings import check_idle
 from swarmnode.rollout.engine import Output, Request
-from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.group import Renderer
 from swarmnode.tasks.task import Task
 from swarmnode.testing import FakeEngine, FakeTask, MemoryNetwork
 from swarmnode.types import Example

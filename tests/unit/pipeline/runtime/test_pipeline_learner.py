@@ -14,7 +14,7 @@ from swarmnode.config_layers import load_config
 from swarmnode.errors import CheckpointError, PipelineError, StorageError
 from swarmnode.model.base_model import load_base_model
 from swarmnode.model.policy import Policy
-from swarmnode.node.overlap import Overlap
+from swarmnode.node.learner import Overlap
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.pipeline.execution.assignment import Feed, IterationReport, LossSums
 from swarmnode.pipeline.replication.checkpoints import single_machine_tensors
@@ -26,7 +26,7 @@ from swarmnode.pipeline.stages.stage_model import StageSettings
 from swarmnode.pipeline.stages.stage_state import unpack_states
 from swarmnode.pipeline.stages.whole_model import WholeModel, load_tokenizer, open_model
 from swarmnode.rollout.engine import Request
-from swarmnode.rollout.renderer import Renderer
+from swarmnode.rollout.schedule.group import Renderer
 from swarmnode.tasks.loader import load_tasks
 from swarmnode.testing import FakeEngine
 from swarmnode.testing.local_pipeline import LocalPipeline

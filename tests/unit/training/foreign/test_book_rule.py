@@ -7,8 +7,7 @@ import pytest
 from swarmnode.errors import CheckpointError
 from swarmnode.training.foreign.book import BookCandidate
 from swarmnode.training.foreign.book_rule import BookRule, OwnBook
-from swarmnode.training.foreign.lessons import SharingRule
-from swarmnode.training.foreign.rule_state import FORMAT
+from swarmnode.training.foreign.lessons import FORMAT, SharingRule
 from swarmnode.types import Completion, RolloutGroup
 from tests.answered import EOS, foreign, own
 

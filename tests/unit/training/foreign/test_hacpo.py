@@ -1,8 +1,8 @@
 import pytest
 
-from swarmnode.training.advantage import EPSILON
 from swarmnode.training.foreign.hacpo import MAX_ORIGINS, OURSELVES, ROUNDS, Hacpo
 from swarmnode.training.foreign.lessons import Lessons, SharingRule
+from swarmnode.training.losses import EPSILON
 from swarmnode.types import RolloutGroup
 from tests.answered import foreign, own
 

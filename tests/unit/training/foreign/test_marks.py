@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from swarmnode.training.foreign.marks import MEMORY_ANSWERS, Marks, Saved, TaskMarks, needs_of
+from swarmnode.training.foreign.sharing_gauge import MEMORY_ANSWERS, Marks, Saved, TaskMarks, needs_of
 from tests.answered import foreign, own
 
 WRONG, RIGHT = ([2], 0.0), ([3], 1.0)

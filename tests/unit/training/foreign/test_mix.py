@@ -5,8 +5,8 @@ import pytest
 
 from swarmnode.errors import Rejected
 from swarmnode.exchange.validation import require_advantage
-from swarmnode.training.advantage import group_advantages, standardised
-from swarmnode.training.foreign.mix import choose_own
+from swarmnode.training.foreign.rules import choose_own
+from swarmnode.training.losses import group_advantages, standardised
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, one_span
 
 

@@ -11,8 +11,8 @@ import torch
 from swarmnode.config import PolicyConfig, TrainingConfig
 from swarmnode.model.base_model import LoadedModel
 from swarmnode.model.policy import Policy
-from swarmnode.training.corrections import SHAPING, shaped_weights
 from swarmnode.training.foreign.rules import SharingRule, make_rule
+from swarmnode.training.objective import SHAPING, shaped_weights
 from swarmnode.training.packing import TrainingSample
 from swarmnode.training.records import TrainReport
 from swarmnode.training.round import RoundOfPolicy

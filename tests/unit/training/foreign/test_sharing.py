@@ -6,9 +6,16 @@ import pytest
 from swarmnode.config import RULE_NAMES, Config
 from swarmnode.config_layers import load_config
 from swarmnode.errors import ConfigError
-from swarmnode.training.foreign.mix import own_to_learn_from
-from swarmnode.training.foreign.rules import groups_wanted, keeps_own, make_rule, sharing_rule
-from swarmnode.training.foreign.sharing import RULES, adapts, rule_of
+from swarmnode.training.foreign.rules import (
+    RULES,
+    adapts,
+    groups_wanted,
+    keeps_own,
+    make_rule,
+    own_to_learn_from,
+    rule_of,
+    sharing_rule,
+)
 from tests.answered import own
 from tests.own_rules import OWN_RULE, OnlyTheBest
 

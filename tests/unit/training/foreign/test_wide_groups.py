@@ -2,10 +2,10 @@ from math import sqrt
 
 import pytest
 
-from swarmnode.training.advantage import Advantage, centred, standardised
 from swarmnode.training.foreign.lessons import GroupLesson
 from swarmnode.training.foreign.rules import Sapo, SharingRule, Successes, make_rule
 from swarmnode.training.foreign.wide_groups import MAX_AUTHORS, MAX_EXAMPLES, WideGroups
+from swarmnode.training.losses import Advantage, centred, standardised
 from swarmnode.types import RolloutGroup
 from tests.answered import foreign, own
 

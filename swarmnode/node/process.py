@@ -1,0 +1,147 @@
+"""The note a running node leaves for other commands on this machine: its pid, its status page, its addresses.
+
+run.py writes it -> [running.json] -> `swarmnode status`, `swarmnode swarm`
+
+One process per identity: two nodes under one peer id would each receive half of what is sent to them.
+
+cli -> [lock] -> node
+
+The lock is the kernel's (flock), so it is gone the moment its holder is, SIGKILL included; the file that is
+left behind locks nothing. It is never deleted, because deleting a lock file is a race.
+
+What SIGINT, SIGTERM and SIGHUP mean to a running node: once, stop in order; again, stop at once.
+
+run.py, seed_node.py -> [stop_on_signals] -> NodeLoop.request_stop
+"""
+
+import asyncio
+import fcntl
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Self
+
+import msgspec
+import psutil
+
+from swarmnode.errors import INTERRUPTED, IdentityError, IdentityInUse
+from swarmnode.storage import replace_file
+
+logger = logging.getLogger(__name__)
+
+
+class IdentityLock:
+    """Hold the identity at `path` (the key file) while the block runs. Raises IdentityInUse.
+
+    >>> with IdentityLock(paths.identity):      # doctest: +SKIP
+    ...     key = load_or_create(paths.identity)
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.with_name(path.name + ".lock")
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> Self:
+        descriptor = self._open()
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+            os.close(descriptor)
+            raise IdentityInUse(
+                f"process {holder or 'unknown'} already runs on this identity",
+                hint="run the second node on its own identity: swarmnode join --home DIR",
+            ) from error
+        # The pid is a courtesy to the next one; the lock holds without it, on a full disk too.
+        with suppress(OSError):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        self._descriptor = descriptor
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _open(self) -> int:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            return os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise IdentityError(
+                f"cannot open the lock {self.path}: {error.strerror}",
+                hint="choose another folder with --home DIR",
+            ) from error
+
+
+class RunningNode(msgspec.Struct, frozen=True):
+    """A node that runs now."""
+
+    pid: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+    peer_id: str
+    http_host: str
+    http_port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    addresses: tuple[str, ...] = ()
+
+
+def write_running(path: Path, note: RunningNode) -> None:
+    """Leave the note. Raises OSError."""
+    replace_file(path, msgspec.json.encode(note))
+
+
+def read_running(path: Path) -> RunningNode | None:
+    """The node that runs here, or None: no note, a damaged note, or one whose process is gone."""
+    try:
+        note = msgspec.json.decode(path.read_bytes(), type=RunningNode)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return note if psutil.pid_exists(note.pid) else None
+
+
+def remove_running(path: Path) -> None:
+    """Take back our own note; another process's stays."""
+    note = read_running(path)
+    if note is not None and note.pid == os.getpid():
+        path.unlink(missing_ok=True)
+
+
+SAME_REQUEST_S = 1.0
+"""Signals this close together are one request: a terminal and a supervisor often both send one."""
+
+
+STOPPING = "stopping: the work in hand is ended and a checkpoint is written"
+
+
+def stop_on_signals(request_stop: Callable[[], None], stopping: str = STOPPING) -> None:
+    """Install the handlers on the running event loop. `stopping`: what is said at the first request.
+
+    A second request does not wait for the work in hand, which may take minutes: the process ends there and
+    then. The last checkpoint is whole, and the network daemon goes down with us.
+    """
+    loop = asyncio.get_running_loop()
+    asked_at: float | None = None
+
+    def stop() -> None:
+        nonlocal asked_at
+        now = time.monotonic()
+        if asked_at is None:
+            asked_at = now
+            logger.info("%s; again stops at once", stopping)
+            request_stop()
+        elif now - asked_at > SAME_REQUEST_S:
+            logger.warning("stopped at once: the last checkpoint is where the next start goes on")
+            logging.shutdown()
+            sys.stdout.flush()
+            os._exit(INTERRUPTED)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop)
