@@ -22,8 +22,6 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -119,10 +117,6 @@ def gpt2() -> PreTrainedModel:
     return randomized(GPT2LMHeadModel(config))
 
 
-def sliding() -> PreTrainedModel:
-    return randomized(MistralForCausalLM(MistralConfig(**sizes(), sliding_window=8)))
-
-
 def small(family: str) -> Callable[[], PreTrainedModel]:
     """How to make a model of a family in tests/families.py, of this file's sizes."""
     own = {name: size for name, size in sizes().items() if name not in DENSE[family]}
@@ -144,7 +138,7 @@ def sizes(**changes: int) -> dict[str, int]:
 ADDED = ("gemma2", "gemma3_text", "mistral", "phi3")
 """Families that differ from Llama in more than biases and norms of heads."""
 
-MODELS = {"qwen2": qwen2, "llama": llama, "qwen3": qwen3, "gpt2": gpt2, "sliding": sliding} | {
+MODELS = {"qwen2": qwen2, "llama": llama, "qwen3": qwen3, "gpt2": gpt2} | {
     family: small(family) for family in ADDED
 }
 
@@ -186,7 +180,7 @@ LOCAL = {"embedded": EmbeddedEngine, "generate": GenerateEngine, "shared": share
 CASES = (
     *(("embedded", name) for name in ("qwen2", "llama", "qwen3", *ADDED)),
     *(("shared", name) for name in ("qwen2", "qwen3")),
-    *(("generate", name) for name in ("qwen2", "gpt2", "sliding")),
+    *(("generate", name) for name in ("qwen2", "gpt2", "mistral")),
     ("pipeline", "qwen3"),
     ("vllm-lora", "qwen2"),
     ("vllm-lora", "qwen3"),

@@ -22,6 +22,7 @@ from swarmnode.pipeline.stages.stage_model import (
 )
 from tests.unit.pipeline.tiny_models import (
     ADAPTER,
+    CONFIGS,
     CPU,
     LAYERS,
     SETTINGS,
@@ -56,7 +57,7 @@ def logits(stages: Sequence[StageModel], ids_BT: Tensor, layout: Any = None) -> 
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", list(CONFIGS))
 def test_stages_one_after_the_other_give_the_logits_of_the_whole(family: str, tied: bool) -> None:
     model = tiny_model(family, tied=tied)
     with torch.no_grad():
@@ -96,7 +97,7 @@ def test_packed_sequences_do_not_see_each_other_in_any_stage() -> None:
     torch.testing.assert_close(packed, torch.cat(alone), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", list(CONFIGS))
 def test_the_families_we_name_can_be_cut_and_packed(family: str) -> None:
     assert try_cut(tiny_config(family)) == StageCut(packing_obstacle=None)
 

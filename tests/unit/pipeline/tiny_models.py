@@ -8,7 +8,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from swarmnode.config import PolicyConfig
 from swarmnode.model.base_model import LoadedModel
@@ -22,7 +29,13 @@ VOCABULARY = 40
 ADAPTER = PolicyConfig(lora_rank=4, lora_alpha=8)
 SETTINGS = StageSettings(adapter=ADAPTER)
 CPU = torch.device("cpu")
-CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+CONFIGS = {
+    "llama": LlamaConfig,
+    "mistral": MistralConfig,
+    "phi3": Phi3Config,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+}
 
 
 def tiny_config(family: str = "qwen3", **settings: Any) -> Any:
