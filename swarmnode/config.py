@@ -126,6 +126,9 @@ class TasksConfig(Section):
     score_timeout_s: float = Field(default=120.0, gt=0, le=86_400)
     """Longest that a task file may take to judge the answers to one example, or to draw examples. Then its
     process is ended and started again, and the answers have no reward."""
+    sandbox: Literal["required", "optional"] = "required"
+    """How rewards run programs that stand in answers. required: in a sandbox, or not at all where a machine
+    has nothing to make one of; optional: there with your rights, those in strangers' answers too."""
 
 
 class RolloutConfig(Section):

@@ -12,6 +12,7 @@ SwarmnodeError                     what happened; `hint`: what to do next
 │   ├── RequestTimeout             the peer did not answer before the deadline
 │   └── MessageTooLarge            a frame exceeds its bound
 ├── TaskError                      a task cannot be found, loaded, drawn or scored
+│   └── SandboxError               a stranger's program cannot be run, for want of isolation or otherwise
 ├── JudgementLost                  the process of a task's code died, or was ended: what it did is unknown
 │   └── JudgementOverran           it had not answered at its deadline
 ├── ModelError                     a model cannot be found, loaded or does not fit
@@ -88,6 +89,10 @@ class MessageTooLarge(NetworkError):
 
 class TaskError(SwarmnodeError):
     exit_code = 6
+
+
+class SandboxError(TaskError):
+    pass
 
 
 class JudgementLost(SwarmnodeError):

@@ -57,7 +57,7 @@ well."""
 
 def start_tasks(stack: ExitStack, config: TasksConfig) -> dict[str, Task]:
     """Load the tasks by name; the stack ends their processes. Raises TaskError."""
-    load = partial(_isolate, timeout_s=config.score_timeout_s)
+    load = partial(_isolate, timeout_s=config.score_timeout_s, unconfined=config.sandbox == "optional")
     tasks = {task.name: task for task in load_tasks(config.names, load)}
     for task in tasks.values():
         if isinstance(task, Isolated):
@@ -75,10 +75,10 @@ def tasks_for_strangers(stack: ExitStack, tasks: Mapping[str, Task]) -> dict[str
     return beside
 
 
-def _isolate(spec: str, timeout_s: float) -> Task:
+def _isolate(spec: str, timeout_s: float, unconfined: bool) -> Task:
     from swarmnode.tasks.process import isolate
 
-    return isolate(spec, timeout_s)
+    return isolate(spec, timeout_s, unconfined=unconfined)
 
 
 Progress = Callable[[int, int, str], None]

@@ -24,7 +24,9 @@ from swarmnode.node.memory import PlannedMemory, plan_for
 from swarmnode.node.policies import check_policies, check_status_port, config_of
 from swarmnode.node.process import read_running
 from swarmnode.storage import Paths
+from swarmnode.tasks.isolation import Isolation
 from swarmnode.tasks.loader import load_tasks
+from swarmnode.tasks.sandbox import available
 
 Verdict = Literal["ok", "note", "problem"]
 
@@ -61,6 +63,7 @@ def examine(config: Config, model: str, model_reason: str, paths: Paths) -> list
         *_folders(paths),
         _daemon(),
         *policy_findings(config, paths),
+        sandbox_finding(available(), config.tasks.sandbox == "optional"),
         _clock(),
     ]
 
@@ -207,6 +210,17 @@ def _tasks(subject: str, config: Config) -> Finding:
         return Finding(subject, "ok", ", ".join(task.name for task in load_tasks(config.tasks.names)))
     except SwarmnodeError as error:
         return Finding(subject, "problem", error.message, error.hint)
+
+
+def sandbox_finding(isolation: Isolation, optional: bool) -> Finding:
+    """What programs in answers would run in, for rewards that run them. No other task needs it."""
+    text = isolation.describe()
+    if isolation.confines:
+        return Finding("sandbox", "ok", text)
+    if optional:
+        return Finding("sandbox", "note", f"{text}, as tasks.sandbox=optional lets them")
+    advice = "for rewards that run code: landlock (Linux 5.13), user namespaces, or install bubblewrap"
+    return Finding("sandbox", "note", f"{text}, so none is run", advice)
 
 
 def _port(subject: str, config: Config, paths: Paths) -> Finding:

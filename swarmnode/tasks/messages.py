@@ -22,10 +22,12 @@ READ_BYTES = 1 << 16
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """The first request: run this task's code. `text`: of its file; None: the task is a built-in one."""
+    """The first request: run this task's code. `text`: of its file; None: the task is a built-in one.
+    `unconfined`: what its rewards run may run without a sandbox, where there is none."""
 
     spec: str
     text: str | None
+    unconfined: bool = False
 
 
 class Draw(msgspec.Struct, frozen=True, tag=True):

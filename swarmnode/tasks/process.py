@@ -369,14 +369,17 @@ class IsolatedTask(Isolated):
         return Example(key, row.prompt, row.columns, row.conversational)
 
 
-def isolate(spec: str, timeout_s: float, *, builtin: bool = False, **options: Any) -> Task:
+def isolate(
+    spec: str, timeout_s: float, *, builtin: bool = False, unconfined: bool = False, **options: Any
+) -> Task:
     """Load a task as `load_task` does, the code of a file in a process of its own. Who gets it closes it.
 
-    Built-in tasks are ours and end: they stay here, unless `builtin`. `options`: those of TaskProcess.
+    Built-in tasks are ours and end: they stay here, unless `builtin`. `unconfined`: programs that its rewards
+    run do without a sandbox where there is none. `options`: those of TaskProcess.
     """
     if spec.endswith(".py"):
         path = Path(spec).expanduser().absolute()
-        load = Load(str(path), read_source(path))
+        load = Load(str(path), read_source(path), unconfined)
     elif builtin:
         load = Load(load_task(spec).name, None)
     else:

@@ -68,6 +68,9 @@ _PACKAGE = "_swarmnode_rewards"
 
 _MODULES = ("exact", "format", "length", "math", "strict")
 
+_OURS = ("swarmnode.tasks.code_tests",)
+"""Modules of swarmnode with rewards that need more of it than a plain file may."""
+
 _RESERVED = frozenset(
     {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
 )
@@ -118,7 +121,7 @@ def _attribute(module: ModuleType, name: str) -> Any:
 def _builtin_rewards() -> dict[str, Reward]:
     return {
         name: value
-        for module in map(_builtin, _MODULES)
+        for module in (*map(_builtin, _MODULES), *map(importlib.import_module, _OURS))
         for name, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__ and _is_reward(value)
     }
@@ -205,6 +208,8 @@ def call_reward(
         if inspect.isawaitable(result):
             result = _wait(result)
         values = _listed(result, len(completions))
+    except TaskError:
+        raise
     except Exception as error:
         raise TaskError(f"reward {_name(reward)} failed: {error!r}", hint=where(error)) from error
     return _checked(reward, result, values, len(completions))

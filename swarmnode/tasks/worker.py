@@ -44,6 +44,7 @@ from swarmnode.tasks.messages import (
     Scored,
     frame,
 )
+from swarmnode.tasks.sandbox import allow_unconfined
 from swarmnode.tasks.task import MAX_INDEX, Task, score_strictly
 from swarmnode.types import Example
 
@@ -152,6 +153,7 @@ def serve(channel: socket.socket, trace: int) -> None:
 def _load(request: Request) -> tuple[TaskWorker, Loaded]:
     if not isinstance(request, Load):
         raise SwarmnodeError("the first request must be Load")
+    allow_unconfined(request.unconfined)
     task = load_task(request.spec, request.text)
     return TaskWorker(task), Loaded(task.name, task.version)
 

@@ -18,11 +18,13 @@ from swarmnode.node.doctor import (
     memory_findings,
     model_findings,
     policy_findings,
+    sandbox_finding,
 )
 from swarmnode.node.memory import VLLM_SHARE, plan_for
 from swarmnode.rollout.vllm import compat as vllm_compat
 from swarmnode.rollout.vllm.engine import GPU_MEMORY_SHARE
 from swarmnode.storage import resolve_paths
+from swarmnode.tasks.isolation import UNCONFINED, Isolation
 
 SMALL = "Qwen/Qwen2.5-0.5B-Instruct"
 LARGE = "Qwen/Qwen2.5-7B-Instruct"
@@ -98,6 +100,15 @@ def test_a_cpu_node_is_told_of_its_compiler_and_a_card_does_not_need_one(
     assert missing.verdict == "note" and "gcc" in missing.advice
     assert list(compiler_findings(settings(), with_a_card)) == []
     assert len(list(compiler_findings(settings("policy.device=cpu"), with_a_card))) == 1
+
+
+def test_the_sandbox_that_programs_would_run_in_is_named() -> None:
+    found = sandbox_finding(Isolation(namespaces=True, landlock=7, seccomp=True), optional=False)
+    assert found.text == "programs run in a sandbox of namespaces, landlock 7 and seccomp"
+    assert (found.verdict, found.advice) == ("ok", "")
+    refused = sandbox_finding(UNCONFINED, optional=False)
+    assert refused.verdict == "note" and "so none is run" in refused.text and "bubblewrap" in refused.advice
+    assert "tasks.sandbox=optional" in sandbox_finding(UNCONFINED, optional=True).text
 
 
 def test_a_card_that_torch_cannot_use_is_a_problem_with_the_next_step() -> None:

@@ -1,0 +1,186 @@
+"""The reward of code: the share of a function's tests that pass, run in the sandbox.
+
+columns + completions -> [passes_tests] -> sandbox.run(judge, beside=candidate) -> a share per completion
+
+The columns are those of the usual data sets: `test` and `entry_point` (HumanEval), `test_list` and
+`test_setup_code` (MBPP), or `tests`, a text or a list of them.
+
+An answer and its tests are two processes (remote_calls.py), so that a function cannot decide that it has
+passed. It gets and gives plain values: numbers, texts, lists, tuples, sets, dictionaries. Where a test needs
+more of it than calls and attributes, the test fails.
+"""
+
+import ast
+import os
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from swarmnode.errors import TaskError
+from swarmnode.tasks import remote_calls
+from swarmnode.tasks.sandbox import Limits, run
+
+LIMITS = Limits(wall_s=8.0, cpu_s=2)
+"""What one answer and all of its tests may take. Short, since a group of endless loops must be judged within
+the deadline of strangers' answers."""
+
+MOST_AT_ONCE = 4
+
+_FENCED = re.compile(
+    r"^[ \t]*```[ \t]*(?:(?:[pP]ython3?|py)[ \t]*)?\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE
+)
+
+Step = tuple[str, bool]
+"""Statements of the tests, and whether they are one of the tests or only lead to some."""
+
+
+def passes_tests(
+    prompts: list[Any],
+    completions: list[Any],
+    completion_ids: list[list[int]] | None = None,
+    *,
+    tests: list[Any] | None = None,
+    test: list[Any] | None = None,
+    test_list: list[Any] | None = None,
+    test_setup_code: list[str] | None = None,
+    entry_point: list[str] | None = None,
+    **columns: Any,
+) -> list[float | None]:
+    """The share of tests that the function in a completion passes. None: there are no tests, or it waited.
+
+    The function is the last block of code in the completion, or all of it, or what continues the prompt.
+    """
+    given = next((column for column in (tests, test, test_list) if column is not None), None)
+    if given is None:
+        raise TaskError("there are no tests", hint="give the column tests, test or test_list")
+    count = len(completions)
+    setups, names = test_setup_code or [""] * count, entry_point or [None] * count
+
+    def score(row: int) -> float | None:
+        prompt, name = _text(prompts[row]), names[row]
+        steps = [*_leading(helpers_of(prompt, name)), *steps_of(given[row], setups[row])]
+        return share_passed(code_of(_text(completions[row]), prompt, name), steps, name)
+
+    with ThreadPoolExecutor(max_workers=min(MOST_AT_ONCE, os.cpu_count() or 1)) as threads:
+        return list(threads.map(score, range(count)))
+
+
+def share_passed(
+    code: str,
+    steps: Sequence[Step],
+    entry_point: str | None = None,
+    *,
+    limits: Limits | None = None,
+    libraries: Sequence[Path] = (),
+) -> float | None:
+    """The share of the tests among `steps` that code passes. Raises SandboxError.
+
+    None: there is no test, or the clock ran out and not the processor's time: then nobody knows whether the
+    code waited or the machine was busy.
+
+    >>> share_passed("def double(n): return 2 * n", [("assert double(2) == 4", True)])
+    1.0
+    """
+    count = sum(is_test for _, is_test in steps)
+    if count == 0:
+        return None
+    if not code.strip():
+        return 0.0
+    judge = f"{_source()}\njudge({list(steps)!r}, {entry_point!r})\n"
+    candidate = f"{_source()}\nserve({code!r})\n"
+    end = run(judge, beside=candidate, limits=limits or LIMITS, libraries=libraries)
+    if end.ended_by == "wall":
+        return None
+    return end.stdout[:count].count("1") / count
+
+
+def steps_of(tests: Any, setup: str = "") -> list[Step]:
+    """The statements of tests in order; those that assert something, and functions test_*, are counted.
+
+    >>> steps_of(["assert f(1) == 2", "assert f(2) == 3"])
+    [('assert f(1) == 2', True), ('assert f(2) == 3', True)]
+    >>> steps_of("def check(candidate):\\n    n = 1\\n    assert candidate(n) == 2")
+    [('n = 1', False), ('assert candidate(n) == 2', True)]
+    """
+    steps = _leading(setup)
+    if isinstance(tests, str):
+        return [*steps, *(step for node in _parsed(tests).body for step in _steps_of(node))]
+    return [*steps, *((str(one), True) for one in tests)]
+
+
+def _parsed(tests: str) -> ast.Module:
+    try:
+        return ast.parse(tests)
+    except SyntaxError as error:
+        raise TaskError(f"the tests of an example are no Python: {error.msg}") from error
+
+
+def _steps_of(node: ast.stmt) -> list[Step]:
+    if isinstance(node, ast.FunctionDef) and node.name == "check":
+        return [step for inner in node.body for step in _steps_of(inner)]
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        is_test = isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+        return [(ast.unparse(node), False), *([(f"{node.name}()", True)] if is_test else [])]
+    if isinstance(node, ast.Expr) and ast.unparse(node).startswith("check("):
+        return []
+    return [(ast.unparse(node), any(isinstance(inner, ast.Assert) for inner in ast.walk(node)))]
+
+
+def _leading(source: str) -> list[Step]:
+    return [(source, False)] if source and source.strip() else []
+
+
+def helpers_of(prompt: str, entry_point: str | None) -> str:
+    """What else a prompt of code defines: tests may use it, and it must not be the answer's own.
+
+    >>> helpers_of("x = 1\\ndef g(): return x\\ndef f():", "f")
+    'x = 1\\n\\ndef g():\\n    return x'
+    """
+    for text in (prompt, f"{prompt}\n    pass\n", f"{prompt} pass"):
+        try:
+            nodes = ast.parse(text).body
+        except (SyntaxError, ValueError):
+            continue
+        others = [node for node in nodes if getattr(node, "name", None) != entry_point]
+        return ast.unparse(ast.Module(others, [])) if len(others) < len(nodes) else ""
+    return ""
+
+
+def code_of(completion: str, prompt: str, entry_point: str | None = None) -> str:
+    """The program that a completion means: its last block of code that defines the function, or all of it.
+
+    Where it does not define the function and the prompt begins it, it follows the prompt; else it gets what
+    the prompt imports and defines besides.
+
+    >>> code_of("Here it is:\\n```python\\ndef f(): return 1\\n```\\nDone.", "Write f")
+    'def f(): return 1\\n'
+    >>> code_of("    return 1\\n", "def f():\\n", "f")
+    'def f():\\n    return 1\\n'
+    """
+    blocks = _FENCED.findall(completion)
+    defining = [block for block in blocks if _defines(block, entry_point)]
+    code = (defining or blocks or [completion])[-1]
+    if _defines(code, entry_point):
+        if entry_point is None:
+            return code
+        imports = re.findall(r"^(?:from \w[\w.]* import [\w, ]+|import [\w., ]+)$", prompt, re.MULTILINE)
+        return "\n".join([helpers_of(prompt, entry_point) or "\n".join(imports), code]).lstrip()
+    return prompt + code if _defines(prompt, entry_point) else code
+
+
+def _defines(code: str, name: str | None) -> bool:
+    return name is None or bool(re.search(rf"^[ \t]*(?:async )?def {re.escape(name)}\b", code, re.MULTILINE))
+
+
+def _text(message: Any) -> str:
+    """A prompt or a completion as text, whether it came as a string or as messages."""
+    return message if isinstance(message, str) else "".join(str(one.get("content") or "") for one in message)
+
+
+@cache
+def _source() -> str:
+    """The text that both ends begin with."""
+    return Path(remote_calls.__file__).read_text(encoding="utf-8")

@@ -1,0 +1,298 @@
+"""The tests of a function call it in another process: both ends of that conversation.
+
+code_tests.py -> sandbox.run(the judge, beside=the candidate); both texts are this file and one call below it
+
+A function that shares a process with its tests can make them pass without solving anything: it ends the
+process in time, returns something that equals everything, or changes what `assert` compares. So the
+candidate's text runs in a process that never sees the tests, and what crosses the socket is plain values,
+made anew on the other side. The judge believes nothing else.
+
+This file is run as text in the sandbox: it imports the standard library only.
+"""
+
+import builtins
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from types import ModuleType
+from typing import Any
+
+CHANNEL = 3
+"""Descriptor of the socket between the two (confinement/launch.py)."""
+
+MAX_MESSAGE_BYTES = 1 << 20
+MAX_ITEMS = 100_000
+"""An iterator that a function returns is read so far, and compared as a list."""
+
+Wire = Any
+"""What JSON can say. Everything but None, bool and str is a list that begins with the letter of its type."""
+
+
+class Gone(BaseException):
+    """The candidate's process has ended, or sent what is no answer. No test could have expected that."""
+
+
+class Remote:
+    """An object of the candidate's that is no plain value: it can be called and asked for attributes.
+
+    It is neither true nor equal to anything: that would be the candidate's own word.
+    """
+
+    def __init__(self, candidate: "AnswerProcess", target: str | int) -> None:
+        self._candidate = candidate
+        self._target = target
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._candidate.call(self._target, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return self._candidate.ask(["get", self._target, name])
+
+    def __bool__(self) -> bool:
+        raise TypeError("an object of the candidate's is not a truth value")
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        raise TypeError("an object of the candidate's cannot be compared")
+
+    __hash__ = object.__hash__
+
+
+class Values:
+    """Values on the wire and back. The candidate keeps what is no plain value, and sends its number."""
+
+    def __init__(self, candidate: "AnswerProcess | None" = None) -> None:
+        self._candidate = candidate
+        self.kept: list[Any] = []
+
+    def written(self, value: Any) -> Wire:
+        """A value as JSON can say it.
+
+        >>> Values().written((1, "a"))
+        ['t', [['i', '0x1'], 'a']]
+        """
+        match value:
+            case None | bool() | str():
+                return value
+            case int():
+                return ["i", hex(value)]
+            case float():
+                return ["f", float(value).hex()]
+            case complex():
+                return ["c", value.real.hex(), value.imag.hex()]
+            case bytes():
+                return ["b", value.hex()]
+            case _:
+                return self._collection(value)
+
+    def read(self, wire: Wire) -> Any:
+        """The value that `written` made this of. Raises whatever nonsense raises."""
+        if wire is None or isinstance(wire, bool | str):
+            return wire
+        match wire:
+            case ["i", str(text)]:
+                return int(text, 16)
+            case ["f", str(text)]:
+                return float.fromhex(text)
+            case ["c", str(real), str(imaginary)]:
+                return complex(float.fromhex(real), float.fromhex(imaginary))
+            case ["b", str(text)]:
+                return bytes.fromhex(text)
+            case ["d", list()]:
+                return {self.read(key): self.read(value) for key, value in wire[1]}
+            case [("l" | "t" | "s" | "z") as letter, list()]:
+                return _KINDS[letter](self.read(item) for item in wire[1])
+            case ["o", int(number)]:
+                return self.kept[number] if self._candidate is None else Remote(self._candidate, number)
+            case _:
+                raise Gone("no value")
+
+    def _collection(self, value: Any) -> Wire:
+        if _is_a(value, dict):
+            return ["d", [[self.written(key), self.written(one)] for key, one in value.items()]]
+        if _is_a(value, *_KINDS.values()):
+            return [_letter(value), [self.written(item) for item in value]]
+        return self._other(value)
+
+    def _other(self, value: Any) -> Wire:
+        if isinstance(value, Remote):
+            return ["o", vars(value)["_target"]]
+        if self._candidate is not None:
+            raise TypeError(f"a {type(value).__name__} cannot be handed to a candidate")
+        if _is_a(value, Iterator):
+            return self.written([*islice(value, MAX_ITEMS)])
+        self.kept.append(value)
+        return ["o", len(self.kept) - 1]
+
+
+def _is_a(value: Any, *kinds: type) -> bool:
+    """`isinstance`, of which nothing follows about what is inside."""
+    return isinstance(value, kinds)
+
+
+_KINDS: dict[str, Any] = {"l": list, "t": tuple, "s": set, "z": frozenset}
+
+
+def _letter(value: Any) -> str:
+    return next(letter for letter, kind in _KINDS.items() if isinstance(value, kind))
+
+
+class Channel:
+    """Messages of bounded length over the socket."""
+
+    def __init__(self, descriptor: int = CHANNEL) -> None:
+        self._descriptor = descriptor
+        self._file = os.fdopen(descriptor, "rb")
+
+    def send(self, message: Wire) -> None:
+        """Raises OSError where nobody listens any more."""
+        body = json.dumps(message).encode()
+        left = memoryview(len(body).to_bytes(4, "big") + body)
+        while left:
+            left = left[os.write(self._descriptor, left) :]
+
+    def receive(self) -> Wire:
+        """Raises Gone at the end, and where a message is too long or none."""
+        try:
+            size_bytes = int.from_bytes(self._file.read(4), "big")
+            if not 0 < size_bytes <= MAX_MESSAGE_BYTES:
+                raise Gone("no message")
+            return json.loads(self._file.read(size_bytes))
+        except (OSError, ValueError, RecursionError) as error:
+            raise Gone("no message") from error
+
+
+# ---- the candidate's end ----
+
+
+def serve(code: str) -> None:
+    """Run the candidate's text, and then its functions as often as the judge asks."""
+    channel, values = Channel(), Values()
+    module = sys.modules["solution"] = ModuleType("solution")
+    try:
+        exec(compile(code, "<solution>", "exec"), vars(module))
+    except BaseException as error:  # noqa: BLE001  a text that calls sys.exit() has no functions
+        channel.send(_raised(error))
+        return
+    channel.send(["ready", [name for name, value in vars(module).items() if callable(value)]])
+    while True:
+        try:
+            request = channel.receive()
+        except Gone:
+            return
+        channel.send(_answer(request, vars(module), values))
+
+
+def _answer(request: Wire, names: dict[str, Any], values: Values) -> Wire:
+    try:
+        kind, target, *rest = request
+        subject = names[target] if isinstance(target, str) else values.kept[target]
+        if kind == "get":
+            return ["value", values.written(getattr(subject, rest[0])), []]
+        args, kwargs = values.read(rest[0]), values.read(rest[1])
+        result = values.written(subject(*args, **kwargs))
+        return ["value", result, [_changed(one, values) for one in args]]
+    except BaseException as error:  # noqa: BLE001  whatever it raises is what the test gets
+        return _raised(error)
+
+
+def _changed(argument: Any, values: Values) -> Wire:
+    """An argument after the call, where a function may have changed it in place."""
+    return values.written(argument) if isinstance(argument, list | dict | set) else None
+
+
+def _raised(error: BaseException) -> Wire:
+    return ["raised", type(error).__name__, str(error)[:1000]]
+
+
+# ---- the judge's end ----
+
+
+class AnswerProcess:
+    """The functions of the other process."""
+
+    def __init__(self) -> None:
+        self._channel = Channel()
+        self._values = Values(self)
+
+    def names(self) -> list[str]:
+        """The callables that its text defines. Raises Gone where it could not be run."""
+        match self._channel.receive():
+            case ["ready", list()] as message:
+                return [name for name in message[1] if isinstance(name, str)]
+            case _:
+                raise Gone("it cannot be run")
+
+    def call(self, target: str | int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.ask(["call", target, self._values.written(args), self._values.written(kwargs)], args)
+
+    def ask(self, request: Wire, args: tuple[Any, ...] = ()) -> Any:
+        """Raises what the candidate raised, where it is an exception of Python's own; Gone."""
+        try:
+            self._channel.send(request)
+        except OSError as error:
+            raise Gone("it has ended") from error
+        match self._channel.receive():
+            case ["value", result, list()] as message:
+                for argument, after in zip(args, message[2], strict=False):
+                    _change(argument, self._values.read(after))
+                return self._values.read(result)
+            case ["raised", str(name), str(text)]:
+                raise _exception(name)(text)
+            case _:
+                raise Gone("no answer")
+
+
+def _change(argument: Any, after: Any) -> None:
+    """Let an argument be what the candidate made of it."""
+    if type(argument) is not type(after):
+        return
+    if _is_a(argument, list):
+        argument[:] = after
+    elif _is_a(argument, dict, set):
+        argument.clear()
+        argument.update(after)
+
+
+def _exception(name: str) -> type[Exception]:
+    """Python's exception of this name, but none that ends a loop in silence, such as `all(map(f, cases))`."""
+    found = getattr(builtins, name, None)
+    if not isinstance(found, type) or not issubclass(found, Exception):
+        return Exception
+    return RuntimeError if issubclass(found, StopIteration | StopAsyncIteration) else found
+
+
+def judge(steps: Sequence[tuple[str, bool]], entry_point: str | None) -> None:
+    """Run the steps of a test in order, and write 1 or 0 for each that is one."""
+    verdicts = os.dup(1)
+    os.dup2(2, 1)  # What tests print is not what we say.
+    names = _names(AnswerProcess(), entry_point)
+    for source, is_test in steps:
+        passed = _passes(source, names)
+        if is_test:
+            os.write(verdicts, b"1" if passed else b"0")
+
+
+def _names(candidate: AnswerProcess, entry_point: str | None) -> dict[str, Any]:
+    """What tests can name. Builtins stay Python's own: a candidate that defines `all` would judge itself."""
+    try:
+        defined = candidate.names()
+    except Gone:
+        defined = []
+    kept = [name for name in defined if not name.startswith("__")]
+    usable = [name for name in kept if name == entry_point or not hasattr(builtins, name)]
+    names: dict[str, Any] = {name: Remote(candidate, name) for name in usable}
+    if entry_point in names:
+        names["candidate"] = names[entry_point]
+    return names | {"__name__": "tests"}
+
+
+def _passes(source: str, names: dict[str, Any]) -> bool:
+    try:
+        exec(compile(source, "<tests>", "exec"), names)
+    except BaseException:  # noqa: BLE001  a test that raises has failed, and the next may pass
+        return False
+    return True

@@ -1,0 +1,33 @@
+"""Settings of tasks reach the processes that their code runs in."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from swarmnode.config import TasksConfig
+from swarmnode.node.assemble import start_tasks, tasks_for_strangers
+
+TASK = """
+from swarmnode.tasks import sandbox
+
+def examples(seed):
+    yield {"prompt": "?"}
+
+def reward(completions, **columns):
+    return [float(sandbox._unconfined_allowed) for _ in completions]
+"""
+
+
+@pytest.mark.parametrize(("said", "allowed"), [("required", 0.0), ("optional", 1.0)])
+def test_programs_do_without_a_sandbox_only_where_somebody_said_so(
+    tmp_path: Path, said: Literal["required", "optional"], allowed: float
+) -> None:
+    path = tmp_path / "asking.py"
+    path.write_text(TASK)
+    with ExitStack() as stack:
+        own = start_tasks(stack, TasksConfig(names=(str(path),), sandbox=said))
+        for (task,) in (own.values(), tasks_for_strangers(stack, own).values()):
+            example = next(iter(task.examples(1)))
+            assert task.score(example, ["!"]) == [{"reward": allowed}]
