@@ -7,7 +7,7 @@ kernel -> [received_bytes] -> [Traffic] -> [largest_senders] -> Gate
 A stream is served when its peer is let in, its protocol is served, and there is room for it.
 
 The daemon lets anybody in, so its gate is kept from here: the barred are disconnected whenever they come
-back. host.py knows for how long; here it is found out who made the daemon grow, and is barred for a while.
+back. host.py remembers for how long; who made the daemon grow is found out here, and barred for a while.
 
 The daemon cannot say who sends it how much. The kernel counts the bytes of each TCP connection of this
 machine, and tells them (NETLINK_SOCK_DIAG) for any socket and without privileges. Elsewhere than on Linux,
