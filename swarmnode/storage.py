@@ -1,12 +1,12 @@
-"""Writing so that a file is either the old one or the new one, also when the power goes.
+"""Where a node's files live, and how one is written: either the old or the new, also when the power goes.
 
-identity, network, training, node -> [storage] -> disk
+--home, SWARMNODE_HOME, XDG -> [Paths]
+identity, network, exchange, training, node -> [storage] -> disk
+
+The folders are those of XDG, or one folder for everything when SWARMNODE_HOME is set. The identity is data,
+not cache: emptying the cache never changes who a node is.
 
 Errors are OSError: whoever writes knows what a full disk means to them.
-
-Where things live on disk: the XDG folders, or one folder for everything when SWARMNODE_HOME is set.
-
-The identity is data, not cache: emptying the cache never changes who a node is.
 """
 
 import hashlib
@@ -14,6 +14,8 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+# ---- where things live ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,9 @@ def builtin_folder(name: str) -> Path:
     package = Path(__file__).parent
     packed = package / "_builtin" / name
     return packed if packed.is_dir() else package.parent / name
+
+
+# ---- writing ----
 
 
 def sync(path: Path) -> None:

@@ -1,26 +1,21 @@
-"""Where every gossiped header comes in: cheap refusals first, then the checks, then the pool.
+"""Where every gossiped header comes in, and where headers and then accepted groups wait.
 
-HeaderPlane ---> [Inbox.hear] -+-> pool -> Fetcher
-Neighbourhood -> [Inbox.take] -+
+HeaderPlane ---> [Inbox.hear] -+-> [HeaderPool] -> choose -> Fetcher -> [ReplayBuffer] -> Exchange.collect
+Neighbourhood -> [Inbox.take] -+                                                            -> trainer
 
-The order matters. Who may not speak is turned away before a byte is decoded; nothing is remembered of a
-header until its signature has been checked; and an author pays only for what it said itself and lately.
-Anybody can send a signed message of another again once gossip has forgotten it, so what we have heard before
-costs nobody anything, and what is old comes out of a small allowance of all authors together.
+The inbox refuses what is cheap to refuse, then checks, and the order matters. Who may not speak is turned
+away before a byte is decoded; nothing is remembered of a header until its signature has been checked; and an
+author pays only for what it said itself and lately. Anybody can send a signed message of another again once
+gossip has forgotten it, so what we have heard before costs nobody anything, and what is old comes out of a
+small allowance of all authors together.
 
-The pool: checked headers wait here to be selected. Most are not, and their bodies are never fetched.
-
-Inbox -> [pool] -> choose -> Fetcher
-
-Bounded per author and in all, so its size does not grow with the swarm. When it is full, the author with most
+Checked headers wait in the pool to be selected. Most are not, and their bodies are never fetched. The pool is
+bounded per author and in all, so its size does not grow with the swarm. When it is full, the author with most
 headers in it loses the oldest: newcomers and quiet nodes always find room.
 
-The replay buffer: accepted groups wait here until the trainer draws them.
-
-Fetcher -> [buffer] -> Exchange.collect -> trainer
-
-A group enters once, ages by our policy version and by time, and leaves drawn, stale or displaced: the methods
-say how many left and why, so that nothing leaves silently.
+Accepted groups wait in the replay buffer until the trainer draws them. A group enters once, ages by our
+policy version and by time, and leaves drawn, stale or displaced: the methods say how many left and why, so
+that nothing leaves silently.
 """
 
 import random
@@ -57,6 +52,8 @@ from swarmnode.exchange.validation import check_fits, check_gossip
 from swarmnode.network.host import Message
 from swarmnode.tasks.task import Task
 from swarmnode.types import RolloutGroup
+
+# ---- headers that wait to be selected ----
 
 
 class HeaderPool:
@@ -115,6 +112,142 @@ class HeaderPool:
         if not self._by_author[author]:
             del self._by_author[author]
 
+
+# ---- the inbox ----
+
+
+class Inbox:
+    """Hears messages, and admits to the pool what is sound and new."""
+
+    def __init__(
+        self,
+        pool: HeaderPool,
+        ledger: Ledger,
+        *,
+        settings: ExchangeSettings,
+        tasks: Mapping[str, Task],
+        arrive: Callable[[], Arrival],
+        on_admitted: Callable[[Announcement], None],
+        is_neighbour: Callable[[str], bool] = lambda peer: False,
+    ) -> None:
+        """`arrive` stamps what comes in; `on_admitted` is called with each header that entered the pool.
+        What a neighbour announces does not come from the network but to `take`."""
+        self._pool = pool
+        self._ledger = ledger
+        self._settings = settings
+        self._tasks = tasks
+        self._arrive = arrive
+        self._on_admitted = on_admitted
+        self._is_neighbour = is_neighbour
+        self._everybody = {
+            proven: TokenBucket(rate_per_s=TOTAL_HEADERS_PER_S, burst=TOTAL_HEADERS_BURST)
+            for proven in (False, True)
+        }
+        self._late = TokenBucket(rate_per_s=LATE_HEADERS_PER_S, burst=LATE_HEADERS_BURST)
+        # A header stays valid for max_age_s by its author's clock, which may be ahead of ours.
+        ttl_s = settings.max_age_s + MAX_CLOCK_SKEW_S
+        self._heard = RecentlySeen(max_keys=MAX_SEEN, ttl_s=ttl_s)
+        """Messages whose signature was checked, whatever became of them."""
+        self.seen = {proven: RecentlySeen(max_keys=MAX_SEEN, ttl_s=ttl_s) for proven in (False, True)}
+        """Headers that were admitted, by whether their author was proven: a flood of new names must not make
+        us forget what we heard from those we know."""
+        self.born_at = 0.0
+        """Nothing older is taken from the network: our life before a restart may have heard it."""
+
+    def hear(self, message: Message) -> None:
+        """Take in one gossip message, or count why not."""
+        if self._is_neighbour(message.sender):
+            return
+        self._ledger.headers_seen += 1
+        self._ledger.bytes_in += len(message.data)
+        try:
+            self._hear(message, self._arrive())
+        except Rejected as rejected:
+            self._ledger.drop(rejected.reason, message.sender, str(rejected))
+
+    def take(self, author: str, header: Header, sealed: bytes, given: Given) -> None:
+        """Take in a group of another policy of this process, if it is of use to us."""
+        self._ledger.headers_seen += 1
+        try:
+            check_fits(header, self._settings, self._tasks)
+            self.admit(Announcement(author, header, sealed, self._arrive(), given))
+        except Rejected as rejected:
+            self._ledger.let_go(Reason(rejected.reason))
+
+    def admit(self, announcement: Announcement) -> None:
+        """Put a checked header into the pool. Raises Rejected: duplicate."""
+        self._check_new(announcement)
+        author = announcement.author
+        self.seen[self._is_proven(author)].add(_identity(announcement), self._arrive().at)
+        self._ledger.headers_accepted += 1
+        self._ledger.let_go(Reason.CROWDED_OUT, self._pool.add(announcement))
+        self._on_admitted(announcement)
+
+    def _hear(self, message: Message, arrival: Arrival) -> None:
+        sender, reputation = message.sender, self._ledger.reputation
+        if reputation.is_banned(sender, arrival.at):
+            raise Rejected(Reason.BANNED)
+        if message.oversized:
+            raise Rejected(Reason.GOSSIP_TOO_LARGE, "a gossip message over the bound of the network")
+        digest = key_of(message.data)
+        if digest in self._heard:
+            raise Rejected(Reason.DUPLICATE)
+        if not reputation.may_announce(sender, arrival.at):
+            raise Rejected(Reason.RATE_LIMITED)
+        if not self._everybody[self._is_proven(sender)].take(now=arrival.at):
+            raise Rejected(Reason.OVER_CAPACITY)
+        try:
+            announcement = check_gossip(
+                message.data, sender, arrival, settings=self._settings, tasks=self._tasks
+            )
+        except Rejected as rejected:
+            reputation.announced(sender, arrival.at)
+            if rejected.reason in _SIGNED:
+                self._heard.add(digest, arrival.at)
+            raise
+        self._heard.add(digest, arrival.at)
+        self._check_new(announcement)
+        self._charge(announcement)
+        self.admit(announcement)
+
+    def _charge(self, announcement: Announcement) -> None:
+        """Take a new header from the allowance that it belongs to. Raises Rejected."""
+        now, created_s = announcement.arrival.at, announcement.header.created_s
+        if created_s < self.born_at:
+            raise Rejected(Reason.BEFORE_OUR_TIME, f"{self.born_at - created_s:.0f} s before we started")
+        if created_s >= now - LATE_S:
+            self._ledger.reputation.announced(announcement.author, now)
+        elif not self._late.take(now=now):
+            raise Rejected(Reason.OVER_CAPACITY, "too many old headers")
+
+    def _check_new(self, announcement: Announcement) -> None:
+        identity = _identity(announcement)
+        if any(identity in seen for seen in self.seen.values()):
+            raise Rejected(Reason.DUPLICATE)
+
+    def _is_proven(self, author: str) -> bool:
+        return self._ledger.reputation.trust_of(author) != "newcomer"
+
+
+_SIGNED = frozenset(
+    {
+        Reason.NOT_A_PUBLISHER,
+        Reason.OTHER_PROTOCOL,
+        Reason.OTHER_SWARM,
+        Reason.OTHER_TASK,
+        Reason.NO_SPREAD,
+        Reason.OVERSIZED,
+        Reason.EXPIRED,
+    }
+)
+"""Reasons that are found after the signature was, and that stay true of the same bytes."""
+
+
+def _identity(announcement: Announcement) -> bytes:
+    return key_of(announcement.author.encode(), announcement.header.body_hash)
+
+
+# ---- accepted groups that wait to be drawn ----
 
 SNAPSHOT_FORMAT = 1
 
@@ -263,134 +396,3 @@ def read_snapshot(data: bytes) -> BufferSnapshot:
             f"the saved external groups have format {snapshot.format}, this version reads {SNAPSHOT_FORMAT}"
         )
     return snapshot
-
-
-class Inbox:
-    """Hears messages, and admits to the pool what is sound and new."""
-
-    def __init__(
-        self,
-        pool: HeaderPool,
-        ledger: Ledger,
-        *,
-        settings: ExchangeSettings,
-        tasks: Mapping[str, Task],
-        arrive: Callable[[], Arrival],
-        on_admitted: Callable[[Announcement], None],
-        is_neighbour: Callable[[str], bool] = lambda peer: False,
-    ) -> None:
-        """`arrive` stamps what comes in; `on_admitted` is called with each header that entered the pool.
-        What a neighbour announces does not come from the network but to `take`."""
-        self._pool = pool
-        self._ledger = ledger
-        self._settings = settings
-        self._tasks = tasks
-        self._arrive = arrive
-        self._on_admitted = on_admitted
-        self._is_neighbour = is_neighbour
-        self._everybody = {
-            proven: TokenBucket(rate_per_s=TOTAL_HEADERS_PER_S, burst=TOTAL_HEADERS_BURST)
-            for proven in (False, True)
-        }
-        self._late = TokenBucket(rate_per_s=LATE_HEADERS_PER_S, burst=LATE_HEADERS_BURST)
-        # A header stays valid for max_age_s by its author's clock, which may be ahead of ours.
-        ttl_s = settings.max_age_s + MAX_CLOCK_SKEW_S
-        self._heard = RecentlySeen(max_keys=MAX_SEEN, ttl_s=ttl_s)
-        """Messages whose signature was checked, whatever became of them."""
-        self.seen = {proven: RecentlySeen(max_keys=MAX_SEEN, ttl_s=ttl_s) for proven in (False, True)}
-        """Headers that were admitted, by whether their author was proven: a flood of new names must not make
-        us forget what we heard from those we know."""
-        self.born_at = 0.0
-        """Nothing older is taken from the network: our life before a restart may have heard it."""
-
-    def hear(self, message: Message) -> None:
-        """Take in one gossip message, or count why not."""
-        if self._is_neighbour(message.sender):
-            return
-        self._ledger.headers_seen += 1
-        self._ledger.bytes_in += len(message.data)
-        try:
-            self._hear(message, self._arrive())
-        except Rejected as rejected:
-            self._ledger.drop(rejected.reason, message.sender, str(rejected))
-
-    def take(self, author: str, header: Header, sealed: bytes, given: Given) -> None:
-        """Take in a group of another policy of this process, if it is of use to us."""
-        self._ledger.headers_seen += 1
-        try:
-            check_fits(header, self._settings, self._tasks)
-            self.admit(Announcement(author, header, sealed, self._arrive(), given))
-        except Rejected as rejected:
-            self._ledger.let_go(Reason(rejected.reason))
-
-    def admit(self, announcement: Announcement) -> None:
-        """Put a checked header into the pool. Raises Rejected: duplicate."""
-        self._check_new(announcement)
-        author = announcement.author
-        self.seen[self._is_proven(author)].add(_identity(announcement), self._arrive().at)
-        self._ledger.headers_accepted += 1
-        self._ledger.let_go(Reason.CROWDED_OUT, self._pool.add(announcement))
-        self._on_admitted(announcement)
-
-    def _hear(self, message: Message, arrival: Arrival) -> None:
-        sender, reputation = message.sender, self._ledger.reputation
-        if reputation.is_banned(sender, arrival.at):
-            raise Rejected(Reason.BANNED)
-        if message.oversized:
-            raise Rejected(Reason.GOSSIP_TOO_LARGE, "a gossip message over the bound of the network")
-        digest = key_of(message.data)
-        if digest in self._heard:
-            raise Rejected(Reason.DUPLICATE)
-        if not reputation.may_announce(sender, arrival.at):
-            raise Rejected(Reason.RATE_LIMITED)
-        if not self._everybody[self._is_proven(sender)].take(now=arrival.at):
-            raise Rejected(Reason.OVER_CAPACITY)
-        try:
-            announcement = check_gossip(
-                message.data, sender, arrival, settings=self._settings, tasks=self._tasks
-            )
-        except Rejected as rejected:
-            reputation.announced(sender, arrival.at)
-            if rejected.reason in _SIGNED:
-                self._heard.add(digest, arrival.at)
-            raise
-        self._heard.add(digest, arrival.at)
-        self._check_new(announcement)
-        self._charge(announcement)
-        self.admit(announcement)
-
-    def _charge(self, announcement: Announcement) -> None:
-        """Take a new header from the allowance that it belongs to. Raises Rejected."""
-        now, created_s = announcement.arrival.at, announcement.header.created_s
-        if created_s < self.born_at:
-            raise Rejected(Reason.BEFORE_OUR_TIME, f"{self.born_at - created_s:.0f} s before we started")
-        if created_s >= now - LATE_S:
-            self._ledger.reputation.announced(announcement.author, now)
-        elif not self._late.take(now=now):
-            raise Rejected(Reason.OVER_CAPACITY, "too many old headers")
-
-    def _check_new(self, announcement: Announcement) -> None:
-        identity = _identity(announcement)
-        if any(identity in seen for seen in self.seen.values()):
-            raise Rejected(Reason.DUPLICATE)
-
-    def _is_proven(self, author: str) -> bool:
-        return self._ledger.reputation.trust_of(author) != "newcomer"
-
-
-_SIGNED = frozenset(
-    {
-        Reason.NOT_A_PUBLISHER,
-        Reason.OTHER_PROTOCOL,
-        Reason.OTHER_SWARM,
-        Reason.OTHER_TASK,
-        Reason.NO_SPREAD,
-        Reason.OVERSIZED,
-        Reason.EXPIRED,
-    }
-)
-"""Reasons that are found after the signature was, and that stay true of the same bytes."""
-
-
-def _identity(announcement: Announcement) -> bytes:
-    return key_of(announcement.author.encode(), announcement.header.body_hash)

@@ -1,22 +1,17 @@
-"""What travels: a header that names a group and a body that holds its answers.
+"""What travels: a header that names a group and a body that holds its answers, and both as bytes.
 
-RolloutGroup -> [Header, Body] -> codec -> wire -> codec -> [Header, Body] -> validation -> RolloutGroup
+RolloutGroup -> [Header, Body] -> [encode] -> wire -> [decode] -> [Header, Body] -> validation -> RolloutGroup
+body of a wide group -> [parts] -> judged part by part, as long as there is time -> [most_telling] -> buffer
+own group too large for a body -> [narrowed] -> announcing.py
 
 A header is gossiped to everybody inside a signed envelope (identity/keys.py), whose author is the group's
-author. A body is fetched by the hash that its header names. Both are arrays on the wire: the topic and the
-stream protocol carry the version, and any other shape is malformed. The bounds of a field stand in its type.
+author. A body is fetched by the hash that its header names. Both are msgpack arrays on the wire: the topic
+and the stream protocol carry the version, and any other shape is malformed. The bounds of a field stand in
+its type.
 
-Structs to bytes and back: msgpack, and zstd around bodies. Nothing is decoded before its size is bounded.
-
-messages -> [codec] -> gossip, bodies
-
-A body must be one zstd frame that states its size, with nothing behind it: the size is checked before a byte
-is decompressed, so a bomb costs its author a ban and us a header parse.
-
-Groups of hundreds of answers: in which parts they are looked at, and which answers are kept.
-
-body -> [parts] -> judged part by part, as long as there is time -> [most_telling] -> buffer -> trainer
-own group too large for a body -> [most_telling] -> announcing.py
+Nothing is decoded before its size is bounded. A body must be one zstd frame that states its size, with
+nothing behind it: the size is checked before a byte is decompressed, so a bomb costs its author a ban and us
+a header parse.
 
 A wide group finds what a narrow one misses: with 512 answers to one question a pass rate of 1 in 200 shows up
 (BroRL, arXiv 2510.01180). A node that hears of one need not pay for all of it. It looks at as many answers as
@@ -49,6 +44,8 @@ from swarmnode.exchange.limits import (
 from swarmnode.identity.keys import MAX_PEER_ID_CHARS
 from swarmnode.tasks.task import MAX_ABS_REWARD, MAX_INDEX, MAX_SEED
 from swarmnode.types import ExampleKey, RolloutGroup
+
+# ---- headers and bodies ----
 
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
@@ -149,6 +146,8 @@ class Announcement:
     """It comes from our own checkpoint, where it waited for a draw."""
 
 
+# ---- structs to bytes and back ----
+
 _COMPRESSION_LEVEL = 3
 """zstd's default: 0.1 ms for a group of 8 x 1000 characters; level 9 takes four times that for 3 % less."""
 
@@ -210,6 +209,9 @@ def _decompress(data: bytes) -> bytes:
     if size == zstandard.CONTENTSIZE_UNKNOWN or size > MAX_RAW_BODY_BYTES:
         raise Rejected(Reason.BAD_COMPRESSION, f"the frame holds {size} bytes, at most {MAX_RAW_BODY_BYTES}")
     return zstandard.ZstdDecompressor().decompress(data, read_across_frames=False, allow_extra_data=False)
+
+
+# ---- wide groups ----
 
 
 def parts(count: int, size: int, rng: random.Random) -> list[list[int]]:

@@ -1,17 +1,15 @@
-"""The body plane: bodies are asked for by their hash, from their author or from anyone who has them.
+"""The two planes of an exchange: headers are gossiped to everybody, bodies are asked for by their hash.
 
+publish -> [HeaderPlane.announce] -> topic /swarmnode/2/<swarm>/rollouts/<shard> -> [run] -> Inbox -> pool
 publish, fetch -> [BodyStore] -> whoever asks
-choose -> [fetch] -> stream /swarmnode/rollouts/2 -> [answer] of another node -> check_body
-
-Request: the 32 bytes of a hash. Response: the body, or nothing at all for "not here" and "not now". The hash
-is checked before a body is looked into, so it does not matter who gave it. We ask no peer for more than it
-would ask of us: its own limits need not refuse us. Peers are asked for the bodies of others seldom.
-
-The header plane: which topics a node is on, how it announces and how it listens.
-
-publish -> [announce] -> topic /swarmnode/2/<swarm>/rollouts/<shard> -> [listen] -> Inbox -> pool
+choose -> [BodyPlane.fetch] -> stream /swarmnode/rollouts/2 -> [answer] of another node -> check_body
 
 Headers are spread over shards by task, so a node hears only of tasks it could train on.
+
+A body comes from its author or from anyone who has it. Request: the 32 bytes of a hash. Response: the body,
+or nothing at all for "not here" and "not now". The hash is checked before a body is looked into, so it does
+not matter who gave it. We ask no peer for more than it would ask of us: its own limits need not refuse us.
+Peers are asked for the bodies of others seldom.
 """
 
 import asyncio
@@ -36,6 +34,9 @@ from swarmnode.exchange.reputation import Ledger, TokenBucket
 from swarmnode.network.host import Host, Message, Subscription
 
 logger = logging.getLogger(__name__)
+
+
+# ---- headers ----
 
 
 def shard_of(task: str, shards: int) -> int:
@@ -115,6 +116,8 @@ class HeaderPlane:
             # The peer boundary: whatever a message does to us, the next one is heard.
             logger.exception("a header of %s could not be handled", message.sender)
 
+
+# ---- bodies ----
 
 BODY_PROTOCOL = f"/swarmnode/rollouts/{PROTOCOL}"
 HASH_BYTES = 32

@@ -1,6 +1,10 @@
 """What an exchange remembers of the swarm over restarts: what it has seen, and what peers are worth.
 
+Inbox, Fetcher -> [RecentlySeen] -> pool, buffer
 Inbox, Fetcher, Reputation -> [Recorder] -> a file in the node's home -> [load] -> Inbox, Fetcher, Reputation
+Ledger -> [Door.bar] -> Host.disconnect;   Host.peers -> [Door] -> Fetcher
+
+What was seen is remembered for as long as it could come again, within a bound.
 
 A checkpoint is written when rounds are done; this file at the start, soon after a ban and every
 WRITE_EVERY_S, beside the event loop, so that a node that is killed has not forgotten whom it banned and what
@@ -10,17 +14,9 @@ repeat what is older than a few seconds anyway. Peers whose clock is behind are 
 behind. What remains: a header dated ahead of time (by no more than MAX_CLOCK_SKEW_S) that was heard in the
 last WRITE_EVERY_S before a kill can be sent once more within that time.
 
-Remembers what has passed by, for as long as it could come again, within a bound.
-
-Inbox, Fetcher -> [RecentlySeen] -> pool, buffer
-
-Keeps banned peers off our connections, and tells who is on them.
-
-Ledger -> [Door.bar] -> Host.disconnect;   Host.peers -> [Door] -> Fetcher
-
-A ban that only ignored would still cost what it takes to receive: the daemon reads, checks and forwards what
-a peer sends before we hear of it. The host keeps whom we barred away for as long as the ban lasts
-(host.py).
+Whom we remember to be banned is kept off our connections, too. A ban that only ignored would still cost what
+it takes to receive: the daemon reads, checks and forwards what a peer sends before we hear of it. So the
+door tells the host (host.py), which keeps a peer away for as long as its ban lasts.
 """
 
 import asyncio
@@ -48,63 +44,7 @@ KEY_BYTES = 16
 """Bytes kept of a digest: nobody finds two with one among the few thousand that are remembered."""
 
 
-def key_of(*parts: bytes) -> bytes:
-    """A short key for what may be long. Parts of fixed length cannot be cut elsewhere into another key.
-
-    >>> len(key_of(b"author", b"hash"))
-    16
-    """
-    return hashlib.blake2b(b"".join(parts), digest_size=KEY_BYTES).digest()
-
-
-class RecentlySeen:
-    """A set of keys that forgets each after `ttl_s`, and the oldest when there are more than `max_keys`.
-
-    >>> seen = RecentlySeen(max_keys=2, ttl_s=60.0)
-    >>> seen.add(b"one", now=0.0), seen.add(b"one", now=1.0), seen.add(b"one", now=61.0)
-    (True, False, True)
-    """
-
-    def __init__(self, *, max_keys: int, ttl_s: float) -> None:
-        self._max_keys = max_keys
-        self._ttl_s = ttl_s
-        self._seen_at: OrderedDict[bytes, float] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._seen_at)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._seen_at
-
-    def items(self) -> list[tuple[bytes, float]]:
-        """Keys and when each was seen first, oldest first."""
-        return list(self._seen_at.items())
-
-    def restore(self, items: Iterable[tuple[bytes, float]]) -> None:
-        """Take up what was remembered before a restart, as older than all that was added since."""
-        since = self._seen_at
-        self._seen_at = OrderedDict(sorted(items, key=lambda item: item[1]))
-        self._seen_at.update(since)
-        while len(self._seen_at) > self._max_keys:
-            self._seen_at.popitem(last=False)
-
-    def add(self, key: bytes, now: float) -> bool:
-        """Remember a key; False when it was known already."""
-        self._forget(now)
-        if key in self._seen_at:
-            return False
-        self._seen_at[key] = now
-        if len(self._seen_at) > self._max_keys:
-            self._seen_at.popitem(last=False)
-        return True
-
-    def _forget(self, now: float) -> None:
-        while self._seen_at:
-            key, seen_at = next(iter(self._seen_at.items()))
-            if now - seen_at < self._ttl_s:
-                return
-            del self._seen_at[key]
-
+# ---- the record and its file ----
 
 FORMAT = 1
 WRITE_EVERY_S = 10.0
@@ -236,6 +176,69 @@ class Recorder:
             self._failed = False
             self._written = record
 
+
+# ---- what was seen lately ----
+
+
+def key_of(*parts: bytes) -> bytes:
+    """A short key for what may be long. Parts of fixed length cannot be cut elsewhere into another key.
+
+    >>> len(key_of(b"author", b"hash"))
+    16
+    """
+    return hashlib.blake2b(b"".join(parts), digest_size=KEY_BYTES).digest()
+
+
+class RecentlySeen:
+    """A set of keys that forgets each after `ttl_s`, and the oldest when there are more than `max_keys`.
+
+    >>> seen = RecentlySeen(max_keys=2, ttl_s=60.0)
+    >>> seen.add(b"one", now=0.0), seen.add(b"one", now=1.0), seen.add(b"one", now=61.0)
+    (True, False, True)
+    """
+
+    def __init__(self, *, max_keys: int, ttl_s: float) -> None:
+        self._max_keys = max_keys
+        self._ttl_s = ttl_s
+        self._seen_at: OrderedDict[bytes, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._seen_at)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._seen_at
+
+    def items(self) -> list[tuple[bytes, float]]:
+        """Keys and when each was seen first, oldest first."""
+        return list(self._seen_at.items())
+
+    def restore(self, items: Iterable[tuple[bytes, float]]) -> None:
+        """Take up what was remembered before a restart, as older than all that was added since."""
+        since = self._seen_at
+        self._seen_at = OrderedDict(sorted(items, key=lambda item: item[1]))
+        self._seen_at.update(since)
+        while len(self._seen_at) > self._max_keys:
+            self._seen_at.popitem(last=False)
+
+    def add(self, key: bytes, now: float) -> bool:
+        """Remember a key; False when it was known already."""
+        self._forget(now)
+        if key in self._seen_at:
+            return False
+        self._seen_at[key] = now
+        if len(self._seen_at) > self._max_keys:
+            self._seen_at.popitem(last=False)
+        return True
+
+    def _forget(self, now: float) -> None:
+        while self._seen_at:
+            key, seen_at = next(iter(self._seen_at.items()))
+            if now - seen_at < self._ttl_s:
+                return
+            del self._seen_at[key]
+
+
+# ---- whom we keep out ----
 
 LOOK_EVERY_S = 1.0
 """How often we look who is connected, when nobody has just been banned."""

@@ -1,16 +1,15 @@
-"""What we remember of each peer: how much it may still say, how well it behaved, whether it answers.
+"""What we remember of each peer, and the ledger: the one place where a Reason has consequences.
 
 gossip, bodies -> [Reputation] -> listen or ignore, ask or wait
+gossip, bodies, exchange -> [Ledger] -> Reputation;   ExchangeStats -> status, metrics, log
 
-Pure: time is handed in. The score falls with each invalid message (limits.py) and recovers slowly, so that a
-broken peer is heard again once it is mended. A fetch that gave us nothing is no offence; it only makes us
-wait before we ask again, and ask others first. The number of peers is bounded: whoever was not heard of for
-longest is forgotten, strangers before those who ever gave us a group, so that names without end displace each
-other.
+A reputation is how much a peer may still say, how well it behaved, and whether it answers. It is pure: time
+is handed in. The score falls with each invalid message (limits.py) and recovers slowly, so that a broken peer
+is heard again once it is mended. A fetch that gave us nothing is no offence; it only makes us wait before we
+ask again, and ask others first. The number of peers is bounded: whoever was not heard of for longest is
+forgotten, strangers before those who ever gave us a group, so that names without end displace each other.
 
-Counts everything and lets peers feel what they did: the one place where a Reason has consequences.
-
-gossip, bodies, exchange -> [Ledger] -> ExchangeStats -> status, metrics, log
+The ledger counts everything and lets peers feel what they did.
 """
 
 import logging
@@ -34,6 +33,9 @@ from swarmnode.exchange.selection import Trust
 from swarmnode.identity.keys import memorable_name
 
 logger = logging.getLogger(__name__)
+
+
+# ---- reputation ----
 
 FULL_SCORE = 100.0
 BAN_BELOW = 20.0
@@ -258,6 +260,8 @@ class Reputation:
         standing.scored_at = now
         return standing.score
 
+
+# ---- the ledger ----
 
 _KNOWN = frozenset(Reason)
 

@@ -1,6 +1,7 @@
-"""Which headers to fetch, which groups to draw, how long to wait: what the exchange decides, purely.
+"""Which headers to fetch, which groups to draw, how long to wait, where to meet: pure decisions.
 
 pool -> [choose] -> Fetcher;   buffer -> [draw] -> trainer;   pool, buffer -> [is_fresh] -> leave or stay
+inbox -> [Claims, meeting_places] -> Node -> learner answers them, too -> training/foreign/wide_groups.py
 
 The paper's rule (SAPO section 5) is to leave out groups without advantage and to sample uniformly over all
 others. It is made for a swarm whose members are known. Here an identity costs nothing, so the same rule is
@@ -18,21 +19,18 @@ applied to authors who earned it, and what everybody else may take is bounded to
   chosen before, so nobody is heard more for announcing what we need, or more of it.
 - In a draw each author has a share, and newcomers together have one.
 
-Beyond the spread that the paper asks for, no claimed reward or model size enters into the choice: a claim
-costs its author nothing.
+Beyond the spread that the paper asks for, no claimed reward or model size enters into what is fetched or
+drawn: a claim costs its author nothing.
 
-Where nodes meet: hard examples that several of them answer, agreed on without a word.
+Nodes meet at hard examples that several of them answer, agreed on without a word. Seeds differ, so nodes
+never draw the same example. But all of them hear the same announcements: who rarely got an example right says
+so by its mean reward. Everybody draws some of these again, from its own copy of the task, and all take the
+same ones, because the choice depends on the names of examples alone. So an example that is answered rightly
+once in a hundred times is answered a hundred times, by the swarm.
 
-inbox -> [Claims, meeting_places] -> Node -> learner answers them, too -> training/wide_groups.py
-
-Seeds differ, so nodes never draw the same example. But all of them hear the same announcements: who rarely
-got an example right says so by its mean reward. Everybody draws some of these again, from its own copy of
-the task, and all take the same ones, because the choice depends on the names of examples alone. So an example
-that is answered rightly once in a hundred times is answered a hundred times, by the swarm.
-
-A claim costs its author nothing, and names can be made up until they come first. So an author has one place
-in a choice at most, only those we know have any, and what it can gain is that we answer one training example
-of its choice now and then: what is learned from is judged here as always.
+A false claim costs nothing here either, and names can be made up until they come first. So an author has one
+place in such a choice at most, only those we know have any, and what it can gain is that we answer one
+training example of its choice now and then: what is learned from is judged here as always.
 """
 
 import hashlib
@@ -53,6 +51,8 @@ from swarmnode.exchange.limits import (
 )
 from swarmnode.exchange.messages import Arrival, Header
 from swarmnode.types import ExampleKey
+
+# ---- whom to fetch from, what to draw ----
 
 Trust = Literal["neighbour", "proven", "slow", "newcomer"]
 """neighbour: a policy of this process, of which nothing has to be fetched. The others: see above."""
@@ -212,6 +212,8 @@ def is_fresh(
     """
     return now - arrival.at <= max_age_s and policy_version - arrival.policy_version <= max_age_versions
 
+
+# ---- where nodes meet ----
 
 MAX_CLAIMANTS = 64
 """Authors whose announcements are remembered, about a megabyte of them. Only those we know are."""

@@ -1,18 +1,14 @@
 """Validation turns untrusted bytes into a group that was drawn, tokenized and scored on this machine.
 
-gossip -> [check_gossip] -> pool -> bodies -> [check_body] -> buffer -> trainer
+gossip -> [check_gossip] -> pool -> BodyPlane -> [Judge.run(check_body)] -> buffer -> trainer
 
-All checks are pure: they look at everything before anything is kept, and raise Rejected with a Reason.
-Those of headers take a tenth of a millisecond and run on the event loop; check_body calls the task and the
-tokenizer and runs in the judge's thread.
+All checks are pure: they look at everything before anything is kept, and raise Rejected with a Reason. Those
+of headers take a tenth of a millisecond and run on the event loop. `check_body` calls the task and the
+tokenizer: it runs in a thread with a deadline, so that no answer can stall the event loop.
 
-Judges what strangers sent in a thread with a deadline, so that no answer can stall the event loop.
-
-exchange -> [Judge.run(check_body)] -> exchange
-
-One judgement at a time: scoring must not take the cores from training. It is the rule by which a node judges
-its own rollouts too (tasks/judged.py), with less patience: the code of task files runs in a process that is
-ended at its deadline, and what else overruns in a thread is left behind and counted; with too many stuck,
+One judgement at a time: scoring must not take the cores from training. The rule is the one by which a node
+judges its own rollouts (tasks/judged.py), with less patience: the code of task files runs in a process that
+is ended at its deadline, and what else overruns in a thread is left behind and counted; with too many stuck,
 nothing is judged until one returns. The process is not the one that judges our own rollouts.
 """
 
@@ -287,6 +283,8 @@ def _score(task: Task, example: Example, answers: Sequence[Answer]) -> tuple[Sco
     except TaskError as error:
         raise Rejected(Reason.UNSCORABLE, error.message) from error
 
+
+# ---- the judge's thread ----
 
 T = TypeVar("T")
 

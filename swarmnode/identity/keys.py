@@ -1,30 +1,23 @@
-"""The node key: made at first run, kept for good, read by the go daemon as it is.
+"""Who a node is: the key made at its first run, and what follows from it, peer id, name and signatures.
 
-first run -> [node.key] -> peer id, name, signatures; p2pd reads the same file
+first run -> node.key -> [NodeKey] -> [peer id] -> [name] -> log lines, status, leaderboards
+                 p2pd reads the same file
+NodeKey, payload -> [seal] -> wire -> [unseal] -> author, payload
 
 The file is libp2p's protobuf private key, 68 bytes: `08 01 12 40`, seed (32), public key (32). A key is never
 overwritten: what stands in its way is kept beside it, and a file we cannot read is an error, not a new key.
 
-Names people can say: the same peer id is the same `adjective-adjective-animal` on every screen, forever.
+An Ed25519 peer id is the public key itself, spelled as libp2p spells it: the base58 of an identity multihash.
+So the key can be read back out of the id, and no lookup is ever needed to verify a signature. RSA ids
+(`Qm...`) only hash their key and are not accepted.
 
-peer id -> [name] -> log lines, status, leaderboards
+Signed bytes say who said what, and in which context. The context is signed with the payload, so a signature
+made for one purpose proves nothing in another. `unseal` decodes three fields and no more until the signature
+has been checked.
 
-64 x 64 x 64 = 262,144 names. A name is for people: two peers may share one, so nothing is ever decided by it.
-The lists and the rule are frozen: changing a word would rename peers.
-
-Peer ids: the public key itself, spelled as libp2p spells it.
-
-public key -> [peer id] -> public key
-
-An Ed25519 peer id is the base58 of an identity multihash, so the key can be read back out of the name and
-no lookup is ever needed to verify a signature. RSA ids (`Qm...`) only hash their key and are not accepted.
-
-Signed bytes: who said it, what they said, and in which context.
-
-NodeKey -> [seal] -> wire -> [unseal] -> author, payload
-
-The context is signed with the payload, so a signature made for one purpose proves nothing in another.
-`unseal` decodes three fields and no more until the signature has been checked.
+The same peer id has the same `adjective-adjective-animal` name on every screen, forever, out of 64 x 64 x 64
+= 262,144. A name is for people: two peers may share one, so nothing is ever decided by it. The lists and the
+rule are frozen: changing a word would rename peers.
 """
 
 import binascii
@@ -50,51 +43,7 @@ from swarmnode.storage import sync
 logger = logging.getLogger(__name__)
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-MOODS = _words(
-    """
-    able agile alert amused ardent bold brave brisk calm candid careful cheerful clever content
-    cordial curious daring decent earnest eager fair fearless fond frank friendly gentle glad
-    graceful happy hardy helpful honest hopeful humble jolly jovial keen kind lively loyal lucid
-    merry mild modest neat nimble noble patient placid polite proud prudent quick quiet sincere
-    steady sunny tender tidy trusty upbeat vivid warm witty
-    """
-)
-
-LOOKS = _words(
-    """
-    amber ashen azure beige black blond blue bronze brown chrome cobalt copper coral cream
-    crimson cyan dappled dusky ebony emerald fawn flaxen frosted gilded golden granite green
-    grey hazel indigo ivory jade khaki lilac lime maroon mauve mossy navy ochre olive opal
-    orange pale pearly pink plum purple red rosy ruby russet rusty sable saffron sandy scarlet
-    silver speckled striped tawny teal violet white
-    """
-)
-
-ANIMALS = _words(
-    """
-    alpaca antelope badger beaver bison bobcat buffalo camel caribou cheetah cobra condor cougar
-    coyote crane dingo dolphin donkey eagle egret falcon ferret finch fox gazelle gecko gibbon
-    heron hyena ibex iguana impala jackal jaguar koala lemur leopard llama lynx macaw magpie
-    marmot marten meerkat moose newt ocelot orca osprey otter owl panda panther pelican puffin
-    puma rabbit raven salmon seal stork tapir walrus wombat
-    """
-)
-
-
-def memorable_name(peer_id: str) -> str:
-    """The name of a peer, computed from its id alone.
-
-    >>> memorable_name("12D3KooW9pNAk8aiBuGVQtWRdbkLmo5qVL3e2h5UxbN2Nz9ttwiw")
-    'graceful-copper-puma'
-    """
-    digest = hashlib.blake2b(peer_id.encode(), digest_size=3, person=b"swarmnode-name").digest()
-    words = (MOODS, LOOKS, ANIMALS)
-    return "-".join(choices[byte % len(choices)] for choices, byte in zip(words, digest, strict=True))
-
+# ---- peer ids ----
 
 PUBLIC_KEY_BYTES = 32
 
@@ -131,6 +80,8 @@ def public_key_from_peer_id(peer_id: str) -> bytes:
         raise Rejected("bad_peer_id", f"{peer_id} is not an Ed25519 peer id")
     return public_key
 
+
+# ---- the key and its file ----
 
 SEED_BYTES = 32
 KEY_FILE_BYTES = 68
@@ -175,7 +126,7 @@ class NodeKey:
         return memorable_name(self.peer_id)
 
     def sign(self, data: bytes) -> bytes:
-        """The raw signature of `data`, 64 bytes. Messages go through keys.py, which adds the context."""
+        """The raw signature of `data`, 64 bytes. Messages go through `seal`, which adds the context."""
         return self._private.sign(data)
 
     def to_protobuf(self) -> bytes:
@@ -331,6 +282,8 @@ def _write_secret(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
+# ---- signed bytes ----
+
 SIGNATURE_BYTES = 64
 
 
@@ -379,3 +332,52 @@ def _signed_bytes(context: str, payload: bytes) -> bytes:
     if "\0" in context:
         raise ValueError("a signing context must not contain NUL")
     return context.encode() + b"\0" + payload
+
+
+# ---- names that people can say ----
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+MOODS = _words(
+    """
+    able agile alert amused ardent bold brave brisk calm candid careful cheerful clever content
+    cordial curious daring decent earnest eager fair fearless fond frank friendly gentle glad
+    graceful happy hardy helpful honest hopeful humble jolly jovial keen kind lively loyal lucid
+    merry mild modest neat nimble noble patient placid polite proud prudent quick quiet sincere
+    steady sunny tender tidy trusty upbeat vivid warm witty
+    """
+)
+
+LOOKS = _words(
+    """
+    amber ashen azure beige black blond blue bronze brown chrome cobalt copper coral cream
+    crimson cyan dappled dusky ebony emerald fawn flaxen frosted gilded golden granite green
+    grey hazel indigo ivory jade khaki lilac lime maroon mauve mossy navy ochre olive opal
+    orange pale pearly pink plum purple red rosy ruby russet rusty sable saffron sandy scarlet
+    silver speckled striped tawny teal violet white
+    """
+)
+
+ANIMALS = _words(
+    """
+    alpaca antelope badger beaver bison bobcat buffalo camel caribou cheetah cobra condor cougar
+    coyote crane dingo dolphin donkey eagle egret falcon ferret finch fox gazelle gecko gibbon
+    heron hyena ibex iguana impala jackal jaguar koala lemur leopard llama lynx macaw magpie
+    marmot marten meerkat moose newt ocelot orca osprey otter owl panda panther pelican puffin
+    puma rabbit raven salmon seal stork tapir walrus wombat
+    """
+)
+
+
+def memorable_name(peer_id: str) -> str:
+    """The name of a peer, computed from its id alone.
+
+    >>> memorable_name("12D3KooW9pNAk8aiBuGVQtWRdbkLmo5qVL3e2h5UxbN2Nz9ttwiw")
+    'graceful-copper-puma'
+    """
+    digest = hashlib.blake2b(peer_id.encode(), digest_size=3, person=b"swarmnode-name").digest()
+    words = (MOODS, LOOKS, ANIMALS)
+    return "-".join(choices[byte % len(choices)] for choices, byte in zip(words, digest, strict=True))

@@ -1,16 +1,13 @@
-"""Keeps a node attached to its swarm: dials, advertises, looks around, forever.
+"""Keeps a node attached to its swarm: remembers addresses, dials, advertises, looks around, forever.
 
-static seeds, cached peers, Kademlia providers, mDNS -> PeerBook -> [Discovery] -> Host.connect
+seeds, cache, Kademlia providers, mDNS -> [PeerBook] -> [next_dials] -> [Discovery] -> Host.connect
 
 With every seed down the node starts alone, says so, and attaches as soon as anyone appears. Nothing that a
 peer or the daemon does ends `run`.
 
-The peer book: which addresses we know, how they behaved, and which to dial next.
-
-seeds, cache, Kademlia, mDNS -> [PeerBook] -> next_dials -> discovery.py
-
-The book only remembers; `next_dials` is a pure decision. What we once connected to is written to disk, so a
-node finds its swarm again when every seed is gone.
+The peer book only remembers which addresses we know and how they behaved; which to dial next is the pure
+decision of `next_dials`. What we once connected to is written to disk, so a node finds its swarm again when
+every seed is gone.
 """
 
 import asyncio
@@ -31,6 +28,9 @@ from swarmnode.network.multiaddr import MAX_ADDRESSES_PER_PEER, split_peer
 from swarmnode.storage import replace_file
 
 logger = logging.getLogger(__name__)
+
+
+# ---- the peer book ----
 
 Source = Literal["seed", "cache", "kademlia", "mdns"]
 """Who told us: the user's configuration, an earlier run, the routing table, the local network."""
@@ -184,6 +184,8 @@ def _worth(known: KnownAddress) -> tuple[bool, int, float]:
     """Order of usefulness: seeds, then those that failed least, then those seen last."""
     return known.source == "seed", -known.failures, known.last_seen or 0.0
 
+
+# ---- discovery ----
 
 TARGET_PEERS = 8
 """GossipSub keeps 6 neighbours per topic and tolerates 4 to 12; the rest is found by others dialling us."""

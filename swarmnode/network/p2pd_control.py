@@ -1,16 +1,15 @@
 """The daemon's control socket: each question gets its own connection, bounds and a deadline.
 
 p2pd.py -> [ControlClient] -> Unix socket (varint-framed protobuf) -> p2pd
+hivemind wheel -> [load_messages] -> ControlClient
+               -> [find_daemon] -> p2pd_process.py
 
 A daemon that cannot be asked is HostDown; one that answers "no" is DaemonRefused, which callers translate,
 because what went wrong depends on the question. Much of what it says it only passes on from peers: of that,
 what makes no sense is skipped and counted, and never says anything about the daemon.
 
-What we use of the hivemind wheel: the go-libp2p daemon and its protobuf messages.
-
-hivemind wheel -> [p2pd_bundle] -> p2pd_process.py (binary), p2pd_control.py (messages)
-
-hivemind itself is not imported: it would import torch. `find_spec` only looks where the package lies.
+Of the hivemind wheel we use the go-libp2p daemon and its protobuf messages. hivemind itself is not imported:
+it would import torch. `find_spec` only looks where the package lies.
 """
 
 import asyncio
@@ -34,36 +33,6 @@ from swarmnode.network.multiaddr import (
 )
 from swarmnode.network.rpc import Cause, Skipped, encode_frame, encode_uvarint, read_frame
 from swarmnode.printable import printable
-
-INSTALL_HINT = "install it with: pip install 'swarmnode[train]'"
-
-
-def find_daemon() -> Path:
-    """The p2pd executable. Raises NetworkError when hivemind, or its daemon for this platform, is missing."""
-    return _find("hivemind_cli/p2pd", "the go-libp2p daemon (p2pd)")
-
-
-@cache
-def load_messages() -> Any:
-    """The module with the daemon's protobuf messages (p2pd_pb2). It is generated code without types."""
-    path = _find("proto/p2pd_pb2.py", "the messages of the go-libp2p daemon (p2pd_pb2.py)")
-    spec = importlib.util.spec_from_file_location("swarmnode_p2pd_pb2", path)
-    if spec is None or spec.loader is None:
-        raise NetworkError(f"{path} cannot be loaded", hint=INSTALL_HINT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _find(relative: str, what: str) -> Path:
-    spec = importlib.util.find_spec("hivemind")
-    if spec is None or spec.origin is None:
-        raise NetworkError(f"{what} is missing: hivemind is not installed", hint=INSTALL_HINT)
-    path = Path(spec.origin).parent / relative
-    if not path.is_file():
-        raise NetworkError(f"{what} is missing: {path} does not exist", hint=INSTALL_HINT)
-    return path
-
 
 LOCAL_TIMEOUT_S = 5.0
 """Limit of questions that the daemon answers by itself, in under a millisecond on a quiet machine."""
@@ -326,3 +295,35 @@ def _usable_id(multihash: bytes) -> str:
 def _text(value: str | bytes) -> str:
     # protobuf hands out the bytes of a text that is not UTF-8.
     return value if isinstance(value, str) else value.decode(errors="replace")
+
+
+# ---- what we use of the hivemind wheel ----
+
+INSTALL_HINT = "install it with: pip install 'swarmnode[train]'"
+
+
+def find_daemon() -> Path:
+    """The p2pd executable. Raises NetworkError when hivemind, or its daemon for this platform, is missing."""
+    return _find("hivemind_cli/p2pd", "the go-libp2p daemon (p2pd)")
+
+
+@cache
+def load_messages() -> Any:
+    """The module with the daemon's protobuf messages (p2pd_pb2). It is generated code without types."""
+    path = _find("proto/p2pd_pb2.py", "the messages of the go-libp2p daemon (p2pd_pb2.py)")
+    spec = importlib.util.spec_from_file_location("swarmnode_p2pd_pb2", path)
+    if spec is None or spec.loader is None:
+        raise NetworkError(f"{path} cannot be loaded", hint=INSTALL_HINT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _find(relative: str, what: str) -> Path:
+    spec = importlib.util.find_spec("hivemind")
+    if spec is None or spec.origin is None:
+        raise NetworkError(f"{what} is missing: hivemind is not installed", hint=INSTALL_HINT)
+    path = Path(spec.origin).parent / relative
+    if not path.is_file():
+        raise NetworkError(f"{what} is missing: {path} does not exist", hint=INSTALL_HINT)
+    return path

@@ -1,25 +1,20 @@
-"""Streams that others open to us: who asks, for what, and whether there is room.
+"""What others send our daemon: which of their streams are served, and who may stay connected to it.
 
 daemon connects to our Unix socket -> p2pd.py -> [Incoming] -> rpc.py (Host.serve) | a handler of streams
+Host.disconnect (bans), a daemon that grows -> [Gate] -> p2pd_control.py disconnects
+kernel -> [received_bytes] -> [Traffic] -> [largest_senders] -> Gate
 
-How many bytes came in on each TCP connection of this machine, as the kernel counts them.
+A stream is served when its peer is let in, its protocol is served, and there is room for it.
 
-kernel (NETLINK_SOCK_DIAG) -> [received_bytes] -> p2pd_incoming.py
+The daemon lets anybody in, so its gate is kept from here: the barred are disconnected whenever they come
+back. host.py remembers for how long; who made the daemon grow is found out here, and barred for a while.
 
-The daemon cannot say who sends it how much. The kernel can, for any socket and without privileges.
-Elsewhere than on Linux, and where the kernel refuses, the answer is None: unknown.
-
-Who made the daemon grow: what each peer sent it lately and it kept to itself.
-
-p2pd_incoming.py, p2pd.py (what was handed to us) -> [Traffic] -> largest_senders -> disconnected for a while
+The daemon cannot say who sends it how much. The kernel counts the bytes of each TCP connection of this
+machine, and tells them (NETLINK_SOCK_DIAG) for any socket and without privileges. Elsewhere than on Linux,
+and where the kernel refuses, the answer is None: unknown.
 
 A flood that grows the daemon is control traffic, which never reaches us. So what a peer sent on streams that
 we read, however much, is no part of its blame: the neighbours of a pipeline send gigabytes.
-
-Who may stay connected to our daemon: it lets anybody in, so the gate is kept from here.
-
-Host.disconnect (bans), a daemon that grows -> [Gate] -> p2pd_control.py disconnects
-                                               p2pd_incoming.py says who, host.py how long
 """
 
 import asyncio
@@ -41,6 +36,140 @@ from swarmnode.network.rpc import READ_TIMEOUT_S, Cause, Service, Skipped, Slot,
 from swarmnode.network.streams import SocketStream, StreamHandler, handle_stream
 
 logger = logging.getLogger(__name__)
+
+
+# ---- who may stay connected ----
+
+SIEGE_S = 10.0
+"""How long after a barred peer was there we look for it more often."""
+
+
+class Gate:
+    """Bars peers, and sends them away whenever they come back."""
+
+    def __init__(self, listen: Callable[[], Sequence[str]]) -> None:
+        """`listen`: the addresses that our daemon listens on."""
+        self.barred = BarredPeers()
+        self.traffic = Traffic()
+        self._listen = listen
+        self._besieged_until_s = 0.0
+
+    def check(self, peer_id: str) -> None:
+        """Raise PeerUnreachable for a peer that is barred."""
+        if peer_id in self.barred:
+            raise PeerUnreachable(f"{peer_id} is barred: it broke the rules a while ago")
+
+    def admits(self, peer_id: str) -> bool:
+        """Whether a stream of this peer is read at all."""
+        if peer_id in self.barred:
+            self._besiege()
+            return False
+        return True
+
+    def bar(self, peer_id: str, for_s: float) -> None:
+        if for_s > 0:
+            self.barred.bar(peer_id, for_s)
+            self._besiege()
+
+    async def disconnect(self, control: ControlClient, peer_id: str) -> None:
+        """End every connection to a peer. Raises HostDown."""
+        try:
+            await control.disconnect(peer_id)
+        except DaemonRefused as error:
+            logger.debug("%s could not be disconnected: %s", peer_id, error)
+
+    async def look(self, control: ControlClient) -> set[str]:
+        """Note what came in, send the barred away, and return who else is connected."""
+        connections = await control.connected_peers()
+        self.traffic.kept_bytes(self._listen(), connections)
+        return await self._turn_away(control, connections)
+
+    async def guard(self, control: ControlClient) -> None:
+        """While barred peers come back at once, look five times a second rather than once."""
+        if time.monotonic() < self._besieged_until_s:
+            await self._turn_away(control, await control.connected_peers())
+
+    async def relieve(self, control: ControlClient) -> None:
+        """The daemon grows: send away who sends it the most, as far as that is known."""
+        kept_bytes = self.traffic.kept_bytes(self._listen(), await control.connected_peers())
+        for peer_id in largest_senders(kept_bytes):
+            barred_s = self.traffic.bar_for_s(peer_id)
+            logger.warning(
+                "the network process grows, and %s sent it %.1f MiB within seconds; disconnected for %.0f s",
+                peer_id, kept_bytes[peer_id] / 2**20, barred_s,
+            )  # fmt: skip
+            self.bar(peer_id, barred_s)
+            await self.disconnect(control, peer_id)
+
+    async def _turn_away(self, control: ControlClient, connections: Sequence[PeerAddresses]) -> set[str]:
+        connected = {connection.peer_id for connection in connections}
+        barred = self.barred.among(connected)
+        for peer_id in barred:
+            logger.debug("disconnecting %s again: it is barred", peer_id)
+            self._besiege()
+            await self.disconnect(control, peer_id)
+        return connected - barred
+
+    def _besiege(self) -> None:
+        self._besieged_until_s = time.monotonic() + SIEGE_S
+
+
+# ---- what is served ----
+
+
+class Incoming:
+    """What is served, and the places for those who ask. It outlives the daemon."""
+
+    def __init__(self, gate: Gate, skipped: Skipped) -> None:
+        self.services: dict[str, Service] = {}
+        self.handlers: dict[str, StreamHandler] = {}
+        self._gate = gate
+        self._skipped = skipped
+        # Apart: a stream may live for hours, and no number of them should keep a request out.
+        self._request_slots = StreamSlots()
+        self._stream_slots = StreamSlots()
+
+    async def serve(
+        self, control: ControlClient, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Serve one stream to its end. The caller closes it."""
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                peer_id, protocol = await control.read_stream_info(reader)
+            if not self._gate.admits(peer_id):
+                logger.debug("refused a stream of %s from %s, which is barred", protocol, peer_id)
+            elif handler := self.handlers.get(protocol):
+                with _place(self._stream_slots, peer_id, writer) as slot:
+                    stream = SocketStream(peer_id, reader, writer, received=self._received(slot))
+                    await handle_stream(stream, protocol, handler)
+            elif service := self.services.get(protocol):
+                with _place(self._request_slots, peer_id, writer) as slot:
+                    await answer(reader, writer, peer_id, service, reach=slot.reach)
+        except Unusable as error:
+            self._skipped.note(Cause.STREAM, f"a stream of nobody, {error.message}")
+        except (NetworkError, TimeoutError) as error:
+            logger.debug("lost an incoming stream: %s", error)
+
+    def _received(self, slot: Slot) -> Callable[[int], None]:
+        def received(size_bytes: int) -> None:
+            slot.reach(Stage.WORKED_ON)
+            self._gate.traffic.handed(slot.peer_id, size_bytes)
+
+        return received
+
+
+@contextmanager
+def _place(slots: StreamSlots, peer_id: str, writer: asyncio.StreamWriter) -> Generator[Slot, None, None]:
+    slot = slots.take(peer_id, writer.transport.abort)
+    if slot is None:
+        raise PeerUnreachable(f"no room for a stream of {peer_id}")
+    try:
+        yield slot
+    finally:
+        slots.give_back(slot)
+
+
+# ---- bytes of each connection, as the kernel counts them ----
 
 Connection = tuple[int, str, int]
 """(local port, remote address, remote port)"""
@@ -118,6 +247,8 @@ def _read(family: int, body: bytes) -> tuple[Connection, int] | None:
         at += max(_ATTRIBUTE.size, (size_bytes + 3) & ~3)
     return None
 
+
+# ---- who made the daemon grow ----
 
 WINDOW_S = 5.0
 MAX_SAMPLES = 8
@@ -226,129 +357,3 @@ def _ends(addresses: Iterable[str]) -> set[tuple[str, int]]:
         if ip and "tcp" in components:
             ends.add((ip, int(components["tcp"])))
     return ends
-
-
-SIEGE_S = 10.0
-"""How long after a barred peer was there we look for it more often."""
-
-
-class Gate:
-    """Bars peers, and sends them away whenever they come back."""
-
-    def __init__(self, listen: Callable[[], Sequence[str]]) -> None:
-        """`listen`: the addresses that our daemon listens on."""
-        self.barred = BarredPeers()
-        self.traffic = Traffic()
-        self._listen = listen
-        self._besieged_until_s = 0.0
-
-    def check(self, peer_id: str) -> None:
-        """Raise PeerUnreachable for a peer that is barred."""
-        if peer_id in self.barred:
-            raise PeerUnreachable(f"{peer_id} is barred: it broke the rules a while ago")
-
-    def admits(self, peer_id: str) -> bool:
-        """Whether a stream of this peer is read at all."""
-        if peer_id in self.barred:
-            self._besiege()
-            return False
-        return True
-
-    def bar(self, peer_id: str, for_s: float) -> None:
-        if for_s > 0:
-            self.barred.bar(peer_id, for_s)
-            self._besiege()
-
-    async def disconnect(self, control: ControlClient, peer_id: str) -> None:
-        """End every connection to a peer. Raises HostDown."""
-        try:
-            await control.disconnect(peer_id)
-        except DaemonRefused as error:
-            logger.debug("%s could not be disconnected: %s", peer_id, error)
-
-    async def look(self, control: ControlClient) -> set[str]:
-        """Note what came in, send the barred away, and return who else is connected."""
-        connections = await control.connected_peers()
-        self.traffic.kept_bytes(self._listen(), connections)
-        return await self._turn_away(control, connections)
-
-    async def guard(self, control: ControlClient) -> None:
-        """While barred peers come back at once, look five times a second rather than once."""
-        if time.monotonic() < self._besieged_until_s:
-            await self._turn_away(control, await control.connected_peers())
-
-    async def relieve(self, control: ControlClient) -> None:
-        """The daemon grows: send away who sends it the most, as far as that is known."""
-        kept_bytes = self.traffic.kept_bytes(self._listen(), await control.connected_peers())
-        for peer_id in largest_senders(kept_bytes):
-            barred_s = self.traffic.bar_for_s(peer_id)
-            logger.warning(
-                "the network process grows, and %s sent it %.1f MiB within seconds; disconnected for %.0f s",
-                peer_id, kept_bytes[peer_id] / 2**20, barred_s,
-            )  # fmt: skip
-            self.bar(peer_id, barred_s)
-            await self.disconnect(control, peer_id)
-
-    async def _turn_away(self, control: ControlClient, connections: Sequence[PeerAddresses]) -> set[str]:
-        connected = {connection.peer_id for connection in connections}
-        barred = self.barred.among(connected)
-        for peer_id in barred:
-            logger.debug("disconnecting %s again: it is barred", peer_id)
-            self._besiege()
-            await self.disconnect(control, peer_id)
-        return connected - barred
-
-    def _besiege(self) -> None:
-        self._besieged_until_s = time.monotonic() + SIEGE_S
-
-
-class Incoming:
-    """What is served, and the places for those who ask. It outlives the daemon."""
-
-    def __init__(self, gate: Gate, skipped: Skipped) -> None:
-        self.services: dict[str, Service] = {}
-        self.handlers: dict[str, StreamHandler] = {}
-        self._gate = gate
-        self._skipped = skipped
-        # Apart: a stream may live for hours, and no number of them should keep a request out.
-        self._request_slots = StreamSlots()
-        self._stream_slots = StreamSlots()
-
-    async def serve(
-        self, control: ControlClient, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        """Serve one stream to its end. The caller closes it."""
-        try:
-            async with asyncio.timeout(READ_TIMEOUT_S):
-                peer_id, protocol = await control.read_stream_info(reader)
-            if not self._gate.admits(peer_id):
-                logger.debug("refused a stream of %s from %s, which is barred", protocol, peer_id)
-            elif handler := self.handlers.get(protocol):
-                with _place(self._stream_slots, peer_id, writer) as slot:
-                    stream = SocketStream(peer_id, reader, writer, received=self._received(slot))
-                    await handle_stream(stream, protocol, handler)
-            elif service := self.services.get(protocol):
-                with _place(self._request_slots, peer_id, writer) as slot:
-                    await answer(reader, writer, peer_id, service, reach=slot.reach)
-        except Unusable as error:
-            self._skipped.note(Cause.STREAM, f"a stream of nobody, {error.message}")
-        except (NetworkError, TimeoutError) as error:
-            logger.debug("lost an incoming stream: %s", error)
-
-    def _received(self, slot: Slot) -> Callable[[int], None]:
-        def received(size_bytes: int) -> None:
-            slot.reach(Stage.WORKED_ON)
-            self._gate.traffic.handed(slot.peer_id, size_bytes)
-
-        return received
-
-
-@contextmanager
-def _place(slots: StreamSlots, peer_id: str, writer: asyncio.StreamWriter) -> Generator[Slot, None, None]:
-    slot = slots.take(peer_id, writer.transport.abort)
-    if slot is None:
-        raise PeerUnreachable(f"no room for a stream of {peer_id}")
-    try:
-        yield slot
-    finally:
-        slots.give_back(slot)

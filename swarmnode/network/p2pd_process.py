@@ -1,17 +1,15 @@
-"""One life of the go-libp2p daemon: arguments, start, readiness, end.
+"""One life of the go-libp2p daemon: arguments, start, readiness, how large it may grow, end.
 
-p2pd_supervisor.py -> [DaemonProcess] -> p2pd_launch.py -> p2pd
+p2pd_supervisor.py -> [start_daemon: DaemonProcess] -> p2pd_launch.py -> p2pd
+                   -> [DaemonMemory] -> relief (p2pd_incoming.py), then a new life
 
 The daemon dies with us (Linux: also when we are killed), writes to no terminal, and offers its control socket
 in a folder that only we may enter: whoever can connect to that socket is the node.
 
-How much memory one life of the daemon may take: strangers can make it grow, and it never gives back.
-
-p2pd_supervisor.py looks -> [DaemonMemory] -> relief (p2pd_incoming.py), then a new life
-
-GossipSub keeps every topic that anybody ever subscribed to, Kademlia every provider record, and megabytes of
-gossip wait in queues; the daemon has no switch for any of it. So it is watched from outside: first whoever
-sends it the most is sent away, then, if it grows all the same, it is replaced.
+Strangers can make the daemon grow, and it never gives memory back: GossipSub keeps every topic that anybody
+ever subscribed to, Kademlia every provider record, and megabytes of gossip wait in queues; the daemon has no
+switch for any of it. So it is watched from outside: first whoever sends it the most is sent away, then, if it
+grows all the same, it is replaced.
 """
 
 import asyncio
@@ -37,60 +35,6 @@ from swarmnode.network.multiaddr import format_address, parse_address, split_lis
 from swarmnode.network.p2pd_control import find_daemon
 
 logger = logging.getLogger(__name__)
-
-MEMORY_INTERVAL_S = 0.2
-"""Floods were seen to grow the daemon by 45 MiB/s: 10 MiB between two looks."""
-
-MAX_GROWTH_BYTES = 160 * 2**20
-"""The most that a life may grow over what it began with. Two hundred honest peers take less than half of
-it."""
-
-RELIEF_AT_BYTES = 64 * 2**20
-RELIEF_EVERY_BYTES = 24 * 2**20
-"""Growth at which the largest senders are sent away, at first and then again."""
-
-GO_MEMORY_LIMIT = "208MiB"
-"""Memory limit of the daemon's garbage collector (GOMEMLIMIT): it works harder beyond, before we have to act.
-
-Just below the size at which a life is replaced: a collector that has to stay far below a flood that is all
-live runs without end (128 MiB here took half of a node's rounds), and then nobody replaces the daemon.
-"""
-
-Verdict = Literal["calm", "swollen", "over"]
-
-
-def resident_bytes(pid: int) -> int | None:
-    """Memory that a process holds; None when it is gone."""
-    try:
-        return psutil.Process(pid).memory_info().rss
-    except psutil.Error:
-        return None
-
-
-class DaemonMemory:
-    """Judges one life.
-
-    >>> memory = DaemonMemory()
-    >>> [memory.look(mib * 2**20) for mib in (50, 60, 120, 130, 150, 220)]
-    ['calm', 'calm', 'swollen', 'calm', 'swollen', 'over']
-    """
-
-    def __init__(self) -> None:
-        self._least_bytes: int | None = None
-        self._relief_at_bytes = RELIEF_AT_BYTES
-        self.grown_bytes = 0
-        """The growth at the last look."""
-
-    def look(self, resident: int) -> Verdict:
-        """What has to be done: nothing, relief, or a new life."""
-        self._least_bytes = resident if self._least_bytes is None else min(self._least_bytes, resident)
-        self.grown_bytes = resident - self._least_bytes
-        if self.grown_bytes > MAX_GROWTH_BYTES:
-            return "over"
-        if self.grown_bytes > self._relief_at_bytes:
-            self._relief_at_bytes = self.grown_bytes + RELIEF_EVERY_BYTES
-            return "swollen"
-        return "calm"
 
 
 START_TIMEOUT_S = 30.0
@@ -338,3 +282,60 @@ def _start_error(process: DaemonProcess, options: DaemonOptions) -> NetworkError
     if "address already in use" in process.last_words:
         return PortInUse(f"a port of {', '.join(options.listen)} is taken by another process")
     return NetworkError(f"the network process {process.exit_story} at its start: {process.last_words}")
+
+
+# ---- how much memory a life may take ----
+
+MEMORY_INTERVAL_S = 0.2
+"""Floods were seen to grow the daemon by 45 MiB/s: 10 MiB between two looks."""
+
+MAX_GROWTH_BYTES = 160 * 2**20
+"""The most that a life may grow over what it began with. Two hundred honest peers take less than half of
+it."""
+
+RELIEF_AT_BYTES = 64 * 2**20
+RELIEF_EVERY_BYTES = 24 * 2**20
+"""Growth at which the largest senders are sent away, at first and then again."""
+
+GO_MEMORY_LIMIT = "208MiB"
+"""Memory limit of the daemon's garbage collector (GOMEMLIMIT): it works harder beyond, before we have to act.
+
+Just below the size at which a life is replaced: a collector that has to stay far below a flood that is all
+live runs without end (128 MiB here took half of a node's rounds), and then nobody replaces the daemon.
+"""
+
+Verdict = Literal["calm", "swollen", "over"]
+
+
+def resident_bytes(pid: int) -> int | None:
+    """Memory that a process holds; None when it is gone."""
+    try:
+        return psutil.Process(pid).memory_info().rss
+    except psutil.Error:
+        return None
+
+
+class DaemonMemory:
+    """Judges one life.
+
+    >>> memory = DaemonMemory()
+    >>> [memory.look(mib * 2**20) for mib in (50, 60, 120, 130, 150, 220)]
+    ['calm', 'calm', 'swollen', 'calm', 'swollen', 'over']
+    """
+
+    def __init__(self) -> None:
+        self._least_bytes: int | None = None
+        self._relief_at_bytes = RELIEF_AT_BYTES
+        self.grown_bytes = 0
+        """The growth at the last look."""
+
+    def look(self, resident: int) -> Verdict:
+        """What has to be done: nothing, relief, or a new life."""
+        self._least_bytes = resident if self._least_bytes is None else min(self._least_bytes, resident)
+        self.grown_bytes = resident - self._least_bytes
+        if self.grown_bytes > MAX_GROWTH_BYTES:
+            return "over"
+        if self.grown_bytes > self._relief_at_bytes:
+            self._relief_at_bytes = self.grown_bytes + RELIEF_EVERY_BYTES
+            return "swollen"
+        return "calm"

@@ -1,6 +1,8 @@
 """One request, one response over one stream: the wire format that every host of a swarm speaks.
 
-Host.request -> [ask] -> libp2p stream -> [answer] -> handler given to Host.serve
+Host.request -> [ask] -> libp2p stream -> [StreamSlots] -> [answer] -> handler given to Host.serve
+gossip -> memory.py | p2pd.py -> [MessageQueue] -> whoever called Host.subscribe
+p2pd_control.py, p2pd.py, memory.py -> [Skipped] -> HostStatus.skipped -> status, metrics
 
 On a stream of the negotiated protocol:
 
@@ -9,34 +11,20 @@ On a stream of the negotiated protocol:
                                          <-      uvarint length | response bytes
     closes                               ->      closes
 
+- Frames are an unsigned varint length, then that many bytes, as libp2p frames its own protocols: any libp2p
+  implementation can speak to us. The length is checked against a bound before a byte of the body is read.
 - The requester keeps its sending half open until it has the whole response; lengths, not half-closes, end a
   message, because the go-libp2p daemon turns a half-close into a close.
 - The responder lingers until the requester has hung up, so that no reset can overtake the response.
 - A stream that ends before the whole response came is a refusal: the request was too large, the handler
   raised, or the responder is busy. Peers learn nothing more about the reason.
 
-What came in from peers and could not be used: counted by cause, told once, never a fault of the host.
+The places for incoming streams are bounded, and nobody holds one by doing nothing. A stream waits for its
+request, is worked on, then waits for the far end to take the answer. When all places are taken, one that
+waits for its peer makes room, of the peer that has the most of them: an honest peer's request comes with its
+stream and is gone in milliseconds, so it is not the one, however many identities wait.
 
-p2pd_control.py, p2pd.py, memory.py -> [Skipped] -> HostStatus.skipped -> status, metrics
-
-Frames on a byte stream: an unsigned varint length, then that many bytes.
-
-request and response bodies (rpc.py), the daemon's control socket (p2pd_control.py) -> [framing] -> bytes
-
-libp2p frames its own protocols the same way, so any libp2p implementation can speak to us. The length is
-checked against a bound before a single byte of the body is read.
-
-Places for incoming streams: a bounded number, and nobody holds one by doing nothing.
-
-daemon -> p2pd.py -> [StreamSlots] -> rpc.py (a request) | a stream's handler
-
-A stream waits for its request, is worked on, then waits for the far end to take the answer. When all places
-are taken, one that waits for its peer makes room, of the peer that has the most of them: an honest peer's
-request comes with its stream and is gone in milliseconds, so it is not the one, however many identities wait.
-
-The bounded queue between a topic and its reader: what `Host.subscribe` hands out.
-
-gossip -> memory.py | p2pd.py -> [MessageQueue] -> exchange
+What came in from peers and could not be used is counted by cause, told once, and never a fault of the host.
 """
 
 import asyncio
@@ -52,40 +40,7 @@ from swarmnode.network.host import MAX_GOSSIP_BYTES, Handler, Message
 logger = logging.getLogger(__name__)
 
 
-class Cause(StrEnum):
-    """Why something was skipped. Values never come from the wire, so their number is bounded."""
-
-    GOSSIP_AUTHOR = "gossip_author"
-    """A message whose author is named as no libp2p host may be named."""
-    GOSSIP_SIZE = "gossip_size"
-    """A message over MAX_GOSSIP_BYTES; its author is told to whoever reads the topic."""
-    PROVIDER_RECORD = "provider_record"
-    CONNECTION = "connection"
-    ADDRESSES = "addresses"
-    STREAM = "stream"
-
-
-def oversized_story(author: str, size_bytes: int) -> str:
-    """What is told of a gossip message that is too long."""
-    return f"{author} gossiped {size_bytes} bytes at once"
-
-
-class Skipped:
-    """Counters by cause. The first of each cause is worth a line of the log, a flood is not."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-
-    def note(self, cause: Cause, story: str) -> None:
-        """Count one; `story` says what it was and may quote a peer."""
-        self._counts[cause] += 1
-        if self._counts[cause] == 1:
-            logger.warning("skipped what a peer sent: %s; more of these (%s) are only counted", story, cause)
-
-    def counts(self) -> dict[str, int]:
-        """How many of each cause, of those that there were."""
-        return dict(self._counts)
-
+# ---- frames ----
 
 MAX_UVARINT_BYTES = 5
 """Lengths up to 2^35 - 1. Far above any bound of ours, and a peer cannot make us read more."""
@@ -140,6 +95,8 @@ async def read_frame(reader: asyncio.StreamReader, max_bytes: int) -> bytes:
         raise MessageTooLarge(f"a frame of {size_bytes} bytes exceeds the bound of {max_bytes} bytes")
     return await reader.readexactly(size_bytes)
 
+
+# ---- places for incoming streams ----
 
 MAX_STREAMS = 256
 MAX_STREAMS_PER_PEER = 32
@@ -211,70 +168,7 @@ class StreamSlots:
         return True
 
 
-def as_heard(topic: str, sender: str, data: bytes) -> Message:
-    """What the reader of a topic is given of a message that came in.
-
-    >>> as_heard("rollouts", "12D3KooWA", bytes(MAX_GOSSIP_BYTES + 1))
-    Message(topic='rollouts', sender='12D3KooWA', data=b'', oversized=True)
-    """
-    if len(data) > MAX_GOSSIP_BYTES:
-        return Message(topic, sender, b"", oversized=True)
-    return Message(topic, sender, data)
-
-
-class MessageQueue:
-    """A `Subscription`. The host puts, one reader iterates; `on_close` tells the host to stop putting.
-
-    A full queue drops its oldest message: fresh rollouts are worth more than stale ones.
-    """
-
-    def __init__(self, topic: str, queue_size: int, on_close: "Callable[[MessageQueue], None]") -> None:
-        if queue_size < 1:
-            raise ValueError(f"queue_size is {queue_size}, it must be at least 1")
-        self.topic = topic
-        self._messages: deque[Message] = deque(maxlen=queue_size)
-        self._changed = asyncio.Event()
-        self._on_close = on_close
-        self._closed = False
-        self._dropped = 0
-
-    @property
-    def dropped(self) -> int:
-        return self._dropped
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
-    def put(self, message: Message) -> None:
-        """Queue a message; dropped and counted is the oldest when there is no room."""
-        if self._closed:
-            return
-        self._dropped += len(self._messages) == self._messages.maxlen
-        self._messages.append(message)
-        self._changed.set()
-
-    def close(self) -> None:
-        """End the iteration; messages not yet read are discarded."""
-        if not self._closed:
-            self._closed = True
-            self._changed.set()
-            self._on_close(self)
-
-    def __aiter__(self) -> "MessageQueue":
-        return self
-
-    async def __anext__(self) -> Message:
-        while not self._closed and not self._messages:
-            self._changed.clear()
-            await self._changed.wait()
-        if self._closed:
-            raise StopAsyncIteration
-        return self._messages.popleft()
-
-    async def aclose(self) -> None:
-        self.close()
-
+# ---- request and response ----
 
 READ_TIMEOUT_S = 10.0
 """A request must have arrived by then: a peer that dribbles bytes cannot hold a stream open."""
@@ -353,3 +247,109 @@ async def respond(service: Service, peer_id: str, request: bytes) -> bytes | Non
     except Exception:
         logger.exception("the handler of %s failed on a request of %s", service.protocol, peer_id)
         return None
+
+
+# ---- the queue between a topic and its reader ----
+
+
+def as_heard(topic: str, sender: str, data: bytes) -> Message:
+    """What the reader of a topic is given of a message that came in.
+
+    >>> as_heard("rollouts", "12D3KooWA", bytes(MAX_GOSSIP_BYTES + 1))
+    Message(topic='rollouts', sender='12D3KooWA', data=b'', oversized=True)
+    """
+    if len(data) > MAX_GOSSIP_BYTES:
+        return Message(topic, sender, b"", oversized=True)
+    return Message(topic, sender, data)
+
+
+class MessageQueue:
+    """A `Subscription`. The host puts, one reader iterates; `on_close` tells the host to stop putting.
+
+    A full queue drops its oldest message: fresh rollouts are worth more than stale ones.
+    """
+
+    def __init__(self, topic: str, queue_size: int, on_close: "Callable[[MessageQueue], None]") -> None:
+        if queue_size < 1:
+            raise ValueError(f"queue_size is {queue_size}, it must be at least 1")
+        self.topic = topic
+        self._messages: deque[Message] = deque(maxlen=queue_size)
+        self._changed = asyncio.Event()
+        self._on_close = on_close
+        self._closed = False
+        self._dropped = 0
+
+    @property
+    def dropped(self) -> int:
+        return self._dropped
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def put(self, message: Message) -> None:
+        """Queue a message; dropped and counted is the oldest when there is no room."""
+        if self._closed:
+            return
+        self._dropped += len(self._messages) == self._messages.maxlen
+        self._messages.append(message)
+        self._changed.set()
+
+    def close(self) -> None:
+        """End the iteration; messages not yet read are discarded."""
+        if not self._closed:
+            self._closed = True
+            self._changed.set()
+            self._on_close(self)
+
+    def __aiter__(self) -> "MessageQueue":
+        return self
+
+    async def __anext__(self) -> Message:
+        while not self._closed and not self._messages:
+            self._changed.clear()
+            await self._changed.wait()
+        if self._closed:
+            raise StopAsyncIteration
+        return self._messages.popleft()
+
+    async def aclose(self) -> None:
+        self.close()
+
+
+# ---- what could not be used ----
+
+
+class Cause(StrEnum):
+    """Why something was skipped. Values never come from the wire, so their number is bounded."""
+
+    GOSSIP_AUTHOR = "gossip_author"
+    """A message whose author is named as no libp2p host may be named."""
+    GOSSIP_SIZE = "gossip_size"
+    """A message over MAX_GOSSIP_BYTES; its author is told to whoever reads the topic."""
+    PROVIDER_RECORD = "provider_record"
+    CONNECTION = "connection"
+    ADDRESSES = "addresses"
+    STREAM = "stream"
+
+
+def oversized_story(author: str, size_bytes: int) -> str:
+    """What is told of a gossip message that is too long."""
+    return f"{author} gossiped {size_bytes} bytes at once"
+
+
+class Skipped:
+    """Counters by cause. The first of each cause is worth a line of the log, a flood is not."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def note(self, cause: Cause, story: str) -> None:
+        """Count one; `story` says what it was and may quote a peer."""
+        self._counts[cause] += 1
+        if self._counts[cause] == 1:
+            logger.warning("skipped what a peer sent: %s; more of these (%s) are only counted", story, cause)
+
+    def counts(self) -> dict[str, int]:
+        """How many of each cause, of those that there were."""
+        return dict(self._counts)

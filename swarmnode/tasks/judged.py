@@ -1,22 +1,18 @@
-"""How a node judges its own rollouts: with a deadline, whatever the judge does, and with patience for a few.
+"""The tasks as a learner uses them: its rollouts judged with a deadline, and the examples of its rounds.
 
 task, example, completions -> [OwnJudge: JudgedTask.score] -> rewards, or none where the judge was lost
+tasks -> [draw_round] -> one round of examples, or [ExampleStream], round after round ---------+-> rollout
+training/foreign/rescue.py, Node (wanted) -> [WantedExamples], between those of the stream ----+
 
-A judgement that overran has no reward: unknown, and not zero. One such group is a line in the log. A task
-that loses several in a row is left aside while others go on; where none is left, the run ends with an error,
-and with the checkpoint of what was learnt.
+A node judges its own rollouts with a deadline, whatever the judge does, and with patience for a few. A
+judgement that overran has no reward: unknown, and not zero. One such group is a line in the log. A task that
+loses several in a row is left aside while others go on; where none is left, the run ends with an error, and
+with the checkpoint of what was learnt.
 
-Which examples a round trains on: a fair share of every task, fresh each round, cheap to draw again.
-
-tasks -> [draw_round] -> one round of examples, or [ExampleStream], round after round -> rollout
-
-Pure: the same node seed and round give the same examples, so a node that resumes goes on where it was. Every
-round has a seed of its own, and examples come from the beginning of it, so that a stranger who draws
-one again needs a handful of draws and not thousands.
-
-Examples that somebody else solved, put between those that a round draws anyway.
-
-training/rescue.py (wanted) -> [WantedExamples] <- judged.py (the stream) ;  -> rollout
+A round trains on a fair share of every task, fresh each round, cheap to draw again. The draw is pure: the
+same node seed and round give the same examples, so a node that resumes goes on where it was. Every round has
+a seed of its own, and examples come from the beginning of it, so that a stranger who draws one again needs a
+handful of draws and not thousands.
 
 Who wants to learn from a stranger's answer to an example has to answer it first. Strangers choose those
 examples, so they are at most every second one that we answer, and each is answered once.
@@ -40,131 +36,6 @@ from swarmnode.tasks.task import MAX_SEED, Isolated, Task, draw_train
 from swarmnode.types import Example, ExampleKey
 
 logger = logging.getLogger(__name__)
-
-MAX_SEEDS_PER_ROUND = 64
-"""How many seeds of a finite task may be read for one round before we call it too small."""
-
-
-def round_seed(node_seed: int, round_index: int, attempt: int = 0) -> int:
-    """The seed of one round of one node: no two agree but by an accident of one in 2**63.
-
-    >>> round_seed(0, 1) != round_seed(1, 0)
-    True
-    """
-    name = f"{node_seed}/{round_index}/{attempt}".encode()
-    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") & MAX_SEED
-
-
-@dataclass(frozen=True, slots=True)
-class StreamPlace:
-    """Where an `ExampleStream` is: `taken` examples of this round are gone, of the `per_round` it has."""
-
-    round: int = 1
-    taken: int = 0
-    per_round: int = 0
-
-
-class ExampleStream(Iterator[Example]):
-    """The examples of round 1, 2, 3, ... without end. `place` is all that a restart has to know.
-
-    Generation takes from it what it needs: a round that asks for more than its share (partial rollouts do)
-    simply begins the next draw earlier. Where the size of a round has changed since, the next one is drawn:
-    no example comes twice.
-    """
-
-    def __init__(
-        self, tasks: Sequence[Task], node_seed: int, per_round: int, place: StreamPlace | None = None
-    ) -> None:
-        self._tasks = tasks
-        self._node_seed = node_seed
-        self._drawn: list[Example] = []
-        self.place = StreamPlace(per_round=per_round)
-        if place is not None:
-            same = place.per_round == per_round
-            self.place = place if same else StreamPlace(place.round + 1, 0, per_round)
-
-    def __next__(self) -> Example:
-        place = self.place
-        if not self._drawn:
-            self._drawn = draw_round(self._tasks, self._node_seed, place.round, place.per_round)
-        example = self._drawn[place.taken]
-        if place.taken + 1 < place.per_round:
-            self.place = replace(place, taken=place.taken + 1)
-        else:
-            self.place, self._drawn = StreamPlace(place.round + 1, 0, place.per_round), []
-        return example
-
-
-def draw_round(tasks: Sequence[Task], node_seed: int, round_index: int, count: int) -> list[Example]:
-    """Training examples of one round: `count` of them, the tasks taking turns.
-
-    The turn begins with another task each round, so that few examples a round still reach all tasks.
-    Raises TaskError when a task has too few training examples.
-    """
-    first = round_index * count % len(tasks)
-    turns = [task.name for task in islice(cycle(tasks), first, first + count)]
-    shares = Counter(turns)
-    # One task after the other, although they take turns: two tasks may draw from one source.
-    drawn = {task.name: iter(_take(task, node_seed, round_index, shares[task.name])) for task in tasks}
-    return [next(drawn[name]) for name in turns]
-
-
-def _take(task: Task, node_seed: int, round_index: int, count: int) -> list[Example]:
-    examples = list(islice(_stream(task, node_seed, round_index), count))
-    if len(examples) < count:
-        raise TaskError(
-            f"{task.name} has too few training examples for one round",
-            hint=f"try: swarmnode task check {task.name}",
-        )
-    return examples
-
-
-def _stream(task: Task, node_seed: int, round_index: int) -> Iterator[Example]:
-    """Training examples of the round's seed, then of further ones where the task's are finite."""
-    seeds = (round_seed(node_seed, round_index, attempt) for attempt in range(MAX_SEEDS_PER_ROUND))
-    return chain.from_iterable(draw_train(task, seed) for seed in seeds)
-
-
-EVERY = 2
-"""Wanted examples are at most every second one."""
-
-MAX_WAITING = 256
-"""Wanted examples that wait for their turn; the oldest are given up for new ones."""
-
-MAX_ANSWERED = 4096
-"""Examples that are remembered to have been wanted before."""
-
-
-class WantedExamples(Iterator[Example]):
-    """A stream's examples, and those that were wanted between them."""
-
-    def __init__(self, stream: ExampleStream) -> None:
-        self._stream = stream
-        self._waiting: deque[Example] = deque(maxlen=MAX_WAITING)
-        self._known: OrderedDict[ExampleKey, None] = OrderedDict()
-        self._since_wanted = 0
-
-    @property
-    def place(self) -> StreamPlace:
-        """Where the stream is. Wanted examples are no part of it."""
-        return self._stream.place
-
-    def want(self, examples: Iterable[Example]) -> None:
-        """Answer these soon, unless they were wanted before."""
-        for example in examples:
-            if example.key in self._known:
-                continue
-            self._known[example.key] = None
-            if len(self._known) > MAX_ANSWERED:
-                self._known.popitem(last=False)
-            self._waiting.append(example)
-
-    def __next__(self) -> Example:
-        if self._waiting and self._since_wanted + 1 >= EVERY:
-            self._since_wanted = 0
-            return self._waiting.popleft()
-        self._since_wanted += 1
-        return next(self._stream)
 
 
 T = TypeVar("T")
@@ -340,3 +211,133 @@ def in_daemon_thread(work: Callable[[], T]) -> "Future[T]":
 
     threading.Thread(target=copy_context().run, args=(judge,), name="judge", daemon=True).start()
     return judged
+
+
+# ---- the examples of a round ----
+
+MAX_SEEDS_PER_ROUND = 64
+"""How many seeds of a finite task may be read for one round before we call it too small."""
+
+
+def round_seed(node_seed: int, round_index: int, attempt: int = 0) -> int:
+    """The seed of one round of one node: no two agree but by an accident of one in 2**63.
+
+    >>> round_seed(0, 1) != round_seed(1, 0)
+    True
+    """
+    name = f"{node_seed}/{round_index}/{attempt}".encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") & MAX_SEED
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlace:
+    """Where an `ExampleStream` is: `taken` examples of this round are gone, of the `per_round` it has."""
+
+    round: int = 1
+    taken: int = 0
+    per_round: int = 0
+
+
+class ExampleStream(Iterator[Example]):
+    """The examples of round 1, 2, 3, ... without end. `place` is all that a restart has to know.
+
+    Generation takes from it what it needs: a round that asks for more than its share (partial rollouts do)
+    simply begins the next draw earlier. Where the size of a round has changed since, the next one is drawn:
+    no example comes twice.
+    """
+
+    def __init__(
+        self, tasks: Sequence[Task], node_seed: int, per_round: int, place: StreamPlace | None = None
+    ) -> None:
+        self._tasks = tasks
+        self._node_seed = node_seed
+        self._drawn: list[Example] = []
+        self.place = StreamPlace(per_round=per_round)
+        if place is not None:
+            same = place.per_round == per_round
+            self.place = place if same else StreamPlace(place.round + 1, 0, per_round)
+
+    def __next__(self) -> Example:
+        place = self.place
+        if not self._drawn:
+            self._drawn = draw_round(self._tasks, self._node_seed, place.round, place.per_round)
+        example = self._drawn[place.taken]
+        if place.taken + 1 < place.per_round:
+            self.place = replace(place, taken=place.taken + 1)
+        else:
+            self.place, self._drawn = StreamPlace(place.round + 1, 0, place.per_round), []
+        return example
+
+
+def draw_round(tasks: Sequence[Task], node_seed: int, round_index: int, count: int) -> list[Example]:
+    """Training examples of one round: `count` of them, the tasks taking turns.
+
+    The turn begins with another task each round, so that few examples a round still reach all tasks.
+    Raises TaskError when a task has too few training examples.
+    """
+    first = round_index * count % len(tasks)
+    turns = [task.name for task in islice(cycle(tasks), first, first + count)]
+    shares = Counter(turns)
+    # One task after the other, although they take turns: two tasks may draw from one source.
+    drawn = {task.name: iter(_take(task, node_seed, round_index, shares[task.name])) for task in tasks}
+    return [next(drawn[name]) for name in turns]
+
+
+def _take(task: Task, node_seed: int, round_index: int, count: int) -> list[Example]:
+    examples = list(islice(_stream(task, node_seed, round_index), count))
+    if len(examples) < count:
+        raise TaskError(
+            f"{task.name} has too few training examples for one round",
+            hint=f"try: swarmnode task check {task.name}",
+        )
+    return examples
+
+
+def _stream(task: Task, node_seed: int, round_index: int) -> Iterator[Example]:
+    """Training examples of the round's seed, then of further ones where the task's are finite."""
+    seeds = (round_seed(node_seed, round_index, attempt) for attempt in range(MAX_SEEDS_PER_ROUND))
+    return chain.from_iterable(draw_train(task, seed) for seed in seeds)
+
+
+# ---- examples that somebody else solved ----
+
+EVERY = 2
+"""Wanted examples are at most every second one."""
+
+MAX_WAITING = 256
+"""Wanted examples that wait for their turn; the oldest are given up for new ones."""
+
+MAX_ANSWERED = 4096
+"""Examples that are remembered to have been wanted before."""
+
+
+class WantedExamples(Iterator[Example]):
+    """A stream's examples, and those that were wanted between them."""
+
+    def __init__(self, stream: ExampleStream) -> None:
+        self._stream = stream
+        self._waiting: deque[Example] = deque(maxlen=MAX_WAITING)
+        self._known: OrderedDict[ExampleKey, None] = OrderedDict()
+        self._since_wanted = 0
+
+    @property
+    def place(self) -> StreamPlace:
+        """Where the stream is. Wanted examples are no part of it."""
+        return self._stream.place
+
+    def want(self, examples: Iterable[Example]) -> None:
+        """Answer these soon, unless they were wanted before."""
+        for example in examples:
+            if example.key in self._known:
+                continue
+            self._known[example.key] = None
+            if len(self._known) > MAX_ANSWERED:
+                self._known.popitem(last=False)
+            self._waiting.append(example)
+
+    def __next__(self) -> Example:
+        if self._waiting and self._since_wanted + 1 >= EVERY:
+            self._since_wanted = 0
+            return self._waiting.popleft()
+        self._since_wanted += 1
+        return next(self._stream)

@@ -1,6 +1,7 @@
 """Tasks are loaded by the name a user types: one of ours, or ten lines of Python in a file.
 
 "rev" | "builtin" | "path/to/my_task.py" -> [load_tasks] -> draw_round
+learner's thread, judge's thread -> [Turn] -> examples(seed), reward(...) of a file
 
 A task file has at most three functions, the last two optional:
 
@@ -19,15 +20,11 @@ A prompt is a text or, as [{"role": "user", "content": "..."}], one message of t
 messages too.
 Further functions named `reward_...` add to the reward. The task is called after the file.
 
-A file need not care for threads, nor for other files: every draw runs from its beginning to its end before
-anything else of any task file runs, so even a draw from `random.seed(seed)` is the same on every node.
-
-One thread at a time in the code of task files.
-
-learner's thread, judge's thread -> [Turn] -> examples(seed), reward(...) of a file
-
-Whoever writes a task thinks of one thread, and rightly so: `random.seed(seed)`, a parser kept at the top of
-the file, a connection. But a node draws and scores its own rollouts while it judges those of others.
+A file need not care for threads, nor for other files. Whoever writes a task thinks of one thread, and rightly
+so: `random.seed(seed)`, a parser kept at the top of the file, a connection. But a node draws and scores its
+own rollouts while it judges those of others. So one thread at a time runs the code of task files, and every
+draw runs from its beginning to its end before anything else of any task file runs: even a draw from
+`random.seed(seed)` is the same on every node.
 """
 
 import difflib

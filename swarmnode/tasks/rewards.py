@@ -1,6 +1,7 @@
 """Reward functions: found by name, called on TRL's contract unchanged, and never believed blindly.
 
 example + completions -> [call_reward] -> one finite number or None per completion
+        text -> [pieces_of] -> numbers for a reward that insists on completion_ids
 
 TRL passes prompts, completions, completion_ids and every dataset column by keyword, to a sync or an async
 function, and does not check what comes back (trl#6533). We pass a function only what its signature accepts,
@@ -10,16 +11,11 @@ Completions are texts where the prompt is a text, and lists of one message where
 has it. A function that annotates them as lists of messages, as all of trl.rewards do, gets messages in any
 case: which is decided by its signature alone, so it is the same on every node.
 
-Token ids are not passed: every node scores the same text, each with ids of its own, and all must find the
-same reward. A function that cannot do without gets pieces of the text instead (rewards.py).
-
-Numbers for the pieces of a text, for rewards that count tokens: the same on every node, for any model.
-
-rewards.py -> [pieces_of] -> a reward that insists on completion_ids
-
-A node has token ids of its own, and scores strangers' texts that it never had ids of. Words of up to eight
-letters, up to three digits, and single signs are about as many as the tokens of a common vocabulary, and a
-phrase that repeats repeats here too. They cannot be decoded.
+Token ids are not passed: a node has ids of its own, scores strangers' texts that it never had ids of, and all
+nodes must find the same reward. A function that cannot do without gets a number for each piece of the text
+instead, the same on every node, for any model. Words of up to eight letters, up to three digits, and single
+signs are about as many as the tokens of a common vocabulary, and a phrase that repeats repeats here too. They
+cannot be decoded.
 """
 
 import asyncio

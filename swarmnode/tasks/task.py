@@ -1,16 +1,14 @@
 """The Task Protocol, and the pure rules by which every node draws the same examples.
 
-[Task.examples(seed)] -> draw_train / draw_held_out -> rollout
-exchange: ExampleKey  -> redraw                      -> score again, locally
+[Task.examples(seed)] -> [draw_train], [draw_held_out] -> rollout
+exchange: ExampleKey  -> [redraw]                      -> score again, locally
+path given by the user -> [load_source] -> loader.py, rewards.py
 
 A task is a stream of examples for each seed. Which examples train and which are held out is not the task's
 choice: a hash of the prompt decides (`is_held_out`), so the two can never overlap, on any node, for any task.
 
-A Python file of the user, run as a module: the one place where a task's code enters the process.
-
-path given by the user -> [load_source] -> loader.py, rewards.py
-
-Only local files that the user named are run; nothing that came over the wire ever reaches this file.
+`load_source` runs a Python file of the user as a module, and is the one place where a task's code enters the
+process. Only local files that the user named are run; nothing that came over the wire ever reaches it.
 """
 
 import hashlib
