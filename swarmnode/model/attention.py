@@ -1,15 +1,15 @@
 """Block-diagonal attention: many sequences in one row of tokens, and none of them sees another.
 
-packing -> layout.py -> [attention] -> logprob
-                            |
-         attention.py, box_attention.py
+packing -> layout.py (what lies where) -> [attention] -> training/forward.py
+                                              |
+                  native/passes.py, box_attention.py, or torch
 
 Every layer but attention treats tokens one by one, so a packed row needs no padding there, and a prompt that
 several completions share needs to be there only once. For attention the sequences are taken apart: on a GPU
 by the variable-length flash kernel, elsewhere in a few boxes, each of sequences of similar length, padded on
 the right: a call of SDPA, or products of ours where sequences are short (`box_attention.py`). Under causal
 attention no real token sees such a pad, and no [T, T] mask is ever built. Where there is a C compiler, short
-sequences need neither boxes nor pads (`attention.py`).
+sequences need neither boxes nor pads: the kernel of native/passes.py takes them as they lie.
 
 Of a shared prompt only keys and values are repeated, once per completion. Its queries are asked once: what
 they see does not depend on the completion. Packing bounds the repeats (`packing.MOST_KEYS_PER_TOKEN`), so
@@ -19,11 +19,7 @@ The function is registered with transformers under a name of ours and set once o
 `PackedLayout` through the forward's keywords; without one it is transformers' own SDPA, so the same model
 object generates, evaluates and trains, in several threads at once.
 
-Attention inside the sequences of a packed row by the C kernel: nothing is padded, gathered or kept.
-
-attention -> layout.py (what lies where) -> [kernel_attention] -> native/passes.py
-
-Shapes: T tokens, H query heads, G key heads, E head size.
+Shapes: T tokens, H query heads, G key heads, D or E head size, P slots of tokens in boxes.
 """
 
 from collections.abc import Callable
@@ -41,62 +37,6 @@ from swarmnode.model.layout import PackedLayout, TokenSlots
 from swarmnode.model.layout import packed_layout as packed_layout
 from swarmnode.native.passes import fits, packed_attention_gradient
 from swarmnode.native.passes import packed_attention as packed_rows
-
-MOST_KEYS = 768
-"""Keys of the longest sequence that our kernel takes. Forward and backward in float32 take 0.7 of torch's
-time from 128 to 512 keys, as long at 1024, and longer beyond: torch's kernel is made for those."""
-
-
-def kernel_suits(query_THE: Tensor, value_TGE: Tensor, layout: PackedLayout, dropout: float) -> bool:
-    """Whether a row can be computed here, and sooner than by torch."""
-    return (
-        layout.longest_sequence <= MOST_KEYS
-        and value_TGE.shape[2] == query_THE.shape[2]
-        and dropout == 0
-        and not torch.is_autocast_enabled("cpu")
-        and fits(query_THE)
-    )
-
-
-def by_kernel(
-    query_THE: Tensor,
-    key_TGE: Tensor,
-    value_TGE: Tensor,
-    layout: PackedLayout,
-    window: int | None,
-    scale: float | None,
-) -> Tensor:
-    """Causal attention inside each sequence, and inside the window; [T, H, E]."""
-    scale = query_THE.shape[-1] ** -0.5 if scale is None else scale
-    return cast(Tensor, _Attention.apply(query_THE, key_TGE, value_TGE, layout, window, scale))
-
-
-class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        query_THE: Tensor,
-        key_TGE: Tensor,
-        value_TGE: Tensor,
-        layout: PackedLayout,
-        window: int | None,
-        scale: float,
-    ) -> Tensor:
-        ctx.layout, ctx.window, ctx.scale = layout, window, scale
-        out_THE, sums_TH = packed_rows(query_THE, key_TGE, value_TGE, layout.sequences, window, scale)
-        ctx.save_for_backward(query_THE, key_TGE, value_TGE, out_THE, sums_TH)
-        return out_THE
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dout_THE: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        query_THE, key_TGE, value_TGE, out_THE, sums_TH = ctx.saved_tensors
-        gradients = packed_attention_gradient(
-            dout_THE, query_THE, key_TGE, value_TGE, out_THE, sums_TH,
-            ctx.layout.sequences, ctx.window, ctx.scale,
-        )  # fmt: skip
-        return *gradients, None, None, None
-
 
 PACKED_ATTENTION = "swarmnode_packed"
 """The name under which transformers knows our function. Never saved: its configs leave the attention out."""
@@ -290,3 +230,61 @@ class _SlotsToTokens(torch.autograd.Function):
         slots: TokenSlots = ctx.slots
         gradient_P = gradient_T.new_zeros(len(slots.token_of_slot_P), *gradient_T.shape[1:])
         return gradient_P.index_copy_(0, slots.slot_of_token_T, gradient_T), None
+
+
+# ---- by the C kernel ----
+
+MOST_KEYS = 768
+"""Keys of the longest sequence that our kernel takes. Forward and backward in float32 take 0.7 of torch's
+time from 128 to 512 keys, as long at 1024, and longer beyond: torch's kernel is made for those."""
+
+
+def kernel_suits(query_THE: Tensor, value_TGE: Tensor, layout: PackedLayout, dropout: float) -> bool:
+    """Whether the kernel can compute a row, and sooner than torch."""
+    return (
+        layout.longest_sequence <= MOST_KEYS
+        and value_TGE.shape[2] == query_THE.shape[2]
+        and dropout == 0
+        and not torch.is_autocast_enabled("cpu")
+        and fits(query_THE)
+    )
+
+
+def by_kernel(
+    query_THE: Tensor,
+    key_TGE: Tensor,
+    value_TGE: Tensor,
+    layout: PackedLayout,
+    window: int | None,
+    scale: float | None,
+) -> Tensor:
+    """Causal attention inside each sequence, and inside the window; [T, H, E]."""
+    scale = query_THE.shape[-1] ** -0.5 if scale is None else scale
+    return cast(Tensor, _ByKernel.apply(query_THE, key_TGE, value_TGE, layout, window, scale))
+
+
+class _ByKernel(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query_THE: Tensor,
+        key_TGE: Tensor,
+        value_TGE: Tensor,
+        layout: PackedLayout,
+        window: int | None,
+        scale: float,
+    ) -> Tensor:
+        ctx.layout, ctx.window, ctx.scale = layout, window, scale
+        out_THE, sums_TH = packed_rows(query_THE, key_TGE, value_TGE, layout.sequences, window, scale)
+        ctx.save_for_backward(query_THE, key_TGE, value_TGE, out_THE, sums_TH)
+        return out_THE
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout_THE: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        query_THE, key_TGE, value_TGE, out_THE, sums_TH = ctx.saved_tensors
+        gradients = packed_attention_gradient(
+            dout_THE, query_THE, key_TGE, value_TGE, out_THE, sums_TH,
+            ctx.layout.sequences, ctx.window, ctx.scale,
+        )  # fmt: skip
+        return *gradients, None, None, None

@@ -1,15 +1,15 @@
 """The model that a policy starts from: a causal LM as it was published, with its tokenizer.
 
-models folder or hub -> [base_model] -> policy.py (adapter), rollout/select.py (engine)
+models folder or hub -> [load_base_model] -> policy.py (adapter), rollout/select.py (engine)
+config.json of either -> [load_outline] -> policy.py: which engine, which layers for LoRA
 
 Nothing that a stranger wrote is ever run: `trust_remote_code` is off and only safetensors weights are read.
 
 Precision: bfloat16 where the hardware multiplies in it, else float32. Never float16: its range starts at
 6e-8, and a gradient that was divided by the tokens of a step would vanish below that.
 
-A model without its weights: what is wrong for it is said before they are loaded, or downloaded.
-
-config.json of a folder or the hub -> [load_outline] -> model/policy.py (engine, LoRA targets)
+An outline is the model without its weights: what is wrong for it is said before they are loaded, or
+downloaded.
 """
 
 import hashlib
@@ -285,6 +285,9 @@ def fingerprint(parameters: Iterable[tuple[str, Sequence[int], Tensor]]) -> str:
         head = values[:FINGERPRINT_VALUES].to(torch.bfloat16).float().cpu()
         digest.update(f"{name} {tuple(shape)} ".encode() + head.numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+# ---- without the weights ----
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """A decoder layer of Llama or its like with one LoRA on it: two autograd functions around its attention.
 
-dense_patch.py (where, and with which weights) -> [dense_layer] -> dense_layer.py and products
+dense_patch.py (where, and with which weights) -> [dense_layer] -> native/passes.py, or torch
                                                         |
    hidden -> into_attention -> queries, keys, values -> attention.py -> out_of_attention -> hidden
 
@@ -15,14 +15,12 @@ round the adapter away, so there they are added to the product.
     LoRA, S = x A^T     dA = scaling (dy B)^T x    dB = scaling dy^T S
 
 Kept for the backward pass are xhat, gate and up, S, and queries and keys where they are normed. The rest is
-computed again, W' too: it would be a copy of the layer's weights, and costs what R more tokens would. Shapes:
-M tokens, D hidden size, K features in, N out, H query heads, G key heads, E head size, R rank.
+computed again, W' too: it would be a copy of the layer's weights, and costs what R more tokens would. What is
+done to each token between products (norms, rotation, the gate) is one pass of native/passes.py in float32 and
+bfloat16 on a CPU, and torch's operations elsewhere.
 
-What a dense layer does to each token between its products, and the gradients: norms, rotation, the gate.
-
-dense_layer.py -> [token_passes] -> native/passes.py (float32 and bfloat16 on a CPU), or torch
-
-Shapes: M tokens, D hidden size, H heads, E head size, I width of the MLP.
+Shapes: M tokens, D hidden size, K features in, N out, I width of the MLP, H query heads, G key heads, E head
+size, R rank.
 """
 
 from collections.abc import Sequence
@@ -45,6 +43,242 @@ class Norm:
 
     scale_D: Tensor
     eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """A frozen linear layer with its adapter."""
+
+    weight_NK: Tensor
+    bias_N: Tensor | None
+    adapter: LoraWeights
+
+
+@dataclass(frozen=True, slots=True)
+class DenseLayer:
+    """What a layer computes with in one call."""
+
+    head_dim: int
+    before: Norm
+    qkv: tuple[Adapted, ...]
+    head_norms: tuple[Norm | None, Norm | None]
+    """The norms over each query and over each key, where the family has them (Qwen3)."""
+    out: tuple[Adapted]
+    after: Norm
+    gate_up: tuple[Adapted, ...]
+    down: tuple[Adapted]
+
+
+def into_attention(
+    hidden_MD: Tensor, cos_ME: Tensor, sin_ME: Tensor, layer: DenseLayer
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Norm, projections and rotation: queries [M, H, E], keys and values [M, G, E]."""
+    found = _IntoAttention.apply(hidden_MD, cos_ME, sin_ME, layer, *_parameters(layer.qkv))
+    return cast(tuple[Tensor, Tensor, Tensor], found)
+
+
+def out_of_attention(attended_MX: Tensor, hidden_MD: Tensor, layer: DenseLayer) -> Tensor:
+    """The rest of the layer: attended heads [M, H * E] and the layer's input -> its output, [M, D]."""
+    adapted = (*layer.out, *layer.gate_up, *layer.down)
+    return cast(Tensor, _OutOfAttention.apply(attended_MX, hidden_MD, layer, *_parameters(adapted)))
+
+
+class _IntoAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_MD: Tensor, cos_ME: Tensor, sin_ME: Tensor, layer: DenseLayer, *parameters: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.layer = layer
+        ctx.qkv = _Products.of(layer.qkv, layer.before.scale_D, hidden_MD.dtype)
+        before = normed(hidden_MD, layer.before, scaled=not ctx.qkv.merges)
+        found, low_MR = ctx.qkv.outputs(before.y_MD)
+        queries_keys_values = [y_MN.unflatten(1, (-1, layer.head_dim)) for y_MN in found]
+        of_heads: list[Tensor] = []
+        for number, norm in enumerate(layer.head_norms):
+            turned, kept = turned_heads(queries_keys_values[number], norm, Rotation(cos_ME, sin_ME))
+            queries_keys_values[number] = turned
+            of_heads += kept
+        ctx.kept_of_a_head = len(of_heads) // 2
+        ctx.save_for_backward(before.xhat_MD, before.rstd_M1, cos_ME, sin_ME, low_MR, *of_heads, *parameters)
+        return tuple(queries_keys_values)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        layer: DenseLayer = ctx.layer
+        products: _Products = ctx.qkv
+        xhat_MD, rstd_M1, cos_ME, sin_ME, low_MR, *of_heads = ctx.saved_tensors
+        turned = list(gradients)
+        for number, norm in enumerate(layer.head_norms):
+            kept = of_heads[number * ctx.kept_of_a_head : (number + 1) * ctx.kept_of_a_head]
+            rotation = Rotation(cos_ME, sin_ME)
+            turned[number] = turned_heads_gradient(gradients[number], kept, norm, rotation)
+        outputs = [gradient.flatten(1).contiguous() for gradient in turned]
+        low_gradient_MR = products.low_gradient(outputs)
+        of_adapters = products.adapter_gradients(outputs, low_gradient_MR, xhat_MD, low_MR)
+        needs_hidden, *_ = ctx.needs_input_grad
+        if not needs_hidden:
+            return None, None, None, None, *of_adapters
+        dy_MD = products.input_gradient(outputs, low_gradient_MR)
+        dhidden_MD = norm_gradient(dy_MD, xhat_MD, rstd_M1, products.scale_before)
+        return dhidden_MD, None, None, None, *of_adapters
+
+
+class _OutOfAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, attended_MX: Tensor, hidden_MD: Tensor, layer: DenseLayer, *parameters: Tensor
+    ) -> Tensor:
+        ctx.out = _Products.of(layer.out, None, hidden_MD.dtype)
+        ctx.gate_up = _Products.of(layer.gate_up, layer.after.scale_D, hidden_MD.dtype)
+        ctx.down = _Products.of(layer.down, None, hidden_MD.dtype)
+        (middle_MD,), low_out = ctx.out.outputs(attended_MX, onto=hidden_MD)
+        after = normed(middle_MD, layer.after, scaled=not ctx.gate_up.merges)
+        (gate_MI, up_MI), low_gate_up = ctx.gate_up.outputs(after.y_MD)
+        (y_MD,), low_down = ctx.down.outputs(gated(gate_MI, up_MI), onto=middle_MD)
+        lows = (low_out, low_gate_up, low_down)
+        ctx.save_for_backward(attended_MX, after.xhat_MD, after.rstd_M1, gate_MI, up_MI, *lows, *parameters)
+        return y_MD
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy_MD: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        attended_MX, xhat_MD, rstd_M1, gate_MI, up_MI, *lows = ctx.saved_tensors
+        low_out, low_gate_up, low_down, *_ = lows
+        out: _Products = ctx.out
+        gate_up: _Products = ctx.gate_up
+        down: _Products = ctx.down
+        down_gradient = [dy_MD.contiguous()]
+        dlow_MR = down.low_gradient(down_gradient)
+        active_MI, dgate_MI, dup_MI = gated_gradient(
+            gate_MI, up_MI, down.input_gradient(down_gradient, dlow_MR)
+        )
+        of_down = down.adapter_gradients(down_gradient, dlow_MR, active_MI, low_down)
+        both = [dgate_MI, dup_MI]
+        dlow_MR = gate_up.low_gradient(both)
+        of_gate_up = gate_up.adapter_gradients(both, dlow_MR, xhat_MD, low_gate_up)
+        dnormed_MD = gate_up.input_gradient(both, dlow_MR)
+        dmiddle_MD = norm_gradient(dnormed_MD, xhat_MD, rstd_M1, gate_up.scale_before, down_gradient[0])
+        dlow_MR = out.low_gradient([dmiddle_MD])
+        of_out = out.adapter_gradients([dmiddle_MD], dlow_MR, attended_MX, low_out)
+        needs_attended, *_ = ctx.needs_input_grad
+        dattended_MX = out.input_gradient([dmiddle_MD], dlow_MR) if needs_attended else None
+        return dattended_MX, dmiddle_MD, None, *of_out, *of_gate_up, *of_down
+
+
+def _parameters(adapted: Sequence[Adapted]) -> list[Tensor]:
+    """What autograd has to see: every A and B, in order."""
+    return [weight for one in adapted for weight in (one.adapter.a_RK, one.adapter.b_NR)]
+
+
+# ---- products of layers that read one input ----
+
+ONEDNN_FROM = 2**24
+"""Multiplications from which oneDNN is asked: it prepares itself for half a millisecond per new number of
+tokens."""
+
+
+def product(
+    x_MK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None, onto_MN: Tensor | None = None
+) -> Tensor:
+    """x W^T (+ bias) (+ onto); the weight may be a transposed view. oneDNN multiplies float32 with AVX-512
+    where torch's default (MKL) does not on AMD: 5 to 40 % less time on an EPYC."""
+    large = x_MK.numel() * len(weight_NK) >= ONEDNN_FROM
+    if large and x_MK.dtype is torch.float32 and x_MK.is_cpu and torch.backends.mkldnn.is_available():
+        multiply = torch.ops.mkldnn._linear_pointwise
+        if onto_MN is not None:
+            return multiply.binary(x_MK.contiguous(), onto_MN.contiguous(), weight_NK, bias_N, "add")
+        return multiply(x_MK.contiguous(), weight_NK, bias_N, "none", [], "")
+    if onto_MN is not None and bias_N is None:
+        return torch.addmm(onto_MN, x_MK, weight_NK.t())
+    y_MN = F.linear(x_MK, weight_NK, bias_N)
+    return y_MN if onto_MN is None else y_MN.add_(onto_MN)
+
+
+@dataclass(frozen=True, slots=True)
+class _Products:
+    """The products of layers that read one input, as one call of the layer needs them twice."""
+
+    adapted: Sequence[Adapted]
+    scale_K: Tensor | None
+    """What x is multiplied by first."""
+    a_RK: Tensor
+    """All A on top of each other, in the type of x."""
+    scaled_b_NR: tuple[Tensor, ...]
+    """scaling B of each, in the type of x."""
+
+    @classmethod
+    def of(cls, adapted: Sequence[Adapted], scale_K: Tensor | None, dtype: torch.dtype) -> "_Products":
+        downs = [one.adapter.a_RK for one in adapted]
+        a_RK = downs[0] if len(downs) == 1 else torch.cat(downs)
+        scaled = (one.adapter.b_NR * one.adapter.scaling for one in adapted)
+        return cls(adapted, scale_K, a_RK.to(dtype), tuple(b_NR.to(dtype) for b_NR in scaled))
+
+    @property
+    def merges(self) -> bool:
+        """Whether W + scaling B A keeps what the adapter adds. Then the weights have the scale inside too."""
+        return self.a_RK.dtype in (torch.float32, torch.float64)
+
+    @property
+    def scale_before(self) -> Tensor | None:
+        """What x has to be multiplied by before it comes here; None: nothing, or the weights do it."""
+        return None if self.merges else self.scale_K
+
+    def outputs(self, x_MK: Tensor, onto: Tensor | None = None) -> tuple[list[Tensor], Tensor]:
+        """[M, N] of every layer, and S of all for the backward pass. `onto` is what the output of a single
+        layer is added to."""
+        a_RK = self.a_RK if self.scale_K is None or not self.merges else self.a_RK * self.scale_K
+        s_MR = product(x_MK, a_RK)
+        found = [product(x_MK, self._weight(n), one.bias_N, onto) for n, one in enumerate(self.adapted)]
+        if not self.merges:
+            for y_MN, s, b_NR in zip(found, self._ranks(s_MR), self.scaled_b_NR, strict=True):
+                y_MN.addmm_(s, b_NR.t())
+        return found, s_MR
+
+    def low_gradient(self, outputs: Sequence[Tensor]) -> Tensor:
+        """scaling dy B of all, [M, R]. The gradients of the outputs [M, N] are contiguous, here and below."""
+        parts = [product(dy, b_NR.t()) for dy, b_NR in zip(outputs, self.scaled_b_NR, strict=True)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def adapter_gradients(
+        self, outputs: Sequence[Tensor], ds_MR: Tensor, x_MK: Tensor, s_MR: Tensor
+    ) -> list[Tensor]:
+        """Of every A and B in order; x before its scale."""
+        da_RK = (ds_MR.t() @ x_MK).to(self.adapted[0].adapter.a_RK.dtype)
+        if self.scale_K is not None:
+            da_RK.mul_(self.scale_K)
+        gradients: list[Tensor] = []
+        of_a = da_RK.split([len(one.adapter.a_RK) for one in self.adapted])
+        for dy_MN, s, da, one in zip(outputs, self._ranks(s_MR), of_a, self.adapted, strict=True):
+            db_NR = (s.t() @ dy_MN).t().to(one.adapter.b_NR.dtype)
+            gradients += da, db_NR.mul_(one.adapter.scaling)
+        return gradients
+
+    def input_gradient(self, outputs: Sequence[Tensor], ds_MR: Tensor) -> Tensor:
+        """Of x as `outputs` got it, or before the scale that is in the weights."""
+        first, *others = outputs
+        dx_MK = product(first, self._weight(0).t())
+        for number, dy_MN in enumerate(others, 1):
+            if self.merges:
+                dx_MK = product(dy_MN, self._weight(number).t(), None, dx_MK)
+            else:
+                dx_MK.addmm_(dy_MN, self._weight(number))
+        return dx_MK if self.merges else dx_MK.addmm_(ds_MR, self.a_RK)
+
+    def _weight(self, number: int) -> Tensor:
+        """What x is multiplied with: a new weight with adapter and scale inside, where they can be merged."""
+        one = self.adapted[number]
+        if not self.merges:
+            return one.weight_NK
+        a_RK = one.adapter.a_RK.to(one.weight_NK.dtype)
+        weight_NK = torch.addmm(one.weight_NK, self.scaled_b_NR[number], a_RK)
+        return weight_NK if self.scale_K is None else weight_NK.mul_(self.scale_K)
+
+    def _ranks(self, of_all_MR: Tensor) -> tuple[Tensor, ...]:
+        return of_all_MR.split([len(one.adapter.a_RK) for one in self.adapted], dim=1)
+
+
+# ---- between the products, token by token: norms, the gate, rotation ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,237 +385,3 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> Tens
     turned[..., :half].addcmul_(x[..., half:], first, value=-1)
     turned[..., half:].addcmul_(x[..., :half], second)
     return turned
-
-
-ONEDNN_FROM = 2**24
-"""Multiplications from which oneDNN is asked: it prepares itself for half a millisecond per new number of
-tokens."""
-
-
-@dataclass(frozen=True, slots=True)
-class Adapted:
-    """A frozen linear layer with its adapter."""
-
-    weight_NK: Tensor
-    bias_N: Tensor | None
-    adapter: LoraWeights
-
-
-@dataclass(frozen=True, slots=True)
-class DenseLayer:
-    """What a layer computes with in one call."""
-
-    head_dim: int
-    before: Norm
-    qkv: tuple[Adapted, ...]
-    head_norms: tuple[Norm | None, Norm | None]
-    """The norms over each query and over each key, where the family has them (Qwen3)."""
-    out: tuple[Adapted]
-    after: Norm
-    gate_up: tuple[Adapted, ...]
-    down: tuple[Adapted]
-
-
-def into_attention(
-    hidden_MD: Tensor, cos_ME: Tensor, sin_ME: Tensor, layer: DenseLayer
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Norm, projections and rotation: queries [M, H, E], keys and values [M, G, E]."""
-    found = _IntoAttention.apply(hidden_MD, cos_ME, sin_ME, layer, *_parameters(layer.qkv))
-    return cast(tuple[Tensor, Tensor, Tensor], found)
-
-
-def out_of_attention(attended_MX: Tensor, hidden_MD: Tensor, layer: DenseLayer) -> Tensor:
-    """The rest of the layer: attended heads [M, H * E] and the layer's input -> its output, [M, D]."""
-    adapted = (*layer.out, *layer.gate_up, *layer.down)
-    return cast(Tensor, _OutOfAttention.apply(attended_MX, hidden_MD, layer, *_parameters(adapted)))
-
-
-def product(
-    x_MK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None, onto_MN: Tensor | None = None
-) -> Tensor:
-    """x W^T (+ bias) (+ onto); the weight may be a transposed view. oneDNN multiplies float32 with AVX-512
-    where torch's default (MKL) does not on AMD: 5 to 40 % less time on an EPYC."""
-    large = x_MK.numel() * len(weight_NK) >= ONEDNN_FROM
-    if large and x_MK.dtype is torch.float32 and x_MK.is_cpu and torch.backends.mkldnn.is_available():
-        multiply = torch.ops.mkldnn._linear_pointwise
-        if onto_MN is not None:
-            return multiply.binary(x_MK.contiguous(), onto_MN.contiguous(), weight_NK, bias_N, "add")
-        return multiply(x_MK.contiguous(), weight_NK, bias_N, "none", [], "")
-    if onto_MN is not None and bias_N is None:
-        return torch.addmm(onto_MN, x_MK, weight_NK.t())
-    y_MN = F.linear(x_MK, weight_NK, bias_N)
-    return y_MN if onto_MN is None else y_MN.add_(onto_MN)
-
-
-class _IntoAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, hidden_MD: Tensor, cos_ME: Tensor, sin_ME: Tensor, layer: DenseLayer, *parameters: Tensor
-    ) -> tuple[Tensor, ...]:
-        ctx.layer = layer
-        ctx.qkv = _Products.of(layer.qkv, layer.before.scale_D, hidden_MD.dtype)
-        before = normed(hidden_MD, layer.before, scaled=not ctx.qkv.merges)
-        found, low_MR = ctx.qkv.outputs(before.y_MD)
-        queries_keys_values = [y_MN.unflatten(1, (-1, layer.head_dim)) for y_MN in found]
-        of_heads: list[Tensor] = []
-        for number, norm in enumerate(layer.head_norms):
-            turned, kept = turned_heads(queries_keys_values[number], norm, Rotation(cos_ME, sin_ME))
-            queries_keys_values[number] = turned
-            of_heads += kept
-        ctx.kept_of_a_head = len(of_heads) // 2
-        ctx.save_for_backward(before.xhat_MD, before.rstd_M1, cos_ME, sin_ME, low_MR, *of_heads, *parameters)
-        return tuple(queries_keys_values)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        layer: DenseLayer = ctx.layer
-        products: _Products = ctx.qkv
-        xhat_MD, rstd_M1, cos_ME, sin_ME, low_MR, *of_heads = ctx.saved_tensors
-        turned = list(gradients)
-        for number, norm in enumerate(layer.head_norms):
-            kept = of_heads[number * ctx.kept_of_a_head : (number + 1) * ctx.kept_of_a_head]
-            rotation = Rotation(cos_ME, sin_ME)
-            turned[number] = turned_heads_gradient(gradients[number], kept, norm, rotation)
-        outputs = [gradient.flatten(1).contiguous() for gradient in turned]
-        low_gradient_MR = products.low_gradient(outputs)
-        of_adapters = products.adapter_gradients(outputs, low_gradient_MR, xhat_MD, low_MR)
-        needs_hidden, *_ = ctx.needs_input_grad
-        if not needs_hidden:
-            return None, None, None, None, *of_adapters
-        dy_MD = products.input_gradient(outputs, low_gradient_MR)
-        dhidden_MD = norm_gradient(dy_MD, xhat_MD, rstd_M1, products.scale_before)
-        return dhidden_MD, None, None, None, *of_adapters
-
-
-class _OutOfAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, attended_MX: Tensor, hidden_MD: Tensor, layer: DenseLayer, *parameters: Tensor
-    ) -> Tensor:
-        ctx.out = _Products.of(layer.out, None, hidden_MD.dtype)
-        ctx.gate_up = _Products.of(layer.gate_up, layer.after.scale_D, hidden_MD.dtype)
-        ctx.down = _Products.of(layer.down, None, hidden_MD.dtype)
-        (middle_MD,), low_out = ctx.out.outputs(attended_MX, onto=hidden_MD)
-        after = normed(middle_MD, layer.after, scaled=not ctx.gate_up.merges)
-        (gate_MI, up_MI), low_gate_up = ctx.gate_up.outputs(after.y_MD)
-        (y_MD,), low_down = ctx.down.outputs(gated(gate_MI, up_MI), onto=middle_MD)
-        lows = (low_out, low_gate_up, low_down)
-        ctx.save_for_backward(attended_MX, after.xhat_MD, after.rstd_M1, gate_MI, up_MI, *lows, *parameters)
-        return y_MD
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy_MD: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        attended_MX, xhat_MD, rstd_M1, gate_MI, up_MI, *lows = ctx.saved_tensors
-        low_out, low_gate_up, low_down, *_ = lows
-        out: _Products = ctx.out
-        gate_up: _Products = ctx.gate_up
-        down: _Products = ctx.down
-        down_gradient = [dy_MD.contiguous()]
-        dlow_MR = down.low_gradient(down_gradient)
-        active_MI, dgate_MI, dup_MI = gated_gradient(
-            gate_MI, up_MI, down.input_gradient(down_gradient, dlow_MR)
-        )
-        of_down = down.adapter_gradients(down_gradient, dlow_MR, active_MI, low_down)
-        both = [dgate_MI, dup_MI]
-        dlow_MR = gate_up.low_gradient(both)
-        of_gate_up = gate_up.adapter_gradients(both, dlow_MR, xhat_MD, low_gate_up)
-        dnormed_MD = gate_up.input_gradient(both, dlow_MR)
-        dmiddle_MD = norm_gradient(dnormed_MD, xhat_MD, rstd_M1, gate_up.scale_before, down_gradient[0])
-        dlow_MR = out.low_gradient([dmiddle_MD])
-        of_out = out.adapter_gradients([dmiddle_MD], dlow_MR, attended_MX, low_out)
-        needs_attended, *_ = ctx.needs_input_grad
-        dattended_MX = out.input_gradient([dmiddle_MD], dlow_MR) if needs_attended else None
-        return dattended_MX, dmiddle_MD, None, *of_out, *of_gate_up, *of_down
-
-
-def _parameters(adapted: Sequence[Adapted]) -> list[Tensor]:
-    """What autograd has to see: every A and B, in order."""
-    return [weight for one in adapted for weight in (one.adapter.a_RK, one.adapter.b_NR)]
-
-
-# Layers that read one input
-
-
-@dataclass(frozen=True, slots=True)
-class _Products:
-    """The products of layers that read one input, as one call of the layer needs them twice."""
-
-    adapted: Sequence[Adapted]
-    scale_K: Tensor | None
-    """What x is multiplied by first."""
-    a_RK: Tensor
-    """All A on top of each other, in the type of x."""
-    scaled_b_NR: tuple[Tensor, ...]
-    """scaling B of each, in the type of x."""
-
-    @classmethod
-    def of(cls, adapted: Sequence[Adapted], scale_K: Tensor | None, dtype: torch.dtype) -> "_Products":
-        downs = [one.adapter.a_RK for one in adapted]
-        a_RK = downs[0] if len(downs) == 1 else torch.cat(downs)
-        scaled = (one.adapter.b_NR * one.adapter.scaling for one in adapted)
-        return cls(adapted, scale_K, a_RK.to(dtype), tuple(b_NR.to(dtype) for b_NR in scaled))
-
-    @property
-    def merges(self) -> bool:
-        """Whether W + scaling B A keeps what the adapter adds. Then the weights have the scale inside too."""
-        return self.a_RK.dtype in (torch.float32, torch.float64)
-
-    @property
-    def scale_before(self) -> Tensor | None:
-        """What x has to be multiplied by before it comes here; None: nothing, or the weights do it."""
-        return None if self.merges else self.scale_K
-
-    def outputs(self, x_MK: Tensor, onto: Tensor | None = None) -> tuple[list[Tensor], Tensor]:
-        """[M, N] of every layer, and S of all for the backward pass. `onto` is what the output of a single
-        layer is added to."""
-        a_RK = self.a_RK if self.scale_K is None or not self.merges else self.a_RK * self.scale_K
-        s_MR = product(x_MK, a_RK)
-        found = [product(x_MK, self._weight(n), one.bias_N, onto) for n, one in enumerate(self.adapted)]
-        if not self.merges:
-            for y_MN, s, b_NR in zip(found, self._ranks(s_MR), self.scaled_b_NR, strict=True):
-                y_MN.addmm_(s, b_NR.t())
-        return found, s_MR
-
-    def low_gradient(self, outputs: Sequence[Tensor]) -> Tensor:
-        """scaling dy B of all, [M, R]. The gradients of the outputs [M, N] are contiguous, here and below."""
-        parts = [product(dy, b_NR.t()) for dy, b_NR in zip(outputs, self.scaled_b_NR, strict=True)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-
-    def adapter_gradients(
-        self, outputs: Sequence[Tensor], ds_MR: Tensor, x_MK: Tensor, s_MR: Tensor
-    ) -> list[Tensor]:
-        """Of every A and B in order; x before its scale."""
-        da_RK = (ds_MR.t() @ x_MK).to(self.adapted[0].adapter.a_RK.dtype)
-        if self.scale_K is not None:
-            da_RK.mul_(self.scale_K)
-        gradients: list[Tensor] = []
-        of_a = da_RK.split([len(one.adapter.a_RK) for one in self.adapted])
-        for dy_MN, s, da, one in zip(outputs, self._ranks(s_MR), of_a, self.adapted, strict=True):
-            db_NR = (s.t() @ dy_MN).t().to(one.adapter.b_NR.dtype)
-            gradients += da, db_NR.mul_(one.adapter.scaling)
-        return gradients
-
-    def input_gradient(self, outputs: Sequence[Tensor], ds_MR: Tensor) -> Tensor:
-        """Of x as `outputs` got it, or before the scale that is in the weights."""
-        first, *others = outputs
-        dx_MK = product(first, self._weight(0).t())
-        for number, dy_MN in enumerate(others, 1):
-            if self.merges:
-                dx_MK = product(dy_MN, self._weight(number).t(), None, dx_MK)
-            else:
-                dx_MK.addmm_(dy_MN, self._weight(number))
-        return dx_MK if self.merges else dx_MK.addmm_(ds_MR, self.a_RK)
-
-    def _weight(self, number: int) -> Tensor:
-        """What x is multiplied with: a new weight with adapter and scale inside, where they can be merged."""
-        one = self.adapted[number]
-        if not self.merges:
-            return one.weight_NK
-        a_RK = one.adapter.a_RK.to(one.weight_NK.dtype)
-        weight_NK = torch.addmm(one.weight_NK, self.scaled_b_NR[number], a_RK)
-        return weight_NK if self.scale_K is None else weight_NK.mul_(self.scale_K)
-
-    def _ranks(self, of_all_MR: Tensor) -> tuple[Tensor, ...]:
-        return of_all_MR.split([len(one.adapter.a_RK) for one in self.adapted], dim=1)

@@ -1,18 +1,14 @@
-"""Passes over tokens, on tensors: each reads and writes memory once where torch does so several times.
+"""The kernels on tensors: passes over tokens, and attention inside the sequences of a packed row.
 
-passes.py -> [passes] <- model/dense_layer.py, rollout/decode/
+compiler.py -> [passes] <- model/dense_layer.py, model/attention.py, rollout/decode/
+                  ^
+                  +-- decode.py, for kernels of its own: [kernel, expect]
 
-Only for tensors that `fits`. Shapes: M tokens, D numbers, H heads, E head size.
+A pass reads and writes memory once where torch does so several times. All of them take only tensors that
+`fits`, and what a kernel gets is checked before its memory is handed over.
 
-Which tensors the kernels take, and the check before their memory is handed over.
-
-compiler.py -> [tensors] <- passes.py, passes.py, decode.py
-
-Attention inside the sequences of a packed row, on tensors.
-
-passes.py -> [packed_attention] <- model/attention.py
-
-Shapes: T tokens, H query heads, G key heads, E head size, R runs, S key slots (`PackedLayout`).
+Shapes: M tokens, D numbers, H heads, E head size; in a packed row (`PackedLayout`) T tokens, H query heads,
+G key heads, R runs, S key slots.
 """
 
 from collections.abc import Callable
@@ -25,6 +21,9 @@ from swarmnode.native.compiler import library, loaded
 
 KERNEL_KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 """What the names of kernels end with, as in kernels/kernels.c."""
+
+WIDTH, QUERIES = 32, 4
+"""Block sizes of packed attention, the same as in kernels/blocks.h."""
 
 
 def fits(tensor: Tensor) -> bool:
@@ -56,6 +55,9 @@ def expect_rows(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | Non
     expect(tensor[:1] if len(tensor) else tensor, (min(1, shape[0]), *shape[1:]), dtype)
     if len(tensor) != shape[0] or (len(tensor) > 1 and tensor.stride(0) < tensor[0].numel()):
         raise ValueError(f"{tuple(tensor.shape)} strided {tensor.stride()}, not {shape}")
+
+
+# ---- passes over tokens: norms, gates and the rotation of heads ----
 
 
 def rms_norm(x_MD: Tensor, scale_D: Tensor, eps: float) -> Tensor:
@@ -205,8 +207,7 @@ def _exact(scale_D: Tensor | None, width: int) -> Tensor | None:
     return scale_D
 
 
-WIDTH, QUERIES = 32, 4
-"""Block sizes, the same as in kernels/blocks.h."""
+# ---- attention inside the sequences of a packed row ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +259,7 @@ def packed_attention(
     query_THE, key_TGE, value_TGE = map(_by_token, (query_THE, key_TGE, value_TGE))
     tokens, all_heads, size = query_THE.shape
     groups = key_TGE.shape[1]
-    _check(query_THE, key_TGE, value_TGE, sequences)
+    _check_packed(query_THE, key_TGE, value_TGE, sequences)
     out_THE = query_THE.new_empty(query_THE.shape)
     sums_TH = query_THE.new_empty(tokens, all_heads, dtype=torch.float32)
     scratch = _scratch(sequences.longest, size, blocks=1, tables=2)
@@ -286,7 +287,7 @@ def packed_attention_gradient(
     query_THE, key_TGE, value_TGE = map(_by_token, (query_THE, key_TGE, value_TGE))
     all_heads, size = query_THE.shape[1:]
     groups = key_TGE.shape[1]
-    _check(query_THE, key_TGE, value_TGE, sequences)
+    _check_packed(query_THE, key_TGE, value_TGE, sequences)
     dout_THE = dout_THE.contiguous()
     for tensor in (dout_THE, out_THE):
         expect(tensor, tuple(query_THE.shape), query_THE.dtype)
@@ -304,7 +305,7 @@ def packed_attention_gradient(
     return dquery_THE, dkey_TGE.to(key_TGE.dtype), dvalue_TGE.to(value_TGE.dtype)
 
 
-def _check(query_THE: Tensor, key_TGE: Tensor, value_TGE: Tensor, sequences: Sequences) -> None:
+def _check_packed(query_THE: Tensor, key_TGE: Tensor, value_TGE: Tensor, sequences: Sequences) -> None:
     tokens, all_heads, size = query_THE.shape
     groups = key_TGE.shape[1]
     if tokens != sequences.tokens or groups < 1 or all_heads % groups:

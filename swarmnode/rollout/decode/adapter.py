@@ -1,17 +1,16 @@
-"""The LoRA tensors of a policy update, checked against the weights they are for.
+"""The LoRA tensors of a policy update, checked against the weights they are for, and merged into them.
 
-trainer -> PolicyUpdate -> [adapter] -> weights.py (embedded engine) | fallback.py (any other model)
+trainer -> PolicyUpdate -> [lora_pairs] -> weights.py (embedded engine) | fallback.py (any other model)
+                               |
+                               v  LoraPair -> [merged_weight] -> weights.py | model_lora.py | vllm/policies.py
 
 A policy that diverged is refused here, before an engine samples from it: every later token would be noise.
 
-A LoRA merged into a rounded weight so that the update is not rounded away.
-
-adapter.py -> LoraPair -> [merging] -> weights.py | model_lora.py | vllm/policies.py
-
-A change smaller than half the step between two numbers of a type rounds to nothing, and the weights of a base
-lie on such numbers: after one optimizer step in bfloat16, three quarters of the entries of base + delta are
-those of the base, and a third to a half of the policy's change is gone. So the change is stretched before it
-is rounded, by the factor c with which what arrives has the wanted length along it:
+A LoRA is merged into a rounded weight so that the update is not rounded away. A change smaller than half the
+step between two numbers of a type rounds to nothing, and the weights of a base lie on such numbers: after one
+optimizer step in bfloat16, three quarters of the entries of base + delta are those of the base, and a third
+to a half of the policy's change is gone. So the change is stretched before it is rounded, by the factor c
+with which what arrives has the wanted length along it:
 
     <round(base + c * delta) - base, delta> = <delta, delta>
 
@@ -100,6 +99,8 @@ def _pair(
         raise EngineError(f"policy {update.version} has NaN or infinite numbers in {module}")
     return LoraPair(a, b, update.scaling)
 
+
+# ---- merging into a rounded weight ----
 
 SAMPLED_NUMBERS = 1 << 14
 """So many entries of a weight, in whole rows spread over it, say what c is, within a few hundredths."""

@@ -1,22 +1,16 @@
 """The forward pass of a dense decoder over a flat list of tokens. Attention is the caller's.
 
-weights.py -> [decoder] <- attention.py (over prompts, or over the cache)
-                 |
+weights.py -> [Decoder] -> fused product -> attention.py (over prompts, or over the cache) -> [Heads]
+                 |                               ^
+                 |       embedded.py: positions -+- [Rotary]
                  v  hidden states, logits -> sampler.py
 
 Tokens of all sequences lie one after another, shape [N]; only attention knows which belong together, and
 where in its sequence each one is.
 
-The gate of an MLP: activation(gate) * up, of the product with both.
-
-decoder.py -> [activation] -> native/passes.py, or torch
-
-Queries, keys and values out of the product with their fused matrix: split, normed if need be, and rotated.
-
-decoder.py -> fused product -> attention.py -> [heads]
-embedded.py, embedded.py -> positions --^
-
-Here with torch's operations. On a CPU, native/decode.py does the same while it reads and writes the cache.
+`Heads` makes queries, keys and values of the product with a layer's fused matrix: split, normed if need be,
+and rotated. That is with torch's operations: on a CPU, native/decode.py does the same while it reads and
+writes the cache.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,63 +27,13 @@ from swarmnode.rollout.decode.matrix import Matrix, RmsNorm
 from swarmnode.rollout.decode.weights import FusedWeights, Layers, Shape
 
 
-def gated(gate_up_ND: Tensor, activation: str) -> Tensor:
-    """The gated half of [N, gate and up]; `activation` is one of `family.ACTIVATIONS`."""
-    gate, up = gate_up_ND.chunk(2, dim=-1)
-    if activation == "silu":
-        return silu_mul(gate, up) if fits(gate_up_ND) else F.silu(gate).mul_(up)
-    if fits(gate_up_ND):
-        return gelu_tanh_mul(gate, up)
-    return F.gelu(gate, approximate="tanh").mul_(up)
+class Attention(Protocol):
+    """Attends within the sequences of one batch."""
 
-
-class Heads:
-    """How to split the fused product of a model."""
-
-    def __init__(self, shape: Shape, norm: RmsNorm, device: torch.device) -> None:
-        self.shape = shape
-        scale = shape.head_dim**-0.5 if shape.score_scale is None else shape.score_scale
-        self.layout = decode.HeadLayout(
-            shape.kv_heads, shape.group, shape.head_dim, shape.norm_eps, scale, shape.score_cap
-        )
-        """The same for the kernels."""
-        self._norm = norm
-        self._on_cpu = device.type == "cpu"
-
-    def split(
-        self, fused_ND: Tensor, scale: Tensor | None, rotation_WE: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [N / W, W, kv_heads, group, d], keys and values [N / W, W, kv_heads, d] of sequences of W
-        tokens. On a CPU queries and keys are in float32, whatever the type of the model."""
-        group, width = self.shape.group, len(rotation_WE)
-        fused = fused_ND.view(-1, width, self.shape.kv_heads, group + 2, self.shape.head_dim)
-        heads = fused.narrow(3, 0, group + 1)
-        # One rotation per pair of dimensions, shared by the heads.
-        rotation = torch.view_as_complex(rotation_WE.view(width, 1, 1, -1, 2))
-        rotated = (self._on_the_cpu if self._on_cpu else self._on_a_gpu)(heads, scale, rotation)
-        return rotated.narrow(3, 0, group), rotated.select(3, group), fused.select(3, group + 1)
-
-    def _on_the_cpu(self, heads: Tensor, scale: Tensor | None, rotation: Tensor) -> Tensor:
-        """Normed and rotated, in float32."""
-        heads = heads.float()
-        per_rms = None if scale is None else self._norm.per_rms(heads)
-        if scale is not None:
-            heads = heads * scale
-        _pairs(heads).mul_(rotation)
-        return heads if per_rms is None else heads.mul_(per_rms)
-
-    def _on_a_gpu(self, heads: Tensor, scale: Tensor | None, rotation: Tensor) -> Tensor:
-        """Normed and rotated; the rotation is formed in float32."""
-        dtype = heads.dtype
-        if scale is not None:
-            heads = F.rms_norm(heads.to(scale.dtype), heads.shape[-1:], None, self.shape.norm_eps) * scale
-        rotated = torch.view_as_real(_pairs(heads.float()) * rotation)
-        return rotated.view(heads.shape).to(dtype)
-
-
-def _pairs(heads: Tensor) -> Tensor:
-    """Neighbours as complex numbers."""
-    return torch.view_as_complex(heads.view(*heads.shape[:-1], -1, 2))
+    def __call__(self, layer: int, fused: Tensor, qk_norm: Tensor | None) -> Tensor:
+        """The product with a layer's `qkv`, [N, kv_heads * (group + 2) * d], and the scales of its norm ->
+        attended [N, heads * d]."""
+        ...
 
 
 class Rotary:
@@ -116,15 +60,6 @@ class Rotary:
     def until(self, length: int) -> Tensor:
         """The same for the positions 0, 1, ..., length - 1."""
         return self._table[:length]
-
-
-class Attention(Protocol):
-    """Attends within the sequences of one batch."""
-
-    def __call__(self, layer: int, fused: Tensor, qk_norm: Tensor | None) -> Tensor:
-        """The product with a layer's `qkv`, [N, kv_heads * (group + 2) * d], and the scales of its norm ->
-        attended [N, heads * d]."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,3 +136,66 @@ class Decoder:
             matrix.add_(hidden, x)
         else:
             hidden.add_(self._norm(matrix(x), norm))
+
+
+# ---- what becomes of the fused products ----
+
+
+def gated(gate_up_ND: Tensor, activation: str) -> Tensor:
+    """activation(gate) * up of the product with both, [N, gate and up]. `activation` is one of
+    `family.ACTIVATIONS`."""
+    gate, up = gate_up_ND.chunk(2, dim=-1)
+    if activation == "silu":
+        return silu_mul(gate, up) if fits(gate_up_ND) else F.silu(gate).mul_(up)
+    if fits(gate_up_ND):
+        return gelu_tanh_mul(gate, up)
+    return F.gelu(gate, approximate="tanh").mul_(up)
+
+
+class Heads:
+    """How to split the fused product of a model."""
+
+    def __init__(self, shape: Shape, norm: RmsNorm, device: torch.device) -> None:
+        self.shape = shape
+        scale = shape.head_dim**-0.5 if shape.score_scale is None else shape.score_scale
+        self.layout = decode.HeadLayout(
+            shape.kv_heads, shape.group, shape.head_dim, shape.norm_eps, scale, shape.score_cap
+        )
+        """The same for the kernels."""
+        self._norm = norm
+        self._on_cpu = device.type == "cpu"
+
+    def split(
+        self, fused_ND: Tensor, scale: Tensor | None, rotation_WE: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [N / W, W, kv_heads, group, d], keys and values [N / W, W, kv_heads, d] of sequences of W
+        tokens. On a CPU queries and keys are in float32, whatever the type of the model."""
+        group, width = self.shape.group, len(rotation_WE)
+        fused = fused_ND.view(-1, width, self.shape.kv_heads, group + 2, self.shape.head_dim)
+        heads = fused.narrow(3, 0, group + 1)
+        # One rotation per pair of dimensions, shared by the heads.
+        rotation = torch.view_as_complex(rotation_WE.view(width, 1, 1, -1, 2))
+        rotated = (self._on_the_cpu if self._on_cpu else self._on_a_gpu)(heads, scale, rotation)
+        return rotated.narrow(3, 0, group), rotated.select(3, group), fused.select(3, group + 1)
+
+    def _on_the_cpu(self, heads: Tensor, scale: Tensor | None, rotation: Tensor) -> Tensor:
+        """Normed and rotated, in float32."""
+        heads = heads.float()
+        per_rms = None if scale is None else self._norm.per_rms(heads)
+        if scale is not None:
+            heads = heads * scale
+        _pairs(heads).mul_(rotation)
+        return heads if per_rms is None else heads.mul_(per_rms)
+
+    def _on_a_gpu(self, heads: Tensor, scale: Tensor | None, rotation: Tensor) -> Tensor:
+        """Normed and rotated; the rotation is formed in float32."""
+        dtype = heads.dtype
+        if scale is not None:
+            heads = F.rms_norm(heads.to(scale.dtype), heads.shape[-1:], None, self.shape.norm_eps) * scale
+        rotated = torch.view_as_real(_pairs(heads.float()) * rotation)
+        return rotated.view(heads.shape).to(dtype)
+
+
+def _pairs(heads: Tensor) -> Tensor:
+    """Neighbours as complex numbers."""
+    return torch.view_as_complex(heads.view(*heads.shape[:-1], -1, 2))

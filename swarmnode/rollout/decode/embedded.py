@@ -1,22 +1,19 @@
 """The built-in engine: our own decode loop over a transformers model, continuous, on a CPU or any GPU.
 
-schedule/partial.py -> submit -> torch_engine.py -> [embedded] -> Output
-                                              |
-      embedded.py (new prompts) -> slots.py <--+--> decoder.py -> sampler.py     (one step)
+schedule/partial.py -> submit -> torch_engine.py -> [EmbeddedEngine] -> Output
+                                                           |
+              [PromptStore] (new prompts)   slots.py <-----+--> decoder.py -> sampler.py     (one step)
+                    |                          ^
+                    +------> decoder.py -------+  keys, values and last hidden states
 
 One `step` decodes all running rows together, whatever their policies, lets waiting requests take the free
 rows (their prompts are computed apart, so they join when it samples), and samples one token for everybody.
 
-Each distinct prompt is computed once, in batches, and shared by all requests that wait with it.
-
-embedded.py -> [prefill] -> decoder.py
-                   |
-                   v  keys, values and last hidden state -> slots.py
-
-The samples of one GRPO group have one prompt, and rows become free one at a time. So when a prompt is needed,
-those needed next are computed with it, up to `BATCH_TOKENS`. The last prompts that nobody waits with any more
-are kept while they have no more tokens than that: under refill, the rest of a group comes a little later.
-What a resumed request had sampled is part of its prompt. A new policy makes everything computed worthless.
+Each distinct prompt is computed once, in batches, and shared by all requests that wait with it. The samples
+of one GRPO group have one prompt, and rows become free one at a time. So when a prompt is needed, those
+needed next are computed with it, up to `BATCH_TOKENS`. The last prompts that nobody waits with any more are
+kept while they have no more tokens than that: under refill, the rest of a group comes a little later. What a
+resumed request had sampled is part of its prompt. A new policy makes everything computed worthless.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,6 +32,8 @@ from swarmnode.rollout.decode.slots import Slots, cache_size
 from swarmnode.rollout.decode.torch_engine import LoraPairs, TorchEngine
 from swarmnode.rollout.decode.weights import FusedWeights, Layers, longest_sequence
 from swarmnode.rollout.engine import BASE_VERSION, Capabilities, Output, PolicyUpdate, Request
+
+# ---- the prompts of waiting requests ----
 
 PromptKey = tuple[int | None, tuple[int, ...]]
 """Version and token ids."""
@@ -162,6 +161,8 @@ def compute_batch(
 def _key(request: Request) -> PromptKey:
     return request.version, request.prompt_ids + request.sampled.token_ids
 
+
+# ---- the engine ----
 
 DENSE_SHARE = 0.75
 """When nobody waits and fewer than this share of the rows is alive, the living are moved together."""

@@ -1,22 +1,18 @@
 """What a family of dense decoders computes differently from the others: one record each, read by everybody.
 
-[family] <- family.py (is it known?) <- node/assemble.py
-    ^ ^---- weights.py (what to load, and why not) -> decoder.py, attention.py, native/decode.py
+config.json -> [refuse_at_sight] -> node/assemble.py (in a second: torch and transformers take several)
+
+[FAMILIES] <- weights.py (what to load, and why not) -> decoder.py, attention.py, native/decode.py
+    ^
     +------ model/dense_patch.py (which layers training runs on its own arithmetic)
 
 A new family that differs in nothing but these options is one more `Family` in `FAMILIES`, here, and one model
 in tests/families.py. A model whose configuration or parameters say more than its record is refused with a
 reason and runs in fallback.py: `Family.why_not` reads the configuration, `Family.parameters` names every
-tensor. No torch in here. `config` is always the one of transformers.
+tensor. No torch in here. `config` is always the one of transformers, but in `refuse_at_sight`.
 
 Two properties of a model are no options, since its parameters show them: biases (every projection may have
 one) and whether the head is tied to the embedding (it is read under its own name).
-
-Which families our own decode loop runs, known without torch.
-
-config.json -> [refuse_at_sight] -> assemble.py (in a second: torch and transformers take several)
-                        |
-                        v  decode/family.py, where each family is one record
 """
 
 from collections.abc import Iterator, Mapping
@@ -40,6 +36,8 @@ GROWING_ROPES = ("dynamic", "longrope")
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 """Entries of `config.layer_types`."""
+
+USE_AUTO = "use --engine auto: it takes what can run this model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,9 +254,6 @@ FAMILIES = {
     )
 }
 """The families that the embedded engine runs, by `model_type`."""
-
-
-USE_AUTO = "use --engine auto: it takes what can run this model"
 
 
 def refuse_at_sight(engine: str, config: Mapping[str, Any] | None, quantization: str) -> None:

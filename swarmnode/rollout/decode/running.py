@@ -1,16 +1,10 @@
-"""A request that runs: on which policy, since when, and which spans of its completion are behind it.
+"""The rows of a torch engine: what runs in them, which tokens end them, and which sequences share a pass.
 
-torch_engine.py -> [running] -> the spans of an Output
+torch_engine.py -> [Running] -> the spans of an Output
+sampler.py -> tokens -> [StopTokens] -> torch_engine.py: which rows have ended
+embedded.py, scoring.py -> lengths -> [alike] -> which sequences share a forward pass
 
 Spans change when a policy does, never per token: until then a row is one open span that grows with the clock.
-
-Which sequences share a forward pass, when none of them has keys and values yet.
-
-embedded.py, scoring.py, fallback.py -> [batches]
-
-Which tokens end which row.
-
-sampler.py -> tokens -> [stops] -> embedded.py | fallback.py
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,64 +18,6 @@ from torch import Tensor
 from swarmnode.rollout.decode.weights import Layers
 from swarmnode.rollout.engine import Request, SamplingParams
 from swarmnode.types import Span
-
-BATCH_TOKENS = 2048
-"""Tokens of one forward pass over whole sequences, with padding: enough to fill a processor, few enough to
-keep."""
-
-PADDING = 16
-"""Sequences of one batch differ in length by at most this."""
-
-LONG = 512
-"""From this length on only sequences of equal length share a batch: it needs no mask, which is quadratic."""
-
-LOGITS_AT_ONCE = 1 << 24
-"""Logits held at once: 64 MiB in float32."""
-
-
-def alike(lengths: Sequence[int], padding: int = PADDING) -> Iterator[list[int]]:
-    """Indices of sequences of similar length, longest first, each batch within `BATCH_TOKENS` (or of one).
-
-    >>> list(alike([3, 700, 5, 40]))
-    [[1], [3], [2, 0]]
-    """
-    batch: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        longest = lengths[batch[0]] if batch else lengths[index]
-        allowed = padding if longest < LONG else 0
-        if batch and ((len(batch) + 1) * longest > BATCH_TOKENS or longest - lengths[index] > allowed):
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
-
-
-NO_TOKEN = -1
-
-
-class StopTokens:
-    """A table [most stop tokens of a row, rows]: its own and, unless it ignores them, the engine's EOS."""
-
-    def __init__(self, eos_token_ids: Sequence[int], rows: int, device: torch.device) -> None:
-        self._eos = tuple(eos_token_ids)
-        self._table = torch.full((len(self._eos), rows), NO_TOKEN, dtype=torch.int64, device=device)
-
-    def write(self, rows: Tensor, sampling: Sequence[SamplingParams]) -> None:
-        stops = [params.stop_token_ids + (() if params.ignore_eos else self._eos) for params in sampling]
-        longest = max(map(len, stops))
-        if longest > len(self._table):
-            self._table = F.pad(self._table, (0, 0, 0, longest - len(self._table)), value=NO_TOKEN)
-        padded = [(*ids, *[NO_TOKEN] * (len(self._table) - len(ids))) for ids in stops]
-        self._table[:, rows] = torch.tensor(padded, dtype=torch.int64, device=rows.device).T
-
-    def keep(self, rows: Tensor) -> None:
-        """Row i becomes what row `rows[i]` was."""
-        self._table[:, : len(rows)] = self._table[:, rows]
-
-    def hit(self, tokens: Tensor) -> list[int]:
-        """Rows whose newest token is one of theirs."""
-        return (self._table[:, : len(tokens)] == tokens).nonzero()[:, 1].tolist()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,3 +61,66 @@ class Running:
     def kept_under(self, policy: DecodePolicy, tick: int) -> "Running":
         """It goes on under another policy after `tick`, with the keys and values it has."""
         return replace(self, policy=policy, kv="stale", closed=self.spans(tick))
+
+
+# ---- which tokens end which row ----
+
+NO_TOKEN = -1
+
+
+class StopTokens:
+    """A table [most stop tokens of a row, rows]: its own and, unless it ignores them, the engine's EOS."""
+
+    def __init__(self, eos_token_ids: Sequence[int], rows: int, device: torch.device) -> None:
+        self._eos = tuple(eos_token_ids)
+        self._table = torch.full((len(self._eos), rows), NO_TOKEN, dtype=torch.int64, device=device)
+
+    def write(self, rows: Tensor, sampling: Sequence[SamplingParams]) -> None:
+        stops = [params.stop_token_ids + (() if params.ignore_eos else self._eos) for params in sampling]
+        longest = max(map(len, stops))
+        if longest > len(self._table):
+            self._table = F.pad(self._table, (0, 0, 0, longest - len(self._table)), value=NO_TOKEN)
+        padded = [(*ids, *[NO_TOKEN] * (len(self._table) - len(ids))) for ids in stops]
+        self._table[:, rows] = torch.tensor(padded, dtype=torch.int64, device=rows.device).T
+
+    def keep(self, rows: Tensor) -> None:
+        """Row i becomes what row `rows[i]` was."""
+        self._table[:, : len(rows)] = self._table[:, rows]
+
+    def hit(self, tokens: Tensor) -> list[int]:
+        """Rows whose newest token is one of theirs."""
+        return (self._table[:, : len(tokens)] == tokens).nonzero()[:, 1].tolist()
+
+
+# ---- which sequences share a forward pass, when none of them has keys and values yet ----
+
+BATCH_TOKENS = 2048
+"""Tokens of one forward pass over whole sequences, with padding: enough to fill a processor, few enough to
+keep."""
+
+PADDING = 16
+"""Sequences of one batch differ in length by at most this."""
+
+LONG = 512
+"""From this length on only sequences of equal length share a batch: it needs no mask, which is quadratic."""
+
+LOGITS_AT_ONCE = 1 << 24
+"""Logits held at once: 64 MiB in float32."""
+
+
+def alike(lengths: Sequence[int], padding: int = PADDING) -> Iterator[list[int]]:
+    """Indices of sequences of similar length, longest first, each batch within `BATCH_TOKENS` (or of one).
+
+    >>> list(alike([3, 700, 5, 40]))
+    [[1], [3], [2, 0]]
+    """
+    batch: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        longest = lengths[batch[0]] if batch else lengths[index]
+        allowed = padding if longest < LONG else 0
+        if batch and ((len(batch) + 1) * longest > BATCH_TOKENS or longest - lengths[index] > allowed):
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch

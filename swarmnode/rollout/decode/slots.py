@@ -1,26 +1,19 @@
 """Every sequence in flight: its row, the band that holds its keys and values, and what it has sampled.
 
-embedded.py -> place --> [slots] -> slots.py   (keys and values, by length) <-> attention.py
-sampler.py -> append --> [slots] -> slots.py (tokens and log-probabilities, by tick) -> embedded.py
+embedded.py -> place ---> [Slots] -> [Band] <-> attention.py (writes one column, reads up to the longest)
+sampler.py -> append ---> [Slots] -> [History] -> newest tokens -> decoder.py
+                                         |
+                                         v  harvest, when a sequence ends -> embedded.py
 
 A sequence has one row from its start to its end; sampler, stop tokens and history know it by that. The
 decoder sees sequences band after band instead, and only living ones: `order` says whose they are. Time is
-counted in ticks, which only grow; all sequences sample one token per tick.
+counted in ticks, which only grow; all sequences sample one token per tick. The history has a line of numbers
+for each tick since the oldest sequence in flight began.
 
-Keys and values of sequences of similar length, side by side in one table.
-
-embedded.py -> place --> slots.py -> [bands] <-> attention.py (writes one column, reads up to the longest)
-
-A product over a table reads as many columns for each sequence as the longest one has, and reading them is
-what a step costs. So sequences lie in bands by length: a band is read up to its own longest, and who outgrows
-it moves on to the next one, twice as wide: one copy for each doubling. Every sequence begins in column 0, and
-the first places are taken without gaps: who leaves is replaced by the last.
-
-What was sampled since the oldest sequence in flight began: a line of numbers per tick.
-
-sampler.py -> append --> [history] -> newest tokens -> decoder.py
-                             |
-                             v  harvest, when a sequence ends -> slots.py -> embedded.py
+A product over a table of keys or values reads as many columns for each sequence as the longest one has, and
+reading them is what a step costs. So sequences lie in bands by length: a band is read up to its own longest,
+and who outgrows it moves on to the next one, twice as wide: one copy for each doubling. Every sequence begins
+in column 0, and the first places are taken without gaps: who leaves is replaced by the last.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,12 +23,18 @@ from torch import Tensor
 
 from swarmnode.rollout.decode.weights import Shape
 
+# ---- keys and values of sequences of similar length, side by side in one table ----
+
 GROWTH = 2
 """Each band is this many times as wide as the one before; its places grow by this factor as well."""
 
 FULL = 0.75
 """Sequences longer than this share of a band do not enter it, and leave it together with one that must: they
 would soon have to, and moving many at once costs little more than moving one."""
+
+NARROWEST_ON_CPU = 64
+NARROWEST_ON_GPU = 512
+"""Width of the first band. A GPU reads so fast that starting the products of one more band costs more."""
 
 
 class Band:
@@ -176,6 +175,8 @@ def cache_size(shape: Shape, rows: int, columns: int) -> tuple[int, int, int, in
     return (2 * shape.layers, rows, shape.kv_heads, columns, shape.head_dim)
 
 
+# ---- what was sampled, by tick ----
+
 LINES = 64
 """Lines at first. They are few numbers beside the keys and values."""
 
@@ -227,9 +228,7 @@ def _moved(table: Tensor, start: int, count: int, lines: int) -> Tensor:
     return target
 
 
-NARROWEST_ON_CPU = 64
-NARROWEST_ON_GPU = 512
-"""Width of the first band. A GPU reads so fast that starting the products of one more band costs more."""
+# ---- all sequences in flight, by row ----
 
 
 class Slots:

@@ -1,21 +1,18 @@
-"""A group on its way: one example, and its completions as far as they have come.
+"""A group on its way: one example, its completions as far as they have come, and how many it is to get.
 
 tasks -> Example -> [OpenGroup] <-> partial.py <-> engine
                         |
                         v  Answered -> scoring
 
-Text to token ids and back, for one tokenizer.
-
-tasks -> prompt text -> [renderer] -> prompt ids -> engine -> completion ids -> [renderer] -> text -> rewards
-exchange -> a stranger's text -> [renderer] -> completion ids -> trainer
-
-Only our own tokenizer's chat template is ever applied; none comes from the wire.
-
-How many answers each example of a round gets: a few to all, the rest where they are likely to teach.
+tasks -> prompt text -> [Renderer] -> prompt ids -> engine -> completion ids -> [Renderer] -> text -> rewards
+exchange -> a stranger's text -> [Renderer] -> completion ids -> trainer
 
 probes (half of a group each), scored -> [Budget.deal] -> answers wanted of each -> widen -> partial.py
 
-A group of equal rewards has no gradient, and with one size for all examples that is 40 to 50 % of them here:
+Only our own tokenizer's chat template is ever applied; none comes from the wire.
+
+A budget gives each example of a round a few answers, and the rest to those where they are likely to teach. A
+group of equal rewards has no gradient, and with one size for all examples that is 40 to 50 % of them here:
 easy examples get more answers than they need, hard ones fewer. So a round has the answers that it always had,
 but deals them twice. First each example gets a probe. What its rewards say, together with the running pass
 rate of its task, is a Beta distribution over its own pass rate. Then each further answer goes where it adds
@@ -47,6 +44,12 @@ from swarmnode.types import Completion, Example, ExampleKey, FinishReason, has_g
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+Ended = Literal["stop", "length"]
+"""Why a completion is whole: what is aborted goes on."""
+
+RESUMED_FIRST = 1 << 30
+"""Added to the precedence of a request that has tokens already: it goes before all that have none."""
 
 
 class Renderer:
@@ -90,13 +93,6 @@ class Renderer:
         """Token ids for an answer that we only know as text, with EOS where its author stopped by itself."""
         ids = self._tokenizer.encode(text, add_special_tokens=False)
         return (*ids, self.eos_token_ids[0]) if finish == "stop" else tuple(ids)
-
-
-Ended = Literal["stop", "length"]
-"""Why a completion is whole: what is aborted goes on."""
-
-RESUMED_FIRST = 1 << 30
-"""Added to the precedence of a request that has tokens already: it goes before all that have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +235,8 @@ def _completion(member: OpenCompletion, renderer: Renderer) -> Completion:
         path=sampled.path,
     )
 
+
+# ---- how many answers each example of a round gets ----
 
 PRIOR_ANSWERS = 2.0
 """So many imagined answers, right as often as those of its task, are counted with the probe of an example."""

@@ -1,20 +1,16 @@
-"""Unfinished groups as bytes: what a checkpoint keeps of a round that was under way.
-
-partial.py -> [encode] -> checkpoint ... restart ... [decode] -> partial.py, perhaps with another engine
-
-An example is stored by its key and drawn again; tokens, log-probabilities and spans are stored as they are.
-The checkpoint is ours, but a disk is not to be trusted: everything is checked before anything is used.
-
-What the partial-rollout scheduler is told, and what it tells.
+"""What the partial-rollout scheduler is told, counts and learns, and what a checkpoint keeps of its work.
 
 config -> [PartialSettings] -> partial.py -> [PartialStats] -> status, metrics
-
-How long the answers to a prompt will be, learnt from those that came: long ones should start first.
-
 partial.py: complete group -> [LengthEstimates] -> which of the next examples begins first (StreamRL's idea)
+partial.py -> [encode] -> checkpoint ... restart ... [decode] -> partial.py, perhaps with another engine
 
-A prompt that was answered before has its own moving average; another one is taken to be as long as its task's
-are. Memory is bounded: the prompts that were not seen for the longest time are forgotten.
+Examples whose answers will be long should start first. A prompt that was answered before has its own moving
+average; another one is taken to be as long as its task's are. Memory is bounded: the prompts that were not
+seen for the longest time are forgotten.
+
+A checkpoint keeps the unfinished groups of a round that was under way, as bytes. An example is stored by its
+key and drawn again; tokens, log-probabilities and spans are stored as they are. The checkpoint is ours, but a
+disk is not to be trusted: everything is checked before anything is used.
 """
 
 import hashlib
@@ -142,6 +138,8 @@ class Tally:
     trained: Mean = field(default_factory=Mean)
 
 
+# ---- how long the answers to a prompt will be ----
+
 NEWEST_SHARE = 0.5
 """Weight of the newest group in a prompt's average: the policy changes, and so do its answers."""
 NEWEST_SHARE_OF_TASK = 0.1
@@ -219,6 +217,8 @@ class _Averages:
 def _prompt_digest(example: Example) -> str:
     return hashlib.blake2b(example.prompt.encode(), digest_size=8).hexdigest()
 
+
+# ---- unfinished groups as bytes ----
 
 FORMAT: Literal[1] = 1
 """Raised with every change of what follows: there is no reading of other formats."""

@@ -1,46 +1,35 @@
-"""The requests that the engine has: whose they are, how far they look back, what an update may do to them.
+"""Groups and requests under way: which are in line, which the engine has, and which may begin or leave.
 
-partial.py -> submit -> [UnderWay] -> Output -> its group
-           -> set_policy -> [nearest_mode]
+examples -> [GroupPool: drawn -> begun -> complete] -> partial.py hands out
+                                   |
+                                   v  line of members -> submit -> [UnderWay] -> Output -> its group
 
-Whose turn it is to leave: how answers of all lengths are trained on from the first round on.
+partial.py: may another group begin, may this one be handed out now?    -> [due_in_rounds, leaves_room]
+            may it go before older ones that are not complete?          -> [Turns]
+            what may an update of the policy do to requests in flight?  -> [nearest_mode]
 
-partial.py: may this complete group be handed out before older ones that are not complete? -> [Turns]
-
-Where the engine is kept full, short answers come back first. Once things are under way that is no bias: for
-each long answer that stays behind another one comes in. But at the start nobody comes in yet. All that was
-asked, less what is trained on, is what is under way, and that is long: so many answers must stay behind, with
-so many more tokens than the mean, before rounds are as long as what is asked. Whichever way they are handed
-out this has to be paid once. Here it is paid slowly: groups leave in the order in which they were drawn, and
-each that leaves lets a small part of another one stay behind, until nobody has to wait for that any more.
-
-Meanwhile groups wait for older ones. The engine has as much to do as ever; what is trained on is older by as
-much, within the bound of under_way.py, which comes first.
-
-How a bound on the age of trained tokens is kept without throwing work away.
-
-partial.py: may this group be handed out now? may another one begin? -> [staleness]
-
-A group whose oldest token is of version u may be trained on at versions up to u + K: it is *due* in
-u + K - newest rounds, 0 being this one. Each round hands out N groups and then the policy moves on by one.
-So everything is in time as long as, for every d, the groups due within d rounds are no more than the places
-left in this round plus d * N. Two rules keep that true for ever, once it is:
+*The bound on age* of trained tokens is kept without throwing work away. A group whose oldest token is of
+version u may be trained on at versions up to u + K: it is *due* in u + K - newest rounds, 0 being this one.
+Each round hands out N groups and then the policy moves on by one. So everything is in time as long as, for
+every d, the groups due within d rounds are no more than the places left in this round plus d * N. Two rules
+keep that true for ever, once it is:
 
 - a new group (due in K rounds) begins only while all open groups fit into this round and K more;
 - a complete group leaves only if every group due before it still has a place. The one due first always may.
 
 It follows that a round ends only when nobody is due any more: it waits for those groups instead of dropping
-them, while the rest goes on. With K = 0 exactly N groups begin, and all are waited for. The order of a round
-is otherwise the order in which groups complete.
+them, while the rest goes on. With K = 0 exactly N groups begin, and all are waited for. Otherwise
+the order of a round is the order in which groups complete, as far as turns let them.
 
-Every group that is not handed out yet, and the order in which members go to the engine.
-
-examples -> [drawn -> begun -> complete] -> partial.py hands out
-                        |
-                        v  line of members -> engine
-
-A group is in exactly one of `drawn` and `begun` until it is forgotten; `complete` lists those of `begun` that
-are. A member that has not ended is either in line or in the engine.
+*Turns* let answers of all lengths be trained on from the first round on. Where the engine is kept full, short
+answers come back first. Once things are under way that is no bias: for each long answer that stays behind
+another one comes in. But at the start nobody comes in yet. All that was asked, less what is trained on, is
+what is under way, and that is long: so many answers must stay behind, with so many more tokens than the mean,
+before rounds are as long as what is asked. Whichever way they are handed out this has to be paid once. Here
+it is paid slowly: groups leave in the order in which they were drawn, and each that leaves lets a small part
+of another one stay behind, until nobody has to wait for that any more. Meanwhile groups wait for older ones.
+The engine has as much to do as ever; what is trained on is older by as much, within the bound on age, which
+comes first.
 """
 
 from collections import deque
@@ -51,65 +40,17 @@ from swarmnode.errors import EngineError
 from swarmnode.rollout.engine import Engine, InFlight, Output, Request
 from swarmnode.rollout.schedule.group import OpenGroup
 
-GROUPS_PER_DELAY = 48
-"""Groups that leave for one more that may stay behind them. Those that stay are the longest, of two or three
-times the mean: so the mean of what leaves is lower by a twentieth at most."""
-
-RELAXATION = 1 / 8
-"""So much of that is taken back where fewer stay behind than may: when fewer are asked for, or answers become
-alike, the way back is slow as well."""
-
-
-class Turns:
-    """How many groups may stay behind younger ones, and which that allows to leave. Groups are told apart by
-    serial numbers: the lower, the older.
-
-    >>> Turns().youngest_to_leave([3, 4, 5]), Turns(allowed=1.0).youngest_to_leave([3, 4, 5])
-    (3, 4)
-    """
-
-    def __init__(self, allowed: float = 0.0) -> None:
-        self.allowed = allowed
-        """So many groups may stay behind; the fraction counts towards the next one."""
-        self._youngest_out = -1
-
-    def youngest_to_leave(self, begun: Collection[int]) -> int:
-        """The youngest begun group that may leave, with all older ones."""
-        oldest = nsmallest(int(self.allowed) + 1, begun)
-        # Who is older than one that has left is behind already.
-        return max(*oldest, self._youngest_out)
-
-    def left(self, serial: int, begun: Collection[int]) -> None:
-        """A group has left; `begun` are all others."""
-        self._youngest_out = max(self._youngest_out, serial)
-        behind = sum(other < self._youngest_out for other in begun)
-        step = 1.0 if behind >= int(self.allowed) else -RELAXATION
-        self.allowed = max(0.0, self.allowed + step / GROUPS_PER_DELAY)
-
-
-def due_in_rounds(oldest_version: int | None, newest_version: int, max_lag: int) -> int:
-    """Rounds that a group can still wait before it is trained on; negative: it is too old already.
-
-    >>> due_in_rounds(7, newest_version=9, max_lag=4), due_in_rounds(None, 9, 4), due_in_rounds(4, 9, 4)
-    (2, 4, -1)
-    """
-    return max_lag if oldest_version is None else max_lag - max(0, newest_version - oldest_version)
-
-
-def leaves_room(due: int, others_due: Iterable[int], places: int, groups_per_round: int) -> bool:
-    """Whether a group may take one of this round's `places` and all that are due before it still fit.
-
-    >>> leaves_room(5, [0, 1, 1], places=2, groups_per_round=8)
-    True
-    >>> leaves_room(5, [0, 0], places=2, groups_per_round=8), leaves_room(0, [0, 0], 2, 8)
-    (False, True)
-    """
-    sooner = sorted(other for other in others_due if other < due)
-    return all(ahead < places - 1 + other * groups_per_round for ahead, other in enumerate(sooner))
+FALLBACKS: tuple[InFlight, ...] = ("keep", "recompute", "abort")
+"""Modes of an update, those that cost the least first."""
 
 
 class GroupPool:
-    """Book-keeping alone: nothing here asks, samples or decides."""
+    """Every group that is not handed out yet, and the order in which members go to the engine: book-keeping
+    alone, nothing here asks, samples or decides.
+
+    A group is in exactly one of `drawn` and `begun` until it is forgotten; `complete` lists those of `begun`
+    that are. A member that has not ended is either in line or in the engine.
+    """
 
     def __init__(self, groups: Iterable[OpenGroup] = ()) -> None:
         """`groups` have begun, the oldest first; no member is in the engine."""
@@ -176,10 +117,6 @@ class GroupPool:
         self._line = deque(entry for entry in self._line if entry[0] is not group)
 
 
-FALLBACKS: tuple[InFlight, ...] = ("keep", "recompute", "abort")
-"""Modes of an update, those that cost the least first."""
-
-
 class UnderWay:
     """The requests in the engine by name, with the place of each in its group."""
 
@@ -234,3 +171,65 @@ def nearest_mode(engine: Engine, wanted: InFlight) -> InFlight | None:
 
 def _possible(engine: Engine, mode: InFlight) -> bool:
     return mode != "pin" or len(engine.stats().live_versions) < engine.capabilities.max_versions
+
+
+# ---- the bound on age ----
+
+
+def due_in_rounds(oldest_version: int | None, newest_version: int, max_lag: int) -> int:
+    """Rounds that a group can still wait before it is trained on; negative: it is too old already.
+
+    >>> due_in_rounds(7, newest_version=9, max_lag=4), due_in_rounds(None, 9, 4), due_in_rounds(4, 9, 4)
+    (2, 4, -1)
+    """
+    return max_lag if oldest_version is None else max_lag - max(0, newest_version - oldest_version)
+
+
+def leaves_room(due: int, others_due: Iterable[int], places: int, groups_per_round: int) -> bool:
+    """Whether a group may take one of this round's `places` and all that are due before it still fit.
+
+    >>> leaves_room(5, [0, 1, 1], places=2, groups_per_round=8)
+    True
+    >>> leaves_room(5, [0, 0], places=2, groups_per_round=8), leaves_room(0, [0, 0], 2, 8)
+    (False, True)
+    """
+    sooner = sorted(other for other in others_due if other < due)
+    return all(ahead < places - 1 + other * groups_per_round for ahead, other in enumerate(sooner))
+
+
+# ---- whose turn it is to leave ----
+
+GROUPS_PER_DELAY = 48
+"""Groups that leave for one more that may stay behind them. Those that stay are the longest, of two or three
+times the mean: so the mean of what leaves is lower by a twentieth at most."""
+
+RELAXATION = 1 / 8
+"""So much of that is taken back where fewer stay behind than may: when fewer are asked for, or answers become
+alike, the way back is slow as well."""
+
+
+class Turns:
+    """How many groups may stay behind younger ones, and which that allows to leave. Groups are told apart by
+    serial numbers: the lower, the older.
+
+    >>> Turns().youngest_to_leave([3, 4, 5]), Turns(allowed=1.0).youngest_to_leave([3, 4, 5])
+    (3, 4)
+    """
+
+    def __init__(self, allowed: float = 0.0) -> None:
+        self.allowed = allowed
+        """So many groups may stay behind; the fraction counts towards the next one."""
+        self._youngest_out = -1
+
+    def youngest_to_leave(self, begun: Collection[int]) -> int:
+        """The youngest begun group that may leave, with all older ones."""
+        oldest = nsmallest(int(self.allowed) + 1, begun)
+        # Who is older than one that has left is behind already.
+        return max(*oldest, self._youngest_out)
+
+    def left(self, serial: int, begun: Collection[int]) -> None:
+        """A group has left; `begun` are all others."""
+        self._youngest_out = max(self._youngest_out, serial)
+        behind = sum(other < self._youngest_out for other in begun)
+        step = 1.0 if behind >= int(self.allowed) else -RELAXATION
+        self.allowed = max(0.0, self.allowed + step / GROUPS_PER_DELAY)
