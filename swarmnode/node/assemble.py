@@ -1,12 +1,11 @@
 """The parts of a node are built from its settings.
 
-config, paths -> [assemble] -> LocalPolicy, PolicyLearner, NetworkParts -> run.py, offline.py, memory.py
+config -> [start_tasks] -> tasks: built-in ones here, those of files in processes that end with the run
+config, paths -> [load_policy] -> LocalPolicy -> memory.py, offline.py
+              -> [build_learner] -> PolicyLearner -> run.py
+              -> [build_network] -> NetworkParts -> run.py
 
 torch is imported by the functions that need it, so that a mistyped task or a busy port is reported at once.
-
-The tasks of a run: built-in ones here, those of files in processes that end with the run.
-
-run.py, runtime/run.py, offline.py -> [start_tasks] -> tasks/process.py
 """
 
 import hashlib
@@ -54,6 +53,20 @@ STRANGERS_TIMEOUT_S = 0.75 * ExchangeSettings().score_timeout_s
 """Limit of judging the answers of a stranger: within the exchange's deadline, which counts tokenizing as
 well."""
 
+Progress = Callable[[int, int, str], None]
+"""Called with (steps done, steps in all, what is being done)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPolicy:
+    """A policy, the engine that samples from it, and the place of its checkpoints."""
+
+    base: "LoadedModel"
+    policy: "Policy"
+    engine: "Engine"
+    renderer: "Renderer"
+    store: "CheckpointStore"
+
 
 def start_tasks(stack: ExitStack, config: TasksConfig) -> dict[str, Task]:
     """Load the tasks by name; the stack ends their processes. Raises TaskError."""
@@ -79,21 +92,6 @@ def _isolate(spec: str, timeout_s: float, unconfined: bool) -> Task:
     from swarmnode.tasks.process import isolate
 
     return isolate(spec, timeout_s, unconfined=unconfined)
-
-
-Progress = Callable[[int, int, str], None]
-"""Called with (steps done, steps in all, what is being done)."""
-
-
-@dataclass(frozen=True, slots=True)
-class LocalPolicy:
-    """A policy, the engine that samples from it, and the place of its checkpoints."""
-
-    base: "LoadedModel"
-    policy: "Policy"
-    engine: "Engine"
-    renderer: "Renderer"
-    store: "CheckpointStore"
 
 
 def load_policy(

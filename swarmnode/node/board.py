@@ -1,10 +1,10 @@
-"""Keeps the node's status: every change of the one record that all screens read goes through here.
+"""Keeps the node's status, and tells whoever shows it: every change of the one record goes through here.
 
-node.py -> [StatusBoard] -> NodeStatus -> monitors, /status, /metrics
+node.py -> [StatusBoard] -> NodeStatus -> /status, /metrics
+                                |
+                                +-> [Monitors] -> metrics.jsonl | panel.py | a stream
 
-Who is told what happened: the JSONL file always, a panel on a terminal, plain lines elsewhere.
-
-node.py -> [Monitor]s -> metrics.jsonl | panel.py | a stream
+Monitors are told after every round: the JSONL file always, a panel on a terminal, plain lines elsewhere.
 """
 
 import json
@@ -40,6 +40,12 @@ from swarmnode.training.records import Counters, TrainReport
 from swarmnode.types import RolloutGroup, mean_or_none
 
 logger = logging.getLogger(__name__)
+
+MOST_LOG_BYTES = 64 * 2**20
+"""Then the file is put aside once, so that a node that runs for months keeps its disk."""
+
+policy_label: ContextVar[str] = ContextVar("policy_label", default="")
+"""The policy's label before every line of the story that is about one of several policies; empty with one."""
 
 
 class StatusBoard:
@@ -198,11 +204,7 @@ def _mean_reward(groups: Sequence[RolloutGroup]) -> float | None:
     return mean_or_none([mean for group in groups if (mean := group.reward_mean) is not None])
 
 
-policy_label: ContextVar[str] = ContextVar("policy_label", default="")
-"""The policy's label before every line of the story that is about one of several policies; empty with one."""
-
-MOST_LOG_BYTES = 64 * 2**20
-"""Then the file is put aside once, so that a node that runs for months keeps its disk."""
+# ---- monitors ----
 
 
 class Monitor(Protocol):

@@ -1,14 +1,11 @@
 """The seam between a node and its learning half: policy, engine, trainer, tasks, checkpoints.
 
 node.py (asyncio) -> threads -> [Learner] -> policy_learner.py | runtime/learner.py | testing.FakeLearner
+config, memory.py -> [decide_overlap] -> Overlap -> node.py (a second thread) | policy_learner.py (sleep)
 
 Every call blocks. One thread calls at a time, with one exception: `rollouts` of the next round may run beside
 `train`. What is generated comes from the policy that `use_newest_policy` took over last: which one does not
 depend on which of the two is faster. `interrupt` may come from anywhere.
-
-Whether the next round is generated while this one is trained on.
-
-config, hardware, models -> [decide_overlap] -> node.py (a second thread) | policy_learner.py (sleep)
 """
 
 from collections.abc import Sequence

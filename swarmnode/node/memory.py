@@ -1,11 +1,11 @@
-"""Whether a model fits into this machine, said before it is loaded.
+"""Whether a model fits into this machine, said before it is loaded; and what it leaves room for once it is.
 
 hardware, models (shapes, settings) -> [plan_for] -> doctor.py, run.py (the log of `join`)
-assemble.py, after loading -> [budget_for] -> training
+assemble.py, after loading -> LocalPolicy -> [build_forward, choose_budget] -> Forward
+                                          -> [choose_overlap] -> Overlap -> run.py
 
-What a loaded base leaves room for: how many tokens it trains at once, and whether it generates meanwhile.
-
-assemble.py -> LocalPolicy -> [fitting] -> Forward, Overlap -> run.py
+Both ask the same arithmetic (memory_plan.py, model/budget.py): how many tokens are trained on at once, and
+whether the node generates meanwhile.
 """
 
 import logging
@@ -117,6 +117,44 @@ def budget_for(
     )
 
 
+# ---- after loading ----
+
+
+def build_forward(config: Config, local: LocalPolicy, paths: Paths) -> "Forward":
+    """How all policies on this base train: with which arithmetic, and how many tokens at once. The adapters
+    of all of them are loaded by now."""
+    from swarmnode.training.forward import Forward
+
+    kernel = None
+    if config.training.lora == "auto" and local.policy.device.type == "cuda":
+        from swarmnode.model.lora_kernel import lora_gemm_for
+
+        offer = lora_gemm_for(local.policy.device, paths.lora_kernel, policies=config.node.policies)
+        logger.info("LoRA layers: %s", offer.reason)
+        kernel = offer.gemm
+    return Forward(
+        local.policy,
+        config.training,
+        temperature=config.rollout.temperature,
+        top_p=config.rollout.top_p,
+        budget=choose_budget(config, local),
+        kernel=kernel,
+    )
+
+
+def choose_budget(config: Config, local: LocalPolicy) -> TokenBudget:
+    """Tokens of one micro-batch, out of what is free now that base, engine and adapters are loaded."""
+    card, longest = local.base.card, longest_sequence(config, local.base.name, local.base.max_positions)
+    cost, room = None, None
+    if card is not None:
+        work = _loaded_workload(config, local)
+        free = _free_bytes(local, inspect_machine())
+        cost, room = token_cost(card, work), free - _still_to_come(card, work, local)
+    budget = budget_for(config, room, cost, longest, local.base.model.device.type)
+    logger.info("micro-batches of %s", budget.reason)
+    return budget
+
+
 def choose_overlap(config: Config, local: LocalPolicy, budget: TokenBudget) -> Overlap:
     """Whether generation and training, in micro-batches of this size, fit side by side into what is free now,
     the model being loaded."""
@@ -144,19 +182,6 @@ def _overlap_bytes(config: Config, local: LocalPolicy, budget: TokenBudget) -> f
         checkpointing=budget.checkpointing,
     )
     return plan_memory(card, work).step + _still_to_come(card, work, local)
-
-
-def choose_budget(config: Config, local: LocalPolicy) -> TokenBudget:
-    """Tokens of one micro-batch, out of what is free now that base, engine and adapters are loaded."""
-    card, longest = local.base.card, longest_sequence(config, local.base.name, local.base.max_positions)
-    cost, room = None, None
-    if card is not None:
-        work = _loaded_workload(config, local)
-        free = _free_bytes(local, inspect_machine())
-        cost, room = token_cost(card, work), free - _still_to_come(card, work, local)
-    budget = budget_for(config, room, cost, longest, local.base.model.device.type)
-    logger.info("micro-batches of %s", budget.reason)
-    return budget
 
 
 def _free_bytes(local: LocalPolicy, machine: Machine) -> int:
@@ -194,25 +219,3 @@ def _engine_name(local: LocalPolicy) -> EngineName:
             return "generate"
         case _:
             return "embedded"
-
-
-def build_forward(config: Config, local: LocalPolicy, paths: Paths) -> "Forward":
-    """How all policies on this base train: with which arithmetic, and how many tokens at once. The adapters
-    of all of them are loaded by now."""
-    from swarmnode.training.forward import Forward
-
-    kernel = None
-    if config.training.lora == "auto" and local.policy.device.type == "cuda":
-        from swarmnode.model.lora_kernel import lora_gemm_for
-
-        offer = lora_gemm_for(local.policy.device, paths.lora_kernel, policies=config.node.policies)
-        logger.info("LoRA layers: %s", offer.reason)
-        kernel = offer.gemm
-    return Forward(
-        local.policy,
-        config.training,
-        temperature=config.rollout.temperature,
-        top_p=config.rollout.top_p,
-        budget=choose_budget(config, local),
-        kernel=kernel,
-    )

@@ -1,17 +1,15 @@
-"""The note a running node leaves for other commands on this machine: its pid, its status page, its addresses.
+"""A running node as a process: the lock on its identity, the note that it leaves for others, its signals.
 
-run.py writes it -> [running.json] -> `swarmnode status`, `swarmnode swarm`
+run.py, seed_node.py -> [IdentityLock]
+                     -> [write_running] -> running.json -> `swarmnode status`, `swarmnode swarm`
+                     -> [stop_on_signals] -> NodeLoop.request_stop
 
-One process per identity: two nodes under one peer id would each receive half of what is sent to them.
+One process per identity: two nodes under one peer id would each receive half of what is sent to them. The
+lock is the kernel's (flock), so it is gone the moment its holder is, SIGKILL included; the file that is left
+behind locks nothing. It is never deleted, because deleting a lock file is a race.
 
-cli -> [lock] -> node
-
-The lock is the kernel's (flock), so it is gone the moment its holder is, SIGKILL included; the file that is
-left behind locks nothing. It is never deleted, because deleting a lock file is a race.
-
-What SIGINT, SIGTERM and SIGHUP mean to a running node: once, stop in order; again, stop at once.
-
-run.py, seed_node.py -> [stop_on_signals] -> NodeLoop.request_stop
+The note tells other commands the node's pid, its status page and its addresses. SIGINT, SIGTERM and SIGHUP
+mean: once, stop in order; again, stop at once.
 """
 
 import asyncio
@@ -34,6 +32,11 @@ from swarmnode.errors import INTERRUPTED, IdentityError, IdentityInUse
 from swarmnode.storage import replace_file
 
 logger = logging.getLogger(__name__)
+
+SAME_REQUEST_S = 1.0
+"""Signals this close together are one request: a terminal and a supervisor often both send one."""
+
+STOPPING = "stopping: the work in hand is ended and a checkpoint is written"
 
 
 class IdentityLock:
@@ -112,13 +115,6 @@ def remove_running(path: Path) -> None:
     note = read_running(path)
     if note is not None and note.pid == os.getpid():
         path.unlink(missing_ok=True)
-
-
-SAME_REQUEST_S = 1.0
-"""Signals this close together are one request: a terminal and a supervisor often both send one."""
-
-
-STOPPING = "stopping: the work in hand is ended and a checkpoint is written"
 
 
 def stop_on_signals(request_stop: Callable[[], None], stopping: str = STOPPING) -> None:

@@ -1,17 +1,14 @@
 """The half of a learner that asks: examples answered by an engine, scored, kept until they are trained on.
 
 policy_learner.py (a policy of our own), runtime/learner.py (one held with others)
-        -> [RolloutLearner] -> tasks, rollout
+        -> [RolloutLearner] -> tasks, rollout -> scored groups -> [more_groups] -> as many more, or train
 
 Draws depend on (seed, place in the stream) alone, and what is sampled but not yet trained on is part of a
 checkpoint: a node that resumes goes on where it stopped.
 
-How many more groups to ask for: DAPO's dynamic sampling as a decision (Yu et al. 2025, section 3.2).
-
-generated groups -> [more_groups] -> generate that many more, or train
-
 A group whose rewards are all equal has no gradient. Left in its place it makes the batch smaller and its
-gradient noisier, and the better the policy becomes the more of them there are.
+gradient noisier, and the better the policy becomes the more of them there are: so more groups are asked for,
+which is DAPO's dynamic sampling as a decision (Yu et al. 2025, section 3.2).
 """
 
 import logging
@@ -45,29 +42,6 @@ from swarmnode.training.records import Counters, Evaluation, TrainReport
 from swarmnode.types import Example, ExampleKey, RolloutGroup
 
 logger = logging.getLogger(__name__)
-
-
-def more_groups(wanted: int, with_gradient: int, asked_so_far: int, factor: float) -> int:
-    """Groups to ask for now; 0: enough have a gradient, or the bound is reached, so train on what there is.
-
-    `wanted` groups should have a gradient, `with_gradient` have one of the `asked_so_far` of this round, and
-    never more than `factor * wanted` are asked for in all. Sized by the share that was useful so far. One
-    imagined useful group is counted with the measured ones: so a round begins with as many as are wanted,
-    there is a share before there is a measurement, and a round without luck asks for some and not at once for
-    all. Every answer above 0 uses up part of the bound, so asking again and again ends.
-
-    >>> more_groups(8, 0, 0, factor=3.0), more_groups(8, 4, 8, factor=3.0), more_groups(8, 8, 16, factor=3.0)
-    (8, 8, 0)
-    >>> more_groups(8, 4, 8, factor=1.0)
-    0
-    """
-    missing = wanted - with_gradient
-    left = floor(factor * wanted) - asked_so_far
-    if missing <= 0 or left <= 0:
-        return 0
-    # missing / useful share, rounded up, in whole numbers: the same on every machine.
-    needed = -(-missing * (asked_so_far + 1) // (with_gradient + 1))
-    return min(left, needed)
 
 
 class UntrainedRollouts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -351,19 +325,27 @@ def scored(answered: Answered, tasks: Mapping[str, Task], author: str, version: 
     return RolloutGroup(example, answered.completions, scores, author, version)
 
 
-@contextmanager
-def _clear_about_memory() -> Iterator[None]:
-    """Raises EngineError with advice where generation finds no memory."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise EngineError(
-            "generation ran out of memory",
-            hint="lower rollout.slots or rollout.max_tokens, choose a smaller --model, or hold this one with"
-            " others: --pipeline NAME",
-        ) from error
+def more_groups(wanted: int, with_gradient: int, asked_so_far: int, factor: float) -> int:
+    """Groups to ask for now; 0: enough have a gradient, or the bound is reached, so train on what there is.
+
+    `wanted` groups should have a gradient, `with_gradient` have one of the `asked_so_far` of this round, and
+    never more than `factor * wanted` are asked for in all. Sized by the share that was useful so far. One
+    imagined useful group is counted with the measured ones: so a round begins with as many as are wanted,
+    there is a share before there is a measurement, and a round without luck asks for some and not at once for
+    all. Every answer above 0 uses up part of the bound, so asking again and again ends.
+
+    >>> more_groups(8, 0, 0, factor=3.0), more_groups(8, 4, 8, factor=3.0), more_groups(8, 8, 16, factor=3.0)
+    (8, 8, 0)
+    >>> more_groups(8, 4, 8, factor=1.0)
+    0
+    """
+    missing = wanted - with_gradient
+    left = floor(factor * wanted) - asked_so_far
+    if missing <= 0 or left <= 0:
+        return 0
+    # missing / useful share, rounded up, in whole numbers: the same on every machine.
+    needed = -(-missing * (asked_so_far + 1) // (with_gradient + 1))
+    return min(left, needed)
 
 
 def make_budget(config: RolloutConfig) -> Budget | None:
@@ -389,3 +371,18 @@ def partial_settings(config: RolloutConfig, versions_ahead: int, *, alone: bool 
         over_provision=config.over_provision,
         concurrency=concurrency,
     )
+
+
+@contextmanager
+def _clear_about_memory() -> Iterator[None]:
+    """Raises EngineError with advice where generation finds no memory."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise EngineError(
+            "generation ran out of memory",
+            hint="lower rollout.slots or rollout.max_tokens, choose a smaller --model, or hold this one with"
+            " others: --pipeline NAME",
+        ) from error

@@ -1,12 +1,10 @@
 """What the node knows about itself, as one frozen record: the only source of every number on a screen.
 
 node.py replaces parts of it -> [NodeStatus] -> panel, JSONL, /status, /metrics, `swarmnode status`
+                                     |
+                                     +-> [summarise] -> the last line that `swarmnode join` prints
 
 All of them read the same record, so they can never disagree. None means unknown, zero is a measurement.
-
-The result of one run of a node: the last line that `swarmnode join` prints.
-
-node.py -> [summarise] -> run.py, local_swarm.py
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,6 +16,9 @@ import msgspec
 from swarmnode.node.learner import Generation
 from swarmnode.printable import printable
 from swarmnode.training.records import Counters, TrainReport
+
+OF_SEEDS = ("pid", "started_at", "phase.", "network.", "exchange.headers", "exchange.bytes_in")
+"""What the names of measurements begin with that a member has which only connects others."""
 
 
 class Phase(msgspec.Struct, frozen=True):
@@ -91,7 +92,7 @@ class Sharing(msgspec.Struct, frozen=True):
 
 
 class SharingEffect(msgspec.Struct, frozen=True):
-    """Whether what others teach helps us (training/agreement.py), and what follows from it."""
+    """Whether what others teach helps us (training/foreign/agreement.py), and what follows from it."""
 
     agreement: float | None = None
     """Mean cosine of what their answers ask of the policy with the gradient of our own reward, over the last
@@ -153,10 +154,6 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     no such policy, or the stage has not worked yet."""
 
 
-OF_SEEDS = ("pid", "started_at", "phase.", "network.", "exchange.headers", "exchange.bytes_in")
-"""What the names of measurements begin with that a member has which only connects others."""
-
-
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     peer_id: str
     name: str
@@ -205,24 +202,6 @@ def measurements(status: NodeStatus) -> dict[str, float]:
     return {name: value for name, value in found.items() if status.learns or name.startswith(OF_SEEDS)}
 
 
-def _numbers(prefix: str, tree: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _numbers(f"{prefix}{key}.", value)  # pyright: ignore[reportUnknownArgumentType]
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield f"{prefix}{key}", float(value)
-
-
-def _printable(tree: Any) -> Any:
-    if isinstance(tree, str):
-        return printable(tree)
-    if isinstance(tree, dict):
-        return {_printable(key): _printable(value) for key, value in tree.items()}  # pyright: ignore[reportUnknownVariableType]
-    if isinstance(tree, list | tuple):
-        return [_printable(value) for value in tree]  # pyright: ignore[reportUnknownVariableType]
-    return tree
-
-
 @dataclass(frozen=True, slots=True)
 class Summary:
     """What one run came to. Numbers continue over restarts; None means not measured."""
@@ -255,3 +234,21 @@ def summarise(status: NodeStatus, counters: Counters, stopped: str) -> Summary:
         saved_round=status.checkpoint.round,
         stopped=stopped,
     )
+
+
+def _numbers(prefix: str, tree: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _numbers(f"{prefix}{key}.", value)  # pyright: ignore[reportUnknownArgumentType]
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{prefix}{key}", float(value)
+
+
+def _printable(tree: Any) -> Any:
+    if isinstance(tree, str):
+        return printable(tree)
+    if isinstance(tree, dict):
+        return {_printable(key): _printable(value) for key, value in tree.items()}  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(tree, list | tuple):
+        return [_printable(value) for value in tree]  # pyright: ignore[reportUnknownVariableType]
+    return tree

@@ -1,29 +1,19 @@
-"""The threads a node computes in, so that its event loop never does.
+"""What runs beside a node's event loop: computing in threads, services that are started again, checkpoints.
 
 node.py (asyncio) -> [Workers] -> learner.py
+                  -> [supervise] -> discovery and other services that must never take the node along
+                  -> [Saving] -> learner.save -> snapshot -> [CheckpointWriter] -> CheckpointStore.write
+                        |
+                        +-> status board: what is on the disk, what failed
 
-One thread learns, evaluates and takes snapshots; the other generates, at times beside it.
+One thread learns, evaluates and takes snapshots; another generates, at times beside it. A service that raises
+is logged with its traceback: one of the places where a broad except may stand (AGENTS.md, 2).
 
-Keeps a background service running: what it raises is logged with its traceback, and it is started again.
-
-node.py -> [supervise] -> discovery and other services that must never take the node along
-
-AGENTS.md (2) says where else a broad except may stand.
-
-Writes checkpoints beside the training, on one thread, in order.
-
-learner.save -> snapshot -> [CheckpointWriter] -> CheckpointStore.write
-
-Memory is bounded: besides the snapshot that is being written at most one waits. A newer one takes its place,
-since it holds everything that the older one does; the newest is never given up. That happens only on a disk
-that takes longer for a checkpoint than training takes for the rounds between two.
-
-The node's side of a checkpoint: taken between two rounds, written beside the next ones.
-
-node.py -> [Saving] -> learner.save -> the disk, in its own time -> status board
-
-A disk that is slow or full costs no round: what is on it is said when it is on it, what failed is said and
-logged, and the node goes on.
+A snapshot is taken between two rounds and written by a thread of its own beside the next ones, in order. A
+disk that is slow or full costs no round: what is on it is said when it is on it, what failed is said and
+logged, and the node goes on. Memory is bounded: besides the snapshot that is being written at most one waits.
+A newer one takes its place, since it holds everything that the older one does; the newest is never given up.
+That happens only on a disk that takes longer for a checkpoint than training takes for the rounds between two.
 """
 
 import asyncio
@@ -40,8 +30,13 @@ from swarmnode.training.records import Counters
 
 logger = logging.getLogger(__name__)
 
+FIRST_BACKOFF_S = 0.5
+LONGEST_BACKOFF_S = 60.0
+
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
+
+Content = TypeVar("Content")
 
 
 class Workers:
@@ -69,10 +64,6 @@ class Workers:
             await loop.run_in_executor(None, thread.shutdown)
 
 
-FIRST_BACKOFF_S = 0.5
-LONGEST_BACKOFF_S = 60.0
-
-
 async def supervise(
     name: str,
     service: Callable[[], Awaitable[None]],
@@ -89,48 +80,6 @@ async def supervise(
             logger.exception("%s failed; starting it again in %.1f s, training goes on", name, pause_s)
         await sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_BACKOFF_S)
-
-
-Content = TypeVar("Content")
-
-
-class CheckpointWriter(Generic[Content]):
-    """Hands snapshots to `write`, which blocks and returns the checkpoint's name.
-
-    >>> writer = CheckpointWriter[str](lambda snapshot: f"round-{snapshot}")
-    >>> writer.submit("7").result()
-    'round-7'
-    >>> writer.close()
-    """
-
-    def __init__(self, write: Callable[[Content], str]) -> None:
-        self._write = write
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._newest: tuple[Future[str], list[Content]] | None = None
-
-    def submit(self, snapshot: Content) -> Future[str]:
-        """Write this one when the one before is done. To be called by one thread at a time.
-
-        The result is the name of the checkpoint once it is on disk, or the error of `write`; cancelled means
-        that a newer snapshot was there before this one's turn came.
-        """
-        if self._newest is not None:
-            future, held = self._newest
-            if future.cancel():
-                # The executor keeps what it was given until it comes to it: let go of the tensors now.
-                held.clear()
-        held = [snapshot]
-        # With the context of the caller: log lines say which policy they are about.
-        future = self._thread.submit(copy_context().run, self._write_held, held)
-        self._newest = future, held
-        return future
-
-    def close(self) -> None:
-        """Wait until everything is written. Nothing is submitted after it."""
-        self._thread.shutdown()
-
-    def _write_held(self, held: list[Content]) -> str:
-        return self._write(held.pop())
 
 
 class Saving:
@@ -184,3 +133,42 @@ class Saving:
             self._board.not_saved(error.message)
         else:
             self._board.saved(round)
+
+
+class CheckpointWriter(Generic[Content]):
+    """Hands snapshots to `write`, which blocks and returns the checkpoint's name.
+
+    >>> writer = CheckpointWriter[str](lambda snapshot: f"round-{snapshot}")
+    >>> writer.submit("7").result()
+    'round-7'
+    >>> writer.close()
+    """
+
+    def __init__(self, write: Callable[[Content], str]) -> None:
+        self._write = write
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._newest: tuple[Future[str], list[Content]] | None = None
+
+    def submit(self, snapshot: Content) -> Future[str]:
+        """Write this one when the one before is done. To be called by one thread at a time.
+
+        The result is the name of the checkpoint once it is on disk, or the error of `write`; cancelled means
+        that a newer snapshot was there before this one's turn came.
+        """
+        if self._newest is not None:
+            future, held = self._newest
+            if future.cancel():
+                # The executor keeps what it was given until it comes to it: let go of the tensors now.
+                held.clear()
+        held = [snapshot]
+        # With the context of the caller: log lines say which policy they are about.
+        future = self._thread.submit(copy_context().run, self._write_held, held)
+        self._newest = future, held
+        return future
+
+    def close(self) -> None:
+        """Wait until everything is written. Nothing is submitted after it."""
+        self._thread.shutdown()
+
+    def _write_held(self, held: list[Content]) -> str:
+        return self._write(held.pop())

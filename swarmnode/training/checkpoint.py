@@ -1,6 +1,6 @@
 """Everything a node needs to go on where it was: what it is, how it is written, checked and put back.
 
-trainer, node -> [snapshot -> files] -> disk -> [read_checkpoint -> restore] -> resume | eval | export
+node -> [take_snapshot -> write_files] -> disk -> [read_checkpoint -> restore] -> resume | eval | export
 
     round-00000060/
       adapter/adapter_model.safetensors, adapter_config.json     as PEFT does: vLLM and the Hub read them
@@ -8,21 +8,18 @@ trainer, node -> [snapshot -> files] -> disk -> [read_checkpoint -> restore] -> 
       exchange.bin, rollouts.bin                                 external and own groups that wait to be
                                                                  trained on, unfinished ones included
       rule.bin                                                   what the rule for others' answers has learnt:
-                                                                 its book (rules.py)
+                                                                 its book (foreign/lessons.py)
       state.json                                                 counters, the held-out reward, and a SHA-256
                                                                  of every other file
 
 A snapshot is taken by the thread that trains and is a copy: training goes on while it is written
-(workers.py). Which folders there are is checkpoint_store.py's. Tensors have the names of PEFT's
+(node/workers.py). Which folders there are is checkpoint_store.py's. Tensors have the names of PEFT's
 files, without the adapter's own name: what one policy of a node saved, any other can resume.
 
-Tensors as the bytes of a safetensors file, one tensor at a time.
-
-checkpoint -> [tensor_pieces] -> storage.write_synced -> disk -> safetensors reads it
-
-The library's own `save` builds the whole file in memory and holds the interpreter's lock meanwhile: a writer
-in the background would stop the training that it is meant to leave alone. Here every piece is a view of a
-tensor's memory, and both hashing and writing one let the lock go.
+Safetensors files are written one tensor at a time. The library's own `save` builds the whole file in memory
+and holds the interpreter's lock meanwhile: a writer in the background would stop the training that it is
+meant to leave alone. Here every piece is a view of a tensor's memory, and both hashing and writing one let
+the lock go.
 """
 
 import copy
@@ -41,6 +38,17 @@ from swarmnode.model.policy import Policy
 from swarmnode.storage import replace_file, sha256_of, sync, write_synced
 from swarmnode.training.records import Counters
 
+FORMAT = 3
+ADAPTER = "adapter"
+ADAPTER_CONFIG = "adapter/adapter_config.json"
+ADAPTER_TENSORS = "adapter/adapter_model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+EXCHANGE = "exchange.bin"
+ROLLOUTS = "rollouts.bin"
+RULE = "rule.bin"
+STATE = "state.json"
+RNG = "rng.cpu"
+
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -53,45 +61,6 @@ DTYPES = {
 }
 ALIGNMENT = 8
 """Bytes. The header is filled up with spaces, and wide numbers come first: so every tensor is aligned."""
-
-
-def tensor_pieces(
-    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
-) -> Iterator[bytes | memoryview]:
-    """The file's header, then each tensor's bytes. The tensors must be contiguous and on the CPU.
-
-    Layout: length of the header (u64, little-endian), header (JSON), data
-    (https://github.com/huggingface/safetensors, "Format").
-    """
-    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    end = 0
-    for name in names:
-        tensor = tensors[name]
-        start, end = end, end + tensor.nbytes
-        header[name] = {
-            "dtype": DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [start, end],
-        }
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % ALIGNMENT)
-    yield len(text).to_bytes(8, "little")
-    yield text
-    for name in names:
-        yield tensors[name].view(-1).view(torch.uint8).numpy().data
-
-
-FORMAT = 3
-ADAPTER = "adapter"
-ADAPTER_CONFIG = "adapter/adapter_config.json"
-ADAPTER_TENSORS = "adapter/adapter_model.safetensors"
-OPTIMIZER = "optimizer.safetensors"
-EXCHANGE = "exchange.bin"
-ROLLOUTS = "rollouts.bin"
-RULE = "rule.bin"
-STATE = "state.json"
-RNG = "rng.cpu"
 
 
 class DamagedCheckpoint(CheckpointError):
@@ -308,6 +277,61 @@ def read_waiting(checkpoint: Checkpoint) -> Waiting:
         raise CheckpointError(f"checkpoint {checkpoint.folder.name} is damaged: {error}") from error
 
 
+def check_has_adapter(checkpoint: Checkpoint) -> None:
+    """Raises CheckpointError for that of a pipeline which trains all weights: nothing of them is in it."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(checkpoint.folder / ADAPTER_TENSORS), "pt") as file:
+            names = file.keys()
+    except (OSError, SafetensorError) as error:
+        raise DamagedCheckpoint(f"checkpoint {checkpoint.folder.name} is damaged: {error}") from error
+    if not names:
+        raise CheckpointError(
+            f"{checkpoint.folder.name} holds no adapter: it is of a pipeline that trains all weights "
+            "(pipeline.trainable=full), and each member has those of its own layers",
+            hint="they are in the members' step-*-layers-*/, by the names of the whole model",
+        )
+
+
+def optimizer_tensors(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]
+) -> dict[str, Tensor]:
+    """The optimizer's tensors by `exp_avg/<parameter>`. A parameter without a step yet has none."""
+    return {
+        f"{key}/{name}": value
+        for name, parameter in parameters.items()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def tensor_pieces(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> Iterator[bytes | memoryview]:
+    """The file's header, then each tensor's bytes. The tensors must be contiguous and on the CPU.
+
+    Layout: length of the header (u64, little-endian), header (JSON), data
+    (https://github.com/huggingface/safetensors, "Format").
+    """
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name in names:
+        tensor = tensors[name]
+        start, end = end, end + tensor.nbytes
+        header[name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    yield len(text).to_bytes(8, "little")
+    yield text
+    for name in names:
+        yield tensors[name].view(-1).view(torch.uint8).numpy().data
+
+
 class _Versioned(msgspec.Struct, frozen=True):
     """The part of state.json that every format has."""
 
@@ -320,17 +344,6 @@ def _as_json(state: State) -> bytes:
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
-
-
-def optimizer_tensors(
-    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]
-) -> dict[str, Tensor]:
-    """The optimizer's tensors by `exp_avg/<parameter>`. A parameter without a step yet has none."""
-    return {
-        f"{key}/{name}": value
-        for name, parameter in parameters.items()
-        for key, value in optimizer.state.get(parameter, {}).items()
-    }
 
 
 def _restore_optimizer(policy: Policy, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
@@ -349,20 +362,3 @@ def _restore_optimizer(policy: Policy, optimizer: torch.optim.Optimizer, tensors
 
 def _unreadable(folder: Path, error: OSError) -> CheckpointError:
     return CheckpointError(f"checkpoint {folder.name} cannot be read: {error}", hint="check the disk")
-
-
-def check_has_adapter(checkpoint: Checkpoint) -> None:
-    """Raises CheckpointError for that of a pipeline which trains all weights: nothing of them is in it."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(str(checkpoint.folder / ADAPTER_TENSORS), "pt") as file:
-            names = file.keys()
-    except (OSError, SafetensorError) as error:
-        raise DamagedCheckpoint(f"checkpoint {checkpoint.folder.name} is damaged: {error}") from error
-    if not names:
-        raise CheckpointError(
-            f"{checkpoint.folder.name} holds no adapter: it is of a pipeline that trains all weights "
-            "(pipeline.trainable=full), and each member has those of its own layers",
-            hint="they are in the members' step-*-layers-*/, by the names of the whole model",
-        )

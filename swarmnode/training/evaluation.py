@@ -1,12 +1,11 @@
 """How good the policy is on questions that no node ever trains on.
 
-tasks (held-out draws) -> engine -> score -> [evaluation] -> node, `swarmnode eval`
+tasks (held-out draws) -> [evaluate] -> [collect] -> partial.py -> engine
+                             |
+                             +-> scores -> Evaluation -> node, `swarmnode eval`
 
-One synchronous round: examples in, all their groups out, each as soon as it is complete.
-
-evaluation.py -> examples -> [collect] -> partial.py -> engine
-
-Where nothing may stay under way: evaluations, and anything that is asked once.
+`collect` is one synchronous round for whatever is asked once (api.py samples with it, too): examples in, all
+their groups out, each as soon as it is complete, and nothing stays under way.
 """
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -21,33 +20,8 @@ from swarmnode.tasks.task import Task, draw_held_out, score_strictly
 from swarmnode.training.records import Evaluation, PassAt
 from swarmnode.types import Example, mean_or_none, total_reward
 
-
-def collect(
-    engine: Engine,
-    renderer: Renderer,
-    examples: Sequence[Example],
-    group_size: int,
-    sampling: SamplingParams,
-    *,
-    seed: int,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> Generator[Answered, None, None]:
-    """Sample `group_size` completions of each example; yield each group when its last one has finished.
-
-    When `should_stop` says so, or the caller closes the iterator, the unfinished is aborted and not yielded.
-    An example that the engine refuses (too long a prompt) is logged and left out. `sampling.seed` is replaced
-    by one per completion, made from `seed`: the same seed asks for the same samples.
-    """
-    if not examples:
-        return
-    settings = PartialSettings("sync", groups=len(examples), group_size=group_size, max_lag=0)
-    rollouts = PartialRollouts(engine, renderer, settings, sampling, seed=seed)
-    yield from rollouts.round(iter(examples), should_stop=should_stop)
-
-
 EVAL_SEED = 7_654_321
 """Every node evaluates on the same held-out draw, so that rewards can be compared."""
-
 
 PASSING_REWARD = 1.0
 """What a right answer has in most tasks: with it, or more, an answer counts as passed."""
@@ -95,6 +69,29 @@ def evaluate(
         pass_at,
         {k: _mean_of_known([of_task[k] for of_task in pass_at.values()]) for k in ks},
     )
+
+
+def collect(
+    engine: Engine,
+    renderer: Renderer,
+    examples: Sequence[Example],
+    group_size: int,
+    sampling: SamplingParams,
+    *,
+    seed: int,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Generator[Answered, None, None]:
+    """Sample `group_size` completions of each example; yield each group when its last one has finished.
+
+    When `should_stop` says so, or the caller closes the iterator, the unfinished is aborted and not yielded.
+    An example that the engine refuses (too long a prompt) is logged and left out. `sampling.seed` is replaced
+    by one per completion, made from `seed`: the same seed asks for the same samples.
+    """
+    if not examples:
+        return
+    settings = PartialSettings("sync", groups=len(examples), group_size=group_size, max_lag=0)
+    rollouts = PartialRollouts(engine, renderer, settings, sampling, seed=seed)
+    yield from rollouts.round(iter(examples), should_stop=should_stop)
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:

@@ -1,7 +1,7 @@
 """The losses by name, a record each: what is clipped, which credit belongs to it, and what its mean is over.
 
-losses.py -> [LOSSES, loss_of] -> round.py (advantage), rollout_feed.py (mean_over)
-logprob, corrections -> [policy_loss] -> objective.py -> backward
+scored groups -> [LOSSES, loss_of] -> Loss.advantage -> [group_advantages] -> packing.py -> forward.py
+              -> objective.py (a weight for each token) -> [policy_loss] -> backward
 
 All are sums over tokens of  weight * surrogate * share,  and a `Loss` is all that one of them is. A share
 depends on its own answer and on the size of the whole optimizer step, never on the micro-batch it came in:
@@ -11,12 +11,6 @@ is a `Loss` in any module that can be imported: `training.loss = "mymodule:loss"
 theta is the policy being trained, prox the one before the round's first update. The weight of a token
 (objective.py) accounts for whoever sampled it: with k = prox / mu as weight, grpo, dapo and dr_grpo are
 decoupled PPO (Hilton et al. 2022), with min(k, cap) truncated importance sampling.
-
-Credit: how much better than its own group a completion was.
-
-scored groups -> shaping -> [advantage] -> packing -> losses
-
-Which of the functions here belongs to which loss stands in its record (`losses.Loss.advantage`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,67 +25,19 @@ from swarmnode.config import TrainingConfig, import_named
 from swarmnode.errors import ConfigError
 from swarmnode.types import has_gradient, spread_of
 
-Advantage = Callable[[Sequence[float]], Sequence[float]]
-"""The rewards of a group, two at least and not all equal, to as many advantages."""
-
 EPSILON = 1e-4
 """Keeps the division finite. Small against the spread of 0/1 rewards (at least 0.04 in a group of 512)."""
-
-
-def group_advantages(rewards: Sequence[float | None], advantage: Advantage) -> list[float | None] | None:
-    """One advantage per completion of a group.
-
-    Unscored completions (None) stay out of every mean and get None. Returns None for the whole group when
-    fewer than two were scored or all scored rewards are equal: a zero-advantage group has no gradient.
-
-    >>> group_advantages([1.0, 0.0, None, 1.0, 0.0], standardised)
-    [0.9998000399920016, -0.9998000399920016, None, 0.9998000399920016, -0.9998000399920016]
-    >>> group_advantages([1.0, 0.0, 0.0, 0.0], centred)
-    [0.75, -0.25, -0.25, -0.25]
-    """
-    if not has_gradient(rewards):
-        return None
-    credit = iter(advantage([reward for reward in rewards if reward is not None]))
-    return [None if reward is None else next(credit) for reward in rewards]
-
-
-def standardised(rewards: Sequence[float]) -> list[float]:
-    """(reward - mean) / (standard deviation + EPSILON): GRPO (Shao et al. 2024, section 4.1.2).
-
-    >>> [round(advantage, 3) for advantage in standardised([2.0, 0.0])]
-    [1.0, -1.0]
-    """
-    mean, spread = fmean(rewards), spread_of(rewards)
-    return [(reward - mean) / (spread + EPSILON) for reward in rewards]
-
-
-def centred(rewards: Sequence[float]) -> list[float]:
-    """reward - mean: Dr. GRPO (Liu et al. 2025, section 3.2). Dividing by the standard deviation makes
-    questions that are nearly always or nearly never answered right count more than the others.
-
-    >>> centred([2.0, 0.0])
-    [1.0, -1.0]
-    """
-    mean = fmean(rewards)
-    return [reward - mean for reward in rewards]
-
-
-def against_the_others(rewards: Sequence[float]) -> list[float]:
-    """reward - mean of the others' rewards: RLOO (Kool et al. 2019; Ahmadian et al. 2024, section 3.3).
-
-    The baseline does not depend on the answer it judges, so the policy gradient stays unbiased. It is
-    `centred` times G / (G - 1).
-
-    >>> against_the_others([2.0, 0.0, 0.0])
-    [2.0, -1.0, -1.0]
-    """
-    total, others = sum(rewards), len(rewards) - 1
-    return [reward - (total - reward) / others for reward in rewards]
-
 
 MAX_LOG_RATIO = 20.0
 """Bound of every log-ratio before it is exponentiated. exp(20) = 5e8 lies far beyond any clip, and its
 square, which a gradient norm takes, is still finite in float32."""
+
+Advantage = Callable[[Sequence[float]], Sequence[float]]
+"""The rewards of a group, two at least and not all equal, to as many advantages."""
+
+MeanOver = Literal["tokens", "answers", "answer_sums", "answers_at_full_length"]
+"""What a loss is the mean over: all tokens of the step; or its answers, each with the mean over its tokens,
+with their sum, or with their sum divided by the longest answer that the sampler allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +102,6 @@ class Surrogate:
     """True where the clip acted."""
 
 
-MeanOver = Literal["tokens", "answers", "answer_sums", "answers_at_full_length"]
-"""What a loss is the mean over: all tokens of the step; or its answers, each with the mean over its tokens,
-with their sum, or with their sum divided by the longest answer that the sampler allows."""
-
-
 @dataclass(frozen=True, slots=True)
 class Loss:
     """One value of `training.loss`. Everything that depends on the loss is derived from this record.
@@ -221,6 +162,40 @@ def policy_loss(batch: TokenBatch, step: StepSize, config: TrainingConfig) -> Lo
     )
 
 
+def kl_to_reference(logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
+    """KL(theta || base) per token, estimated as q - 1 - log q with q = base / theta (Schulman 2020, k3). [N]
+
+    Never negative, and its mean over tokens of theta is the divergence. Its gradient is that of another one:
+    the mean of (1 - q) grad log theta over tokens of theta is the gradient of KL(base || theta), which pulls
+    theta over all that the base does. It is what GRPO descends (Shao et al. 2024, equation 4).
+    """
+    log_ratio_N = (reference_N - logprobs_N).clamp(max=MAX_LOG_RATIO)
+    return log_ratio_N.expm1() - log_ratio_N
+
+
+def _per_answer(batch: TokenBatch, sequences: int) -> Tensor:
+    """Shares by which an answer counts 1 / sequences, and its tokens alike. [N]"""
+    lengths_B = _lengths(batch)
+    return (1 / (sequences * lengths_B.to(batch.logprobs_N.dtype))).repeat_interleave(lengths_B)
+
+
+def _constant(batch: TokenBatch, share: float) -> Tensor:
+    return torch.full_like(batch.logprobs_N, share, requires_grad=False)
+
+
+def _lengths(batch: TokenBatch) -> Tensor:
+    return torch.tensor(batch.lengths, device=batch.logprobs_N.device)
+
+
+def _needed(values_N: Tensor | None, setting: str, field: str) -> Tensor:
+    if values_N is None:
+        raise ValueError(f"training.{setting} needs {field}")
+    return values_N
+
+
+# ---- what each token adds ----
+
+
 def by_token(batch: TokenBatch, clip: Clip) -> Surrogate:
     """PPO's clipped surrogate of the ratio of each token."""
     return _clipped(batch, _ratio(batch, _log_ratio(batch)), clip)
@@ -263,6 +238,90 @@ def by_product(batch: TokenBatch, clip: Clip) -> Surrogate:
     sum_N = _over_answers(batch, _log_ratio(batch), torch.sum)
     return _clipped(batch, _ratio(batch, sum_N), clip)
 
+
+def _clipped(batch: TokenBatch, ratio_N: Tensor, clip: Clip) -> Surrogate:
+    """min(r A, clip(r) A): PPO's surrogate (Schulman et al. 2017, equation 7)."""
+    free_N = ratio_N * batch.advantages_N
+    bounded_N = clip(ratio_N) * batch.advantages_N
+    return Surrogate(torch.minimum(free_N, bounded_N), bounded_N.detach() < free_N.detach())
+
+
+def _log_ratio(batch: TokenBatch) -> Tensor:
+    """log theta - log prox, without gradient. [N]"""
+    return batch.logprobs_N.detach() - batch.prox_N
+
+
+def _ratio(batch: TokenBatch, log_ratio_N: Tensor) -> Tensor:
+    """exp(log_ratio), whose gradient at a token is itself times that of the token's own log-probability. [N]
+
+    For the ratio of a token that is its gradient. For one of a whole answer it is the token's part of it. The
+    bound leaves the gradient its direction: a bad token that became far too likely is still pushed down.
+    """
+    value_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    return value_N * (batch.logprobs_N - batch.logprobs_N.detach()).exp()
+
+
+def _over_answers(batch: TokenBatch, values_N: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    """The sum or mean over each answer, at every token of it. [N]"""
+    reduced_B = torch.stack([reduce(answer) for answer in values_N.split(list(batch.lengths))])
+    return reduced_B.repeat_interleave(_lengths(batch))
+
+
+# ---- credit: how much better than its own group a completion was ----
+
+
+def group_advantages(rewards: Sequence[float | None], advantage: Advantage) -> list[float | None] | None:
+    """One advantage per completion of a group.
+
+    Unscored completions (None) stay out of every mean and get None. Returns None for the whole group when
+    fewer than two were scored or all scored rewards are equal: a zero-advantage group has no gradient.
+
+    >>> group_advantages([1.0, 0.0, None, 1.0, 0.0], standardised)
+    [0.9998000399920016, -0.9998000399920016, None, 0.9998000399920016, -0.9998000399920016]
+    >>> group_advantages([1.0, 0.0, 0.0, 0.0], centred)
+    [0.75, -0.25, -0.25, -0.25]
+    """
+    if not has_gradient(rewards):
+        return None
+    credit = iter(advantage([reward for reward in rewards if reward is not None]))
+    return [None if reward is None else next(credit) for reward in rewards]
+
+
+def standardised(rewards: Sequence[float]) -> list[float]:
+    """(reward - mean) / (standard deviation + EPSILON): GRPO (Shao et al. 2024, section 4.1.2).
+
+    >>> [round(advantage, 3) for advantage in standardised([2.0, 0.0])]
+    [1.0, -1.0]
+    """
+    mean, spread = fmean(rewards), spread_of(rewards)
+    return [(reward - mean) / (spread + EPSILON) for reward in rewards]
+
+
+def centred(rewards: Sequence[float]) -> list[float]:
+    """reward - mean: Dr. GRPO (Liu et al. 2025, section 3.2). Dividing by the standard deviation makes
+    questions that are nearly always or nearly never answered right count more than the others.
+
+    >>> centred([2.0, 0.0])
+    [1.0, -1.0]
+    """
+    mean = fmean(rewards)
+    return [reward - mean for reward in rewards]
+
+
+def against_the_others(rewards: Sequence[float]) -> list[float]:
+    """reward - mean of the others' rewards: RLOO (Kool et al. 2019; Ahmadian et al. 2024, section 3.3).
+
+    The baseline does not depend on the answer it judges, so the policy gradient stays unbiased. It is
+    `centred` times G / (G - 1).
+
+    >>> against_the_others([2.0, 0.0, 0.0])
+    [2.0, -1.0, -1.0]
+    """
+    total, others = sum(rewards), len(rewards) - 1
+    return [reward - (total - reward) / others for reward in rewards]
+
+
+# ---- the losses by name ----
 
 GRPO = Loss(by_token, standardised, "answers")
 """Shao et al. 2024 (DeepSeekMath), section 4.1.1, equation 3. There the clip is symmetric and the mean is
@@ -315,62 +374,3 @@ def loss_of(name: str) -> Loss:
             hint=f"write {called} = Loss(surrogate, advantage, mean_over), from swarmnode.training.losses",
         )
     return found
-
-
-def kl_to_reference(logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
-    """KL(theta || base) per token, estimated as q - 1 - log q with q = base / theta (Schulman 2020, k3). [N]
-
-    Never negative, and its mean over tokens of theta is the divergence. Its gradient is that of another one:
-    the mean of (1 - q) grad log theta over tokens of theta is the gradient of KL(base || theta), which pulls
-    theta over all that the base does. It is what GRPO descends (Shao et al. 2024, equation 4).
-    """
-    log_ratio_N = (reference_N - logprobs_N).clamp(max=MAX_LOG_RATIO)
-    return log_ratio_N.expm1() - log_ratio_N
-
-
-def _clipped(batch: TokenBatch, ratio_N: Tensor, clip: Clip) -> Surrogate:
-    """min(r A, clip(r) A): PPO's surrogate (Schulman et al. 2017, equation 7)."""
-    free_N = ratio_N * batch.advantages_N
-    bounded_N = clip(ratio_N) * batch.advantages_N
-    return Surrogate(torch.minimum(free_N, bounded_N), bounded_N.detach() < free_N.detach())
-
-
-def _log_ratio(batch: TokenBatch) -> Tensor:
-    """log theta - log prox, without gradient. [N]"""
-    return batch.logprobs_N.detach() - batch.prox_N
-
-
-def _ratio(batch: TokenBatch, log_ratio_N: Tensor) -> Tensor:
-    """exp(log_ratio), whose gradient at a token is itself times that of the token's own log-probability. [N]
-
-    For the ratio of a token that is its gradient. For one of a whole answer it is the token's part of it. The
-    bound leaves the gradient its direction: a bad token that became far too likely is still pushed down.
-    """
-    value_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    return value_N * (batch.logprobs_N - batch.logprobs_N.detach()).exp()
-
-
-def _over_answers(batch: TokenBatch, values_N: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
-    """The sum or mean over each answer, at every token of it. [N]"""
-    reduced_B = torch.stack([reduce(answer) for answer in values_N.split(list(batch.lengths))])
-    return reduced_B.repeat_interleave(_lengths(batch))
-
-
-def _per_answer(batch: TokenBatch, sequences: int) -> Tensor:
-    """Shares by which an answer counts 1 / sequences, and its tokens alike. [N]"""
-    lengths_B = _lengths(batch)
-    return (1 / (sequences * lengths_B.to(batch.logprobs_N.dtype))).repeat_interleave(lengths_B)
-
-
-def _constant(batch: TokenBatch, share: float) -> Tensor:
-    return torch.full_like(batch.logprobs_N, share, requires_grad=False)
-
-
-def _lengths(batch: TokenBatch) -> Tensor:
-    return torch.tensor(batch.lengths, device=batch.logprobs_N.device)
-
-
-def _needed(values_N: Tensor | None, setting: str, field: str) -> Tensor:
-    if values_N is None:
-        raise ValueError(f"training.{setting} needs {field}")
-    return values_N

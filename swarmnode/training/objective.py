@@ -1,34 +1,25 @@
 """The objective of a micro-batch: the loss to call backward on, and what is measured of its tokens.
 
-trainer.py, pipeline/stages/objectives.py -> [objective] -> objective.py, losses.py -> LossOutput
+trainer.py, pipeline/stages/objectives.py -> [objective] -> [token_weights] -> losses.py -> LossOutput
+                                                 |
+                                                 +-> MeasuredTokens -> [with_off_policy] -> TrainReport
 
 Here is all that is true of a token's part in learning, wherever its log-probabilities were computed: whoever
-sampled it is accounted for by its weight, tokens of strangers and of replayed answers count in full or are
-shaped, and what lies too far back counts nothing. Tokens of several policies may share the micro-batch; each
-policy's objective sees its own `Share`.
-
-How much a token counts that another policy sampled: the off-policy corrections, by name.
-
-logprob -> [corrections] -> losses
+sampled it is accounted for by its weight, and what lies too far back counts nothing. Tokens of several
+policies may share the micro-batch; each policy's objective sees its own `Share`.
 
 Three policies: mu sampled the token and its log-probability was recorded then; prox is the trainer's before
-the round's first update; theta is being trained. The clip bounds theta / prox. The weight here, a function
-of k = prox / mu, corrects for mu, and carries no gradient. mu may be an older version, several versions in
-one completion, or stale keys and values: its record is that of the process that sampled, so k is exact.
-All three are what tokens are drawn from: tempered, and with top-p each cut to its own nucleus and
-renormalised (nucleus.py). A token that is outside prox's counts as its least likely member.
-Only the token is weighted, not how likely its prefix was: that product would have no bounded variance.
+the round's first update; theta is being trained. The clip bounds theta / prox. The weight, a function of
+k = prox / mu, corrects for mu (off-policy corrections, by name) and carries no gradient. mu may be an older
+version, several versions in one completion, or stale keys and values: its record is that of the process that
+sampled, so k is exact. All three are what tokens are drawn from: tempered, and with top-p each cut to its own
+nucleus and renormalised (model/nucleus.py), so that on policy k is 1. A token that is outside prox's counts
+as its least likely member. Only the token is weighted, not how likely its prefix was: that product would have
+no bounded variance.
 
 Who sampled the tokens of a stranger, or of an answer that is replayed, is not known: they count in full, or
-are shaped by how likely they are to prox.
-
-How far the tokens of a round were from the policy they trained: age, divergence, effective sample size.
-
-corrections -> [off_policy] -> records
-
-Only own tokens are measured: a stranger's come without log-probabilities, and their versions cannot be
-compared with ours. mu, prox and k = prox / mu are those of objective.py. With top-p below 1 each is what
-top-p leaves of its policy, renormalised: on policy k is 1.
+are shaped by how likely they are to prox. They are not measured either: a stranger's come without
+log-probabilities, and their versions cannot be compared with ours.
 """
 
 from collections.abc import Iterator, Sequence
@@ -47,6 +38,99 @@ from swarmnode.training.records import TrainReport
 
 SHAPING = 0.1
 """LUFFY's gamma."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredTokens:
+    """The N completion tokens of a micro-batch with all the log-probabilities that a loss may ask for."""
+
+    current: TokenLogprobs
+    """Log-probabilities and entropies under the policy being trained, with gradient."""
+    prox_N: Tensor
+    """Log-probabilities under the policy before the round's first update, without gradient."""
+    reference_N: Tensor | None
+    """Log-probabilities under the base model, without gradient. None: not wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of a micro-batch that belongs to one policy."""
+
+    policy: int
+    completion_lengths: Sequence[int]
+    tokens: slice
+    """Its places among the N completion tokens."""
+    own: slice
+    """Its places among the M of them that our engine sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredTokens:
+    """M own tokens of a round, on the CPU."""
+
+    log_ratio_M: Tensor
+    """log k, float64."""
+    age_M: Tensor
+    """Versions between the one that sampled the token and the newest at the start of the round."""
+    stale_M: Tensor
+    """Whether it was sampled with keys and values of an older version."""
+    corrected_M: Tensor
+    """Whether its weight was truncated or masked."""
+    too_old_M: Tensor
+    """Whether it was left out because its version lay too far back."""
+
+
+def objective(
+    batch: MicroBatch,
+    share: Share,
+    scored: ScoredTokens,
+    step: StepSize,
+    config: TrainingConfig,
+    *,
+    version: int,
+) -> tuple[LossOutput, MeasuredTokens]:
+    """One policy's loss of a micro-batch, and what is measured of the tokens that its engine sampled.
+
+    `step` is the size of the policy's whole optimizer step; `version` its newest at the start of the round,
+    from which the age of a token counts.
+    """
+    prox_N, own_mask_N = scored.prox_N[share.tokens], batch.own.mask_N[share.tokens]
+    log_ratio_M = prox_N[own_mask_N] - batch.own.logprobs_M[share.own]
+    age_M = version - batch.own.versions_M[share.own]
+    weights = token_weights(log_ratio_M, config, age_M)
+    shaped_N = None if batch.shaped_N is None else batch.shaped_N[share.tokens]
+    tokens = TokenBatch(
+        logprobs_N=scored.current.logprobs_N[share.tokens],
+        prox_N=prox_N,
+        advantages_N=batch.advantages_N[share.tokens],
+        weights_N=batch_weights(prox_N, own_mask_N, weights.values_M, shaped_N),
+        entropy_N=scored.current.entropy_N[share.tokens],
+        reference_N=None if scored.reference_N is None else scored.reference_N[share.tokens],
+        lengths=share.completion_lengths,
+    )
+    measured = MeasuredTokens(
+        log_ratio_M=log_ratio_M.detach().cpu().double(),
+        age_M=age_M,
+        stale_M=batch.own.stale_M[share.own],
+        corrected_M=weights.corrected_M.cpu(),
+        too_old_M=weights.too_old_M.cpu(),
+    )
+    return policy_loss(tokens, step, config), measured
+
+
+def shares_of(batch: MicroBatch) -> Iterator[Share]:
+    """One share per policy, in the batch's order: samples of one policy are neighbours, so its tokens are."""
+    tokens = own = 0
+    for policy, members in groupby(batch.samples, key=lambda sample: sample.policy):
+        samples = list(members)
+        more = completion_tokens(samples)
+        more_own = completion_tokens([s for s in samples if s.behaviour_logprobs is not None])
+        lengths = [len(sample.completion_ids) for sample in samples]
+        yield Share(policy, lengths, slice(tokens, tokens + more), slice(own, own + more_own))
+        tokens, own = tokens + more, own + more_own
+
+
+# ---- how much a token counts that another policy sampled ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,20 +247,7 @@ def _weights(values_M: Tensor, corrected_M: Tensor) -> TokenWeights:
     return TokenWeights(values_M, corrected_M, torch.zeros_like(corrected_M))
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredTokens:
-    """M own tokens of a round, on the CPU."""
-
-    log_ratio_M: Tensor
-    """log k, float64."""
-    age_M: Tensor
-    """Versions between the one that sampled the token and the newest at the start of the round."""
-    stale_M: Tensor
-    """Whether it was sampled with keys and values of an older version."""
-    corrected_M: Tensor
-    """Whether its weight was truncated or masked."""
-    too_old_M: Tensor
-    """Whether it was left out because its version lay too far back."""
+# ---- how far the tokens of a round were from the policy they trained ----
 
 
 def with_off_policy(report: TrainReport, parts: Sequence[MeasuredTokens]) -> TrainReport:
@@ -233,77 +304,3 @@ def _joined(parts: Sequence[MeasuredTokens]) -> MeasuredTokens:
 
 def _mean(values_M: Tensor) -> float | None:
     return float(values_M.double().mean()) if len(values_M) else None
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredTokens:
-    """The N completion tokens of a micro-batch with all the log-probabilities that a loss may ask for."""
-
-    current: TokenLogprobs
-    """Log-probabilities and entropies under the policy being trained, with gradient."""
-    prox_N: Tensor
-    """Log-probabilities under the policy before the round's first update, without gradient."""
-    reference_N: Tensor | None
-    """Log-probabilities under the base model, without gradient. None: not wanted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """The part of a micro-batch that belongs to one policy."""
-
-    policy: int
-    completion_lengths: Sequence[int]
-    tokens: slice
-    """Its places among the N completion tokens."""
-    own: slice
-    """Its places among the M of them that our engine sampled."""
-
-
-def shares_of(batch: MicroBatch) -> Iterator[Share]:
-    """One share per policy, in the batch's order: samples of one policy are neighbours, so its tokens are."""
-    tokens = own = 0
-    for policy, members in groupby(batch.samples, key=lambda sample: sample.policy):
-        samples = list(members)
-        more = completion_tokens(samples)
-        more_own = completion_tokens([s for s in samples if s.behaviour_logprobs is not None])
-        lengths = [len(sample.completion_ids) for sample in samples]
-        yield Share(policy, lengths, slice(tokens, tokens + more), slice(own, own + more_own))
-        tokens, own = tokens + more, own + more_own
-
-
-def objective(
-    batch: MicroBatch,
-    share: Share,
-    scored: ScoredTokens,
-    step: StepSize,
-    config: TrainingConfig,
-    *,
-    version: int,
-) -> tuple[LossOutput, MeasuredTokens]:
-    """One policy's loss of a micro-batch, and what is measured of the tokens that its engine sampled.
-
-    `step` is the size of the policy's whole optimizer step; `version` its newest at the start of the round,
-    from which the age of a token counts.
-    """
-    prox_N, own_mask_N = scored.prox_N[share.tokens], batch.own.mask_N[share.tokens]
-    log_ratio_M = prox_N[own_mask_N] - batch.own.logprobs_M[share.own]
-    age_M = version - batch.own.versions_M[share.own]
-    weights = token_weights(log_ratio_M, config, age_M)
-    shaped_N = None if batch.shaped_N is None else batch.shaped_N[share.tokens]
-    tokens = TokenBatch(
-        logprobs_N=scored.current.logprobs_N[share.tokens],
-        prox_N=prox_N,
-        advantages_N=batch.advantages_N[share.tokens],
-        weights_N=batch_weights(prox_N, own_mask_N, weights.values_M, shaped_N),
-        entropy_N=scored.current.entropy_N[share.tokens],
-        reference_N=None if scored.reference_N is None else scored.reference_N[share.tokens],
-        lengths=share.completion_lengths,
-    )
-    measured = MeasuredTokens(
-        log_ratio_M=log_ratio_M.detach().cpu().double(),
-        age_M=age_M,
-        stale_M=batch.own.stale_M[share.own],
-        corrected_M=weights.corrected_M.cpu(),
-        too_old_M=weights.too_old_M.cpu(),
-    )
-    return policy_loss(tokens, step, config), measured

@@ -1,11 +1,10 @@
 """What one policy is trained on in one round, and what was measured while it was.
 
-Trainer.prepare -> [RoundOfPolicy] -> take_step -> TrainReport (both sides in trainer.py)
+RolloutGroup, or a rule's Lessons -> [group_samples, lesson_samples, replayed_samples] -> TrainingSample
+        -> Trainer.prepare -> [RoundOfPolicy] -> take_step -> [MeasuredRound] -> TrainReport
 
-What of a rollout group is learned from: completions with the advantage that their reward gives them.
-
-RolloutGroup, or a rule's Lessons -> [group_samples, lesson_samples, replayed_samples]
-        -> trainer.py, pipeline/stages/rollout_feed.py
+Samples are completions with the advantage that their reward gives them. `prepare` and `take_step` are in
+trainer.py; in a pipeline pipeline/stages/rollout_feed.py stands in their place.
 """
 
 import time
@@ -186,7 +185,7 @@ def lesson_samples(
     lesson: GroupLesson, rules: SampleRules, *, shaped: bool = False
 ) -> list[TrainingSample] | None:
     """Samples of a group as a rule wants it learned from, or None where there is nothing to learn. `shaped`:
-    tokens without a recorded log-probability are weighed by `corrections.shaped_weights`."""
+    tokens without a recorded log-probability are weighed by `objective.shaped_weights`."""
     group = lesson.group
     if not group.has_gradient and lesson.advantages is None:
         return None

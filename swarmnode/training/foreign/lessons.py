@@ -1,12 +1,11 @@
 """What a rule makes of a round: which groups are learned from and with what credit, and what is replayed.
 
-node (own and external groups) -> Rule.lessons -> [Lessons] -> round.py -> trainer
+node (own and external groups) -> [Rule.lessons] -> [Lessons] -> round.py -> trainer
+                                       |
+                                       +-> Rule.state -> [pack, unpack] -> checkpoint.py (rule.bin)
 
-`Rule` is what every rule is; rules.py has them by name. No torch here.
-
-A rule's state in bytes, under the name of the rule it is of.
-
-rules -> [pack, unpack] -> checkpoint.py (rule.bin)
+`Rule` is what every rule is; rules.py has them by name. A rule's state is bytes under the name of the rule
+that it is of. No torch here.
 """
 
 import logging
@@ -23,6 +22,16 @@ from swarmnode.training.foreign.book import Mend
 from swarmnode.types import Example, RolloutGroup
 
 logger = logging.getLogger(__name__)
+
+FORMAT = 1
+
+MAX_STATE_BYTES = 512 * 1024 * 1024
+"""A whole state. A book of 2000 answers of 512 tokens takes some 6 MiB."""
+
+MAX_NAME = 256
+"""Characters of a rule's name, which may be an import path."""
+
+State = TypeVar("State", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +70,7 @@ class Lessons:
     external: tuple[GroupLesson, ...]
     replayed: tuple[Replay, ...] = ()
     shaped: bool = False
-    """Tokens that no policy of ours was recorded to sample are weighed by `corrections.shaped_weights`."""
+    """Tokens that no policy of ours was recorded to sample are weighed by `objective.shaped_weights`."""
     book: int = 0
     """Answers in the book."""
     book_foreign: int = 0
@@ -146,7 +155,7 @@ class Rule(ABC):
         return ()
 
     def state(self) -> bytes:
-        """What a restart has to know, for a checkpoint (`pack` of lessons.py)."""
+        """What a restart has to know, for a checkpoint (`pack`)."""
         return b""
 
     def restore(self, data: bytes, tasks: Mapping[str, str] | None = None) -> None:  # noqa: B027 - optional
@@ -157,23 +166,6 @@ class Rule(ABC):
 def as_they_are(groups: Sequence[RolloutGroup]) -> tuple[GroupLesson, ...]:
     """Groups to be learned from with the advantages that their rewards give."""
     return tuple(GroupLesson(group) for group in groups)
-
-
-FORMAT = 1
-
-MAX_STATE_BYTES = 512 * 1024 * 1024
-"""A whole state. A book of 2000 answers of 512 tokens takes some 6 MiB."""
-
-MAX_NAME = 256
-"""Characters of a rule's name, which may be an import path."""
-
-State = TypeVar("State", bound=msgspec.Struct)
-
-
-class _Packed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    format: int
-    rule: Annotated[str, Meta(max_length=MAX_NAME)]
-    state: msgspec.Raw
 
 
 def pack(rule: str, state: msgspec.Struct) -> bytes:
@@ -200,3 +192,9 @@ def unpack(data: bytes, rule: str, kind: type[State]) -> State | None:
         raise CheckpointError(
             f"what exchange.rule={rule} had learnt cannot be read: {error}", hint="use --fresh"
         ) from error
+
+
+class _Packed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    format: int
+    rule: Annotated[str, Meta(max_length=MAX_NAME)]
+    state: msgspec.Raw

@@ -1,6 +1,9 @@
 """What to learn from strangers, by name: the rules that `exchange.rule` chooses from.
 
-own and external groups -> [Rule.lessons] -> Lessons -> round.py -> trainer
+config -> [sharing_rule] -> [make_rule] -> Rule.lessons -> Lessons -> round.py -> trainer
+             |
+             +-> [groups_wanted, adapts, own_to_learn_from] -> node, exchange: what to fetch, which own groups
+                 are trained on beside it
 
 - `sapo`: external groups as if they were our own, in the places of own ones: SAPO, the control.
 - `successes`: the same, but of external groups only what is better than its group.
@@ -9,19 +12,8 @@ own and external groups -> [Rule.lessons] -> Lessons -> round.py -> trainer
 - `rescue`: a stranger's right answer takes the place of a failure of ours on the same example (rescue.py).
 - `hacpo`: external groups against a baseline that knows who is how capable (hacpo.py).
 
-Or one of one's own, by its import path. rules.py finds the class by the name.
-
-Which rule a node learns from others by, and what the rule asks of node and exchange.
-
-config -> [RULES, sharing_rule] -> rules.py -> trainer
-                  |
-                  +-> node, exchange: what to fetch, whether own groups make room
-
-No torch here: the node reads this without it.
-
-Which groups of a round are trained on.
-
-rollout (own groups), exchange (J external groups) -> [own_to_learn_from] -> trainer
+Or one of one's own, by its import path; `Rule` is in lessons.py. The node reads this, so there is no torch
+here.
 """
 
 import random
@@ -98,19 +90,6 @@ def adapts(config: Config) -> bool:
 def groups_wanted(config: Config) -> int:
     """J: how many groups of others a round wants to have."""
     return config.exchange.external_groups if rule_of(sharing_rule(config).name).fetches else 0
-
-
-__all__ = [
-    "GroupLesson",
-    "Lessons",
-    "Mend",
-    "Rule",
-    "SharingRule",
-    "groups_wanted",
-    "keeps_own",
-    "make_rule",
-    "sharing_rule",
-]
 
 
 def make_rule(settings: SharingRule, seed: int, mend: Mend | None = None) -> Rule:

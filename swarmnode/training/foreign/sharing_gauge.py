@@ -1,10 +1,11 @@
-"""How much to take from others, by whether it goes our way.
+"""What others' answers are worth to us: how much to take of them, and which of them have full marks.
 
 TrainReport.agreement, round by round -> [SharingGauge] -> J for the exchange, the share of what is replayed
                                               |
                                               +-> Counters (checkpoint), board.py (sharing: +0.04, J 16)
+own and external groups -> [TaskMarks] -> book_rule.py, rescue.py; [needs_of] -> node.py -> exchange
 
-Pure: the gauge is a value, and each round makes the next one of it. A cosine (agreement.py) is noisy, so the
+The gauge is pure: a value, and each round makes the next one of it. A cosine (agreement.py) is noisy, so the
 mean over a window decides, and only where it is two standard errors from zero:
 
 - below: what others teach works against us. Half of it, down to an eighth and PROBE groups: never nothing, or
@@ -13,19 +14,17 @@ mean over a window decides, and only where it is two standard errors from zero:
 - neither, for `patience` rounds: twice as much, too. Each time that this turns out to have been wrong, the
   patience doubles, so that a node among strangers that harm it does not try them over and over.
 
-After every change the verdict begins anew: rounds before it had another amount. No torch here.
+After every change the verdict begins anew: rounds before it had another amount.
 
-What full marks are: by task, from the rewards that our own judge gave so far.
+Full marks are counted by task, from the rewards that our own judge gave so far, as tasks do not say what
+their best reward is. With 0 and 1 it is 1; with partial credit it is what the best answers got, and where
+nobody gets all of it, the best so far. So it is the best reward that was given on two different examples: one
+stroke of luck, or one answer that fools a judge, does not devalue all others. An answer has full marks when
+it comes within MARGIN of that, counted from our own mean; so it is never below our own mean, and where
+rewards are continuous the best few percent count and not a single answer. Where all rewards of a task were
+equal so far, nothing is known: neither what would be better nor a pass rate.
 
-own and external groups -> [TaskMarks] -> book_rule.py, rescue.py; needs -> exchange
-
-Tasks do not say what their best reward is. With 0 and 1 it is 1; with partial credit it is what the best
-answers got, and where nobody gets all of it, the best so far. So it is the best reward that was given on two
-different examples: one stroke of luck, or one answer that fools a judge, does not devalue all others. An
-answer has full marks when it comes within MARGIN of that, counted from our own mean; so it is never below our
-own mean, and where rewards are continuous the best few percent count and not a single answer.
-
-Where all rewards of a task were equal so far, nothing is known: neither what would be better nor a pass rate.
+No torch here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,6 +54,15 @@ PROBE = 2
 
 FIRST_PATIENCE = 16
 LONGEST_PATIENCE = 256
+
+MARGIN = 0.05
+"""Share of the way from our mean to the best: what an answer may lack and still have full marks."""
+
+MEMORY_ANSWERS = 64
+"""Running means follow the last so many answers, about: two rounds of the demonstration policy."""
+
+MAX_TASKS = 1024
+"""The most tasks in a saved state."""
 
 Verdict = Literal["helps", "harms", "open"]
 
@@ -167,14 +175,7 @@ def _estimate(agreements: tuple[float, ...]) -> Estimate | None:
     return Estimate(fmean(agreements), stdev(agreements) / len(agreements) ** 0.5)
 
 
-MARGIN = 0.05
-"""Share of the way from our mean to the best: what an answer may lack and still have full marks."""
-
-MEMORY_ANSWERS = 64
-"""Running means follow the last so many answers, about: two rounds of the demonstration policy."""
-
-MAX_TASKS = 1024
-"""The most tasks in a saved state."""
+# ---- what full marks are ----
 
 
 class Marks(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
