@@ -26,7 +26,6 @@ GROUND = {
     "",
     "types",
     "errors",
-    "paths",
     "config",
     "config_layers",
     "hardware",

@@ -11,7 +11,6 @@ more of it than calls and attributes, the test fails.
 """
 
 import ast
-import os
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,11 +22,12 @@ from swarmnode.errors import TaskError
 from swarmnode.tasks import remote_calls
 from swarmnode.tasks.sandbox import Limits, run
 
-LIMITS = Limits(wall_s=8.0, cpu_s=2)
-"""What one answer and all of its tests may take. Short, since a group of endless loops must be judged within
-the deadline of strangers' answers."""
+LIMITS = Limits(wall_s=6.0, cpu_s=2)
+"""What one answer and all of its tests may take. Short, since eight endless loops, or eight that sleep,
+must be judged within the 15 seconds that strangers' answers have."""
 
-MOST_AT_ONCE = 4
+AT_ONCE = 4
+"""Answers judged at the same time, on two cores as well: those that sleep need none."""
 
 _FENCED = re.compile(
     r"^[ \t]*```[ \t]*(?:(?:[pP]ython3?|py)[ \t]*)?\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE
@@ -64,7 +64,7 @@ def passes_tests(
         steps = [*_leading(helpers_of(prompt, name)), *steps_of(given[row], setups[row])]
         return share_passed(code_of(_text(completions[row]), prompt, name), steps, name)
 
-    with ThreadPoolExecutor(max_workers=min(MOST_AT_ONCE, os.cpu_count() or 1)) as threads:
+    with ThreadPoolExecutor(max_workers=AT_ONCE) as threads:
         return list(threads.map(score, range(count)))
 
 

@@ -115,7 +115,8 @@ def run(
     limits = limits or Limits()
     isolation = _allowed() if isolation is None else isolation
     with _place() as place, _texts([code] if beside is None else [code, beside]) as codes:
-        return _Running(codes, place, stdin, limits, isolation, libraries).finished()
+        folders = [os.path.realpath(path) for path in libraries]
+        return _Running(codes, place, stdin, limits, isolation, folders).finished()
 
 
 def available() -> Isolation:
@@ -185,7 +186,7 @@ class _Running:
     stdin: str
     limits: Limits
     isolation: Isolation
-    libraries: Sequence[Path]
+    libraries: list[str]
     _written: dict[str, bytearray] = field(default_factory=dict[str, bytearray])
 
     def finished(self) -> ProgramEnd:
@@ -211,8 +212,8 @@ class _Running:
             "report": report,
             "parent": 0 if self.isolation.bubblewrap else os.getpid(),
             "place": self.place,
-            "readable": [*runtime_paths(), *map(str, self.libraries)],
-            "libraries": [str(path) for path in self.libraries],
+            "readable": [*runtime_paths(), *self.libraries],
+            "libraries": self.libraries,
             "namespaces": self.isolation.namespaces,
             "landlock": bool(self.isolation.landlock),
             "seccomp": self.isolation.seccomp,

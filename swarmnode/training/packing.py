@@ -1,6 +1,6 @@
 """Completions with credit become the micro-batches of one optimizer step.
 
-advantage -> [packing] -> layout.py, attention, logprob -> losses
+round.py -> [packing] -> model/layout.py, model/attention.py -> forward.py -> losses.py
 
 Packed, the samples of a micro-batch follow each other in one row without a pad, and those with one prompt
 share its tokens: the prompt stands once, each completion behind it (see layout.py). A model that does not

@@ -8,7 +8,7 @@ examples -> [PartialRollouts] -> Answered -> scoring -> trainer -> set_policy ->
 A round hands out N groups. What else is in flight then is not waited for and not thrown away:
 
 refill: the engine always has C requests. A finished one makes room for the next, the policy changes under
-    the others, and they go on (under_way.py keeps them young enough, under_way.py the first rounds unbiased).
+    the others, and they go on (under_way.py keeps them young enough, and the first rounds unbiased).
 april: r*N groups start, nothing is refilled, and after N complete ones the rest is aborted; it resumes first
     in the next round (arXiv 2509.18521). Here for comparison; unlike there, groups that complete in the same
     step as the last one are kept.

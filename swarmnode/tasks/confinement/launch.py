@@ -213,18 +213,25 @@ def _shut_in(order: LaunchOrder) -> None:
 
 
 def _become_nobody(files: str) -> None:
-    """Root's programs are nobody's, where everybody can read Python and get to what they write."""
-    os.chown(files, NOBODY, NOBODY)
-    os.setgroups([])
-    os.setegid(NOBODY)
-    os.seteuid(NOBODY)
-    can = all(os.access(path, os.R_OK, effective_ids=True) for path in (os.__file__, files))
+    """Root's programs are nobody's, where everybody can read Python and get to what they write.
+
+    In a container root may have no right to be somebody else: then the other layers have to do.
+    """
+    can = False
+    try:
+        os.chown(files, NOBODY, NOBODY)
+        os.setgroups([])
+        os.setegid(NOBODY)
+        os.seteuid(NOBODY)
+        can = all(os.access(path, os.R_OK, effective_ids=True) for path in (os.__file__, files))
+    except OSError:
+        pass
     os.seteuid(0)
     os.setegid(0)
     if can:
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
-    else:
+    elif os.stat(files).st_uid != 0:
         os.chown(files, 0, 0)
 
 
