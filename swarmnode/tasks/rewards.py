@@ -64,8 +64,9 @@ _PACKAGE = "_swarmnode_rewards"
 
 _MODULES = ("exact", "format", "length", "math", "strict")
 
-_OURS = ("swarmnode.tasks.code_tests",)
-"""Modules of swarmnode with rewards that need more of it than a plain file may."""
+_OURS = {"passes_tests": "swarmnode.tasks.code_tests"}
+"""Rewards that need more of swarmnode than a plain file may, and the modules that they are loaded from when
+they are asked for."""
 
 _RESERVED = frozenset(
     {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
@@ -94,6 +95,8 @@ def load_reward(spec: str) -> Reward:
     [1.0]
     """
     origin, _, name = spec.rpartition(":")
+    if not origin and name in _OURS:
+        origin = _OURS[name]
     reward = _attribute(_module(origin), name) if origin else _builtin_rewards().get(name)
     if not callable(reward):
         raise TaskError(f"there is no reward {spec!r}", hint=f"ours are {', '.join(builtin_rewards())}")
@@ -102,7 +105,7 @@ def load_reward(spec: str) -> Reward:
 
 def builtin_rewards() -> list[str]:
     """Names of the reward functions that come with swarmnode."""
-    return list(_builtin_rewards())
+    return [*_builtin_rewards(), *_OURS]
 
 
 def _attribute(module: ModuleType, name: str) -> Any:
@@ -117,7 +120,7 @@ def _attribute(module: ModuleType, name: str) -> Any:
 def _builtin_rewards() -> dict[str, Reward]:
     return {
         name: value
-        for module in (*map(_builtin, _MODULES), *map(importlib.import_module, _OURS))
+        for module in map(_builtin, _MODULES)
         for name, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__ and _is_reward(value)
     }
