@@ -48,12 +48,12 @@ from swarmnode.pipeline.stages.loading import load_stage
 from swarmnode.pipeline.stages.sources import TextFeed, TextSettings, TextSource
 from swarmnode.pipeline.stages.stage import StageWorker
 from swarmnode.pipeline.stages.stage_model import StagePart, StageSettings
-from swarmnode.pipeline.wire.emulated import EmulatedCompute, EmulatedLinks, links_of
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import Output, SamplingParams
 from swarmnode.rollout.schedule.group import Renderer
 from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.rollout.schedule.state import PartialSettings
+from swarmnode.testing.emulated import EmulatedCompute, EmulatedLinks, links_of
 from swarmnode.types import Example, ExampleKey
 
 NODES = 6

@@ -41,7 +41,7 @@ from swarmnode.pipeline.stages.loading import load_stage
 from swarmnode.pipeline.stages.sources import TextFeed, TextSettings, TextSource
 from swarmnode.pipeline.stages.stage import StageWorker
 from swarmnode.pipeline.stages.stage_model import StagePart, StageSettings
-from swarmnode.pipeline.wire.emulated import EmulatedCompute, EmulatedLinks, LinkSpeed
+from swarmnode.testing.emulated import EmulatedCompute, EmulatedLinks, LinkSpeed
 
 LAYERS = 12
 WIDTH = 64

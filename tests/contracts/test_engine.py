@@ -36,7 +36,6 @@ from transformers.generation.logits_process import (
 
 from swarmnode.config import PolicyConfig
 from swarmnode.errors import EngineError
-from swarmnode.pipeline.rollouts.chain import LocalChain
 from swarmnode.pipeline.rollouts.engine import PipelineEngine
 from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.stage_model import StageCut, StagePart, StageSettings, build_stage
@@ -54,6 +53,7 @@ from swarmnode.rollout.engine import (
 )
 from swarmnode.rollout.fake import FakeEngine
 from swarmnode.rollout.shared import SharedEngine, versions_needed
+from swarmnode.testing.local_chain import LocalChain
 from swarmnode.types import Span
 from tests.families import DENSE, dense
 

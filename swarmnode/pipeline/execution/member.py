@@ -31,13 +31,12 @@ from swarmnode.pipeline.execution.driver import MicroBatchDriver
 from swarmnode.pipeline.execution.relay import Relay
 from swarmnode.pipeline.execution.sending import LARGE_ELEMENTS, MessageSender
 from swarmnode.pipeline.execution.step_barrier import BarrierResult, StepBarrier, report_of
-from swarmnode.pipeline.execution.work import IdleWork, StageQueue, TaskOrder, WorkTimes
+from swarmnode.pipeline.execution.work import IdleWork, MachinePace, StageQueue, TaskOrder, WorkTimes
 from swarmnode.pipeline.plans.simulator import simulate
 from swarmnode.pipeline.replication.combining import GradientExchange
 from swarmnode.pipeline.stages.stage import StageWorker
 from swarmnode.pipeline.stages.stage_state import StageState
 from swarmnode.pipeline.wire.codec import decode
-from swarmnode.pipeline.wire.emulated import EmulatedCompute
 from swarmnode.pipeline.wire.inbound import TransportLimits
 from swarmnode.pipeline.wire.messages import (
     Finished,
@@ -72,7 +71,7 @@ class PipelineMember:
         key: NodeKey,
         averager: GradientExchange,
         settings: MemberSettings | None = None,
-        compute: EmulatedCompute | None = None,
+        compute: MachinePace | None = None,
         pace: Pace | None = None,
         idle: IdleWork | None = None,
         reload: Reload | None = None,

@@ -23,7 +23,6 @@ from typing import Any, Protocol, Self, TypeVar
 
 from swarmnode.pipeline.plans.plan import Plan, Policy
 from swarmnode.pipeline.plans.simulator import Kind, Timeline
-from swarmnode.pipeline.wire.emulated import EmulatedCompute
 
 T = TypeVar("T")
 
@@ -77,6 +76,23 @@ class TaskOrder:
         return next((start_s for start_s in self.starts_s if start_s > elapsed_s), None)
 
 
+class MachinePace(Protocol):
+    """How long this machine takes for its work where it stands for another one (testing/emulated.py)."""
+
+    scale: float
+    """Real seconds for one of that machine."""
+    gap_s: float
+    """Real seconds for which it is not available after a task."""
+    first_gap_s: float
+    """The same after the first forward of a micro-batch."""
+
+    def forward(self) -> AbstractAsyncContextManager[None]: ...
+
+    def loss(self) -> AbstractAsyncContextManager[None]: ...
+
+    def backward(self) -> AbstractAsyncContextManager[None]: ...
+
+
 @dataclass(slots=True)
 class WorkTimes:
     """What the worker thread has done since the start, in real seconds."""
@@ -107,7 +123,7 @@ class StageQueue:
         hidden_BTD = await queue.perform("forward", agent, lambda: worker.forward(item))
     """
 
-    def __init__(self, *, compute: EmulatedCompute | None = None, idle: IdleWork | None = None) -> None:
+    def __init__(self, *, compute: MachinePace | None = None, idle: IdleWork | None = None) -> None:
         self.times = WorkTimes()
         self._compute = compute
         self._idle = idle

@@ -14,10 +14,10 @@ import pytest
 from swarmnode.errors import RequestTimeout
 from swarmnode.network.memory import MemoryNetwork
 from swarmnode.pipeline.plans.instance import Instance
-from swarmnode.pipeline.wire.emulated import EmulatedCompute, EmulatedLinks, LinkSpeed, links_of
 from swarmnode.pipeline.wire.messages import Done, Message, StepDone
 from swarmnode.pipeline.wire.plan_members import PlanMembers
 from swarmnode.pipeline.wire.transport import TensorTransport
+from swarmnode.testing.emulated import EmulatedCompute, EmulatedLinks, LinkSpeed, links_of
 
 INSTANCE = Instance(
     names=("a", "b", "c"),

@@ -15,7 +15,6 @@ from swarmnode.errors import EngineError, NetworkError
 from swarmnode.network.memory import MemoryNetwork
 from swarmnode.network.p2pd_control import find_daemon
 from swarmnode.network.streams import StreamHost
-from swarmnode.pipeline.rollouts.chain import LocalChain
 from swarmnode.pipeline.rollouts.decode import DecodeNode
 from swarmnode.pipeline.rollouts.decode_streams import DecodeLimits
 from swarmnode.pipeline.rollouts.engine import PipelineEngine
@@ -25,6 +24,7 @@ from swarmnode.pipeline.rollouts.stage_cache import StageCaches
 from swarmnode.pipeline.stages.micro_batches import StagePath
 from swarmnode.pipeline.wire.plan_members import PlanMembers
 from swarmnode.rollout.engine import Output, PolicyUpdate, Request, Sampled, SamplingParams
+from swarmnode.testing.local_chain import LocalChain
 from swarmnode.types import Span
 from tests.contracts.hosts import HostFactory, p2pd_hosts
 from tests.unit.pipeline.test_stage_model import stages_of
