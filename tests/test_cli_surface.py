@@ -18,6 +18,9 @@ SURFACE = {
     "task list": "--json",
     "task show": "task --count --json --seed",
     "task check": "task --json",
+    "task new": "file",
+    "task try": "task --base --best --config --count --greedy --home --json --model --policy --preset"
+    " --samples --seed --set",
     "pipeline plan": "instance --averaging --free-map --gantt --json --out --seconds --seed --steps",
     "identity show": "--home --json --policy",
     "identity export": "--home --policy",
