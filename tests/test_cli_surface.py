@@ -12,8 +12,8 @@ SURFACE = {
     "seed": "addresses --config --home --port --set --swarm",
     "status": "--home --json",
     "doctor": "--config --home --json --preset --set",
-    "eval": "--base --best --config --greedy --home --json --model --passing-reward --policy --preset"
-    " --samples --set --task",
+    "eval": "--base --best --config --greedy --home --json --limit --model --passing-reward --policy --preset"
+    " --samples --set --shots --suite --task",
     "export": "folder --best --config --home --merged --model --policy --preset --set",
     "task list": "--json",
     "task show": "task --count --json --seed",
