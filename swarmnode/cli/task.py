@@ -69,13 +69,9 @@ def show(
 
     Exchange means: a peer with the same task draws an example again and judges the answers by itself.
     """
-    from swarmnode.node.assemble import start_tasks
-    from swarmnode.tasks.portrait import portrait_of
+    from swarmnode.tasks.portrait import portraits_of
 
-    with ExitStack() as stack:
-        settings = load_settings(flags=_only(task))
-        tasks = start_tasks(stack, settings.config.tasks).values()
-        portraits = [portrait_of(one, seed=seed, count=count) for one in tasks]
+    portraits = portraits_of(task, seed=seed, count=count)
     if json:
         _print_json(portraits)
         return

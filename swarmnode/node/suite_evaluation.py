@@ -22,7 +22,7 @@ from swarmnode.rollout.schedule.group import Renderer
 from swarmnode.storage import Paths
 from swarmnode.tasks.suites.formats import Prompting
 from swarmnode.tasks.suites.rows import SUFFIXES
-from swarmnode.tasks.suites.suite import Questions, Suite, load_suites
+from swarmnode.tasks.suites.suite import Suite, SuiteQuestions, load_suites
 from swarmnode.tasks.task import score_strictly
 from swarmnode.training.evaluation import collect, pass_at_k, powers_of_two
 from swarmnode.training.records import PassAt
@@ -41,7 +41,7 @@ class SuiteScore:
     standard_error: PassAt
     """Of each, over the questions."""
     answered: int
-    """Questions that were not too long to ask."""
+    """SuiteQuestions that were not too long to ask."""
     judged: int
     """Those of them with an answer that could be judged."""
     cut_share: float | None
@@ -139,7 +139,7 @@ def measure(
     engine: Engine,
     renderer: Renderer,
     suites: Mapping[str, Suite],
-    asked: Mapping[str, Questions],
+    asked: Mapping[str, SuiteQuestions],
     sampling: SamplingParams,
     *,
     samples: int,
@@ -178,7 +178,7 @@ def _score(counts: Sequence[tuple[int, int]], cut: Sequence[bool], samples: int)
 def _result(
     suite: Suite,
     prompting: Prompting,
-    questions: Questions,
+    questions: SuiteQuestions,
     trained: Sequence[str],
     before: SuiteScore,
     after: SuiteScore | None,

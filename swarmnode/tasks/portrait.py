@@ -1,16 +1,21 @@
 """A task as `swarmnode task show` prints it: name, version, rewards, and a few examples.
 
-SPEC -> process.py -> [portrait_of] -> TaskPortrait
+SPEC -> process.py -> [portraits_of] -> TaskPortrait
 """
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
+from swarmnode.config import TasksConfig
 from swarmnode.errors import TaskError
 from swarmnode.tasks.draws import EXAMPLES_PER_SEED
-from swarmnode.tasks.task import Task, is_held_out, score_strictly
+from swarmnode.tasks.loader import load_tasks
+from swarmnode.tasks.process import isolate
+from swarmnode.tasks.task import Isolated, Task, is_held_out, score_strictly
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,21 @@ class TaskPortrait:
 class _SaysIfExchangeable(Protocol):
     @property
     def exchangeable(self) -> bool: ...
+
+
+def portraits_of(spec: str, *, seed: int = 0, count: int = 5) -> list[TaskPortrait]:
+    """The portraits of all tasks that a spec names, the code of files in processes of their own. Raises
+    TaskError, JudgementLost.
+
+    >>> len(portraits_of("builtin", count=1))
+    8
+    """
+    with ExitStack() as stack:
+        tasks = load_tasks([spec], partial(isolate, timeout_s=TasksConfig().score_timeout_s))
+        for task in tasks:
+            if isinstance(task, Isolated):
+                stack.enter_context(task)
+        return [portrait_of(task, seed=seed, count=count) for task in tasks]
 
 
 def portrait_of(task: Task, *, seed: int = 0, count: int = 5) -> TaskPortrait:

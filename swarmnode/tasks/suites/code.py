@@ -19,8 +19,12 @@ RUNNER = "swarmnode.tasks.code_tests"
 
 def pass_tests(columns: Columns, completions: Sequence[str]) -> list[float | None]:
     """1.0 for a program that passes every test of the row, 0.0 for one that does not. None: there is no test.
-    Raises SandboxError where this machine has nothing to run programs in."""
-    check_sandbox()
+    Raises TaskError where this version has no sandbox, SandboxError where this machine has none."""
+    if find_spec(RUNNER) is None:
+        raise TaskError(
+            "answers to HumanEval are programs, and this version of swarmnode has no sandbox to run them in",
+            hint="measure on the other suites",
+        )
     runner: Any = import_module(RUNNER)
     count = len(completions)
     shares: list[float | None] = runner.passes_tests(
@@ -30,12 +34,3 @@ def pass_tests(columns: Columns, completions: Sequence[str]) -> list[float | Non
         entry_point=[columns["entry_point"]] * count,
     )
     return [None if share is None else float(share == 1.0) for share in shares]
-
-
-def check_sandbox() -> None:
-    """Raise TaskError where this version has no sandbox."""
-    if find_spec(RUNNER) is None:
-        raise TaskError(
-            "answers to HumanEval are programs, and this version of swarmnode has no sandbox to run them in",
-            hint="measure on the other suites",
-        )
