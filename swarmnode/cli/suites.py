@@ -56,13 +56,17 @@ def _notes(suite: "SuiteResult") -> Iterator[str]:
         yield f"{suite.name}: the first {suite.asked + unknown} of {suite.rows} questions"
     if unknown:
         reasons = ", ".join(f"{reason} ({count})" for reason, count in sorted(suite.unknown.items()))
-        yield f"{suite.name}: {unknown} questions are unknown and not counted: {reasons}"
+        yield f"{suite.name}: {_questions(unknown)} unknown and not counted: {reasons}"
     for name, score in (("before", suite.before), ("after", suite.after)):
         if score is None:
             continue
         if too_long := suite.asked - score.answered:
-            yield f"{suite.name}, {name}: {too_long} questions were too long to ask"
+            yield f"{suite.name}, {name}: {_questions(too_long)} too long to ask"
         if unjudged := score.answered - score.judged:
-            yield f"{suite.name}, {name}: the answers to {unjudged} questions could not be judged"
+            yield f"{suite.name}, {name}: no answer to {_questions(unjudged)} could be judged"
         if score.cut_share:
             yield f"{suite.name}, {name}: {score.cut_share:.1%} of answers ran to rollout.max_tokens"
+
+
+def _questions(count: int) -> str:
+    return "1 question" if count == 1 else f"{count} questions"

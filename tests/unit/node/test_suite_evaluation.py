@@ -119,7 +119,7 @@ def test_a_question_that_is_too_long_is_told_and_not_counted(
     file = json_lines(tmp_path / "gsm8k.jsonl", [*GSM8K, long])
     found = evaluate_suites(config, str(quick_model), resolve_paths(tmp_path), [file], base=True, shots=0)
     assert (found.suites[0].asked, found.suites[0].before.answered) == (3, 2)
-    assert "gsm8k, before: 1 questions were too long to ask" in list(suite_lines(found))
+    assert "gsm8k, before: 1 question too long to ask" in list(suite_lines(found))
 
 
 def score(value: float) -> SuiteScore:
@@ -139,8 +139,8 @@ def test_the_table_has_a_line_for_each_k_and_says_what_was_not_measured() -> Non
         "ifeval", "ifeval", "zero-shot,", "chat", "100", "pass@1",
         "0.250", "+-", "0.050", "0.500", "+-", "0.050", "+0.250",
     ]  # fmt: skip
-    assert "ifeval: 20 questions are unknown and not counted: language:response_language (20)" in text
-    assert "ifeval, after: the answers to 9 questions could not be judged" in text
+    assert "ifeval: 20 questions unknown and not counted: language:response_language (20)" in text
+    assert "ifeval, after: no answer to 9 questions could be judged" in text
     assert "ifeval, after: 12.5% of answers ran to rollout.max_tokens" in text
 
 
