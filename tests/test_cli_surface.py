@@ -12,12 +12,15 @@ SURFACE = {
     "seed": "addresses --config --home --port --set --swarm",
     "status": "--home --json",
     "doctor": "--config --home --json --preset --set",
-    "eval": "--base --best --config --greedy --home --json --model --passing-reward --policy --preset"
-    " --samples --set --task",
+    "eval": "--base --best --config --greedy --home --json --limit --model --passing-reward --policy --preset"
+    " --samples --set --shots --suite --task",
     "export": "folder --best --config --home --merged --model --policy --preset --set",
     "task list": "--json",
     "task show": "task --count --json --seed",
     "task check": "task --json",
+    "task new": "file",
+    "task try": "task --base --best --config --count --greedy --home --json --model --policy --preset"
+    " --samples --seed --set",
     "pipeline plan": "instance --averaging --free-map --gantt --json --out --seconds --seed --steps",
     "identity show": "--home --json --policy",
     "identity export": "--home --policy",

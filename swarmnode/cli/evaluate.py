@@ -1,6 +1,8 @@
-"""`swarmnode eval`: the reward per task on held-out draws, of a checkpoint or of a model as it is."""
+"""`swarmnode eval`: the reward per task on held-out draws, or the score of standard suites, of a checkpoint
+or of a model as it is."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -43,6 +45,26 @@ def evaluate(
     passing_reward: Annotated[
         float, typer.Option("--passing-reward", help="With this reward or more an answer has passed.")
     ] = 1.0,
+    suite: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--suite",
+            help="A file or folder of GSM8K, MATH, IFEval or HumanEval: base model and checkpoint side by"
+            " side; may be repeated.",
+        ),
+    ] = None,
+    shots: Annotated[
+        int | None,
+        typer.Option(
+            "--shots",
+            min=0,
+            help="Worked examples before a question of a suite. By default none for a chat model, else the"
+            " usual ones.",
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Only so many questions of each suite, the first.")
+    ] = None,
     policy: Policy = 0,
     home: Home = None,
     preset: Preset = None,
@@ -55,7 +77,10 @@ def evaluate(
     They are of the tasks that the node trained on, unless --task or --set tasks.names says otherwise. With
     --samples N each is asked N times, and pass@k (k = 1, 2, 4, ... up to N) says how likely it is that at
     least one of k answers passes.
+
+    With --suite they are the questions of those files, which nothing is ever trained on.
     """
+    _check_suite_options(suite, task, shots, limit)
     # Tasks that are named here count, whatever the policy trains on.
     named = {"tasks.names": tuple(task), "tasks.mixes": ()} if task else {}
     settings = load_settings(
@@ -68,6 +93,17 @@ def evaluate(
     settings = of_policy(settings, policy)
     import msgspec
 
+    if suite:
+        from swarmnode.cli.suites import suite_lines
+        from swarmnode.node.suite_evaluation import evaluate_suites
+
+        measured = evaluate_suites(
+            settings.config, settings.model, settings.paths, suite,
+            base=base, best=best, greedy=greedy, samples=samples, shots=shots, limit=limit,
+        )  # fmt: skip
+        for line in [msgspec.json.encode(measured).decode()] if json else suite_lines(measured):
+            typer.echo(line)
+        return
     from swarmnode.node.offline import evaluate_offline
 
     here = ("--set", "command line", *([f"--config {config}"] if config else []))
@@ -87,6 +123,18 @@ def evaluate(
         return
     for line in _lines(result):
         typer.echo(line)
+
+
+def _check_suite_options(
+    suite: Sequence[Path] | None, task: Sequence[str] | None, shots: int | None, limit: int | None
+) -> None:
+    """Refuse what would be ignored."""
+    from swarmnode.errors import ConfigError
+
+    if suite and task:
+        raise ConfigError("--suite and --task are two evaluations", hint="measure one after the other")
+    if not suite and (shots is not None or limit is not None):
+        raise ConfigError("--shots and --limit are about suites", hint="name one: --suite FILE")
 
 
 def _lines(result: "OfflineEvaluation") -> Iterator[str]:

@@ -1,57 +1,153 @@
-"""`swarmnode task`: the built-in tasks, and the check that a file of your own is ready to train on."""
+"""`swarmnode task`: what tasks there are, and all that is done with one before a policy trains on it."""
 
 from collections.abc import Iterator
-from itertools import islice
-from typing import TYPE_CHECKING, Annotated
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from swarmnode.cli.settings import Json
+from swarmnode.cli.settings import (
+    Assignments,
+    ConfigFile,
+    Home,
+    Json,
+    Model,
+    Policy,
+    Preset,
+    load_settings,
+    of_policy,
+)
 
 if TYPE_CHECKING:
+    from swarmnode.node.tryout import TriedExample
     from swarmnode.tasks.check import TaskReport
+    from swarmnode.tasks.portrait import TaskPortrait
 
-app = typer.Typer(help="List, look at and check tasks.", no_args_is_help=True)
+app = typer.Typer(help="List, look at, check, try and begin tasks.", no_args_is_help=True)
 
-Spec = Annotated[str, typer.Argument(metavar="TASK", help="A built-in task's name, or a Python file.")]
+Spec = Annotated[
+    str, typer.Argument(metavar="TASK", help="As `join --task` takes it: a built-in task, or a Python file.")
+]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the draw.")]
 
 
 @app.command("list")
 def list_(json: Json = False) -> None:
-    """Print the built-in tasks with an example of each."""
-    import msgspec
+    """Print the built-in tasks with an example of each, and what else --task takes."""
+    from swarmnode.tasks.catalogue import builtin_tasks, task_forms
 
-    from swarmnode.tasks.loader import load_tasks
-
-    tasks = load_tasks(["builtin"])
+    samples = [(task.name, task.version, next(iter(task.examples(0))).prompt) for task in builtin_tasks()]
     if json:
-        typer.echo(msgspec.json.encode([{"name": t.name, "version": t.version} for t in tasks]).decode())
+        _print_json(
+            {
+                "tasks": [{"name": n, "version": v, "prompt": prompt} for n, v, prompt in samples],
+                "forms": [
+                    {"form": form.written, "means": form.means, "needs": form.needs, "ready": form.installed}
+                    for form in task_forms()
+                ],
+            }
+        )
         return
-    for task in tasks:
-        typer.echo(f"{task.name:8} {next(iter(task.examples(0))).prompt}")
+    for name, _, prompt in samples:
+        typer.echo(f"{name:10} {prompt.partition(chr(10))[0]}")
+    typer.echo("\n--task takes")
+    for form in task_forms():
+        missing = "" if form.installed else f" (needs {form.needs}, which is not installed)"
+        typer.echo(f"  {form.written:25} {form.means}{missing}")
 
 
 @app.command()
 def show(
     task: Spec,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the draw.")] = 0,
+    seed: Seed = 0,
     count: Annotated[int, typer.Option("--count", min=1, max=100, help="How many examples.")] = 5,
     json: Json = False,
 ) -> None:
-    """Draw examples of a task."""
-    import msgspec
+    """Print a task's name, version, rewards and examples, and whether peers can exchange it.
 
-    from swarmnode.tasks.loader import load_tasks
-    from swarmnode.tasks.task import is_held_out
+    Exchange means: a peer with the same task draws an example again and judges the answers by itself.
+    """
+    from swarmnode.tasks.portrait import portraits_of
 
-    for loaded in load_tasks([task]):
-        for example in islice(loaded.examples(seed), count):
-            record = {"prompt": example.prompt, **example.columns, "held_out": is_held_out(example.prompt)}
-            typer.echo(
-                msgspec.json.encode(record).decode()
-                if json
-                else "  ".join(f"{k}: {v}" for k, v in record.items())
-            )
+    portraits = portraits_of(task, seed=seed, count=count)
+    if json:
+        _print_json(portraits)
+        return
+    for portrait in portraits:
+        for line in _portray(portrait):
+            typer.echo(line)
+
+
+@app.command()
+def new(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A Python file that does not exist yet.")],
+) -> None:
+    """Write a task file to begin with: twenty commented lines that pass `task check`."""
+    from swarmnode.tasks.template import write_template
+
+    write_template(file)
+    typer.echo(f"wrote {file}: change it, then `swarmnode task check {file}`")
+
+
+@app.command("try")
+def try_(
+    task: Spec,
+    model: Model = None,
+    base: Annotated[
+        bool, typer.Option("--base", help="The base model, without the trained adapter.")
+    ] = False,
+    best: Annotated[
+        bool, typer.Option("--best", help="The checkpoint with the best evaluation instead of the newest.")
+    ] = False,
+    greedy: Annotated[
+        bool, typer.Option("--greedy", help="Take the likeliest token instead of sampling.")
+    ] = False,
+    count: Annotated[int, typer.Option("--count", min=1, max=100, help="How many examples.")] = 3,
+    samples: Annotated[int, typer.Option("--samples", min=1, max=64, help="Answers to each.")] = 2,
+    seed: Seed = 0,
+    policy: Policy = 0,
+    home: Home = None,
+    preset: Preset = None,
+    config: ConfigFile = None,
+    set_: Assignments = None,
+    json: Json = False,
+) -> None:
+    """Play a task against the newest checkpoint of this home, or against the base model.
+
+    Prints each prompt, the answers and what the rewards say of them. Nothing is trained.
+    """
+    settings = load_settings(
+        home=home,
+        preset=preset,
+        config_file=config,
+        assignments=set_,
+        flags={"policy.model": model, **_only(task)},
+    )
+    settings = of_policy(settings, policy)
+    from swarmnode.node.assemble import start_tasks
+    from swarmnode.node.screen import Screen
+    from swarmnode.node.tryout import open_policy, try_tasks
+    from swarmnode.rollout.engine import SamplingParams
+
+    rollout = settings.config.rollout
+    sampling = SamplingParams(rollout.max_tokens, 0.0 if greedy else rollout.temperature, rollout.top_p)
+    with ExitStack() as stack:
+        tasks = start_tasks(stack, settings.config.tasks)
+        with Screen() as screen:
+            opened = partial(open_policy, base=base, best=best, progress=screen.progress)
+            local, called = opened(settings.config, settings.model, settings.paths)
+        tried = try_tasks(
+            local.engine, local.renderer, tasks, sampling, examples=count, samples=samples, seed=seed
+        )
+        if json:
+            _print_json({"model": settings.model, "policy": called, "examples": list(tried)})
+            return
+        typer.echo(f"{settings.model}, {called}, temperature {sampling.temperature:g}")
+        for one in tried:
+            for line in _played(one):
+                typer.echo(line)
 
 
 @app.command()
@@ -61,13 +157,11 @@ def check(task: Spec, json: Json = False) -> None:
     What does not answer within two minutes is an error of the report. Exits with 1 when something would keep
     it from training.
     """
-    import msgspec
-
     from swarmnode.tasks.check import check_task
 
     report = check_task(task, printed=lambda line: typer.echo(f"{task} prints: {line}", err=True))
     if json:
-        typer.echo(msgspec.json.encode(report).decode())
+        _print_json(report)
     else:
         for line in _describe(report):
             typer.echo(line)
@@ -99,3 +193,38 @@ def _let_through(report: "TaskReport") -> str:
 
 def _number(value: float | None, spec: str) -> str:
     return "unknown" if value is None else format(value, spec)
+
+
+def _portray(portrait: "TaskPortrait") -> Iterator[str]:
+    yield f"task {portrait.name}, version {portrait.version}"
+    yield f"  rewards   {', '.join(portrait.rewards)}"
+    share = f"{portrait.held_out_share:.1%} of {portrait.drawn} examples"
+    yield f"  held out  {share} (for evaluation, never trained on)"
+    peers = "a peer can draw it again and judge it" if portrait.exchangeable else "its rollouts stay at home"
+    yield f"  exchange  {peers}"
+    for sample in portrait.samples:
+        held_out = "  (held out)" if sample.held_out else ""
+        yield f"  {sample.prompt!r}  {dict(sample.columns)}{held_out}"
+
+
+def _played(tried: "TriedExample") -> Iterator[str]:
+    """A question with its answers, each with its rewards. What a model writes may move a cursor."""
+    from swarmnode.printable import printable
+
+    yield f"\n{tried.task}: {tried.prompt!r}  {dict(tried.columns)}{'  (held out)' if tried.held_out else ''}"
+    for answer in tried.answers:
+        several = ", ".join(f"{name} {_number(value, 'g')}" for name, value in answer.scores.items())
+        cut = "  (cut off)" if answer.finish == "length" else ""
+        yield f"  {_number(answer.reward, 'g'):>8}  {printable(repr(answer.text))}{cut}  [{several}]"
+
+
+def _only(task: str) -> dict[str, Any]:
+    """The settings that name this task and no other."""
+    return {"tasks.names": (task,), "tasks.mixes": ()}
+
+
+def _print_json(value: object) -> None:
+    import msgspec
+
+    # A task's columns may hold what JSON has no word for.
+    typer.echo(msgspec.json.encode(value, enc_hook=repr).decode())

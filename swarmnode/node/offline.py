@@ -103,10 +103,20 @@ def evaluate_offline(
 
 
 def load_checkpoint(
-    config: Config, model: str, paths: Paths, *, base: bool, best: bool, progress: Progress
+    config: Config,
+    model: str,
+    paths: Paths,
+    *,
+    base: bool,
+    best: bool,
+    progress: Progress,
+    apply: bool = True,
 ) -> tuple[LocalPolicy, Checkpoint | None]:
     """The policy of the newest or the best checkpoint with an engine to sample from it; where `base` says so,
-    the base model as it is, without one. Raises CheckpointError before a model is loaded for nothing."""
+    the base model as it is, without one. Raises CheckpointError before a model is loaded for nothing.
+
+    Without `apply` it is the base model until `apply_checkpoint`.
+    """
     if base and best:
         raise ConfigError("--base and --best are two different policies", hint="leave one out")
     if not base and not has_checkpoints(paths.checkpoints, Path(model).name):
@@ -120,9 +130,15 @@ def load_checkpoint(
         return local, None
     checkpoint = _best(local) if best else _newest(local)
     check_has_adapter(checkpoint)
+    if apply:
+        apply_checkpoint(local, checkpoint)
+    return local, checkpoint
+
+
+def apply_checkpoint(local: LocalPolicy, checkpoint: Checkpoint) -> None:
+    """Let the policy and its engine be what a checkpoint says. Raises CheckpointError."""
     local.policy.load_adapter(checkpoint.adapter)
     local.engine.set_policy(local.policy.update(), "abort")
-    return local, checkpoint
 
 
 def _trained_on(tasks: TasksConfig, checkpoint: Checkpoint | None) -> TasksConfig:

@@ -1,0 +1,91 @@
+"""A task played against a model: what it asks, what the policy answers, what the rewards say.
+
+`swarmnode task try` -> [open_policy] -> offline.py; [try_tasks] -> training/evaluation.py -> TriedExample
+
+Nothing is trained and nothing is kept. An error of a reward ends the game instead of being counted: it is
+what whoever writes a task wants to see.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from swarmnode.config import Config
+from swarmnode.node.assemble import LocalPolicy, Progress
+from swarmnode.node.offline import load_checkpoint
+from swarmnode.rollout.engine import Engine, SamplingParams
+from swarmnode.rollout.schedule.group import Answered, Renderer
+from swarmnode.storage import Paths
+from swarmnode.tasks.task import Task, is_held_out, score_strictly
+from swarmnode.training.checkpoint_store import has_checkpoints
+from swarmnode.training.evaluation import collect
+from swarmnode.types import FinishReason, Scores, total_reward
+
+
+@dataclass(frozen=True, slots=True)
+class TriedAnswer:
+    """One answer of the policy. `reward` None: no reward applied."""
+
+    text: str
+    finish: FinishReason
+    scores: Scores
+    reward: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TriedExample:
+    """One question with its answers."""
+
+    task: str
+    prompt: str
+    columns: Mapping[str, Any]
+    held_out: bool
+    answers: tuple[TriedAnswer, ...]
+
+
+def open_policy(
+    config: Config, model: str, paths: Paths, *, base: bool, best: bool, progress: Progress
+) -> tuple[LocalPolicy, str]:
+    """The policy of the newest (or the best) checkpoint and what to call it; the base model where `base` says
+    so, or where nothing was trained yet. Raises CheckpointError, ModelError."""
+    untrained = not best and not has_checkpoints(paths.checkpoints, Path(model).name)
+    local, checkpoint = load_checkpoint(
+        config, model, paths, base=base or untrained, best=best, progress=progress
+    )
+    if checkpoint is not None:
+        return local, f"checkpoint of round {checkpoint.state.counters.round}"
+    return local, "base model" if base else "base model, for there is no checkpoint in this home"
+
+
+def try_tasks(
+    engine: Engine,
+    renderer: Renderer,
+    tasks: Mapping[str, Task],
+    sampling: SamplingParams,
+    *,
+    examples: int,
+    samples: int,
+    seed: int,
+) -> Iterator[TriedExample]:
+    """Ask the first `examples` of each task that `seed` draws, `samples` times each; yield them as they are
+    answered. Raises TaskError, JudgementLost."""
+    drawn = [example for task in tasks.values() for example in islice(task.examples(seed), examples)]
+    for answered in collect(engine, renderer, drawn, samples, sampling, seed=seed):
+        yield _judged(tasks[answered.example.key.task], answered)
+
+
+def _judged(task: Task, answered: Answered) -> TriedExample:
+    example, completions = answered.example, answered.completions
+    scores = score_strictly(task, example, [completion.text for completion in completions])
+    return TriedExample(
+        example.key.task,
+        example.prompt,
+        example.columns,
+        is_held_out(example.prompt),
+        tuple(
+            TriedAnswer(completion.text, completion.finish, named, total_reward(named))
+            for completion, named in zip(completions, scores, strict=True)
+        ),
+    )

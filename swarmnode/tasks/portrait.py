@@ -1,0 +1,91 @@
+"""A task as `swarmnode task show` prints it: name, version, rewards, and a few examples.
+
+SPEC -> process.py -> [portraits_of] -> TaskPortrait
+"""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any, Protocol, runtime_checkable
+
+from swarmnode.config import TasksConfig
+from swarmnode.errors import TaskError
+from swarmnode.tasks.draws import EXAMPLES_PER_SEED
+from swarmnode.tasks.loader import load_tasks
+from swarmnode.tasks.process import isolate
+from swarmnode.tasks.task import Isolated, Task, is_held_out, score_strictly
+
+
+@dataclass(frozen=True, slots=True)
+class ShownExample:
+    """One question, and what its rewards get besides the answer."""
+
+    prompt: str
+    columns: Mapping[str, Any]
+    held_out: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPortrait:
+    """What there is to know of a task without training on it."""
+
+    name: str
+    version: str
+    rewards: tuple[str, ...]
+    """Names of the rewards that add up."""
+    held_out_share: float
+    """The share of the examples drawn here that no node trains on."""
+    drawn: int
+    exchangeable: bool
+    """Whether a peer with the same task can draw its examples again and judge their answers."""
+    samples: tuple[ShownExample, ...]
+
+
+@runtime_checkable
+class _SaysIfExchangeable(Protocol):
+    @property
+    def exchangeable(self) -> bool: ...
+
+
+def portraits_of(spec: str, *, seed: int = 0, count: int = 5) -> list[TaskPortrait]:
+    """The portraits of all tasks that a spec names, the code of files in processes of their own. Raises
+    TaskError, JudgementLost.
+
+    >>> len(portraits_of("builtin", count=1))
+    8
+    """
+    with ExitStack() as stack:
+        tasks = load_tasks([spec], partial(isolate, timeout_s=TasksConfig().score_timeout_s))
+        for task in tasks:
+            if isinstance(task, Isolated):
+                stack.enter_context(task)
+        return [portrait_of(task, seed=seed, count=count) for task in tasks]
+
+
+def portrait_of(task: Task, *, seed: int = 0, count: int = 5) -> TaskPortrait:
+    """Draw the examples of one seed, judge one answer. Raises TaskError.
+
+    >>> from swarmnode.tasks.loader import load_task
+    >>> portrait_of(load_task("rev")).rewards
+    ('correct',)
+    """
+    drawn = list(islice(task.examples(seed), max(count, EXAMPLES_PER_SEED)))
+    if not drawn:
+        raise TaskError(f"task {task.name} has no example for seed {seed}", hint="try another --seed")
+    # An empty answer is one that every judge can be asked about.
+    rewards = tuple(score_strictly(task, drawn[0], [""])[0])
+    held_out = [is_held_out(example.prompt) for example in drawn]
+    return TaskPortrait(
+        name=task.name,
+        version=task.version,
+        rewards=rewards,
+        held_out_share=sum(held_out) / len(drawn),
+        drawn=len(drawn),
+        exchangeable=not isinstance(task, _SaysIfExchangeable) or task.exchangeable,
+        samples=tuple(
+            ShownExample(example.prompt, example.columns, held)
+            for example, held in zip(drawn[:count], held_out, strict=False)
+        ),
+    )

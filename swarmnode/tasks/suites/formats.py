@@ -1,0 +1,166 @@
+"""The formats of standard evaluations: which columns tell one, how it asks, and what a right answer is.
+
+columns of a row -> [format_of] -> SuiteFormat -> suite.py
+
+A chat model gets the question with a word on how to answer. Any other model goes on with a text: worked
+examples and the question; what it makes up behind its answer (the next question, say) is cut off.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from swarmnode.tasks.suites.answers import hashed, last_boxed, same_math, same_number
+from swarmnode.tasks.suites.code import pass_tests
+from swarmnode.tasks.suites.instructions import fault_of_instructions, follows_all, unknown_instruction
+from swarmnode.tasks.suites.rows import Columns
+from swarmnode.tasks.suites.shots import GSM8K_SHOTS, MATH_SHOTS
+
+
+@dataclass(frozen=True, slots=True)
+class Prompting:
+    """How questions are asked."""
+
+    chat: bool
+    """The model has a chat template, which is put around the prompt."""
+    shots: int | None = None
+    """Worked examples, as far as a format has them. None: none for a chat model, all for any other."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteFormat:
+    """One format."""
+
+    name: str
+    columns: Mapping[str, type]
+    """Every row has these; the format is told by them."""
+    ask: Callable[[Columns, Prompting], str]
+    judge: Callable[[Columns, Sequence[str]], list[float | None]]
+    """1.0 for a right answer, 0.0 for a wrong one, None where it cannot be known."""
+    fault: Callable[[Columns], str | None] = lambda columns: None
+    """What is wrong with a row that has the columns."""
+    unknown: Callable[[Columns], str | None] = lambda columns: None
+    """Why no answer to a row can be judged, where that is so."""
+    shots: int = 0
+    """How many worked examples there are."""
+
+    def shots_of(self, prompting: Prompting) -> int:
+        """How many of them are shown."""
+        if prompting.shots is None:
+            return 0 if prompting.chat else self.shots
+        return min(prompting.shots, self.shots)
+
+    def describe(self, prompting: Prompting) -> str:
+        """How its questions are asked, in a word or two."""
+        shots = self.shots_of(prompting)
+        return f"{f'{shots}-shot' if shots else 'zero-shot'}{', chat' if prompting.chat else ''}"
+
+
+def format_of(columns: Columns) -> SuiteFormat | None:
+    """The format whose columns these are.
+
+    >>> found = format_of({"question": "1 + 1?", "answer": "#### 2"})
+    >>> found and found.name
+    'gsm8k'
+    """
+    return next((one for one in FORMATS if one.columns.keys() <= columns.keys()), None)
+
+
+def _ask_gsm8k(columns: Columns, prompting: Prompting) -> str:
+    question, count = columns["question"], GSM8K.shots_of(prompting)
+    if not count and prompting.chat:
+        return f"{question}\n\nThink step by step. End with a line of #### and the number alone."
+    shots = "".join(f"Question: {asked}\nAnswer: {answer}\n\n" for asked, answer in GSM8K_SHOTS[:count])
+    return f"{shots}Question: {question}\nAnswer:"
+
+
+def _judge_gsm8k(columns: Columns, completions: Sequence[str]) -> list[float | None]:
+    right = hashed(columns["answer"]) or ""
+    texts = [_before(text, "\nQuestion:") for text in completions]
+    return [float(same_number(hashed(text) or last_boxed(text) or "", right)) for text in texts]
+
+
+def _fault_gsm8k(columns: Columns) -> str | None:
+    return None if hashed(columns["answer"]) else "its answer has no #### and a number"
+
+
+def _ask_math(columns: Columns, prompting: Prompting) -> str:
+    problem, count = columns["problem"], MATH.shots_of(prompting)
+    if not count and prompting.chat:
+        return f"{problem}\n\nPlease reason step by step, and put your final answer within \\boxed{{}}."
+    shots = "".join(f"Problem:\n{asked}\n\nSolution:\n{answer}\n\n" for asked, answer in MATH_SHOTS[:count])
+    return f"{shots}Problem:\n{problem}\n\nSolution:"
+
+
+def _judge_math(columns: Columns, completions: Sequence[str]) -> list[float | None]:
+    right = _right_math(columns) or ""
+    boxes = [last_boxed(_before(text, "\nProblem:")) for text in completions]
+    return [float(box is not None and same_math(box, right)) for box in boxes]
+
+
+def _right_math(columns: Columns) -> str | None:
+    """The answer of a row: a column in MATH-500, else what its solution puts in a box."""
+    answer = columns.get("answer")
+    return answer if isinstance(answer, str) else last_boxed(columns["solution"])
+
+
+def _fault_math(columns: Columns) -> str | None:
+    return None if _right_math(columns) else "its solution has no \\boxed answer"
+
+
+def _ask_ifeval(columns: Columns, prompting: Prompting) -> str:
+    return columns["prompt"]
+
+
+def _judge_ifeval(columns: Columns, completions: Sequence[str]) -> list[float | None]:
+    if unknown_instruction(columns):
+        return [None] * len(completions)
+    return [float(follows_all(text, columns)) for text in completions]
+
+
+def _ask_humaneval(columns: Columns, prompting: Prompting) -> str:
+    if not prompting.chat:
+        return columns["prompt"]
+    fenced = f"```python\n{columns['prompt'].rstrip()}\n```"
+    return f"Complete this function. Answer with one block of Python code that has all of it.\n\n{fenced}"
+
+
+def _judge_humaneval(columns: Columns, completions: Sequence[str]) -> list[float | None]:
+    return pass_tests(columns, [_body(text) for text in completions])
+
+
+_BEHIND_BODY = re.compile(r"\n(?=class |def |#|if |print\(|```)")
+
+
+def _body(text: str) -> str:
+    """A text that goes on with a function, up to where the function ends; any other as it is."""
+    return _BEHIND_BODY.split(text, maxsplit=1)[0] if text.startswith((" ", "\t")) else text
+
+
+def _before(text: str, stop: str) -> str:
+    return text.partition(stop)[0]
+
+
+GSM8K = SuiteFormat(
+    "gsm8k", {"question": str, "answer": str}, _ask_gsm8k, _judge_gsm8k, _fault_gsm8k, shots=len(GSM8K_SHOTS)
+)
+MATH = SuiteFormat(
+    "math", {"problem": str, "solution": str}, _ask_math, _judge_math, _fault_math, shots=len(MATH_SHOTS)
+)
+IFEVAL = SuiteFormat(
+    "ifeval",
+    {"prompt": str, "instruction_id_list": list, "kwargs": list},
+    _ask_ifeval,
+    _judge_ifeval,
+    fault_of_instructions,
+    unknown_instruction,
+)
+HUMANEVAL = SuiteFormat(
+    "humaneval",
+    {"prompt": str, "entry_point": str, "test": str},
+    _ask_humaneval,
+    _judge_humaneval,
+)
+
+FORMATS = (GSM8K, MATH, IFEVAL, HUMANEVAL)
+"""All that `format_of` knows, by the first that fits."""
