@@ -32,7 +32,8 @@ def numeric_match(
     """1.0 where the last number of the completion equals the `answer` column, else 0.0. The rest of the
     completion is not read.
 
-    None where the answer itself is not a number: this reward does not apply.
+    None where the answer itself is not a number: this reward does not apply. Of an answer that is worked out,
+    as in GSM8K, what follows the last `####` counts.
 
     >>> numeric_match(["?", "?"], ["so it is 1,000.", "0.5"], answer=["1000", "1/2"])
     [1.0, 1.0]
@@ -58,7 +59,7 @@ def boxed_match(
 
 
 def _same_number(completion: str, answer: str) -> float | None:
-    expected = parse_number(answer)
+    expected = parse_number(final_answer(answer))
     if expected is None:
         return None
     found = _NUMBER.findall(_plain(completion))
@@ -70,10 +71,20 @@ def same_box(completion: str, answer: str) -> float:
     content = last_boxed(completion)
     if content is None:
         return 0.0
+    answer = final_answer(answer)
     expected = parse_number(answer)
     if expected is not None:
         return float(parse_number(content) == expected)
     return float("".join(content.split()) == "".join(answer.split()))
+
+
+def final_answer(text: str) -> str:
+    """What follows the last `####`, with which GSM8K ends its solutions; else all of it.
+
+    >>> final_answer("1 + 1 = 2\\n#### 2").strip(), final_answer("2")
+    ('2', '2')
+    """
+    return text.rpartition("####")[2]
 
 
 def parse_number(text: str) -> Fraction | None:

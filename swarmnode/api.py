@@ -20,7 +20,8 @@ from swarmnode.config import Config
 from swarmnode.config_layers import Settings, load_settings
 from swarmnode.errors import ConfigError, ModelError
 from swarmnode.node.status import NodeStatus, Summary
-from swarmnode.tasks.functions import Draw, RewardSpec, Rows, as_task, named_rewards, rewarded
+from swarmnode.tasks.functions import Draw, RewardSpec, Rows, as_task, rewarded
+from swarmnode.tasks.rewards import named_rewards
 from swarmnode.tasks.task import Task
 from swarmnode.types import Example, ExampleKey
 

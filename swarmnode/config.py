@@ -42,6 +42,27 @@ def _one_of_ours_or_an_import_path(kind: str, ours: Sequence[str], name: str) ->
     return name
 
 
+NOT_OF_A_TEMPLATE = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "documents",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+"""Arguments of apply_chat_template that the node sets, or that would make something else of a prompt."""
+
+
 class Section(BaseModel):
     """A frozen group of settings. Unknown keys are errors."""
 
@@ -106,6 +127,18 @@ class PolicyConfig(Section):
     lora_alpha: int = Field(default=32, ge=1)
     """LoRA scaling is alpha / rank."""
 
+    chat_template: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    """What the tokenizer's own chat template is told besides messages, as in {enable_thinking = false}."""
+
+    @field_validator("chat_template")
+    @classmethod
+    def _the_form_of_a_chat_is_ours(
+        cls, options: dict[str, bool | int | float | str]
+    ) -> dict[str, bool | int | float | str]:
+        if taken := NOT_OF_A_TEMPLATE & options.keys():
+            raise ValueError(f"{min(taken)} is no variable of a template that you may set")
+        return options
+
     @field_validator("lora_targets")
     @classmethod
     def _targets_are_one_word_or_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -117,7 +150,9 @@ class PolicyConfig(Section):
 
 class TasksConfig(Section):
     names: tuple[str, ...] = ("builtin",)
-    """Built-in task names, `builtin` for all eight, or paths of task files."""
+    """Built-in task names, `builtin` for all eight, task files, `package.module:attribute`, or data sets: a
+    .jsonl, .csv or .parquet file, a folder of `datasets`, `hf:owner/name[/subset][:split]` of the hub; or
+    `reasoning-gym:NAME`."""
     mixes: tuple[str, ...] = ()
     """The tasks of each of several policies, names joined by commas. Policy k takes entry k, and the first
     again after the last; more entries than policies are refused. Empty: all policies take `names`."""
@@ -129,6 +164,20 @@ class TasksConfig(Section):
     sandbox: Literal["required", "optional"] = "required"
     """How rewards run programs that stand in answers. required: in a sandbox, or not at all where a machine
     has nothing to make one of; optional: there with your rights, those in strangers' answers too."""
+    reward: tuple[str, ...] = ()
+    """Rewards of data sets: exact_match and our others by name, `file.py:function` or
+    `package.module:function`. Empty: an answer counts when it equals the answer column."""
+    prompt_column: str = ""
+    """The column of data sets that is asked. Empty: prompt, messages, question, problem, or the like."""
+    answer_column: str = ""
+    """The column of data sets that rewards get as `answer`. Empty: answer, solution, target, or the like."""
+    system_prompt: str = ""
+    """What the system says before every question of data sets and of reasoning-gym."""
+    reasoning_gym: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Parameters of `reasoning-gym:NAME`, as a table [tasks.reasoning_gym.NAME]."""
+    private: bool = False
+    """Announce no rollout of ours to anyone. Without, rollouts of data sets leave with the number of their
+    row and never its text, and only a node with the same rows can use them."""
 
 
 class RolloutConfig(Section):

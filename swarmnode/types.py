@@ -4,11 +4,18 @@ tasks draw an [Example] -> the engine answers with [Completion]s -> scored, they
 -> the exchange shares it -> the trainer learns from it.
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Literal
+
+Message = dict[str, str]
+"""{"role": ..., "content": ...}"""
+
+CHAT_MARK = "\x02"
+"""Start of text, in ASCII. A prompt that begins with it stands for a conversation; no other does."""
 
 FinishReason = Literal["stop", "length", "abort"]
 """stop: the policy ended its answer (EOS or a stop token); length: out of tokens; abort: we cut it."""
@@ -36,10 +43,27 @@ class Example:
 
     key: ExampleKey
     prompt: str
+    """What is asked. Of several messages, the text that stands for them (chat.py)."""
     columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Every other dataset column (`answer`, ...), handed to reward functions by name as TRL does."""
     conversational: bool = False
     """The task gave its prompt as messages, so its rewards get prompts and completions as messages too."""
+
+    @property
+    def messages(self) -> list[Message]:
+        """The prompt as a conversation; a text is what the user says."""
+        return messages_of(self.prompt)
+
+
+def messages_of(prompt: str) -> list[Message]:
+    """The conversation that a prompt stands for.
+
+    >>> messages_of("2 + 2 =")
+    [{'role': 'user', 'content': '2 + 2 ='}]
+    """
+    if prompt.startswith(CHAT_MARK):
+        return json.loads(prompt.removeprefix(CHAT_MARK))
+    return [{"role": "user", "content": prompt}]
 
 
 @dataclass(frozen=True, slots=True)

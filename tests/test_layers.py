@@ -24,6 +24,7 @@ LAYERS = (
 )
 GROUND = {
     "",
+    "chat",
     "types",
     "errors",
     "config",

@@ -23,7 +23,11 @@ Model = Annotated[
 ]
 TaskSpecs = Annotated[
     list[str] | None,
-    typer.Option("--task", help="Built-in task, `builtin` for all, or a Python file; may be repeated."),
+    typer.Option(
+        "--task",
+        help="Built-in task, `builtin` for all, a Python file, package.module:attribute or a data set; may be"
+        " repeated.",
+    ),
 ]
 Policy = Annotated[
     int,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="List, look at, check, try and begin tasks.", no_args_is_help=True)
 
 Spec = Annotated[
-    str, typer.Argument(metavar="TASK", help="As `join --task` takes it: a built-in task, or a Python file.")
+    str, typer.Argument(metavar="TASK", help="As `join --task` takes it: a name, a file, a data set.")
 ]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the draw.")]
 

@@ -245,6 +245,7 @@ class Reason(StrEnum):
     NOT_OURS = "not_ours"
     GROUP_SIZE = "group_size"
     UNFINISHED = "unfinished"
+    PRIVATE = "private"
     PACED = "paced"
     HOST_DOWN = "host_down"
 
@@ -324,6 +325,8 @@ class ExchangeSettings:
     """Memory for bodies that others may still ask for."""
     upload_bytes_per_s: float = 2 * 1024 * 1024
     """Bodies served to all peers together."""
+    private: bool = False
+    """Nothing of ours is announced; what others announce is used all the same."""
 
     def __post_init__(self) -> None:
         _require(_SWARM_NAME.fullmatch(self.swarm), "swarm", "lower-case letters, digits, '.', '_' and '-'")

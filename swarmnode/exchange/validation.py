@@ -47,7 +47,6 @@ from swarmnode.exchange.messages import (
     parts,
 )
 from swarmnode.identity.keys import unseal
-from swarmnode.tasks.judged import in_daemon_thread
 from swarmnode.tasks.task import Task, redraw, score_strictly
 from swarmnode.types import (
     MIN_REWARD_SPREAD,
@@ -309,6 +308,8 @@ class Judge:
             return await self._run_in_thread(work)
 
     async def _run_in_thread(self, work: Callable[[], T]) -> T:
+        from swarmnode.tasks.daemon_threads import in_daemon_thread
+
         judged = in_daemon_thread(work)
         waited = asyncio.wrap_future(judged)
         # What is wrong with an answer is told below: asyncio need not log it as something nobody looked at.

@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 
 from swarmnode.errors import ModelError
-from swarmnode.tasks.judged import in_daemon_thread
 
 PATIENCE_S = 4.0
 """Time for name, connection, encryption and one answer without content: a fraction of a second on most
@@ -36,6 +35,8 @@ def only_from_disk(source: str) -> bool:
 def _trouble(source: str) -> str | None:
     """Why the hub does not answer; None: it does, whatever it says of this model."""
     from huggingface_hub import get_session, hf_hub_url
+
+    from swarmnode.tasks.daemon_threads import in_daemon_thread
 
     # In a thread: looking a name up heeds no deadline.
     asked = in_daemon_thread(

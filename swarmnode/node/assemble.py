@@ -9,6 +9,7 @@ torch is imported by the functions that need it, so that a mistyped task or a bu
 """
 
 import hashlib
+import json
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swarmnode.config import Config, NetworkConfig, TasksConfig
-from swarmnode.errors import ConfigError, ModelError
+from swarmnode.errors import ConfigError, ModelError, TaskError
 from swarmnode.exchange.announcing import Neighbourhood
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.limits import MAX_GROUP_SIZE, ExchangeSettings
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from swarmnode.node.policy_learner import PolicyLearner, TrainJointly
     from swarmnode.rollout.engine import Engine
     from swarmnode.rollout.schedule.group import Renderer
+    from swarmnode.tasks.specs import TaskSpec
     from swarmnode.training.checkpoint_store import CheckpointStore
     from swarmnode.training.forward import Forward
 
@@ -52,6 +54,14 @@ logger = logging.getLogger(__name__)
 STRANGERS_TIMEOUT_S = 0.75 * ExchangeSettings().score_timeout_s
 """Limit of judging the answers of a stranger: within the exchange's deadline, which counts tokenizing as
 well."""
+
+ABOUT_DATA: Mapping[str, str] = {
+    "reward": "reward",
+    "prompt": "prompt_column",
+    "answer": "answer_column",
+    "system": "system_prompt",
+}
+"""Options of a data set's name, and the settings that stand for them."""
 
 Progress = Callable[[int, int, str], None]
 """Called with (steps done, steps in all, what is being done)."""
@@ -71,11 +81,62 @@ class LocalPolicy:
 def start_tasks(stack: ExitStack, config: TasksConfig) -> dict[str, Task]:
     """Load the tasks by name; the stack ends their processes. Raises TaskError."""
     load = partial(_isolate, timeout_s=config.score_timeout_s, unconfined=config.sandbox == "optional")
-    tasks = {task.name: task for task in load_tasks(config.names, load)}
+    tasks = {task.name: task for task in load_tasks(specs_of(config), load)}
     for task in tasks.values():
         if isinstance(task, Isolated):
             stack.enter_context(task)
     return tasks
+
+
+def specs_of(config: TasksConfig) -> tuple[str, ...]:
+    """The tasks' names with what the settings say of them. Raises TaskError for settings that are about tasks
+    of a kind that is not there.
+
+    >>> specs_of(TasksConfig(names=("rev", "q.jsonl"), reward=("numeric_match",)))
+    ('rev', 'q.jsonl?reward=numeric_match')
+    """
+    about = [option for option, setting in ABOUT_DATA.items() if getattr(config, setting)]
+    if not about and not config.reasoning_gym:
+        return config.names
+    from swarmnode.tasks.specs import TaskKind, parse_spec, with_defaults
+
+    specs = [parse_spec(name) for name in config.names]
+    for option in about:
+        if not any(_takes(spec, option) for spec in specs):
+            raise TaskError(
+                f"tasks.{ABOUT_DATA[option]} is about data sets, and there is none",
+                hint="tasks of files and packages bring prompts and rewards of their own",
+            )
+    gyms = {spec.name for spec in specs if spec.kind == TaskKind.GYM}
+    if unused := config.reasoning_gym.keys() - gyms:
+        name = min(unused)
+        raise TaskError(
+            f"tasks.reasoning_gym.{name} is about a task that is not there",
+            hint=f"add --task reasoning-gym:{name}",
+        )
+    return tuple(str(with_defaults(spec, _said(config, spec))) for spec in specs)
+
+
+def _takes(spec: "TaskSpec", option: str) -> bool:
+    """Whether an option of data sets is for this task."""
+    from swarmnode.tasks.specs import TaskKind
+
+    return spec.kind in (TaskKind.DATA, TaskKind.HUB) or (spec.kind == TaskKind.GYM and option == "system")
+
+
+def _said(config: TasksConfig, spec: "TaskSpec") -> dict[str, tuple[str, ...]]:
+    """What the settings say of one task, as options of its name."""
+    from swarmnode.tasks.specs import TaskKind
+
+    said: dict[str, tuple[str, ...]] = {}
+    for option, setting in ABOUT_DATA.items():
+        value: str | tuple[str, ...] = getattr(config, setting)
+        if value and _takes(spec, option):
+            said[option] = (value,) if isinstance(value, str) else value
+    if spec.kind == TaskKind.GYM:
+        parameters = config.reasoning_gym.get(spec.name, {})
+        said.update({key: (json.dumps(value),) for key, value in parameters.items()})
+    return said
 
 
 def tasks_for_strangers(stack: ExitStack, tasks: Mapping[str, Task]) -> dict[str, Task]:
@@ -140,7 +201,8 @@ def load_policy(
     policy = Policy(base, config.policy, seed)
     logger.info("LoRA changes %s", policy.targets.describe())
     store = checkpoint_store(config, model, paths, base)
-    return LocalPolicy(base, policy, engine, Renderer(base.tokenizer, base.eos_token_ids), store)
+    renderer = Renderer(base.tokenizer, base.eos_token_ids, config.policy.chat_template)
+    return LocalPolicy(base, policy, engine, renderer, store)
 
 
 def checkpoint_store(config: Config, model: str, paths: Paths, base: "LoadedModel") -> "CheckpointStore":
@@ -288,6 +350,7 @@ def exchange_settings(config: Config, longest_prompt: int) -> ExchangeSettings:
         buffer_groups=config.exchange.buffer_groups,
         prefetch_groups=wanted,
         fetch_concurrency=max(4, min(wanted, 16)),
+        private=config.tasks.private,
     )
 
 

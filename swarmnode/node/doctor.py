@@ -20,6 +20,7 @@ from swarmnode.hardware import GIB, Card, Machine, find_card, free_disk_bytes, i
 from swarmnode.models import folder_of
 from swarmnode.native.compiler import find_compiler
 from swarmnode.network.p2pd_control import find_daemon
+from swarmnode.node.assemble import specs_of
 from swarmnode.node.memory import PlannedMemory, plan_for
 from swarmnode.node.policies import check_policies, check_status_port, config_of
 from swarmnode.node.process import read_running
@@ -207,7 +208,7 @@ def _daemon() -> Finding:
 
 def _tasks(subject: str, config: Config) -> Finding:
     try:
-        return Finding(subject, "ok", ", ".join(task.name for task in load_tasks(config.tasks.names)))
+        return Finding(subject, "ok", ", ".join(task.name for task in load_tasks(specs_of(config.tasks))))
     except SwarmnodeError as error:
         return Finding(subject, "problem", error.message, error.hint)
 

@@ -17,6 +17,7 @@ from swarmnode.node.screen import Screen
 from swarmnode.rollout.engine import SamplingParams
 from swarmnode.storage import Paths
 from swarmnode.tasks.judged import OwnJudge
+from swarmnode.tasks.specs import parse_spec
 from swarmnode.tasks.task import Task
 from swarmnode.training.checkpoint import Checkpoint, check_has_adapter
 from swarmnode.training.checkpoint_store import has_checkpoints
@@ -145,22 +146,24 @@ def _trained_on(tasks: TasksConfig, checkpoint: Checkpoint | None) -> TasksConfi
     """The tasks of a checkpoint, where it names them. Raises TaskError where a file of theirs is gone, or
     they were objects of a script."""
     specs = () if checkpoint is None else checkpoint.state.task_specs
-    known = {Path(spec).stem for spec in specs}
     measured = () if checkpoint is None else checkpoint.state.measure.tasks
-    if objects := [name for name in measured if name not in known]:
+    if measured and not specs:
         raise TaskError(
-            f"the checkpoint was trained on {', '.join(objects)}, which a script passed in",
+            f"the checkpoint was trained on {', '.join(measured)}, which a script passed in",
             hint="pass it again: swarmnode.evaluate(task, reward), or name other tasks: --task",
         )
     if not specs:
         return tasks
-    gone = [spec for spec in specs if spec.endswith(".py") and not Path(spec).exists()]
+    parsed = [parse_spec(spec) for spec in specs]
+    gone = [spec.name for spec in parsed if spec.name.startswith("/") and not Path(spec.path).exists()]
     if gone:
         raise TaskError(
             f"the checkpoint was trained on {gone[0]}, which is gone",
             hint="name the file where it is now, or other tasks: `swarmnode eval --task FILE`",
         )
-    return tasks.model_copy(update={"names": specs, "mixes": ()})
+    # What was said of data sets stands in their names.
+    said = {"reward": (), "prompt_column": "", "answer_column": "", "system_prompt": "", "reasoning_gym": {}}
+    return tasks.model_copy(update={"names": specs, "mixes": (), **said})
 
 
 def export_offline(

@@ -55,8 +55,14 @@ Question = tuple[str, str]
 """A query and its answer."""
 
 
+class OurOwn:
+    """A task whose code is ours and ends: it stays in the node's process."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class ProceduralTask:
+class ProceduralTask(OurOwn):
     """A task that is a function from random numbers to a question."""
 
     name: str

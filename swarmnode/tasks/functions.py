@@ -11,14 +11,15 @@ import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from swarmnode.errors import TaskError
+from swarmnode.tasks.data import shuffled
 from swarmnode.tasks.loader import TASK_NAME, FileTask
-from swarmnode.tasks.rewards import Reward, load_reward, score_with
-from swarmnode.tasks.task import Task
+from swarmnode.tasks.rewards import Reward, load_reward, named_rewards, score_with
+from swarmnode.tasks.task import Task, is_exchangeable, is_task
 from swarmnode.types import Example
 
 Draw = Callable[[int], Iterable[Any]]
@@ -33,9 +34,6 @@ RewardSpec = Reward | str
 NAMELESS = frozenset({"examples", "<lambda>"})
 """Names of functions that say nothing about their task."""
 
-ORDERS_KEPT = 8
-"""Seeds whose order of the rows is remembered: a round draws of one, and strangers' groups of a few."""
-
 
 @dataclass(frozen=True, slots=True)
 class RewardedTask:
@@ -49,6 +47,11 @@ class RewardedTask:
     @property
     def name(self) -> str:
         return self.task.name
+
+    @property
+    def exchangeable(self) -> bool:
+        """Whether the other task is."""
+        return is_exchangeable(self.task)
 
     def examples(self, seed: int) -> Iterator[Example]:
         """The other task's examples, under this task's version."""
@@ -84,9 +87,7 @@ def as_task(given: Task | Draw | Rows, rewards: Sequence[RewardSpec] = ()) -> Ta
         return FileTask(name, version, _place_of(given), given, judges)
     if isinstance(given, Sequence) and not isinstance(given, str | bytes) and len(given):
         version = _digest([_text_of(given), *map(source_of, judges.values())])
-        return FileTask(
-            "rows", version, Path("<rows>"), lru_cache(ORDERS_KEPT)(partial(_shuffled, given)), judges
-        )
+        return FileTask("rows", version, Path("<rows>"), partial(_in_order, given, version), judges)
     raise TaskError(
         f"{given!r:.80} is no task",
         hint="pass a name, a file, a function examples(seed), a list of examples, or an object with name,"
@@ -97,26 +98,6 @@ def as_task(given: Task | Draw | Rows, rewards: Sequence[RewardSpec] = ()) -> Ta
 def rewarded(task: Task, rewards: Mapping[str, Reward]) -> Task:
     """The same examples, judged by these rewards."""
     return RewardedTask(task, rewards, _digest([task.version, *map(source_of, rewards.values())]))
-
-
-def named_rewards(rewards: Sequence[RewardSpec]) -> dict[str, Reward]:
-    """Rewards by the names that stand in scores and metrics; the sum of all is what is learned from."""
-    found: dict[str, Reward] = {}
-    for number, given in enumerate(rewards):
-        reward = load_reward(given) if isinstance(given, str) else given
-        if not callable(reward):
-            raise TaskError(f"{reward!r:.80} is no reward", hint="pass a function, or the name of one")
-        name = getattr(reward, "__name__", type(reward).__name__)
-        name = f"reward_{number}" if name == "<lambda>" else name
-        if name in found:
-            raise TaskError(f"two rewards are called {name}", hint="name each function once")
-        found[name] = reward
-    return found
-
-
-def is_task(given: object) -> TypeGuard[Task]:
-    """Whether an object has what the Task Protocol asks for."""
-    return all(hasattr(given, name) for name in ("name", "version", "examples", "score"))
 
 
 def source_of(function: Callable[..., Any]) -> str:
@@ -161,13 +142,9 @@ def _text_of(rows: Rows) -> str:
         ) from error
 
 
-def _shuffled(rows: Rows, seed: int) -> list[Any]:
-    """The rows in this seed's order, the same on every machine and under every version of Python."""
-    order = {
-        number: hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest()
-        for number in range(len(rows))
-    }
-    return [rows[number] for number in sorted(order, key=lambda number: order[number])]
+def _in_order(rows: Rows, version: str, seed: int) -> Iterator[Any]:
+    """The rows in this seed's order, as those of a data set."""
+    return (rows[number] for number in shuffled(f"rows/{version}/{seed}", len(rows)))
 
 
 def _digest(texts: Iterable[str]) -> str:

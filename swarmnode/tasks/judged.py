@@ -20,19 +20,17 @@ examples, so they are at most every second one that we answer, and each is answe
 
 import hashlib
 import logging
-import threading
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextvars import copy_context
 from dataclasses import dataclass, replace
 from itertools import chain, cycle, islice
 from typing import Any, TypeVar
 
 from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
-from swarmnode.tasks.builtin import ProceduralTask
-from swarmnode.tasks.task import MAX_SEED, Isolated, Task, draw_train
+from swarmnode.tasks.builtin import OurOwn
+from swarmnode.tasks.task import MAX_SEED, Isolated, Task, draw_train, is_exchangeable
 from swarmnode.types import Example, ExampleKey
 
 logger = logging.getLogger(__name__)
@@ -137,6 +135,7 @@ class JudgedTask:
         self.task = task
         self.name = task.name
         self.version = task.version
+        self.exchangeable = is_exchangeable(task)
         self._judge = judge
 
     def examples(self, seed: int) -> Iterator[Example]:
@@ -168,11 +167,13 @@ class JudgedTask:
 
     def _scored(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
         # Built-in tasks end by themselves, and an isolated one has its deadline.
-        if isinstance(self.task, ProceduralTask | Isolated):
+        if isinstance(self.task, OurOwn | Isolated):
             return self.task.score(example, completions)
         return self._scored_in_thread(lambda: self.task.score(example, completions))
 
     def _scored_in_thread(self, work: Callable[[], T]) -> T:
+        from swarmnode.tasks.daemon_threads import in_daemon_thread
+
         judge = self._judge
         if judge.stuck >= MAX_STUCK:
             raise JudgementLost(f"{judge.stuck} judgements never ended")
@@ -187,30 +188,6 @@ class JudgedTask:
 
     def _returned(self) -> None:
         self._judge.stuck -= 1
-
-
-def in_daemon_thread(work: Callable[[], T]) -> "Future[T]":
-    """Start `work` in a thread that never holds up the exit of the process, as those of an executor would.
-
-    A thread cannot be ended: one that overruns is left behind. What work raises is the result's exception; an
-    attempt to end the process (sys.exit) is a RuntimeError. The work has the caller's context variables, so
-    that what it logs is said in the name of the caller's policy.
-    """
-    judged: Future[T] = Future()
-    judged.set_running_or_notify_cancel()
-
-    def judge() -> None:
-        try:
-            value = work()
-        except BaseException as error:  # noqa: BLE001  carried to whoever waits, who logs it
-            # An asyncio.Future cannot hold a StopIteration.
-            ours = isinstance(error, Exception) and not isinstance(error, StopIteration)
-            judged.set_exception(error if ours else RuntimeError(f"the judge raised {error!r}"))
-        else:
-            judged.set_result(value)
-
-    threading.Thread(target=copy_context().run, args=(judge,), name="judge", daemon=True).start()
-    return judged
 
 
 # ---- the examples of a round ----

@@ -16,9 +16,11 @@ A task file has at most three functions, the last two optional:
         return "questions.jsonl of 2025-01-07"
 
 `examples` yields a (prompt, answer) pair, a dictionary with "prompt" and any other columns, or a bare prompt.
-A prompt is a text or, as [{"role": "user", "content": "..."}], one message of the user. Then rewards get
-messages too.
+A prompt is a text or, as [{"role": "system", "content": "..."}, {"role": "user", "content": "..."}], messages
+that end with one of the user. Then rewards get messages too.
 Further functions named `reward_...` add to the reward. The task is called after the file.
+
+`exchangeable = False` in a file keeps its rollouts at home: no other node could draw its examples again.
 
 A file need not care for threads, nor for other files. Whoever writes a task thinks of one thread, and rightly
 so: `random.seed(seed)`, a parser kept at the top of the file, a connection. But a node draws and scores its
@@ -39,13 +41,16 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 from swarmnode.errors import TaskError
-from swarmnode.tasks.builtin import BUILTIN_TASKS, ProceduralTask
+from swarmnode.tasks.builtin import BUILTIN_TASKS, OurOwn
 from swarmnode.tasks.rewards import Reward, load_reward, score_with
 from swarmnode.tasks.task import Isolated, Task, load_source, where
 from swarmnode.types import Example, ExampleKey
+
+if TYPE_CHECKING:
+    from swarmnode.tasks.specs import TaskSpec
 
 logger = logging.getLogger(__name__)
 
@@ -125,17 +130,17 @@ class FileTask:
     path: Path
     draw: Callable[[int], Iterable[Any]]
     rewards: Mapping[str, Reward]
+    exchangeable: bool = True
 
     def examples(self, seed: int) -> Iterator[Example]:
         """The file's own examples. Raises TaskError when it fails or yields something else.
 
         May be read as slowly as one likes, and together with other draws.
         """
+        from swarmnode.tasks.rows import read_row
+
         for index, row in enumerate(self._rows(seed)):
-            prompt, columns = _columns(row, self.path)
-            text = _user_text(prompt, self.path)
-            key = ExampleKey(self.name, self.version, seed, index)
-            yield Example(key, text, columns, conversational=text is not prompt)
+            yield read_row(row, ExampleKey(self.name, self.version, seed, index), self.path)
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
         """The file's own rewards."""
@@ -178,7 +183,7 @@ def load_tasks(
     """
     tasks: dict[str, Task] = {}
     for spec in specs:
-        for task in BUILTIN_TASKS if spec == ALL_BUILTIN else (load(spec),):
+        for task in BUILTIN_TASKS if spec == ALL_BUILTIN else (_builtin(spec) or load(spec),):
             if task.name in tasks:
                 raise TaskError(f"two tasks are called {task.name}", hint="name each task once")
             tasks[task.name] = task
@@ -188,35 +193,93 @@ def load_tasks(
 
 
 def load_task(spec: str, text: str | None = None) -> Task:
-    """Load one task: a built-in one by name, or a Python file (`text`: as it was when it was first read).
+    """Load one task: a built-in one, a Python file (`text`: as it was when it was first read), or what an
+    import path names.
 
     >>> load_task("rev").version
     '1'
     """
-    if spec.endswith(".py"):
-        return _load_file(Path(spec), text)
-    for task in BUILTIN_TASKS:
-        if task.name == spec:
+    if (ours := _builtin(spec)) is not None:
+        return ours
+    from swarmnode.tasks.specs import TaskKind, parse_spec
+
+    # Each kind brings modules of its own, and only what was asked for is imported.
+    asked = parse_spec(spec)
+    match asked.kind:
+        case TaskKind.FILE:
+            return _load_file(Path(asked.name), text)
+        case TaskKind.IMPORT:
+            return _load_import(asked)
+        case TaskKind.DATA | TaskKind.HUB:
+            from swarmnode.tasks.data import load_data
+
+            return _named(load_data(asked))
+        case TaskKind.GYM:
+            from swarmnode.tasks.gym import load_gym
+
+            return _named(load_gym(asked))
+        case TaskKind.TASKSET:
+            from swarmnode.tasks.tasksets import load_taskset
+
+            return _named(load_taskset(asked))
+        case TaskKind.BUILTIN:
+            return _load_puzzle(spec)
+
+
+def _builtin(name: str) -> Task | None:
+    return next((task for task in BUILTIN_TASKS if task.name == name), None)
+
+
+def _load_puzzle(name: str) -> Task:
+    from swarmnode.tasks.puzzles import PUZZLES
+
+    for task in PUZZLES:
+        if task.name == name:
             return task
-    raise _unknown(spec)
+    raise _unknown(name, [task.name for task in (*BUILTIN_TASKS, *PUZZLES)])
 
 
 def spec_of(task: Task) -> str | None:
     """What `load_task` finds this task by again, from anywhere on this machine. None: it was no file's."""
     if isinstance(task, Isolated):
         return task.spec
-    return task.name if isinstance(task, ProceduralTask) else None
+    return task.name if isinstance(task, OurOwn) else None
 
 
-def _unknown(spec: str) -> TaskError:
-    names = [task.name for task in BUILTIN_TASKS]
+def _unknown(spec: str, names: Sequence[str]) -> TaskError:
     close = difflib.get_close_matches(spec, names, n=1)
     hint = (
         f"did you mean {close[0]}?"
         if close
-        else f"built in are {', '.join(names)}; or give a path to a .py file"
+        else f"built in are {', '.join(names)}; or give a .py file, or package.module:attribute"
     )
     return TaskError(f"there is no task {spec!r}", hint=hint)
+
+
+def _load_import(asked: "TaskSpec") -> Task:
+    from swarmnode.tasks.imported import find_attribute, task_of
+
+    asked.only()
+    found = find_attribute(asked.name)
+    task = task_of(found)
+    if task is not None:
+        return _named(task)
+    if not inspect.isfunction(found.value) or not inspect.signature(found.value).parameters:
+        raise TaskError(
+            f"{asked.name} is no task",
+            hint="name an object with name, version, examples and score, or a function examples(seed)",
+        )
+    rewards = _rewards(found.module)
+    version = _version(found.module, found.digest, found.path)
+    kept = _exchangeable(found.module)
+    return _named(FileTask(found.name, version, found.path, found.value, rewards, kept))
+
+
+def _named(task: Task) -> Task:
+    """The task, where its name can travel. Raises TaskError."""
+    if not TASK_NAME.fullmatch(task.name):
+        raise TaskError(f"{task.name} is no name for a task", hint="use letters, digits, dots, - and _")
+    return task
 
 
 def _load_file(path: Path, text: str | None) -> Task:
@@ -229,7 +292,13 @@ def _load_file(path: Path, text: str | None) -> Task:
             f"{path} has no function examples(seed)", hint="write: def examples(seed): yield prompt, answer"
         )
     version = _version(source.module, source.digest, path)
-    return FileTask(path.stem, version, source.path, draw, _rewards(source.module))
+    rewards = _rewards(source.module)
+    return FileTask(path.stem, version, source.path, draw, rewards, _exchangeable(source.module))
+
+
+def _exchangeable(module: ModuleType) -> bool:
+    """`exchangeable = False` in a file keeps its rollouts at home."""
+    return bool(vars(module).get("exchangeable", True))
 
 
 def _rewards(module: ModuleType) -> dict[str, Reward]:
@@ -239,8 +308,10 @@ def _rewards(module: ModuleType) -> dict[str, Reward]:
             "the file defines score(), which a task file does not use",
             hint="name it reward(completions, **columns) and return one number per completion",
         )
+    from swarmnode.tasks.conventions import adapted
+
     found = {
-        name.removeprefix("reward_"): function
+        name.removeprefix("reward_"): adapted(function)
         for name, function in vars(module).items()
         if (name == "reward" or name.startswith("reward_")) and callable(function)
     }
@@ -257,45 +328,3 @@ def _version(module: ModuleType, digest: str, path: Path) -> str:
     except Exception as error:
         raise TaskError(f"{path}: version() failed: {error!r}", hint=where(error)) from error
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def _columns(row: Any, path: Path) -> tuple[Any, dict[str, Any]]:
-    """The prompt and the other columns of what `examples` yielded."""
-    match row:
-        case str():
-            prompt, columns = row, {}
-        case (prompt, str(answer)):
-            columns = {"answer": answer}
-        case {"prompt": prompt, **columns}:
-            columns = cast(dict[str, Any], columns)
-        case _:
-            raise TaskError(
-                f"{path}: examples yielded {row!r:.80}",
-                hint='yield (prompt, answer), {"prompt": ..., "answer": ...} or a prompt, all text',
-            )
-    return prompt, columns
-
-
-def _user_text(prompt: Any, path: Path) -> str:
-    """What the user says in a prompt: a text, or messages as TRL's data sets have them."""
-    match prompt:
-        case str() | [{"role": "user", "content": str()}]:
-            text = prompt if isinstance(prompt, str) else cast(str, prompt[0]["content"])
-        case [{"role": _, "content": _}, *_]:
-            raise TaskError(
-                f"{path}: a prompt has other messages than one of the user: {prompt!r:.80}",
-                hint="write what the system says before what the user says, in one message",
-            )
-        case _:
-            text = ""
-    if not text:
-        raise TaskError(
-            f"{path}: a prompt is {prompt!r:.80}",
-            hint="a prompt is a text that is not empty, or one message of the user",
-        )
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise TaskError(
-            f"{path}: a prompt has half a character in it (a lone surrogate): {prompt!a:.80}",
-            hint="read files as UTF-8 without errors='surrogateescape', and cut texts between characters",
-        )
-    return text

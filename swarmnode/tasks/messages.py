@@ -22,7 +22,7 @@ READ_BYTES = 1 << 16
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """The first request: run this task's code. `text`: of its file; None: the task is a built-in one.
+    """The first request: run this task's code. `text`: of its file; None: it is not that of one file.
     `unconfined`: what its rewards run may run without a sandbox, where there is none."""
 
     spec: str
@@ -71,6 +71,7 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
 class Loaded(msgspec.Struct, frozen=True, tag=True):
     name: str
     version: str
+    exchangeable: bool = True
 
 
 class DrawnExample(msgspec.Struct, frozen=True):

@@ -47,6 +47,7 @@ from swarmnode.tasks.messages import (
     frame,
 )
 from swarmnode.tasks.printed import pass_on
+from swarmnode.tasks.specs import TaskKind, absolute, parse_spec
 from swarmnode.tasks.task import Isolated, Task, read_source
 from swarmnode.types import Example, ExampleKey
 
@@ -63,6 +64,10 @@ RELOAD_S = 600.0
 
 FIRST_ROWS, MOST_ROWS = 16, 256
 """Examples asked for at once: first enough for a round's share of a task, then four times as many."""
+
+SAME_HASHES = {"PYTHONHASHSEED": "0"}
+"""Some data sets of reasoning-gym draw from the order of a set, which differs by process otherwise. Their
+code is nobody's own to mend, so their processes order sets alike."""
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -88,11 +93,16 @@ class TaskProcess:
         load_wait_s: float | None = None,
         random_hashes: bool = False,
         printed: Callable[[str], None] | None = None,
+        expected: Loaded | None = None,
     ) -> None:
         """`load_wait_s`: how long one request waits while the file is loaded; None: until it is.
-        `random_hashes`: strings hash otherwise than in any other process. `printed`: what becomes of lines
-        that the task prints; None: they are logged."""
-        self.name = Path(load.spec).stem
+        `random_hashes`: strings hash otherwise than in any other process (of those tasks whose authors can
+        mend what depends on it). `printed`: what becomes of lines
+        that the task prints; None: they are logged. `expected`: what was loaded before; anything else is an
+        error from now on."""
+        spec = parse_spec(load.spec)
+        self.name, self._path = spec.short, spec.path
+        self._same_hashes = spec.kind == TaskKind.GYM
         self._load = load
         self._timeout_s = timeout_s
         self._load_timeout_s = load_timeout_s
@@ -104,6 +114,7 @@ class TaskProcess:
         self._reader: MessageReader | None = None
         self._trace: IO[bytes] | None = None
         self._loaded: Loaded | None = None
+        self._expected = expected
         self._spawned = 0.0
         self._interrupts = 0
         self._killed = False
@@ -173,6 +184,10 @@ class TaskProcess:
             self._end()
             raise TaskError(reply.message, hint=reply.hint)
         assert isinstance(reply, Loaded)
+        if reply != (self._expected or reply):
+            self._end()
+            raise TaskError(f"{self.name} was changed while the node runs", hint="start the node again")
+        self._expected = reply
         return reply
 
     def _asked(self, request: Request, timeout_s: float) -> Reply:
@@ -220,7 +235,7 @@ class TaskProcess:
         if self._trace is None:
             return ""
         self._trace.seek(0)
-        return _innermost(self._trace.read(1 << 20).decode(errors="replace"), self._load.spec)
+        return _innermost(self._trace.read(1 << 20).decode(errors="replace"), self._path)
 
     # ---- the process ----
 
@@ -228,7 +243,7 @@ class TaskProcess:
         ours, theirs = socket.socketpair()
         self._trace = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
         files = theirs.fileno(), self._trace.fileno()
-        hashes = ("-R",) if self._random_hashes else ()
+        hashes = ("-R",) if self._random_hashes and not self._same_hashes else ()
         numbers = map(str, (*files, os.getpid()))
         try:
             self._child = subprocess.Popen(
@@ -237,6 +252,7 @@ class TaskProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=files,
+                env={**os.environ, **SAME_HASHES} if self._same_hashes else None,  # noqa: TID251  for Python
                 # Ctrl-C in a terminal is for the node; and what a reward starts can be ended with it.
                 start_new_session=True,
             )
@@ -320,8 +336,10 @@ class IsolatedTask(Isolated):
     def __init__(self, process: TaskProcess, load: Load, loaded: Loaded) -> None:
         self._process = process
         self._load = load
+        self._loaded = loaded
         self.name = loaded.name
         self.version = loaded.version
+        self.exchangeable = loaded.exchangeable
 
     def examples(self, seed: int) -> Iterator[Example]:
         """The file's own examples, with those columns that can be written down."""
@@ -351,8 +369,8 @@ class IsolatedTask(Isolated):
         return digested.digest
 
     def for_strangers(self, timeout_s: float) -> "IsolatedTask":
-        process = TaskProcess(self._load, timeout_s, load_wait_s=timeout_s)
-        return IsolatedTask(process, self._load, Loaded(self.name, self.version))
+        process = TaskProcess(self._load, timeout_s, load_wait_s=timeout_s, expected=self._loaded)
+        return IsolatedTask(process, self._load, self._loaded)
 
     @property
     def spec(self) -> str:
@@ -372,14 +390,16 @@ class IsolatedTask(Isolated):
 def isolate(
     spec: str, timeout_s: float, *, builtin: bool = False, unconfined: bool = False, **options: Any
 ) -> Task:
-    """Load a task as `load_task` does, the code of a file in a process of its own. Who gets it closes it.
+    """Load a task as `load_task` does, the code of others in a process of its own. Who gets it closes it.
 
     Built-in tasks are ours and end: they stay here, unless `builtin`. `unconfined`: programs that its rewards
     run do without a sandbox where there is none. `options`: those of TaskProcess.
     """
-    if spec.endswith(".py"):
-        path = Path(spec).expanduser().absolute()
-        load = Load(str(path), read_source(path), unconfined)
+    asked = parse_spec(spec)
+    if asked.kind != TaskKind.BUILTIN:
+        asked = absolute(asked)
+        text = read_source(Path(asked.name)) if asked.kind == TaskKind.FILE else None
+        load = Load(str(asked), text, unconfined)
     elif builtin:
         load = Load(load_task(spec).name, None)
     else:

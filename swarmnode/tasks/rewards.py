@@ -39,7 +39,7 @@ from typing import Any, cast
 
 from swarmnode.errors import TaskError
 from swarmnode.tasks.task import load_source, where
-from swarmnode.types import Example
+from swarmnode.types import Example, Message, messages_of
 
 logger = logging.getLogger(__name__)
 
@@ -64,9 +64,8 @@ _PACKAGE = "_swarmnode_rewards"
 
 _MODULES = ("exact", "format", "length", "math", "strict")
 
-_OURS = {"passes_tests": "swarmnode.tasks.code_tests"}
-"""Rewards that need more of swarmnode than a plain file may, and the modules that they are loaded from when
-they are asked for."""
+_OURS = ("swarmnode.tasks.code_tests",)
+"""Modules of swarmnode with rewards that need more of it than a plain file may."""
 
 _RESERVED = frozenset(
     {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
@@ -89,23 +88,55 @@ class TrainerState:
 
 def load_reward(spec: str) -> Reward:
     """Find a reward: `exact_match` (ours), `rewards.format:think_format` (ours), `path/file.py:function` or
-    `installed.module:function`.
+    `installed.module:function`. One of another trainer is adapted, by its arguments or as
+    `verl:path/file.py:function` says (conventions.py).
 
     >>> load_reward("exact_match")(["2+2="], ["4"], answer=["4"])
     [1.0]
     """
     origin, _, name = spec.rpartition(":")
-    if not origin and name in _OURS:
-        origin = _OURS[name]
-    reward = _attribute(_module(origin), name) if origin else _builtin_rewards().get(name)
-    if not callable(reward):
-        raise TaskError(f"there is no reward {spec!r}", hint=f"ours are {', '.join(builtin_rewards())}")
-    return reward
+    if not origin:
+        found = (rewards[name] for rewards in map(_rewards_in, (*_MODULES, *_OURS)) if name in rewards)
+        if (ours := next(found, None)) is None:
+            raise _unknown(spec)
+        return ours
+    from swarmnode.tasks.conventions import CONVENTIONS, adapted
+
+    # `verl:compute_score` is a function of verl, and `verl:file.py:compute_score` is written for it.
+    first, _, rest = spec.partition(":")
+    convention, path = (first, rest) if first in CONVENTIONS and ":" in rest else (None, spec)
+    origin, _, name = path.rpartition(":")
+    reward = _attribute(_module(origin), name)
+    if not callable(reward) and (reward is None or convention != "nanochat"):
+        raise _unknown(spec)
+    return adapted(reward, convention)
+
+
+def named_rewards(rewards: Sequence[Reward | str]) -> dict[str, Reward]:
+    """Rewards by the names that stand in scores and metrics; the sum of all is what is learned from. Raises
+    TaskError."""
+    from swarmnode.tasks.conventions import adapted
+
+    found: dict[str, Reward] = {}
+    for number, given in enumerate(rewards):
+        if not isinstance(given, str) and not callable(given):
+            raise TaskError(f"{given!r:.80} is no reward", hint="pass a function, or the name of one")
+        reward = load_reward(given) if isinstance(given, str) else adapted(given)
+        name = given.rpartition(":")[2] if isinstance(given, str) else _name(given)
+        name = f"reward_{number}" if name == "<lambda>" else name
+        if name in found:
+            raise TaskError(f"two rewards are called {name}", hint="name each function once")
+        found[name] = reward
+    return found
+
+
+def _unknown(spec: str) -> TaskError:
+    return TaskError(f"there is no reward {spec!r}", hint=f"ours are {', '.join(builtin_rewards())}")
 
 
 def builtin_rewards() -> list[str]:
     """Names of the reward functions that come with swarmnode."""
-    return [*_builtin_rewards(), *_OURS]
+    return [name for module in (*_MODULES, *_OURS) for name in _rewards_in(module)]
 
 
 def _attribute(module: ModuleType, name: str) -> Any:
@@ -117,10 +148,11 @@ def _attribute(module: ModuleType, name: str) -> Any:
 
 
 @cache
-def _builtin_rewards() -> dict[str, Reward]:
+def _rewards_in(name: str) -> dict[str, Reward]:
+    """The rewards of one of these modules, which is imported when none before it has what is looked for."""
+    module = _builtin(name) if name in _MODULES else importlib.import_module(name)
     return {
         name: value
-        for module in map(_builtin, _MODULES)
         for name, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__ and _is_reward(value)
     }
@@ -192,8 +224,8 @@ def call_reward(
         )
     as_messages = conversational or _wants_messages(reward)
     arguments: dict[str, Any] = {
-        "prompts": [_message("user", text) for text in prompts] if as_messages else list(prompts),
-        "completions": [_message("assistant", c) for c in completions] if as_messages else list(completions),
+        "prompts": [messages_of(text) for text in prompts] if as_messages else list(prompts),
+        "completions": [_said(text) for text in completions] if as_messages else list(completions),
         "trainer_state": TrainerState(),
         "log_extra": _log_value,
         "log_metric": _log_value,
@@ -201,6 +233,8 @@ def call_reward(
     }
     accepted = _accepted(reward, arguments)
     if _insists_on_ids(reward):
+        from swarmnode.tasks.rewards import pieces_of
+
         accepted["completion_ids"] = [pieces_of(text) for text in completions]
     try:
         result = reward(**accepted)
@@ -228,8 +262,8 @@ def score_with(
     return [dict(zip(rewards, row, strict=True)) for row in zip(*values, strict=True)]
 
 
-def _message(role: str, text: str) -> list[dict[str, str]]:
-    return [{"role": role, "content": text}]
+def _said(text: str) -> list[Message]:
+    return [{"role": "assistant", "content": text}]
 
 
 def _wants_messages(reward: Reward) -> bool:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeGuard, runtime_checkable
 
 from swarmnode.errors import TaskError
 from swarmnode.types import Example, ExampleKey, Scores
@@ -132,6 +132,11 @@ class Task(Protocol):
         ...
 
 
+def is_task(given: object) -> TypeGuard[Task]:
+    """Whether an object has what the Task Protocol asks for."""
+    return all(hasattr(given, name) for name in ("name", "version", "examples", "score"))
+
+
 class Isolated(ABC):
     """A task whose code runs in a process of its own, which ends at a deadline and on demand.
 
@@ -140,11 +145,12 @@ class Isolated(ABC):
 
     name: str
     version: str
+    exchangeable: bool
 
     @property
     @abstractmethod
     def spec(self) -> str:
-        """The whole path of its file, or the name of a built-in task."""
+        """What names it in any folder: the whole path of its file, an import path, a built-in task's name."""
 
     @abstractmethod
     def examples(self, seed: int) -> Iterator[Example]: ...
@@ -169,6 +175,20 @@ class Isolated(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@runtime_checkable
+class SaysIfExchangeable(Protocol):
+    """A task that says whether a peer can draw its examples again and score them."""
+
+    @property
+    def exchangeable(self) -> bool: ...
+
+
+def is_exchangeable(task: object) -> bool:
+    """Whether rollouts of a task may leave this node. A task that does not say may: its version promises that
+    every node with the same one draws and scores alike."""
+    return not isinstance(task, SaysIfExchangeable) or bool(task.exchangeable)
 
 
 MAX_ABS_REWARD = 1e6

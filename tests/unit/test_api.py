@@ -102,6 +102,22 @@ def test_a_task_with_a_name_may_have_another_judge(options: dict[str, Any]) -> N
     assert seen[0] is not None and seen[0] > 0
 
 
+def test_a_data_set_is_a_task_by_its_name_alone_and_found_again_with_the_checkpoint(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "sums.jsonl"
+    rows = (f'{{"question": "{number}+1=", "answer": {number + 1}}}\n' for number in range(60))
+    path.write_text("".join(rows))
+    assert sn.run(str(path), rounds=1, **options).rounds == 1
+    assert sn.evaluate(**options).per_task.keys() == {"sums"}
+
+
+def test_a_task_of_a_module_is_one_by_its_import_path(options: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("def digits(seed):\n    return [(f'{n}=', str(n)) for n in range(60)]\n")
+    assert sn.evaluate(f"{path}:digits", base=True, **options).per_task.keys() == {"digits"}
+
+
 def test_what_cannot_be_is_refused_before_anything_runs(options: dict[str, Any]) -> None:
     with pytest.raises(TaskError, match="no task"):
         sn.Node(3, **options)  # type: ignore[arg-type]

@@ -94,7 +94,7 @@ def load_idle_model(source: str, config: Config) -> IdleModel:
         ) from error
     size_bytes = idle_bytes(_card(base, config), base, longest)
     logger.info("while our stage waits, %s generates rollouts; it takes %s", base.name, size_text(size_bytes))
-    renderer = Renderer(base.tokenizer, base.eos_token_ids)
+    renderer = Renderer(base.tokenizer, base.eos_token_ids, config.policy.chat_template)
     return IdleModel(
         engine, renderer, base.family, base.parameters, max_tokens, longest - max_tokens, size_bytes
     )

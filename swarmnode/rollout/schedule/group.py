@@ -9,7 +9,8 @@ exchange -> a stranger's text -> [Renderer] -> completion ids -> trainer
 
 probes (half of a group each), scored -> [Budget.deal] -> answers wanted of each -> widen -> partial.py
 
-Only our own tokenizer's chat template is ever applied; none comes from the wire.
+Only our own tokenizer's chat template is ever applied; none comes from the wire, and neither does a message:
+a stranger's prompt is drawn again from our own copy of its task.
 
 A budget gives each example of a round a few answers, and the rest to those where they are likely to teach. A
 group of equal rewards has no gradient, and with one size for all examples that is 40 to 50 % of them here:
@@ -40,7 +41,7 @@ import msgspec
 
 from swarmnode.errors import ModelError
 from swarmnode.rollout.engine import NOTHING, Output, Request, Sampled, SamplingParams
-from swarmnode.types import Completion, Example, ExampleKey, FinishReason, has_gradient
+from swarmnode.types import Completion, Example, ExampleKey, FinishReason, has_gradient, messages_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -61,9 +62,13 @@ class Renderer:
     """
 
     def __init__(
-        self, tokenizer: "PreTrainedTokenizerBase", eos_token_ids: Sequence[int] | None = None
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        eos_token_ids: Sequence[int] | None = None,
+        template_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """`eos_token_ids`: every token that ends an answer, the one we write ourselves first."""
+        """`eos_token_ids`: every token that ends an answer, the one we write ourselves first.
+        `template_options`: what the chat template is told besides the messages (policy.chat_template)."""
         # Whether the stubs of transformers know a return type changes from release to release.
         self._tokenizer: Any = tokenizer
         if eos_token_ids is None:
@@ -72,15 +77,32 @@ class Renderer:
         if not eos_token_ids:
             raise ModelError("this tokenizer has no EOS token", hint="pass eos_token_ids")
         self.eos_token_ids = tuple(eos_token_ids)
+        self._template_options = dict(template_options or {})
 
     def prompt_ids(self, text: str) -> tuple[int, ...]:
-        """A task's prompt as the policy expects it: as a user's turn where there is a chat template."""
+        """A task's prompt as the policy expects it: its conversation in the form of the chat template; where
+        there is none, what is said in it, one after the other."""
+        messages = messages_of(text)
         if not self._tokenizer.chat_template:
-            return tuple(self._tokenizer.encode(text))
-        turn = [{"role": "user", "content": text}]
-        chat = self._tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
+            return tuple(self._tokenizer.encode("\n\n".join(message["content"] for message in messages)))
         # The template has written the special tokens already.
-        return tuple(self._tokenizer.encode(str(chat), add_special_tokens=False))
+        return tuple(self._tokenizer.encode(self._chat(messages), add_special_tokens=False))
+
+    def _chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    messages, **self._template_options, add_generation_prompt=True, tokenize=False
+                )
+            )
+        except TemplateError as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise ModelError(
+                f"this model's chat template does not take messages of {roles}: {error}",
+                hint="say what the system says in the user's message, or take another --model",
+            ) from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a completion, without EOS and other special tokens."""

@@ -1,5 +1,7 @@
 """Settings of tasks reach the processes that their code runs in."""
 
+import subprocess
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
@@ -31,3 +33,22 @@ def test_programs_do_without_a_sandbox_only_where_somebody_said_so(
         for (task,) in (own.values(), tasks_for_strangers(stack, own).values()):
             example = next(iter(task.examples(1)))
             assert task.score(example, ["!"]) == [{"reward": allowed}]
+
+
+BUILTIN_ALONE = """
+import sys
+from contextlib import ExitStack
+from swarmnode.config import TasksConfig
+from swarmnode.node.assemble import start_tasks
+from swarmnode.tasks.task import score_strictly
+task = start_tasks(ExitStack(), TasksConfig(names=("builtin",)))["rev"]
+task = start_tasks(ExitStack(), TasksConfig(names=("rev",)))["rev"]
+score_strictly(task, next(iter(task.examples(0))), ["?"])
+print(*sorted(name.rpartition(".")[2] for name in sys.modules if name.startswith("swarmnode.tasks.")))
+"""
+
+
+def test_built_in_tasks_load_nothing_that_only_tasks_of_others_need() -> None:
+    command = [sys.executable, "-c", BUILTIN_ALONE]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["builtin", "loader", "rewards", "task"]

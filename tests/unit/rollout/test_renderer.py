@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from swarmnode.chat import chat_text
 from swarmnode.errors import ModelError
 from swarmnode.rollout.schedule.group import Renderer
 
@@ -73,3 +74,43 @@ def test_a_tokenizer_without_eos_must_be_told_one() -> None:
     with pytest.raises(ModelError, match="EOS"):
         Renderer(byte_tokenizer(eos=None))
     assert Renderer(byte_tokenizer(eos=None), eos_token_ids=(7,)).eos_token_ids == (7,)
+
+
+TALK = chat_text(
+    [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "1+1="},
+        {"role": "assistant", "content": "2"},
+        {"role": "user", "content": "2+2="},
+    ]
+)
+
+
+def test_a_conversation_has_the_form_of_our_own_template() -> None:
+    tokenizer = byte_tokenizer(CHAT)
+    whole = tokenizer.decode(Renderer(tokenizer).prompt_ids(TALK))
+    assert whole == (
+        "<|system|>Be brief.<eos><|user|>1+1=<eos><|assistant|>2<eos><|user|>2+2=<eos><|assistant|>"
+    )
+
+
+def test_without_a_template_what_was_said_stands_one_after_the_other() -> None:
+    assert PLAIN.decode(PLAIN.prompt_ids(TALK)) == "Be brief.\n\n1+1=\n\n2\n\n2+2="
+
+
+def test_a_template_has_the_options_of_the_settings() -> None:
+    thinking = CHAT + "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+    tokenizer = byte_tokenizer(thinking)
+    plain, quiet = Renderer(tokenizer), Renderer(tokenizer, template_options={"enable_thinking": False})
+    assert tokenizer.decode(plain.prompt_ids("?")).endswith("<|assistant|>")
+    assert tokenizer.decode(quiet.prompt_ids("?")).endswith("<|assistant|><think></think>")
+
+
+def test_a_template_that_knows_no_system_says_what_to_do() -> None:
+    refuses = (
+        "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    )
+    renderer = Renderer(byte_tokenizer(refuses + "{% endfor %}x"))
+    renderer.prompt_ids("2+2=")
+    with pytest.raises(ModelError, match="messages of system, user, assistant, user: no system"):
+        renderer.prompt_ids(TALK)

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 
 from swarmnode.errors import TaskError
 from swarmnode.tasks.builtin import BUILTIN_TASKS
-from swarmnode.tasks.functions import as_task, named_rewards, rewarded
-from swarmnode.tasks.task import is_held_out, redraw, score_strictly
+from swarmnode.tasks.functions import as_task, rewarded
+from swarmnode.tasks.rewards import named_rewards
+from swarmnode.tasks.task import is_exchangeable, is_held_out, redraw, score_strictly
 from swarmnode.types import Example, ExampleKey
 
 ROWS = [("1+1=", "2"), ("2+2=", "4"), ("3+3=", "6"), ("4+4=", "8")]
@@ -68,6 +70,21 @@ def test_other_rewards_take_the_place_of_a_tasks_own_judge() -> None:
     assert (task.name, example.key.version) == ("rev", task.version) != ("rev", rev.version)
     assert score_strictly(task, example, ["xyzxyz"]) == ({"is_short": 0.0, "exact_match": 0.0},)
     assert rewarded(rev, named_rewards([is_short])).version != task.version
+
+
+def test_another_judge_lets_nothing_out_that_is_to_stay_at_home() -> None:
+    kept = replace(as_task(ROWS), exchangeable=False)  # type: ignore[type-var]
+    assert is_exchangeable(as_task(ROWS, [is_short])) and not is_exchangeable(as_task(kept, [is_short]))
+
+
+def test_a_reward_of_another_trainer_is_one_here_too() -> None:
+    def compute_score(data_source: str, solution_str: str, ground_truth: str) -> float:
+        return float(solution_str == ground_truth)
+
+    task = as_task(ROWS, [compute_score])
+    example = next(iter(task.examples(0)))
+    right = str(example.columns["answer"])
+    assert score_strictly(task, example, [right, "?"]) == ({"compute_score": 1.0}, {"compute_score": 0.0})
 
 
 def test_an_object_that_is_a_task_stays_what_it_is() -> None:

@@ -307,15 +307,47 @@ def test_a_prompt_may_be_a_message_of_the_user_and_then_rewards_get_messages(wri
     assert task.score(example, ["4", "5"]) == [{"reward": 1.0}, {"reward": 0.0}]
 
 
+CONVERSATION = """
+def examples(seed):
+    yield {
+        "prompt": [
+            {"role": "system", "content": "Answer with a number."},
+            {"role": "user", "content": "2 + 2 ="},
+            {"role": "assistant", "content": "4"},
+            {"role": "user", "content": "And 3 + 3?", "name": None},
+        ],
+        "answer": "6",
+    }
+
+def reward(prompts, completions, **columns):
+    assert [message["role"] for message in prompts[0]] == ["system", "user", "assistant", "user"]
+    return [float(completion == [{"role": "assistant", "content": "6"}]) for completion in completions]
+"""
+
+
+def test_a_prompt_may_be_a_conversation_and_rewards_get_all_of_it(write):
+    task = load_task(write(CONVERSATION))
+    example = first(task)
+    assert example.messages[0] == {"role": "system", "content": "Answer with a number."}
+    assert example.messages[-1] == {"role": "user", "content": "And 3 + 3?"}
+    assert task.score(example, ["6", "5"]) == [{"reward": 1.0}, {"reward": 0.0}]
+
+
 @pytest.mark.parametrize(
-    "messages",
+    ("messages", "complaint"),
     [
-        "[{'role': 'system', 'content': 'be brief'}, {'role': 'user', 'content': '?'}]",
-        "[{'role': 'user', 'content': '?'}, {'role': 'assistant', 'content': '!'}]",
-        "[{'role': 'system', 'content': 'be brief'}]",
+        ("[{'role': 'user', 'content': '?'}, {'role': 'assistant', 'content': '!'}]", "does not end with"),
+        ("[{'role': 'system', 'content': 'be brief'}]", "does not end with"),
+        ("[{'role': 'user', 'content': ''}]", "does not end with"),
+        ("[{'role': 'user', 'content': [{'type': 'image'}]}]", "a prompt has a message"),
+        ("[{'role': 'tool', 'content': '7'}]", "a prompt has a message"),
+        ("[{'role': 'user', 'content': '?', 'tool_calls': [1]}]", "a prompt has a message"),
+        ("['?']", "a prompt has a message"),
+        ("[]", "a prompt is"),
+        ("chr(2) + '?'", "begins with a control character"),
     ],
 )
-def test_other_messages_are_refused_with_what_to_do(write, messages):
-    with pytest.raises(TaskError, match="other messages") as caught:
+def test_what_is_no_prompt_is_refused_with_what_to_do(write, messages, complaint):
+    with pytest.raises(TaskError, match=complaint) as caught:
         first(load_task(write(f"def examples(seed):\n    yield {{'prompt': {messages}}}\n")))
-    assert "in one message" in caught.value.hint
+    assert caught.value.hint

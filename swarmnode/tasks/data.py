@@ -1,0 +1,212 @@
+"""A data set as a task: its rows are questions, and each seed asks them in another order.
+
+questions.jsonl?reward=numeric_match -> tables.py -> [load_data] -> DataTask -> draw_round
+
+A peer with the same rows and rewards has the same version, in whatever format its file is written, so it
+draws a question again from its own copy: what is exchanged names a row and never shows it.
+"""
+
+import difflib
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from swarmnode.errors import TaskError
+from swarmnode.tasks.builtin import StableRandom
+from swarmnode.tasks.rewards import Reward, load_reward, named_rewards, score_with
+from swarmnode.tasks.rows import read_row, user_text
+from swarmnode.tasks.specs import TaskKind, TaskSpec
+from swarmnode.tasks.tables import MAX_ROW_BYTES, Columns, PlacedRow, read_table, take
+from swarmnode.types import Example, ExampleKey, Message, messages_of
+
+MAX_ROWS = 2_000_000
+
+MAX_KEPT_BYTES = 2 << 30
+"""Rows stay in the memory of the task's two processes."""
+
+PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "instruction", "input", "query")
+ANSWER_COLUMNS = ("answer", "solution", "ground_truth", "target", "output", "response", "label")
+"""Where no setting says otherwise, the first of these that a set has."""
+
+OPTIONS = ("reward", "prompt", "answer", "system", "split", "private")
+
+_encode = msgspec.msgpack.Encoder(order="deterministic").encode
+
+
+@dataclass(frozen=True, slots=True)
+class DataTask:
+    """A data set, each row checked and packed. Endless sets are procedural tasks; this one ends."""
+
+    name: str
+    version: str
+    rows: Sequence[bytes]
+    rewards: Mapping[str, Reward]
+    exchangeable: bool = True
+
+    def examples(self, seed: int) -> Iterator[Example]:
+        """All rows once, in this seed's order."""
+        for index, number in enumerate(shuffled(f"{self.name}/{self.version}/{seed}", len(self.rows))):
+            key = ExampleKey(self.name, self.version, seed, index)
+            yield read_row(msgspec.msgpack.decode(self.rows[number]), key, self.name)
+
+    def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
+        """What the rewards say. Raises TaskError."""
+        return score_with(self.rewards, example, completions)
+
+
+def load_data(spec: TaskSpec) -> DataTask:
+    """Read a data set, check every row, load its rewards. Raises TaskError, with the place of a bad row."""
+    spec.only(*OPTIONS)
+    rewards = named_rewards(spec.options.get("reward", ()))
+    name, digest = name_of(spec), hashlib.blake2b(digest_size=8)
+    for text in [digest_of(reward) for reward in rewards.values()] or ["exact_match"]:
+        digest.update(f"{text}\n".encode())
+    rows: list[bytes] = []
+    kept = 0
+    for place, row in _prepared(take(read_table(spec), MAX_ROWS, name), spec, exact=not rewards):
+        data = _packed(row, place)
+        digest.update(len(data).to_bytes(4, "little") + data)
+        rows.append(data)
+        kept += len(data)
+        if kept > MAX_KEPT_BYTES:
+            raise TaskError(f"{name} fills more than {MAX_KEPT_BYTES >> 30} GiB", hint="take a part of it")
+    if not rows:
+        raise TaskError(f"{spec.name} has no rows", hint="write at least a few hundred")
+    private = (spec.one("private") or "false").lower() in ("true", "1", "yes")
+    judges = rewards or {"correct": load_reward("exact_match")}
+    return DataTask(name, digest.hexdigest(), rows, judges, exchangeable=not private)
+
+
+def name_of(spec: TaskSpec) -> str:
+    """A task is called after its file or folder, or after the set on the hub with subset and split.
+
+    >>> name_of(TaskSpec(TaskKind.HUB, "openai/gsm8k/main:test"))
+    'gsm8k-main-test'
+    """
+    if spec.kind != TaskKind.HUB:
+        return Path(spec.name).stem
+    repo, _, split = spec.name.partition(":")
+    parts = repo.split("/")
+    return "-".join([*parts[-1 if len(parts) < 2 else 1 :], *([split] if split else [])])[:63]
+
+
+def shuffled(name: str, count: int) -> Iterator[int]:
+    """The numbers from 0 to `count` in an order that follows from `name`, on every machine; the first ones
+    cost nothing of the rest.
+
+    >>> list(shuffled("a", 5)), list(shuffled("b", 5))
+    ([4, 1, 2, 0, 3], [1, 2, 4, 3, 0])
+    """
+    random, moved = StableRandom(name), dict[int, int]()
+    for place in range(count):
+        other = random.between(place, count - 1)
+        here = moved.pop(place, place)
+        if other == place:
+            yield here
+        else:
+            yield moved.get(other, other)
+            moved[other] = here
+
+
+def digest_of(function: Callable[..., Any]) -> str:
+    """What tells one function from another of its name: the text of the file that it stands in."""
+    inner: Any = inspect.unwrap(function)
+    if not inspect.isroutine(inner):
+        inner = cast(Any, type(inner))
+    try:
+        file = inspect.getsourcefile(inner)
+        text = Path(file).read_text(encoding="utf-8") if file else ""
+    except (OSError, TypeError, UnicodeDecodeError):
+        text = ""
+    return hashlib.blake2b(f"{inner.__qualname__}\n{text}".encode(), digest_size=8).hexdigest()
+
+
+def _prepared(rows: Iterator[PlacedRow], spec: TaskSpec, *, exact: bool) -> Iterator[PlacedRow]:
+    """Rows with a `prompt` and, where there is one, an `answer`. Raises TaskError."""
+    prompt_column, answer_column = spec.one("prompt"), spec.one("answer")
+    first = True
+    for place, row in rows:
+        if first:
+            prompt_column = prompt_column or _found(PROMPT_COLUMNS, row) or _no_column(row, "prompt", place)
+            answer_column = answer_column or _found(ANSWER_COLUMNS, row)
+            first = False
+        prepared = _prepare(row, str(prompt_column), answer_column, place)
+        if system := spec.one("system"):
+            prepared["prompt"] = with_system(system, prepared["prompt"], place)
+        if exact:
+            prepared["answer"] = _exact_answer(prepared, place)
+        example = read_row(prepared, ExampleKey("", "", 0, 0), place)
+        if example.conversational:
+            prepared["prompt"] = example.messages
+        yield place, prepared
+
+
+def _prepare(row: Columns, prompt_column: str, answer_column: str | None, place: str) -> Columns:
+    if prompt_column not in row:
+        _no_column(row, prompt_column, place)
+    if answer_column is not None and answer_column not in row:
+        _no_column(row, answer_column, place)
+    prompt = row[prompt_column]
+    columns = {name: value for name, value in row.items() if name not in ("prompt", prompt_column)}
+    if prompt_column != "prompt" and isinstance(prompt, str):
+        columns[prompt_column] = prompt
+    if answer_column is not None:
+        columns["answer"] = row[answer_column]
+    match prompt:
+        case [*before, {"role": "assistant", "content": str(said)}] if before:
+            # A conversation that was written to be imitated: its last turn is what we are asked for.
+            columns.setdefault("answer", said)
+            prompt = before
+        case _:
+            pass
+    return {**columns, "prompt": prompt}
+
+
+def with_system(system: str, prompt: Any, place: object) -> list[Message]:
+    """A prompt as a conversation that the system begins. Raises TaskError where it has begun it already."""
+    messages = messages_of(user_text(prompt, place))
+    if messages[0]["role"] in ("system", "developer"):
+        raise TaskError(f"{place} has a message of the system already", hint="leave out tasks.system_prompt")
+    return [{"role": "system", "content": system}, *messages]
+
+
+def _exact_answer(row: Columns, place: str) -> str:
+    answer = row.get("answer")
+    if isinstance(answer, bool) or not isinstance(answer, str | int | float):
+        raise TaskError(
+            f"{place} has no answer that a completion could equal: {answer!r:.80}",
+            hint="name its column: --set tasks.answer_column=NAME, or a reward: --set tasks.reward=file.py:f",
+        )
+    return str(answer)
+
+
+def _found(names: Sequence[str], row: Columns) -> str | None:
+    return next((name for name in names if name in row), None)
+
+
+def _no_column(row: Columns, wanted: str, place: str) -> str:
+    names = sorted(map(str, row))
+    close = difflib.get_close_matches(wanted, names, n=1)
+    raise TaskError(
+        f"{place} has no column {wanted!r}; its columns are {', '.join(names) or 'none'}"[:400],
+        hint=f"did you mean {close[0]}?"
+        if close
+        else "--set tasks.prompt_column=NAME names that of the prompt",
+    )
+
+
+def _packed(row: Columns, place: str) -> bytes:
+    try:
+        data = _encode(row)
+    except (TypeError, ValueError, OverflowError, UnicodeEncodeError, RecursionError) as error:
+        raise TaskError(
+            f"{place} holds what is neither text nor number: {error}", hint="leave that column out"
+        ) from error
+    if len(data) > MAX_ROW_BYTES:
+        raise TaskError(f"{place} is {len(data)} bytes, at most {MAX_ROW_BYTES}", hint="shorten it")
+    return data

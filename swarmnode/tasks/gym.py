@@ -1,0 +1,178 @@
+"""Data sets of reasoning-gym as tasks, each judged by its own `score_answer`.
+
+reasoning-gym:NAME?max_digits=3 -> [load_gym] -> GymTask -> draw_round
+
+An example is what reasoning-gym draws for (seed, index), on every node alike: the version of the package, the
+parameters and the first questions are part of the task's version, so two installations that draw differently
+never exchange. The answer is what stands between <answer> and </answer>, where a completion has
+them, else all of it.
+"""
+
+import difflib
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from swarmnode.errors import TaskError
+from swarmnode.tasks.data import with_system
+from swarmnode.tasks.extras import extra_module
+from swarmnode.tasks.rows import read_row
+from swarmnode.tasks.specs import TaskSpec
+from swarmnode.tasks.tables import MAX_ROW_BYTES
+from swarmnode.tasks.task import MAX_INDEX, where
+from swarmnode.types import Example, ExampleKey
+
+OWN_OPTIONS = ("system", "private")
+OURS = ("seed", "size")
+"""Parameters of every data set that the node sets."""
+
+FIRST_ENTRIES = 4
+"""Questions that are part of the version."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GymTask:
+    """One data set with its parameters. Endless but for MAX_INDEX questions a seed."""
+
+    name: str
+    version: str
+    gym: Any
+    parameters: Mapping[str, Any]
+    system: str | None = None
+    exchangeable: bool = True
+    _told: set[str] = field(default_factory=set[str])
+    _judges: list[Any] = field(default_factory=list[Any])
+    """The data set that scores, once it is made: some take seconds to make."""
+
+    def examples(self, seed: int) -> Iterator[Example]:
+        """What the data set draws of this seed. Raises TaskError."""
+        entries = made(self.gym, self.name, self.parameters, gym_seed(self.name, seed))
+        for index in range(MAX_INDEX):
+            key = ExampleKey(self.name, self.version, seed, index)
+            yield self._example(drawn(entries, index, self.name), key)
+
+    def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
+        """The data set's own score of each answer. None where it cannot score one."""
+        if not self._judges:
+            self._judges.append(made(self.gym, self.name, self.parameters, 0))
+        entry = {"question": example.columns["question"], **example.columns}
+        return [{"score_answer": self._score(answer_in(text), entry)} for text in completions]
+
+    def _example(self, entry: Mapping[str, Any], key: ExampleKey) -> Example:
+        question = str(entry["question"])
+        if len(question) > MAX_ROW_BYTES:
+            raise TaskError(
+                f"{self.name} asks a question of {len(question)} characters", hint="make it smaller"
+            )
+        prompt = question if self.system is None else with_system(self.system, question, self.name)
+        return read_row({**entry, "prompt": prompt}, key, self.name)
+
+    def _score(self, answer: str, entry: Mapping[str, Any]) -> float | None:
+        try:
+            return float(self._judges[0].score_answer(answer, entry))
+        except Exception as error:  # noqa: BLE001  an answer that its parser does not expect: unknown, not zero
+            what = type(error).__name__
+            if what not in self._told:
+                self._told.add(what)
+                logger.warning("%s cannot score %.80r: %r. %s", self.name, answer, error, where(error))
+            return None
+
+
+def load_gym(spec: TaskSpec) -> GymTask:
+    """Load `reasoning-gym:NAME`, its parameters behind a question mark. Raises TaskError."""
+    gym = extra_module("reasoning_gym", "tasks", spec)
+    known: Mapping[str, Any] = extra_module("reasoning_gym.factory", "tasks", spec).DATASETS
+    if spec.name not in known:
+        close = difflib.get_close_matches(spec.name, known, n=1)
+        raise TaskError(
+            f"reasoning-gym has no data set {spec.name!r}",
+            hint=f"did you mean {close[0]}?" if close else f"it has {len(known)}, such as {min(known)}",
+        )
+    parameters = {key: read_value(str(spec.one(key))) for key in spec.options if key not in OWN_OPTIONS}
+    for key in OURS:
+        if key in parameters:
+            raise TaskError(f"{spec}: {key} is set by the node", hint="leave it out: seeds differ by round")
+    system = spec.one("system")
+    digest = _digest(gym, spec.name, parameters, system)
+    private = spec.one("private") == "true"
+    return GymTask(spec.name, digest, gym, parameters, system, exchangeable=not private)
+
+
+def made(gym: Any, name: str, parameters: Mapping[str, Any], seed: int) -> Any:
+    """The data set of one seed. Raises TaskError for parameters that it does not take."""
+    given = {key: value for key, value in parameters.items() if key != "level"}
+    try:
+        if "level" in parameters:
+            given = {**_at_level(gym, name, parameters["level"]), **given}
+        return gym.create_dataset(name, **{**given, "seed": seed, "size": MAX_INDEX})
+    except (TypeError, ValueError, AssertionError) as error:
+        raise TaskError(
+            f"reasoning-gym:{name} does not take {dict(parameters)}: {error}",
+            hint="its parameters are `level` and the fields of its configuration in reasoning-gym",
+        ) from error
+
+
+def _at_level(gym: Any, name: str, level: Any) -> dict[str, Any]:
+    """The parameters at a level of the data set's curriculum, counted from 0; the highest stands for more."""
+    if isinstance(level, bool) or not isinstance(level, int) or level < 0:
+        raise ValueError("level is a number from 0")
+    curriculum = gym.factory.create_curriculum(name)
+    curriculum.set_global_level(level)
+    configuration: object = curriculum.generate_configuration()
+    return dict(vars(configuration))
+
+
+def drawn(entries: Any, index: int, name: str) -> Mapping[str, Any]:
+    """One entry. Raises TaskError."""
+    try:
+        return entries[index]
+    except Exception as error:
+        raise TaskError(f"reasoning-gym:{name} cannot draw: {error!r}", hint=where(error)) from error
+
+
+def gym_seed(name: str, seed: int) -> int:
+    """A seed that suits every generator. reasoning-gym draws number i of seed s from s + i, so seeds of ours
+    that follow each other must lie far apart.
+
+    >>> gym_seed("chain_sum", 0) != gym_seed("chain_sum", 1)
+    True
+    """
+    digest = hashlib.blake2b(f"{name}/{seed}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % (2**32 - MAX_INDEX)
+
+
+def answer_in(completion: str) -> str:
+    """What stands in the last <answer> tags, or all of it.
+
+    >>> answer_in("<think>hm</think> <answer> 4 </answer>"), answer_in(" 4 ")
+    ('4', '4')
+    """
+    before, closing, _ = completion.rpartition("</answer>")
+    _, opening, inside = before.rpartition("<answer>")
+    return (inside if closing and opening else completion).strip()
+
+
+def read_value(text: str) -> Any:
+    """A parameter's value: what JSON reads in it, else the text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _digest(gym: Any, name: str, parameters: Mapping[str, Any], system: str | None) -> str:
+    try:
+        package = version("reasoning-gym")
+    except PackageNotFoundError:
+        package = "unknown"
+    entries = made(gym, name, parameters, gym_seed(name, 0))
+    first = [drawn(entries, index, name) for index in range(FIRST_ENTRIES)]
+    questions = [(entry["question"], entry["answer"]) for entry in first]
+    text = repr((package, name, sorted(parameters.items()), system, questions))
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

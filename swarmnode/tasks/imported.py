@@ -1,0 +1,144 @@
+"""Tasks by import path: an object, a class or a function of an installed package, of a module in the folder a
+node is started in, or of a file.
+
+package.module:attribute -> [find_attribute] -> loader.py -> ImportedTask, or FileTask of a function
+
+As with files, only what the user named is imported, in the process that runs the task's code.
+"""
+
+import hashlib
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from swarmnode.errors import SwarmnodeError, TaskError
+from swarmnode.tasks.rows import read_row
+from swarmnode.tasks.task import is_exchangeable, is_task, load_source, read_source, where
+from swarmnode.types import Example, ExampleKey
+
+_END = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """What an import path names, and the module that it stands in."""
+
+    spec: str
+    value: Any
+    module: ModuleType
+    path: Path
+    """The module's file."""
+    digest: str
+    """The digest of the module's text. What it imports from other files is not part of it."""
+
+    @property
+    def name(self) -> str:
+        """What a task is called that has no name: as its function, or as the module of `examples`."""
+        attribute = self.spec.rpartition(":")[2]
+        return self.path.stem if attribute == "examples" else attribute
+
+
+def find_attribute(spec: str) -> Attribute:
+    """Import what `package.module:attribute` or `file.py:attribute` names. Raises TaskError."""
+    origin, _, name = spec.rpartition(":")
+    if origin.endswith(".py"):
+        source = load_source(Path(origin))
+        module, path, digest = source.module, source.path, source.digest
+    else:
+        module = import_module(origin)
+        path = Path(module.__file__ or origin)
+        digest = hashlib.blake2b(text_of(module).encode(), digest_size=8).hexdigest()
+    try:
+        value = getattr(module, name)
+    except AttributeError:
+        raise TaskError(f"there is no {name!r} in {origin}", hint="name a task, or examples(seed)") from None
+    except Exception as error:
+        raise TaskError(f"cannot import {name} of {origin}: {error!r}", hint=where(error)) from error
+    return Attribute(spec, value, module, path, digest)
+
+
+def import_module(name: str) -> ModuleType:
+    """A module that is installed or in the folder we are in; what is installed comes first. Raises
+    TaskError."""
+    here = look_here_too()
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        ours = error.name is not None and f"{name}.".startswith(f"{error.name}.")
+        hint = f"it is neither installed nor in {here}" if ours else where(error)
+        raise TaskError(f"cannot import {name}: {error}", hint=hint) from error
+    except (Exception, SystemExit) as error:
+        raise TaskError(f"cannot import {name}: {error!r}", hint=where(error)) from error
+
+
+def look_here_too() -> str:
+    """Let modules of the folder we are in be found, after those that are installed. Returns the folder."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    return here
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedTask:
+    """A Task object of the user, with its examples and errors in the form that ours have."""
+
+    name: str
+    version: str
+    spec: str
+    task: Any
+    exchangeable: bool
+
+    def examples(self, seed: int) -> Iterator[Example]:
+        """The object's own examples; rows as of a task file are examples, too. Raises TaskError."""
+        rows = self._called(f"examples({seed})", lambda: iter(self.task.examples(seed)))
+        index = 0
+        while (row := self._called(f"examples({seed})", lambda: next(rows, _END))) is not _END:
+            key = ExampleKey(self.name, self.version, seed, index)
+            yield replace(row, key=key) if isinstance(row, Example) else read_row(row, key, self.spec)
+            index += 1
+
+    def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
+        """What the object says. Raises TaskError."""
+        return self._called("score()", lambda: list(self.task.score(example, completions)))
+
+    def _called(self, what: str, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except SwarmnodeError:
+            raise
+        except Exception as error:
+            raise TaskError(f"{self.spec}: {what} failed: {error!r}", hint=where(error)) from error
+
+
+def task_of(found: Attribute) -> ImportedTask | None:
+    """The task that an attribute is or makes: an object, a class, a function without arguments. None: it is
+    something else. Raises TaskError."""
+    task = _made(found)
+    if not is_task(task):
+        return None
+    return ImportedTask(str(task.name), str(task.version), found.spec, task, is_exchangeable(task))
+
+
+def _made(found: Attribute) -> Any:
+    value = found.value
+    if not inspect.isclass(value) and (not inspect.isfunction(value) or inspect.signature(value).parameters):
+        return value
+    try:
+        return found.value()
+    except Exception as error:
+        raise TaskError(f"{found.spec}() failed: {error!r}", hint=where(error)) from error
+
+
+def text_of(module: ModuleType) -> str:
+    """What stands in a module's file; of one that is no text (a compiled one), its bytes."""
+    path = Path(module.__file__ or module.__name__)
+    try:
+        return read_source(path)
+    except TaskError:
+        return path.read_bytes().hex() if path.is_file() else str(path)

@@ -1,0 +1,87 @@
+"""What tasks of users yield, made into examples: pairs, dictionaries, prompts.
+
+examples(seed) of a file, rows of a data set -> [read_row] -> Example
+"""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from swarmnode.chat import ROLES, chat_text
+from swarmnode.errors import TaskError
+from swarmnode.types import CHAT_MARK, Example, ExampleKey, Message
+
+
+def read_row(row: Any, key: ExampleKey, origin: object) -> Example:
+    """The example that a row describes. `origin`: what errors say it comes from. Raises TaskError."""
+    prompt, columns = _columns(row, origin)
+    text = user_text(prompt, origin)
+    return Example(key, text, columns, conversational=not isinstance(prompt, str))
+
+
+def _columns(row: Any, origin: object) -> tuple[Any, Mapping[str, Any]]:
+    """The prompt and the other columns of what `examples` yielded."""
+    match row:
+        case str():
+            prompt, columns = row, {}
+        case (prompt, str(answer)):
+            columns = {"answer": answer}
+        case {"prompt": prompt, **columns}:
+            columns = cast(dict[str, Any], columns)
+        case _:
+            raise TaskError(
+                f"{origin}: examples yielded {row!r:.80}",
+                hint='yield (prompt, answer), {"prompt": ..., "answer": ...} or a prompt, all text',
+            )
+    return prompt, columns
+
+
+def user_text(prompt: Any, origin: object) -> str:
+    """A prompt as text: what the user says, or what stands for a conversation. Raises TaskError."""
+    text = prompt if isinstance(prompt, str) else chat_text(_messages(prompt, origin))
+    if not text:
+        raise TaskError(
+            f"{origin}: a prompt is {prompt!r:.80}",
+            hint="a prompt is a text that is not empty, or messages that end with one of the user",
+        )
+    if isinstance(prompt, str) and prompt.startswith(CHAT_MARK):
+        raise TaskError(
+            f"{origin}: a prompt begins with a control character: {prompt!r:.80}", hint="strip it"
+        )
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise TaskError(
+            f"{origin}: a prompt has half a character in it (a lone surrogate): {prompt!a:.80}",
+            hint="read files as UTF-8 without errors='surrogateescape', and cut texts between characters",
+        )
+    return text
+
+
+def _messages(prompt: Any, origin: object) -> list[Message]:
+    """Messages as TRL's data sets have them, the last one of the user: it is answered."""
+    if not isinstance(prompt, list) or not prompt:
+        raise TaskError(
+            f"{origin}: a prompt is {prompt!r:.80}",
+            hint="a prompt is a text that is not empty, or messages that end with one of the user",
+        )
+    messages = [_message(message, origin) for message in cast(list[Any], prompt)]
+    if messages[-1]["role"] != "user" or not messages[-1]["content"]:
+        raise TaskError(
+            f"{origin}: a prompt does not end with a message of the user: {prompt!r:.80}",
+            hint="leave out what the policy is to write by itself",
+        )
+    return messages
+
+
+def _message(message: Any, origin: object) -> Message:
+    # Tables have every key in every row: what nobody said is None there.
+    match {key: value for key, value in _items(message) if value is not None}:
+        case {"role": str(role), "content": str(content), **others} if role in ROLES and not others:
+            return {"role": role, "content": content}
+        case _:
+            raise TaskError(
+                f"{origin}: a prompt has a message {message!r:.80}",
+                hint=f'a message is {{"role": ..., "content": a text}}, the role one of {", ".join(ROLES)}',
+            )
+
+
+def _items(message: Any) -> list[tuple[Any, Any]]:
+    return list(cast(dict[Any, Any], message).items()) if isinstance(message, dict) else []

@@ -1,0 +1,142 @@
+"""What stands behind --task, taken apart: a name, where it is to be looked for, and options.
+
+--task, tasks.names -> [specs] -> loader.py, process.py
+
+    rev                              a built-in task
+    last.py                          a task file
+    package.module:attribute         a task of a package, or of a module in the folder a node is started in
+    questions.jsonl?reward=numeric_match&answer=solution     a data set, with options
+
+Options stand in the name, so that what names a task in a checkpoint or to another process says all of it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from urllib.parse import parse_qsl, quote
+
+from swarmnode.config import IMPORT_PATH
+from swarmnode.errors import TaskError
+
+DATA_SUFFIXES = (".jsonl", ".csv", ".parquet")
+"""Files with these endings are data sets."""
+
+
+class TaskKind(StrEnum):
+    """Where a task is looked for."""
+
+    BUILTIN = "builtin"
+    FILE = "file"
+    IMPORT = "import"
+    DATA = "data"
+    HUB = "hf"
+    GYM = "reasoning-gym"
+    TASKSET = "verifiers"
+
+
+PREFIXES = (TaskKind.HUB, TaskKind.GYM, TaskKind.TASKSET)
+"""Kinds that stand before a colon."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSpec:
+    """A task's name as it was typed, taken apart."""
+
+    kind: TaskKind
+    name: str
+    """The spec without its options, and without the prefix where there is one."""
+    options: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+
+    def __str__(self) -> str:
+        prefix = f"{self.kind}:" if self.kind in PREFIXES else ""
+        return prefix + self.name + _query(self.options)
+
+    @property
+    def short(self) -> str:
+        """What messages call the task before it is loaded."""
+        if self.kind == TaskKind.IMPORT:
+            return self.name.rpartition(":")[2]
+        return Path(self.name).stem
+
+    @property
+    def path(self) -> str:
+        """The file or folder, of a kind that has one."""
+        return self.name.rpartition(":")[0] if ".py:" in self.name else self.name
+
+    def one(self, key: str) -> str | None:
+        """The value of an option that may be given once. Raises TaskError for more."""
+        values = self.options.get(key, ())
+        if len(values) > 1:
+            raise TaskError(f"{self} has {key} {len(values)} times", hint="give it once")
+        return values[0] if values else None
+
+    def only(self, *known: str) -> None:
+        """Raises TaskError for an option that is none of these."""
+        for key in self.options.keys() - set(known):
+            hint = f"there are {', '.join(known)}" if known else "this kind of task has none"
+            raise TaskError(f"{self} has an unknown option {key!r}", hint=hint)
+
+
+def parse_spec(spec: str) -> TaskSpec:
+    """Take a spec apart. Only looks at the disk to tell a folder from a mistyped name.
+
+    >>> parse_spec("data/gsm8k.jsonl?reward=numeric_match").options
+    {'reward': ('numeric_match',)}
+    >>> str(parse_spec("hf:openai/gsm8k:test")), parse_spec("./my.py").kind
+    ('hf:openai/gsm8k:test', <TaskKind.FILE: 'file'>)
+    """
+    if spec.endswith(".py") and not spec.startswith(tuple(f"{prefix}:" for prefix in PREFIXES)):
+        return TaskSpec(TaskKind.FILE, spec)
+    name, options = _split(spec)
+    for prefix in PREFIXES:
+        if name.startswith(f"{prefix}:"):
+            return TaskSpec(prefix, name.removeprefix(f"{prefix}:"), options)
+    if name.endswith(DATA_SUFFIXES):
+        return TaskSpec(TaskKind.DATA, name, options)
+    if IMPORT_PATH.fullmatch(name) or ".py:" in name:
+        return TaskSpec(TaskKind.IMPORT, name, options)
+    if "/" in name or Path(name).is_dir():
+        return TaskSpec(TaskKind.DATA, name, options)
+    return TaskSpec(TaskKind.BUILTIN, spec)
+
+
+def absolute(spec: TaskSpec) -> TaskSpec:
+    """The spec that means the same in any folder. Import paths of packages stay as they are."""
+    match spec.kind:
+        case TaskKind.FILE | TaskKind.DATA:
+            name = str(Path(spec.name).expanduser().absolute())
+        case TaskKind.IMPORT if ".py:" in spec.name:
+            path, _, attribute = spec.name.rpartition(":")
+            name = f"{Path(path).expanduser().absolute()}:{attribute}"
+        case _:
+            name = spec.name
+    return TaskSpec(spec.kind, name, spec.options)
+
+
+def with_defaults(spec: TaskSpec, options: Mapping[str, Iterable[str]]) -> TaskSpec:
+    """The spec with these options, where it does not set them itself; empty ones are left out."""
+    given = {key: tuple(values) for key, values in options.items()}
+    return TaskSpec(
+        spec.kind, spec.name, {**{key: value for key, value in given.items() if value}, **spec.options}
+    )
+
+
+def _split(spec: str) -> tuple[str, dict[str, tuple[str, ...]]]:
+    name, _, query = spec.rpartition("?") if "?" in spec else (spec, "", "")
+    options: dict[str, tuple[str, ...]] = {}
+    try:
+        for key, value in parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)):
+            options[key] = (*options.get(key, ()), value)
+    except ValueError as error:
+        raise TaskError(
+            f"the options of {spec!r} cannot be read", hint="write NAME?key=value&key=value"
+        ) from error
+    return name, options
+
+
+def _query(options: Mapping[str, tuple[str, ...]]) -> str:
+    pairs = [
+        f"{quote(key)}={quote(value, safe='/:.,~')}" for key, values in options.items() for value in values
+    ]
+    return f"?{'&'.join(pairs)}" if pairs else ""

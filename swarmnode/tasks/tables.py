@@ -1,0 +1,150 @@
+"""Rows of a data set, each with the place it stands at: what is wrong with one is said with file and line.
+
+.jsonl, .csv, .parquet, a folder of `datasets`, the hub -> [read_table] -> data.py
+
+pyarrow and datasets are imported where they are needed, in the process of the task. Sizes are bounded: a
+wrong path must not fill the memory of a node.
+"""
+
+import csv
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from swarmnode.errors import TaskError
+from swarmnode.tasks.extras import extra_module
+from swarmnode.tasks.specs import TaskKind, TaskSpec
+
+MAX_DATA_BYTES = 2 << 30
+"""Larger files are no data sets of questions."""
+
+MAX_ROW_BYTES = 1 << 18
+"""A row goes to the node whole. One prompt longer than that fits into no context."""
+
+Columns = dict[str, Any]
+PlacedRow = tuple[str, Columns]
+"""Where a row stands, and what stands there."""
+
+
+def read_table(spec: TaskSpec) -> Iterator[PlacedRow]:
+    """The rows of a data set in their order. Raises TaskError, for a bad row when it is reached."""
+    if spec.kind == TaskKind.HUB:
+        from swarmnode.tasks.hub import load_from_hub
+
+        return _numbered(load_from_hub(spec.name), f"{spec.name} row")
+    path = Path(spec.name).expanduser()
+    if path.is_dir():
+        return _numbered(_folder(path, spec.one("split")), f"{path} row")
+    reader = _READERS.get(path.suffix)
+    if reader is None or not path.is_file():
+        raise TaskError(
+            f"there is no data set {path}",
+            hint=f"a file that ends with {', '.join(_READERS)}, or a folder of `datasets`",
+        )
+    if path.stat().st_size > MAX_DATA_BYTES:
+        raise TaskError(f"{path} is larger than {MAX_DATA_BYTES >> 30} GiB", hint="take a part of it")
+    return reader(path)
+
+
+def _json_lines(path: Path) -> Iterator[PlacedRow]:
+    decoder = msgspec.json.Decoder()
+    with path.open("rb") as file:
+        for number, line in enumerate(_lines(file.readline, path), 1):
+            if not line.strip():
+                continue
+            place = f"{path} line {number}"
+            try:
+                row = decoder.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise TaskError(f"{place} is no JSON: {error}", hint="write one object a line") from error
+            if not isinstance(row, dict):
+                raise TaskError(f"{place} is no JSON object", hint='write {"prompt": ..., "answer": ...}')
+            yield place, cast(Columns, row)
+
+
+def _lines(readline: Callable[[int], bytes], path: Path) -> Iterator[bytes]:
+    number = 0
+    while line := readline(MAX_ROW_BYTES + 1):
+        number += 1
+        if len(line) > MAX_ROW_BYTES:
+            raise TaskError(f"{path} line {number} is longer than {MAX_ROW_BYTES} bytes", hint="shorten it")
+        yield line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+
+
+def _comma_separated(path: Path) -> Iterator[PlacedRow]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.reader(file, strict=True)
+            header: list[str] | None = None
+            for cells in _csv_rows(rows, path):
+                if not cells:
+                    continue
+                place = f"{path} line {rows.line_num}"
+                if header is None:
+                    header = cells
+                    continue
+                if len(cells) != len(header):
+                    raise TaskError(
+                        f"{place} has {len(cells)} fields and not {len(header)} as the first line",
+                        hint="put fields with commas or line ends between double quotes",
+                    )
+                yield place, dict(zip(header, cells, strict=True))
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{path} is not UTF-8 text", hint="save it as UTF-8") from error
+
+
+def _csv_rows(rows: Any, path: Path) -> Iterator[list[str]]:
+    try:
+        yield from rows
+    except csv.Error as error:
+        raise TaskError(f"{path} line {rows.line_num}: {error}", hint="check the quotes there") from error
+
+
+def _parquet(path: Path) -> Iterator[PlacedRow]:
+    parquet = extra_module("pyarrow.parquet", "data", path)
+    try:
+        batches = parquet.ParquetFile(path).iter_batches(batch_size=256)
+        rows = (row for batch in batches for row in batch.to_pylist())
+        yield from _numbered(rows, f"{path} row")
+    except (OSError, ValueError, NotImplementedError) as error:  # pyarrow's own errors are all three
+        raise TaskError(f"{path} cannot be read as Parquet: {error}", hint="write it again") from error
+
+
+def _folder(path: Path, split: str | None) -> Iterator[Mapping[str, Any]]:
+    """What `datasets` saved to a folder: one set, or one of several splits."""
+    datasets = extra_module("datasets", "data", path)
+    try:
+        found = datasets.load_from_disk(str(path))
+    except (OSError, ValueError) as error:
+        raise TaskError(
+            f"{path} is no folder that `datasets` saved: {error}", hint="make one with set.save_to_disk(...)"
+        ) from error
+    if not isinstance(found, datasets.DatasetDict):
+        return iter(found)
+    splits: Mapping[str, Any] = found
+    chosen = split or ("train" if "train" in splits or len(splits) > 1 else next(iter(splits)))
+    if chosen not in splits:
+        raise TaskError(f"{path} has no split {chosen!r}", hint=f"name one: ?split={'|'.join(splits)}")
+    return iter(splits[chosen])
+
+
+def _numbered(rows: Iterator[Mapping[str, Any]], what: str) -> Iterator[PlacedRow]:
+    for number, row in enumerate(rows, 1):
+        yield f"{what} {number}", dict(row)
+
+
+_READERS: Mapping[str, Callable[[Path], Iterator[PlacedRow]]] = {
+    ".jsonl": _json_lines,
+    ".csv": _comma_separated,
+    ".parquet": _parquet,
+}
+
+
+def take(rows: Iterator[PlacedRow], most: int, what: object) -> Iterator[PlacedRow]:
+    """The rows of a set that has `most` at most. Raises TaskError for one more."""
+    yield from islice(rows, most)
+    if next(rows, None) is not None:
+        raise TaskError(f"{what} has more than {most} rows", hint="take a part of it")
