@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from swarmnode.node.assemble import LocalPolicy
     from swarmnode.node.offline import OfflineEvaluation
 
-TaskSpec = str | Path | Task | Draw | Rows
-"""A task by name or file, as `--task` takes it; a function `examples(seed)`; a list of examples; an object
-with name, version, examples and score."""
+GivenTask = str | Path | Task | Draw | Rows
+"""A task by name, as `--task` takes it: a file, a data set, an import path; a function
+`examples(seed)`; a list of examples; an object with name, version, examples and score."""
 
 RoundCallback = Callable[[NodeStatus], object]
 
@@ -51,7 +51,7 @@ class Node:
 
     def __init__(
         self,
-        task: TaskSpec | None = None,
+        task: GivenTask | None = None,
         reward: RewardSpec | Sequence[RewardSpec] = (),
         *,
         model: str | Path | None = None,
@@ -226,14 +226,14 @@ class TrainedPolicy:
 
 
 def run(
-    task: TaskSpec | None = None, reward: RewardSpec | Sequence[RewardSpec] = (), **options: Any
+    task: GivenTask | None = None, reward: RewardSpec | Sequence[RewardSpec] = (), **options: Any
 ) -> Summary:
     """Run a node to its end: `Node(task, reward, **options).run()`."""
     return Node(task, reward, **options).run()
 
 
 def evaluate(
-    task: TaskSpec | None = None,
+    task: GivenTask | None = None,
     reward: RewardSpec | Sequence[RewardSpec] = (),
     *,
     model: str | Path | None = None,
@@ -368,14 +368,14 @@ def _nothing() -> None:
     """Nobody runs who could be asked to stop."""
 
 
-def _names(task: TaskSpec | None) -> dict[str, Any]:
+def _names(task: GivenTask | None) -> dict[str, Any]:
     """The setting that names a task, where it has a name."""
     named = isinstance(task, str | Path)
     return {"tasks.names": (str(task),), "tasks.mixes": ()} if named else {}
 
 
 def _tasks_of(
-    stack: ExitStack, task: TaskSpec | None, rewards: Sequence[RewardSpec], config: Config
+    stack: ExitStack, task: GivenTask | None, rewards: Sequence[RewardSpec], config: Config
 ) -> dict[str, Task] | None:
     """The tasks that were passed in; None: the settings name them. The stack ends their processes."""
     if task is not None and not isinstance(task, str | Path):

@@ -100,7 +100,7 @@ def shuffled(name: str, count: int) -> Iterator[int]:
     cost nothing of the rest.
 
     >>> list(shuffled("a", 5)), list(shuffled("b", 5))
-    ([4, 1, 2, 0, 3], [1, 2, 4, 3, 0])
+    ([3, 1, 0, 2, 4], [4, 1, 3, 2, 0])
     """
     random, moved = StableRandom(name), dict[int, int]()
     for place in range(count):

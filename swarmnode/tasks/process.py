@@ -321,7 +321,7 @@ def _doing(name: str, request: Request) -> str:
 def _innermost(trace: str, path: str) -> str:
     """The line of the task's file that was running, out of faulthandler's account of all threads.
 
-    >>> _innermost('File "/usr/re.py", line 7 in match\\\\nFile "/a/add.py", line 3 in reward', "/a/add.py")
+    >>> _innermost('File "/usr/re.py", line 7 in match\\nFile "/a/add.py", line 3 in reward', "/a/add.py")
     'it was at /a/add.py line 3, in reward'
     """
     for found in _FRAME.finditer(trace):
