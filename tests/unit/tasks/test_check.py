@@ -2,6 +2,7 @@
 
 import pytest
 
+import swarmnode.tasks.check
 from swarmnode.errors import JudgementOverran, TaskError
 from swarmnode.tasks.check import check_task
 
@@ -14,6 +15,13 @@ def examples(seed):
         number = rng.randrange(10_000)
         yield f"{number} + 1 =", str(number + 1)
 """
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch):
+    """However busy this machine is, no task of these tests is too slow for it."""
+    monkeypatch.setattr(swarmnode.tasks.check, "SLOW_DRAWS_PER_S", 0.0)
+    monkeypatch.setattr(swarmnode.tasks.check, "SLOW_SCORES_PER_S", 0.0)
 
 
 @pytest.fixture
@@ -51,6 +59,12 @@ def test_a_good_task_has_nothing_to_mend(check):
 
 def test_the_builtin_tasks_pass():
     assert check_task("rev").findings == ()
+
+
+def test_draws_that_take_long_are_noticed(check, monkeypatch):
+    monkeypatch.setattr(swarmnode.tasks.check, "SLOW_DRAWS_PER_S", 1e9)
+    (told,) = warnings(check(GOOD))
+    assert told.startswith("drawing takes") and told.endswith("ms per example")
 
 
 def test_a_global_random_number_is_noticed(check):
