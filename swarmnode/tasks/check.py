@@ -72,15 +72,19 @@ class TaskReport:
 
 
 def check_task(
-    spec: str, *, timeout_s: float = TIMEOUT_S, printed: Callable[[str], None] | None = None
+    spec: str,
+    *,
+    timeout_s: float = TIMEOUT_S,
+    load_timeout_s: float = TIMEOUT_S,
+    printed: Callable[[str], None] | None = None,
 ) -> TaskReport:
     """Load, draw and score a task. Raises TaskError or JudgementLost only when it cannot be loaded at all.
-    `printed`: what becomes of the lines that it prints.
+    `timeout_s`: limit of one draw or judgement; `load_timeout_s`: of loading the file. `printed`: what becomes of the lines that it prints.
 
     >>> check_task("rev").ok
     True
     """
-    load = partial(_isolated, spec, timeout_s, printed=printed)
+    load = partial(_isolated, spec, timeout_s, load_timeout_s=load_timeout_s, printed=printed)
     with load() as task:
         examples, draw_s, failure = _timed_draw(task)
         findings = [failure] if failure else list(_judge_draws(task, load, examples, draw_s))
@@ -104,7 +108,7 @@ def check_task(
 def _isolated(spec: str, timeout_s: float, **options: Any) -> IsolatedTask:
     """The task in a process of its own, as a node has it, built-in tasks too: what is looked at must not
     differ from what trains."""
-    task = isolate(spec, timeout_s, load_timeout_s=timeout_s, builtin=True, **options)
+    task = isolate(spec, timeout_s, builtin=True, **options)
     assert isinstance(task, IsolatedTask)
     return task
 

@@ -240,4 +240,4 @@ def test_a_file_that_hangs_while_it_is_loaded_is_a_clear_error(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("while True: pass\n")
     with pytest.raises(JudgementOverran, match="was not loaded"):
-        check_task(str(path), timeout_s=0.5)
+        check_task(str(path), load_timeout_s=0.5)
