@@ -79,7 +79,8 @@ def check_task(
     printed: Callable[[str], None] | None = None,
 ) -> TaskReport:
     """Load, draw and score a task. Raises TaskError or JudgementLost only when it cannot be loaded at all.
-    `timeout_s`: limit of one draw or judgement; `load_timeout_s`: of loading the file. `printed`: what becomes of the lines that it prints.
+    `timeout_s`: limit of one draw or judgement; `load_timeout_s`: of loading the file. `printed`: what
+    becomes of the lines that it prints.
 
     >>> check_task("rev").ok
     True
