@@ -39,7 +39,7 @@ SHORT_S = 120
 LARGE_BYTES = 4 << 20
 """No sdist that is built here is longer, nor what it is built with; torch and vllm are far beyond."""
 
-EXTRAS = ("train", "quant", "plot", "pipeline", "tasks", "data", "verifiers", "dev")
+EXTRAS = ("train", "quant", "plot", "pipeline", "tasks", "data", "dev")
 """What can stand beside either build of vLLM."""
 
 KINDS: Mapping[str, Sequence[str]] = {

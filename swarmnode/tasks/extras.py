@@ -9,10 +9,10 @@ from typing import Any
 from swarmnode.errors import TaskError
 
 
-def extra_module(name: str, extra: str, what: object) -> Any:
-    """A module of an optional package. Raises TaskError that names the extra to install.
+def extra_module(name: str, provided_by: str, what: object) -> Any:
+    """A module of an optional package. Raises TaskError that names what to install.
 
-    >>> extra_module("json", "data", "questions.parquet").dumps([1])
+    >>> extra_module("json", "swarmnode[data]", "questions.parquet").dumps([1])
     '[1]'
     """
     try:
@@ -22,5 +22,5 @@ def extra_module(name: str, extra: str, what: object) -> Any:
         missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == package
         trouble = "is not installed" if missing else f"cannot be imported: {error}"
         raise TaskError(
-            f"{what} needs {package}, which {trouble}", hint=f'pip install "swarmnode[{extra}]"'
+            f"{what} needs {package}, which {trouble}", hint=f'pip install "{provided_by}"'
         ) from error

@@ -86,8 +86,8 @@ class GymTask:
 
 def load_gym(spec: TaskSpec) -> GymTask:
     """Load `reasoning-gym:NAME`, its parameters behind a question mark. Raises TaskError."""
-    gym = extra_module("reasoning_gym", "tasks", spec)
-    known: Mapping[str, Any] = extra_module("reasoning_gym.factory", "tasks", spec).DATASETS
+    gym = extra_module("reasoning_gym", "swarmnode[tasks]", spec)
+    known: Mapping[str, Any] = extra_module("reasoning_gym.factory", "swarmnode[tasks]", spec).DATASETS
     if spec.name not in known:
         close = difflib.get_close_matches(spec.name, known, n=1)
         raise TaskError(

@@ -31,7 +31,7 @@ def load_from_hub(name: str) -> Iterator[Mapping[str, Any]]:
             f"hf:{name} is no name of a data set", hint="write hf:owner/name or hf:owner/name:split"
         )
     repo, subset, split = found["repo"], found["subset"], found["split"] or "train"
-    datasets, trouble = extra_module("datasets", "data", f"hf:{repo}"), _trouble(repo)
+    datasets, trouble = extra_module("datasets", "swarmnode[data]", f"hf:{repo}"), _trouble(repo)
     if trouble is not None:
         _go_offline(datasets)
     datasets.disable_progress_bars()

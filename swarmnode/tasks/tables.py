@@ -104,7 +104,7 @@ def _csv_rows(rows: Any, path: Path) -> Iterator[list[str]]:
 
 
 def _parquet(path: Path) -> Iterator[PlacedRow]:
-    parquet = extra_module("pyarrow.parquet", "data", path)
+    parquet = extra_module("pyarrow.parquet", "swarmnode[data]", path)
     try:
         batches = parquet.ParquetFile(path).iter_batches(batch_size=256)
         rows = (row for batch in batches for row in batch.to_pylist())
@@ -115,7 +115,7 @@ def _parquet(path: Path) -> Iterator[PlacedRow]:
 
 def _folder(path: Path, split: str | None) -> Iterator[Mapping[str, Any]]:
     """What `datasets` saved to a folder: one set, or one of several splits."""
-    datasets = extra_module("datasets", "data", path)
+    datasets = extra_module("datasets", "swarmnode[data]", path)
     try:
         found = datasets.load_from_disk(str(path))
     except (OSError, ValueError) as error:

@@ -134,4 +134,4 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("importlib.import_module", missing)
     with pytest.raises(TaskError, match="needs verifiers, which is not installed") as caught:
         load_task("verifiers:reverse-words")
-    assert caught.value.hint == 'pip install "swarmnode[verifiers]"'
+    assert caught.value.hint == 'pip install "verifiers>=0.4,<0.5"'
