@@ -76,10 +76,12 @@ class Node:
         chosen = None if model is None else str(model)
         flags = {"network.seeds": tuple(peers) or None, "node.rounds": rounds}
         self._settings = settings_of(home, preset, chosen, _names(task), {**flags, **(settings or {})})
+        rewards = rewards_of(reward)
         if task is not None and not isinstance(task, str | Path):
-            as_task(task, rewards_of(reward))  # What is no task is refused here and not in `run`.
+            # What is no task is refused here and not in `run`.
+            task, rewards = as_task(task, rewards), ()
         _check_alone(self._settings.config)
-        self._task, self._rewards = task, rewards_of(reward)
+        self._task, self._rewards = task, rewards
         self._on_round = on_round or _ignored
         self._fresh = fresh
         self._log = log

@@ -9,7 +9,10 @@ import typer
 
 from swarmnode.cli.settings import (
     Assignments,
+    Base,
+    Best,
     ConfigFile,
+    Greedy,
     Home,
     Json,
     Model,
@@ -29,15 +32,9 @@ MOST_SAMPLES = 1024
 def evaluate(
     model: Model = None,
     task: TaskSpecs = None,
-    base: Annotated[
-        bool, typer.Option("--base", help="The base model, without the trained adapter.")
-    ] = False,
-    best: Annotated[
-        bool, typer.Option("--best", help="The checkpoint with the best evaluation instead of the newest.")
-    ] = False,
-    greedy: Annotated[
-        bool, typer.Option("--greedy", help="Take the likeliest token instead of sampling.")
-    ] = False,
+    base: Base = False,
+    best: Best = False,
+    greedy: Greedy = False,
     samples: Annotated[
         int,
         typer.Option("--samples", min=1, max=MOST_SAMPLES, help="Answers to each question, for pass@k."),

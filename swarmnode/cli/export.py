@@ -7,6 +7,7 @@ import typer
 
 from swarmnode.cli.settings import (
     Assignments,
+    Best,
     ConfigFile,
     Home,
     Model,
@@ -22,9 +23,7 @@ def export(
     merged: Annotated[
         bool, typer.Option("--merged", help="The whole model with the adapter merged in.")
     ] = False,
-    best: Annotated[
-        bool, typer.Option("--best", help="The checkpoint with the best evaluation instead of the newest.")
-    ] = False,
+    best: Best = False,
     model: Model = None,
     policy: Policy = 0,
     home: Home = None,

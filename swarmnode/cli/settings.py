@@ -38,6 +38,11 @@ Policy = Annotated[
         help="Which policy, where this home has several (0: the first, or the only).",
     ),
 ]
+Base = Annotated[bool, typer.Option("--base", help="The base model, without the trained adapter.")]
+Best = Annotated[
+    bool, typer.Option("--best", help="The checkpoint with the best evaluation instead of the newest.")
+]
+Greedy = Annotated[bool, typer.Option("--greedy", help="Take the likeliest token instead of sampling.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 
 

@@ -10,7 +10,10 @@ import typer
 
 from swarmnode.cli.settings import (
     Assignments,
+    Base,
+    Best,
     ConfigFile,
+    Greedy,
     Home,
     Json,
     Model,
@@ -36,7 +39,7 @@ Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the draw.")]
 @app.command("list")
 def list_(json: Json = False) -> None:
     """Print the built-in tasks with an example of each, and what else --task takes."""
-    from swarmnode.tasks.catalogue import builtin_tasks, task_forms
+    from swarmnode.tasks.catalogue import TASK_FORMS, builtin_tasks
 
     samples = [(task.name, task.version, next(iter(task.examples(0))).prompt) for task in builtin_tasks()]
     if json:
@@ -45,7 +48,7 @@ def list_(json: Json = False) -> None:
                 "tasks": [{"name": n, "version": v, "prompt": prompt} for n, v, prompt in samples],
                 "forms": [
                     {"form": form.written, "means": form.means, "needs": form.needs, "ready": form.installed}
-                    for form in task_forms()
+                    for form in TASK_FORMS
                 ],
             }
         )
@@ -53,7 +56,7 @@ def list_(json: Json = False) -> None:
     for name, _, prompt in samples:
         typer.echo(f"{name:10} {prompt.partition(chr(10))[0]}")
     typer.echo("\n--task takes")
-    for form in task_forms():
+    for form in TASK_FORMS:
         missing = "" if form.installed else f" (needs {form.needs}, which is not installed)"
         typer.echo(f"  {form.written:25} {form.means}{missing}")
 
@@ -95,15 +98,9 @@ def new(
 def try_(
     task: Spec,
     model: Model = None,
-    base: Annotated[
-        bool, typer.Option("--base", help="The base model, without the trained adapter.")
-    ] = False,
-    best: Annotated[
-        bool, typer.Option("--best", help="The checkpoint with the best evaluation instead of the newest.")
-    ] = False,
-    greedy: Annotated[
-        bool, typer.Option("--greedy", help="Take the likeliest token instead of sampling.")
-    ] = False,
+    base: Base = False,
+    best: Best = False,
+    greedy: Greedy = False,
     count: Annotated[int, typer.Option("--count", min=1, max=100, help="How many examples.")] = 3,
     samples: Annotated[int, typer.Option("--samples", min=1, max=64, help="Answers to each.")] = 2,
     seed: Seed = 0,

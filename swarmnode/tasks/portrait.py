@@ -8,14 +8,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from swarmnode.config import TasksConfig
 from swarmnode.errors import TaskError
 from swarmnode.tasks.draws import EXAMPLES_PER_SEED
 from swarmnode.tasks.loader import load_tasks
 from swarmnode.tasks.process import isolate
-from swarmnode.tasks.task import Isolated, Task, is_held_out, score_strictly
+from swarmnode.tasks.task import Isolated, Task, is_exchangeable, is_held_out, score_strictly
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,6 @@ class TaskPortrait:
     exchangeable: bool
     """Whether a peer with the same task can draw its examples again and judge their answers."""
     samples: tuple[ShownExample, ...]
-
-
-@runtime_checkable
-class _SaysIfExchangeable(Protocol):
-    @property
-    def exchangeable(self) -> bool: ...
 
 
 def portraits_of(spec: str, *, seed: int = 0, count: int = 5) -> list[TaskPortrait]:
@@ -83,7 +77,7 @@ def portrait_of(task: Task, *, seed: int = 0, count: int = 5) -> TaskPortrait:
         rewards=rewards,
         held_out_share=sum(held_out) / len(drawn),
         drawn=len(drawn),
-        exchangeable=not isinstance(task, _SaysIfExchangeable) or task.exchangeable,
+        exchangeable=is_exchangeable(task),
         samples=tuple(
             ShownExample(example.prompt, example.columns, held)
             for example, held in zip(drawn[:count], held_out, strict=False)
