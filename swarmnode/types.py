@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 Message = dict[str, str]
 """{"role": ..., "content": ...}"""
@@ -61,9 +61,22 @@ def messages_of(prompt: str) -> list[Message]:
     >>> messages_of("2 + 2 =")
     [{'role': 'user', 'content': '2 + 2 ='}]
     """
-    if prompt.startswith(CHAT_MARK):
-        return json.loads(prompt.removeprefix(CHAT_MARK))
-    return [{"role": "user", "content": prompt}]
+    if not prompt.startswith(CHAT_MARK):
+        return [{"role": "user", "content": prompt}]
+    found = json.loads(prompt.removeprefix(CHAT_MARK))
+    return cast(list[Message], found["messages"] if isinstance(found, dict) else found)
+
+
+def tools_of(prompt: str) -> list[dict[str, Any]]:
+    """JSON schemas of the tools that a prompt offers, in the form that chat templates take.
+
+    >>> tools_of("2 + 2 =")
+    []
+    """
+    if not prompt.startswith(CHAT_MARK):
+        return []
+    found = json.loads(prompt.removeprefix(CHAT_MARK))
+    return cast(list[dict[str, Any]], found["tools"] if isinstance(found, dict) else [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +111,26 @@ def check_spans(spans: Sequence[Span], tokens: int) -> None:
         raise ValueError(f"spans cover {end} of {tokens} tokens")
 
 
+Stretch = tuple[int, int]
+"""Tokens [start, end) of a completion."""
+
+
+def check_given(given: Sequence[Stretch], tokens: int) -> None:
+    """Raise ValueError unless these stretches of `tokens` tokens are in order, apart and not empty."""
+    last = 0
+    for start, end in given:
+        if not last <= start < end <= tokens:
+            raise ValueError(f"tokens {start} to {end} of {tokens} cannot be the environment's")
+        last = end
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """One sampled answer. `token_ids` include the EOS token when `finish` is "stop"."""
 
     text: str
+    """What the policy wrote; of a conversation with an environment, the text that stands for its turns
+    (chat.transcript)."""
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None
     """Log-probability of each token under the distribution it was sampled from. None: a stranger's."""
@@ -112,9 +140,13 @@ class Completion:
     path: tuple[int, ...] = ()
     """The stages of a pipeline that sampled it, in order of visit: its log-probabilities are those of this
     path, and so must those be that it is trained with. Empty: a whole model. Never leaves the node."""
+    given: tuple[Stretch, ...] = ()
+    """Tokens that an environment wrote between two turns of the policy, which reads them and is not trained
+    on them. Their log-probabilities are 0.0, and `spans` run across them."""
 
     def __post_init__(self) -> None:
         check_spans(self.spans, len(self.token_ids))
+        check_given(self.given, len(self.token_ids))
 
     @property
     def oldest_version(self) -> int | None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-from swarmnode.types import FinishReason, Span, check_spans
+from swarmnode.types import FinishReason, Span, Stretch, check_given, check_spans
 
 InFlight = Literal["pin", "keep", "recompute", "abort"]
 """What happens to requests in flight when the policy changes.
@@ -56,8 +56,12 @@ class Sampled:
     path: tuple[int, ...] = ()
     """The stages of a pipeline in order of visit: the path is part of the policy, and more tokens are sampled
     along the same one. Empty: a whole model, or no token yet and any path will do."""
+    given: tuple[Stretch, ...] = ()
+    """Tokens that were not sampled but put in between (an environment's). Log-probability 0.0 each; `spans`
+    run across them."""
 
     def __post_init__(self) -> None:
+        check_given(self.given, len(self.token_ids))
         if len(self.logprobs) != len(self.token_ids):
             raise ValueError(f"{len(self.logprobs)} log-probabilities for {len(self.token_ids)} tokens")
         check_spans(self.spans, len(self.token_ids))
@@ -80,6 +84,7 @@ class Sampled:
             (*self.logprobs, *logprobs),
             merged((*self.spans, *spans)),
             self.path,
+            self.given,
         )
 
 
@@ -114,6 +119,9 @@ class Request:
     """Sample from this live version to the end. None: the newest one, through every `set_policy`."""
     priority: int = 0
     """Waiting requests start in the order of this number, lowest first, then in order of arrival."""
+    goes_on: bool = False
+    """Another request may follow whose completion begins with all of this one's, so its keys and values are
+    worth keeping for a while after it stops. A hint: an engine need not."""
 
     def resumed(self, sampled: Sampled) -> "Request":
         """The same request with more of its completion done."""

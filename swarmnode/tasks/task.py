@@ -22,10 +22,13 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol, Self, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, Self, TypeGuard, runtime_checkable
 
 from swarmnode.errors import TaskError
-from swarmnode.types import Example, ExampleKey, Scores
+from swarmnode.types import Example, ExampleKey, Message, Scores
+
+if TYPE_CHECKING:
+    from swarmnode.chat import Turn
 
 _MAX_SOURCE_BYTES = 1 << 20
 """Nobody writes a task file of a megabyte; somebody may well point at a data set."""
@@ -130,6 +133,35 @@ class Task(Protocol):
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
         """Named rewards per completion, in order. None: this reward does not apply. Raises TaskError."""
         ...
+
+
+class Environment(Task, Protocol):
+    """A task that answers back: a policy and it take turns, until one of them has nothing more to say.
+
+    `score` gets transcripts (chat.transcript), and judges how the episode went. Where `exchangeable`, what it
+    observes and scores is a function of the example and of what the policy said, on every machine: a
+    stranger's episode is played again from what the policy said alone.
+    """
+
+    @property
+    def exchangeable(self) -> bool: ...
+
+    @property
+    def most_turns(self) -> int:
+        """Turns that the policy has at most."""
+        ...
+
+    def observe(self, example: Example, turns: "Sequence[Turn]") -> tuple[Message, ...] | None:
+        """What it answers to the last of these turns, whose `observed` is still empty: messages of role
+        `tool` or `user`. None: the episode is over. May take long; several threads may ask, for several
+        episodes of one example. Raises TaskError; JudgementLost where this episode cannot be gone on with (its
+        process died, and it cannot be played again)."""
+        ...
+
+
+def is_environment(task: object) -> TypeGuard[Environment]:
+    """Whether a task answers back."""
+    return all(hasattr(task, name) for name in ("observe", "most_turns", "score"))
 
 
 def is_task(given: object) -> TypeGuard[Task]:
