@@ -154,8 +154,8 @@ class Environment(Task, Protocol):
     def observe(self, example: Example, turns: "Sequence[Turn]") -> tuple[Message, ...] | None:
         """What it answers to the last of these turns, whose `observed` is still empty: messages of role
         `tool` or `user`. None: the episode is over. May take long; several threads may ask, for several
-        episodes of one example. Raises TaskError; JudgementLost where this episode cannot be gone on with (its
-        process died, and it cannot be played again)."""
+        episodes of one example. Raises TaskError; JudgementLost where this episode cannot be gone on with
+        (its process died, and it cannot be played again)."""
         ...
 
 

@@ -41,16 +41,32 @@ import msgspec
 
 from swarmnode.errors import ModelError
 from swarmnode.rollout.engine import NOTHING, Output, Request, Sampled, SamplingParams
-from swarmnode.types import Completion, Example, ExampleKey, FinishReason, has_gradient, messages_of
+from swarmnode.types import (
+    Completion,
+    Example,
+    ExampleKey,
+    FinishReason,
+    Message,
+    Stretch,
+    has_gradient,
+    messages_of,
+    tools_of,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from swarmnode.chat import Turn
 
 Ended = Literal["stop", "length"]
 """Why a completion is whole: what is aborted goes on."""
 
 RESUMED_FIRST = 1 << 30
 """Added to the precedence of a request that has tokens already: it goes before all that have none."""
+
+
+A_TURN = "what-the-assistant-said"
+"""Stands for a turn of the policy where only what the chat template writes behind it is wanted."""
 
 
 class Renderer:
@@ -86,15 +102,61 @@ class Renderer:
         if not self._tokenizer.chat_template:
             return tuple(self._tokenizer.encode("\n\n".join(message["content"] for message in messages)))
         # The template has written the special tokens already.
-        return tuple(self._tokenizer.encode(self._chat(messages), add_special_tokens=False))
+        return self._plain_ids(self._chat(messages, tools_of(text)))
 
-    def _chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def observation_ids(self, observed: Sequence[Message]) -> tuple[int, ...]:
+        """What an environment says, as the policy reads it behind a turn of its own that ended with EOS, and
+        what opens its next turn: what the chat template writes there; without one, lines of text.
+
+        Raises ModelError where the template has no way to say it."""
+        if not self._tokenizer.chat_template:
+            return self._plain_ids("\n" + "\n".join(message["content"] for message in observed) + "\n")
+        behind = self._behind_a_turn(observed)
+        if any(message["content"].strip() not in behind for message in observed):
+            # Many templates know no role but the user's and the assistant's.
+            behind = self._behind_a_turn([{**message, "role": "user"} for message in observed])
+        return self._plain_ids(behind)
+
+    def _behind_a_turn(self, observed: Sequence[Message]) -> str:
+        asked, said = {"role": "user", "content": "."}, {"role": "assistant", "content": A_TURN}
+        _, found, behind = self._chat([asked, said, *observed]).rpartition(A_TURN)
+        if not found:
+            raise ModelError(
+                "this model's chat template leaves out what the assistant said",
+                hint="it can hold no conversation with an environment: take another --model",
+            )
+        ends = (str(self._tokenizer.decode([token])) for token in self.eos_token_ids)
+        return next((behind.removeprefix(end) for end in ends if behind.startswith(end)), behind)
+
+    def encode_turns(
+        self, turns: Sequence["Turn"], finish: FinishReason
+    ) -> tuple[tuple[int, ...], tuple[Stretch, ...]]:
+        """Token ids of a conversation whose turns we only know as text, and the stretches of them that the
+        policy reads and does not learn: what was observed, and the EOS of the turn before it, as nobody knows
+        that its author sampled it. The last turn ends as in `encode_completion`."""
+        ids: list[int] = []
+        given: list[Stretch] = []
+        for turn in turns:
+            if not turn.observed:
+                ids += self.encode_completion(turn.said, finish)
+                break
+            ids += self._plain_ids(turn.said)
+            start = len(ids)
+            ids += (self.eos_token_ids[0], *self.observation_ids(turn.observed))
+            given.append((start, len(ids)))
+        return tuple(ids), tuple(given)
+
+    def _plain_ids(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _chat(self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         from jinja2 import TemplateError
 
+        options = {"tools": list(tools)} if tools else {}
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    messages, **self._template_options, add_generation_prompt=True, tokenize=False
+                    messages, **self._template_options, **options, add_generation_prompt=True, tokenize=False
                 )
             )
         except TemplateError as error:
@@ -113,8 +175,8 @@ class Renderer:
 
     def encode_completion(self, text: str, finish: FinishReason) -> tuple[int, ...]:
         """Token ids for an answer that we only know as text, with EOS where its author stopped by itself."""
-        ids = self._tokenizer.encode(text, add_special_tokens=False)
-        return (*ids, self.eos_token_ids[0]) if finish == "stop" else tuple(ids)
+        ids = self._plain_ids(text)
+        return (*ids, self.eos_token_ids[0]) if finish == "stop" else ids
 
 
 @dataclass(frozen=True, slots=True)
