@@ -1,7 +1,7 @@
 """Tasks are loaded by the name a user types: one of ours, or ten lines of Python in a file.
 
 "rev" | "builtin" | "path/to/my_task.py" -> [load_tasks] -> draw_round
-learner's thread, judge's thread -> [Turn] -> examples(seed), reward(...) of a file
+learner's thread, judge's thread -> [TaskLock] -> examples(seed), reward(...) of a file
 
 A task file has at most three functions, the last two optional:
 
@@ -67,7 +67,7 @@ class _Holder:
     thread: int | None = None
 
 
-class Turn:
+class TaskLock:
     """A lock that is fair, that its holder may take again, and that does not wait for ever.
 
     A thread cannot be killed. One that hangs inside is left behind, and the others go on without it.
@@ -116,7 +116,7 @@ FIRST_DRAW = 16
 DRAW_GROWTH = 4
 """When they do not do, so many times more are drawn, all over again: a third more work for a whole seed."""
 
-_TURN = Turn()
+_LOCK = TaskLock()
 """One for all files, because there is one `random` for all files."""
 
 
@@ -144,7 +144,7 @@ class FileTask:
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
         """The file's own rewards."""
-        with _TURN.taken():
+        with _LOCK.taken():
             return score_with(self.rewards, example, completions)
 
     def _rows(self, seed: int) -> Iterator[Any]:
@@ -164,7 +164,7 @@ class FileTask:
     def _draw_at_once(self, seed: int, count: int) -> tuple[list[Any], Exception | None]:
         """The first `count` rows, or those before the first failure, and the failure."""
         rows: list[Any] = []
-        with _TURN.taken():
+        with _LOCK.taken():
             try:
                 rows.extend(islice(self.draw(seed), count))
             except Exception as error:  # noqa: BLE001  raised once the rows before it have been used

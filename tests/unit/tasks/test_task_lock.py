@@ -3,11 +3,11 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from swarmnode.tasks.loader import Turn
+from swarmnode.tasks.loader import TaskLock
 
 
 def test_threads_are_never_inside_together():
-    turn, inside, most = Turn(), [], []
+    turn, inside, most = TaskLock(), [], []
 
     def work(number):
         for _ in range(50):
@@ -22,7 +22,7 @@ def test_threads_are_never_inside_together():
 
 
 def test_the_holder_may_take_its_turn_again():
-    turn = Turn()
+    turn = TaskLock()
     with turn.taken(), turn.taken():
         pass
     with ThreadPoolExecutor(max_workers=1) as thread:
@@ -30,7 +30,7 @@ def test_the_holder_may_take_its_turn_again():
 
 
 def test_a_thread_that_comes_back_at_once_queues_behind_one_that_waits():
-    turn, order = Turn(), []
+    turn, order = TaskLock(), []
 
     def wait_and_note():
         with turn.taken():
@@ -48,7 +48,7 @@ def test_a_thread_that_comes_back_at_once_queues_behind_one_that_waits():
 
 
 def test_a_thread_that_hangs_is_left_behind_and_may_still_end_later(caplog):
-    turn, release, inside = Turn(patience_s=0.05), threading.Event(), threading.Event()
+    turn, release, inside = TaskLock(patience_s=0.05), threading.Event(), threading.Event()
 
     def hang():
         with turn.taken():
@@ -70,7 +70,7 @@ def test_a_thread_that_hangs_is_left_behind_and_may_still_end_later(caplog):
 
 
 def test_a_failure_inside_gives_the_turn_back():
-    turn = Turn(patience_s=30.0)
+    turn = TaskLock(patience_s=30.0)
     try:
         with turn.taken():
             raise ZeroDivisionError
