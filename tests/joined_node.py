@@ -78,6 +78,11 @@ class JoinedNode:
     def until_round(self, number: int) -> None:
         self.until(lambda: self.status()["progress"]["round"] >= number)
 
+    def rounds(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl that were written after rounds."""
+        lines = (self.paths.logs / "metrics.jsonl").read_text().splitlines()
+        return [found for line in lines if (found := json.loads(line))["event"] == "round"]
+
     def daemon(self) -> psutil.Process:
         """Its p2pd: its only child of that name."""
         (daemon,) = [child for child in psutil.Process(self.process.pid).children() if child.name() == "p2pd"]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ def test_three_peers_train_a_policy_that_none_of_them_could_hold(
     assert alone.status()["pipeline"]["stage"] is None
     alone.end()
 
-    three = (*settings, *MEMBER, *A_THIRD, "--rounds", "10", "--set", "pipeline.stages=3",
+    three = (*settings, *MEMBER, *A_THIRD, "--rounds", "12", "--set", "pipeline.stages=3",
              "--set", "pipeline.wait_for_members=3")  # fmt: skip
     first = join(*three, home="first", model=wide, prefix=LIMITED)
     others = [
@@ -51,10 +52,11 @@ def test_three_peers_train_a_policy_that_none_of_them_could_hold(
     ]
     assert first.wait(300) == 0, first.story
     found = first.summary()
-    assert found["rounds"] == found["saved_round"] == 10
-    assert found["reward_last"] > found["reward_first"] + 0.2
+    assert found["rounds"] == found["saved_round"] == 12
+    rewards = [line["reward.own"] for line in first.rounds()]
+    assert fmean(rewards[-3:]) > fmean(rewards[:3]) + 0.2, rewards
     for other in others:
-        assert other.summary()["rounds"] == 10
+        assert other.summary()["rounds"] == 12
     stages = {line for node in (first, *others) for line in node.story.splitlines() if "stage " in line}
     assert all(any(f"stage {number} of 3" in line for line in stages) for number in range(3))
 

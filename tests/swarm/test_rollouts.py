@@ -1,6 +1,5 @@
 """Real nodes that generate: with vLLM, with partial rollouts that outlive them, and beside training."""
 
-import json
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -29,19 +28,13 @@ LONG_ANSWERS = (
 """Most answers of a policy that knows nothing go on to the limit or end by accident: a long tail."""
 
 
-def rounds(node: Any) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl that were written after rounds."""
-    lines = (node.paths.logs / "metrics.jsonl").read_text().splitlines()
-    return [found for line in lines if (found := json.loads(line))["event"] == "round"]
-
-
 @pytest.mark.skipif(missing_reason("cpu") is not None, reason="no vLLM for the CPU is installed")
 def test_a_node_generates_with_vllm_shares_and_learns(join: Join) -> None:
     node = join("--engine", "vllm", "--no-overlap", "--rounds", "3", "--set", "rollout.slots=64")
     summary = node.summary()
     assert summary["rounds"] == 3 and summary["tokens"] > 0
     assert "rollout engine: vllm" in node.story
-    last = rounds(node)[-1]
+    last = node.rounds()[-1]
     assert last["training.engine_kl"] < 1e-6, "engine and trainer hold the same policy"
     assert last["progress.policy_version"] >= 2
 
@@ -51,13 +44,13 @@ def test_unfinished_rollouts_outlive_the_process(join: Join) -> None:
     first.until_round(2)
     first.kill(signal.SIGTERM)
     before = first.summary()
-    left = [line for line in rounds(first) if line["progress.round"] == before["rounds"]][-1]
+    left = [line for line in first.rounds() if line["progress.round"] == before["rounds"]][-1]
     assert left["generation.groups_in_flight"] > 0, "a round does not wait for the longest answer"
 
     second = join(*LONG_ANSWERS, "--rounds", str(before["rounds"] + 2))
     second.summary()
-    assert rounds(second)[-1]["generation.resumed"] > 0
-    assert rounds(second)[-1]["generation.reprefilled_tokens"] > 0
+    assert second.rounds()[-1]["generation.resumed"] > 0
+    assert second.rounds()[-1]["generation.reprefilled_tokens"] > 0
 
 
 def test_beside_training_the_next_round_is_generated(join: Join) -> None:
@@ -65,5 +58,5 @@ def test_beside_training_the_next_round_is_generated(join: Join) -> None:
     node.summary()
     assert "overlap of generation and training on" in node.story
     # A policy that knows nothing has rounds whose answers are all as bad: nothing is trained then.
-    ages = [line["training.mean_age"] for line in rounds(node) if "training.mean_age" in line]
+    ages = [line["training.mean_age"] for line in node.rounds() if "training.mean_age" in line]
     assert ages[0] == 0 and set(ages[1:]) == {1.0}, "from round 2 on, one version old"
