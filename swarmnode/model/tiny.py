@@ -37,6 +37,9 @@ EOS_TOKEN_ID = 257
 VOCABULARY = 258
 """256 bytes, whose token id is the byte itself, padding and the end."""
 
+TURN_END = "\x00"
+"""Stands for the end token in what a warm-up shows: a prompt may hold whole turns of the policy."""
+
 MAX_POSITIONS = 512
 
 FOLDER_BYTES = 1_000_000
@@ -143,7 +146,7 @@ def _trained(recipe: Recipe, seed: int, tasks: Sequence[Task], start: Path | Non
             model = _random_model(recipe) if start is None else _loaded(start)
             warm_up(
                 model,
-                lambda text: list(text.encode()),
+                _token_ids,
                 EOS_TOKEN_ID,
                 tasks,
                 recipe.phases,
@@ -155,6 +158,11 @@ def _trained(recipe: Recipe, seed: int, tasks: Sequence[Task], start: Path | Non
     finally:
         torch.set_num_threads(threads)
     return model
+
+
+def _token_ids(text: str) -> list[int]:
+    """Bytes, and the end of a turn where a warm-up task wrote it."""
+    return [EOS_TOKEN_ID if byte == ord(TURN_END) else byte for byte in text.encode()]
 
 
 def _random_model(recipe: Recipe) -> Any:
