@@ -19,7 +19,7 @@ from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.rollout.schedule.state import PartialSettings
 from swarmnode.tasks.task import score_completions
 from swarmnode.types import Completion, Example, ExampleKey, sampled_places
-from tests.two_tools import EOS, Letters, TwoTools, last_words, lost, said, skilled, sum_of
+from tests.two_tools import Letters, TwoTools, last_words, lost, said, skilled, sum_of
 
 RENDERER = cast(Renderer, Letters())
 SKILLED = by_turns(skilled)
