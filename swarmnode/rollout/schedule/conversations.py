@@ -28,8 +28,9 @@ from swarmnode.types import Example, Message
 
 logger = logging.getLogger(__name__)
 
-MOST_ASKED = 32
-"""Episodes that are asked at the same time, each in a thread."""
+MOST_ASKED = 16
+"""Episodes that are asked at the same time, each in a thread. Most environments answer one after the other, and
+the time of one answer counts from when it is asked."""
 
 MOST_STUCK = 64
 """Threads that overran and did not return. With so many, no environment is asked."""

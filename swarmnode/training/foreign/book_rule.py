@@ -121,7 +121,7 @@ def full_answers(group: RolloutGroup, marks: TaskMarks, *, own: bool) -> list[Bo
             continue
         ended = completion.finish == "stop"
         token_ids = _without_end(completion)
-        if token_ids:
+        if token_ids and completion.sampled_tokens:
             answer = BookCandidate(
                 group.example, completion.text, token_ids, reward, group.author, own, ended, completion.given
             )

@@ -55,6 +55,8 @@ class Mender:
         # What stands in a conversation was answered as it stands: nothing can be cut out of it.
         whole = [answer for answer in answers if self._is_conversation(answer)]
         answers = [answer for answer in answers if not self._is_conversation(answer)]
+        if not answers:
+            return whole
         for answer in answers:
             self._pieces.add(answer.example.key.task, answer.author, answer.token_ids)
         foreign = [self._foreign(answer) for answer in answers]
