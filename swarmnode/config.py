@@ -161,6 +161,11 @@ class TasksConfig(Section):
     score_timeout_s: float = Field(default=120.0, gt=0, le=86_400)
     """Longest that a task file may take to judge the answers to one example, or to draw examples. Then its
     process is ended and started again, and the answers have no reward."""
+    max_turns: int = Field(default=16, ge=1, le=1024)
+    """Most turns that a policy has with an environment; fewer where the environment says so."""
+    turn_timeout_s: float = Field(default=60.0, gt=0, le=86_400)
+    """Longest that an environment may take to answer one turn. Then that completion is over and has no
+    reward; the others go on."""
     sandbox: Literal["required", "optional"] = "required"
     """How rewards run programs that stand in answers. required: in a sandbox, or not at all where a machine
     has nothing to make one of; optional: there with your rights, those in strangers' answers too."""
@@ -186,7 +191,10 @@ class RolloutConfig(Section):
     group_size: int = Field(default=8, ge=2, le=512)
     """Completions per example (G)."""
     max_tokens: int = Field(default=512, ge=1)
-    """Longest completion in tokens."""
+    """Longest completion in tokens; of a conversation with an environment, what that says included."""
+    max_turn_tokens: int | None = Field(default=None, ge=1)
+    """Longest turn in tokens, where an environment answers; one that is cut ends its conversation. Unset:
+    max_tokens is the only bound."""
     max_prompt_tokens: int = Field(default=1024, ge=1)
     """Longest prompt in tokens. Examples with longer ones are left out, with a line in the log."""
     temperature: float = Field(default=1.0, ge=0.01)

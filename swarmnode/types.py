@@ -124,6 +124,18 @@ def check_given(given: Sequence[Stretch], tokens: int) -> None:
         last = end
 
 
+def sampled_places(tokens: int, given: Sequence[Stretch]) -> Sequence[int]:
+    """Those of `tokens` tokens that a policy sampled, where it was `given` the others.
+
+    >>> list(sampled_places(6, [(1, 3), (4, 5)]))
+    [0, 3, 5]
+    """
+    if not given:
+        return range(tokens)
+    starts, ends = [0, *(end for _, end in given)], [*(start for start, _ in given), tokens]
+    return [place for start, end in zip(starts, ends, strict=True) for place in range(start, end)]
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """One sampled answer. `token_ids` include the EOS token when `finish` is "stop"."""
@@ -143,10 +155,17 @@ class Completion:
     given: tuple[Stretch, ...] = ()
     """Tokens that an environment wrote between two turns of the policy, which reads them and is not trained
     on them. Their log-probabilities are 0.0, and `spans` run across them."""
+    broken_off: bool = False
+    """Its environment was lost in the middle of it, so it has no reward."""
 
     def __post_init__(self) -> None:
         check_spans(self.spans, len(self.token_ids))
         check_given(self.given, len(self.token_ids))
+
+    @property
+    def sampled_tokens(self) -> int:
+        """How many tokens the policy sampled."""
+        return len(self.token_ids) - sum(end - start for start, end in self.given)
 
     @property
     def oldest_version(self) -> int | None:

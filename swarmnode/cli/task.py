@@ -136,8 +136,9 @@ def try_(
             opened = partial(open_policy, base=base, best=best, progress=screen.progress)
             local, called = opened(settings.config, settings.model, settings.paths)
         tried = try_tasks(
-            local.engine, local.renderer, tasks, sampling, examples=count, samples=samples, seed=seed
-        )
+            local.engine, local.renderer, tasks, sampling, settings.config,
+            examples=count, samples=samples, seed=seed,
+        )  # fmt: skip
         if json:
             _print_json({"model": settings.model, "policy": called, "examples": list(tried)})
             return

@@ -21,7 +21,7 @@ from swarmnode.tasks.specs import parse_spec
 from swarmnode.tasks.task import Task
 from swarmnode.training.checkpoint import Checkpoint, check_has_adapter
 from swarmnode.training.checkpoint_store import has_checkpoints
-from swarmnode.training.evaluation import PASSING_REWARD, evaluate
+from swarmnode.training.evaluation import PASSING_REWARD, conversation_rules, evaluate
 from swarmnode.training.records import PassAt
 
 
@@ -85,6 +85,7 @@ def evaluate_offline(
             examples=examples,
             samples=samples,
             passing_reward=passing_reward,
+            conversations=conversation_rules(judge.tasks, config),
         )
     assert result is not None, "only an interrupted evaluation has no result"
     return OfflineEvaluation(

@@ -35,9 +35,9 @@ from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.rollout.schedule.state import PartialSettings
 from swarmnode.tasks.judged import ExampleStream, OwnJudge, StreamPlace, WantedExamples
 from swarmnode.tasks.loader import spec_of
-from swarmnode.tasks.task import Task, redraw, score_strictly
+from swarmnode.tasks.task import Task, redraw, score_completions
 from swarmnode.training.checkpoint import Measure, Waiting
-from swarmnode.training.evaluation import evaluate
+from swarmnode.training.evaluation import conversation_rules, evaluate
 from swarmnode.training.records import Counters, Evaluation, TrainReport
 from swarmnode.types import Example, ExampleKey, RolloutGroup
 
@@ -84,7 +84,10 @@ class RolloutLearner(ABC):
         )
         self._versions_ahead = versions_ahead
         settings = partial_settings(config.rollout, versions_ahead, alone=config.node.policies == 1)
-        self._rollouts = PartialRollouts(engine, renderer, settings, self._sampling, seed=seed)
+        self._conversations = conversation_rules(self._tasks, config)
+        self._rollouts = PartialRollouts(
+            engine, renderer, settings, self._sampling, seed=seed, conversations=self._conversations
+        )
         self._examples = WantedExamples(self._stream())
         self._budget = make_budget(config.rollout)
         self._untrained: dict[int, list[Answered]] = {}
@@ -163,7 +166,7 @@ class RolloutLearner(ABC):
             if len(more) < count:
                 break
         complete = not self._interrupted.is_set()
-        tokens = sum(len(c.token_ids) for group in groups for c in group.completions)
+        tokens = sum(completion.sampled_tokens for group in groups for completion in group.completions)
         seconds = time.perf_counter() - started
         return RoundRollouts(tuple(groups) if complete else (), tokens, seconds, complete, self._generation())
 
@@ -220,6 +223,7 @@ class RolloutLearner(ABC):
                     self._sampling,
                     examples=self._config.tasks.eval_examples,
                     should_stop=self._interrupted.is_set,
+                    conversations=self._conversations,
                 )
             except JudgementLost:
                 if not self._interrupted.is_set():
@@ -320,8 +324,7 @@ class RolloutLearner(ABC):
 def scored(answered: Answered, tasks: Mapping[str, Task], author: str, version: int) -> RolloutGroup:
     """The group that an author has of these answers. Raises TaskError."""
     example = answered.example
-    texts = [completion.text for completion in answered.completions]
-    scores = score_strictly(tasks[example.key.task], example, texts)
+    scores = score_completions(tasks[example.key.task], example, answered.completions)
     return RolloutGroup(example, answered.completions, scores, author, version)
 
 

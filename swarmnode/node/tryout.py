@@ -18,10 +18,10 @@ from swarmnode.node.offline import load_checkpoint
 from swarmnode.rollout.engine import Engine, SamplingParams
 from swarmnode.rollout.schedule.group import Answered, Renderer
 from swarmnode.storage import Paths
-from swarmnode.tasks.task import Task, is_held_out, score_strictly
+from swarmnode.tasks.task import Task, is_environment, is_held_out, score_completions
 from swarmnode.training.checkpoint_store import has_checkpoints
-from swarmnode.training.evaluation import collect
-from swarmnode.types import FinishReason, Scores, total_reward
+from swarmnode.training.evaluation import collect, conversation_rules
+from swarmnode.types import Completion, FinishReason, Scores, total_reward
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class TriedAnswer:
     """One answer of the policy. `reward` None: no reward applied."""
 
     text: str
+    """All that was said in it, where an environment answered."""
     finish: FinishReason
     scores: Scores
     reward: float | None
@@ -64,6 +65,7 @@ def try_tasks(
     renderer: Renderer,
     tasks: Mapping[str, Task],
     sampling: SamplingParams,
+    config: Config,
     *,
     examples: int,
     samples: int,
@@ -72,20 +74,33 @@ def try_tasks(
     """Ask the first `examples` of each task that `seed` draws, `samples` times each; yield them as they are
     answered. Raises TaskError, JudgementLost."""
     drawn = [example for task in tasks.values() for example in islice(task.examples(seed), examples)]
-    for answered in collect(engine, renderer, drawn, samples, sampling, seed=seed):
+    rules = conversation_rules(tasks, config)
+    for answered in collect(engine, renderer, drawn, samples, sampling, seed=seed, conversations=rules):
         yield _judged(tasks[answered.example.key.task], answered)
 
 
 def _judged(task: Task, answered: Answered) -> TriedExample:
     example, completions = answered.example, answered.completions
-    scores = score_strictly(task, example, [completion.text for completion in completions])
+    scores = score_completions(task, example, completions)
     return TriedExample(
         example.key.task,
         example.prompt,
         example.columns,
         is_held_out(example.prompt),
         tuple(
-            TriedAnswer(completion.text, completion.finish, named, total_reward(named))
+            TriedAnswer(_shown(task, completion), completion.finish, named, total_reward(named))
             for completion, named in zip(completions, scores, strict=True)
         ),
     )
+
+
+def _shown(task: Task, completion: Completion) -> str:
+    """What the policy wrote; of a conversation, all that was said, in lines."""
+    if not is_environment(task):
+        return completion.text
+    from swarmnode.chat import turns_of
+
+    lines: list[str] = []
+    for turn in turns_of(completion.text):
+        lines += [turn.said, *(f"[{heard['role']}] {heard['content']}" for heard in turn.observed)]
+    return "\n".join(lines)

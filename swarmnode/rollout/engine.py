@@ -70,6 +70,11 @@ class Sampled:
         return len(self.token_ids)
 
     @property
+    def turn_start(self) -> int:
+        """Where the tokens begin that stand behind all that was given."""
+        return self.given[-1][1] if self.given else 0
+
+    @property
     def oldest_version(self) -> int | None:
         """The oldest policy version that sampled a token; None without a token."""
         return min((span.version for span in self.spans), default=None)
@@ -85,6 +90,17 @@ class Sampled:
             merged((*self.spans, *spans)),
             self.path,
             self.given,
+        )
+
+    def with_given(self, token_ids: Sequence[int]) -> "Sampled":
+        """The same with tokens behind them that nobody sampled. There must be sampled ones before them."""
+        start, end = len(self), len(self) + len(token_ids)
+        return replace(
+            self,
+            token_ids=(*self.token_ids, *token_ids),
+            logprobs=(*self.logprobs, *[0.0] * len(token_ids)),
+            spans=(*self.spans[:-1], replace(self.spans[-1], end=end)),
+            given=(*self.given, (start, end)),
         )
 
 

@@ -28,6 +28,10 @@ LOGPROB = -0.5
 """Every token of a fake engine is this likely."""
 
 
+Answer = Callable[[Request], Sequence[int]]
+"""The whole completion of a request, what it is resumed with included."""
+
+
 @dataclass(slots=True)
 class _Running:
     request: Request
@@ -56,6 +60,18 @@ class _Running:
         return self.request.sampled.extended(self.tokens, [LOGPROB] * len(self.tokens), self.spans)
 
 
+def by_turns(say: Callable[[Request, Sequence[tuple[int, ...]]], Sequence[int]]) -> Answer:
+    """Answers of a policy that talks with an environment: `say` gives the tokens of one turn, EOS included,
+    from its request and what was given between the turns before it."""
+
+    def answer(request: Request) -> Sequence[int]:
+        sampled = request.sampled
+        given = [sampled.token_ids[start:end] for start, end in sampled.given]
+        return (*sampled.token_ids[: sampled.turn_start], *say(request, given))
+
+    return answer
+
+
 class FakeEngine:
     """Answers each request with `answer(request)`: the tokens a policy would sample, its EOS token included.
 
@@ -67,7 +83,7 @@ class FakeEngine:
 
     def __init__(
         self,
-        answer: Callable[[Request], Sequence[int]],
+        answer: Answer,
         max_slots: int = 64,
         max_length: int = 4096,
         vocab: int = 1 << 20,

@@ -4,7 +4,7 @@ shared.py -> [Member] -> outputs in the member's own version numbers
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from sys import maxsize
 
 from swarmnode.errors import EngineError
@@ -230,7 +230,7 @@ class Member:
             else span
             for span in sampled.spans
         )
-        return Sampled(sampled.token_ids, sampled.logprobs, merged(spans), sampled.path)
+        return replace(sampled, spans=merged(spans))
 
     def stats(self, kv_use: float | None) -> EngineStats:
         return EngineStats(

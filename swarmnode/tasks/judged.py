@@ -26,12 +26,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from itertools import chain, cycle, islice
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
 from swarmnode.tasks.builtin import OurOwn
-from swarmnode.tasks.task import MAX_SEED, Isolated, Task, draw_train, is_exchangeable
-from swarmnode.types import Example, ExampleKey
+from swarmnode.tasks.task import (
+    MAX_SEED,
+    Environment,
+    Isolated,
+    Task,
+    draw_train,
+    is_environment,
+    is_exchangeable,
+)
+from swarmnode.types import Example, ExampleKey, Message
+
+if TYPE_CHECKING:
+    from swarmnode.chat import Turn
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +92,7 @@ class OwnJudge:
         self._clock = clock
         self._patience = {name: Patience() for name in tasks}
         self._told: set[str] = set()
-        self.tasks: Mapping[str, Task] = {name: JudgedTask(task, self) for name, task in tasks.items()}
+        self.tasks: Mapping[str, Task] = {name: _judged(task, self) for name, task in tasks.items()}
 
     def stop(self) -> None:
         """Let every judgement return at once, for good. Thread-safe."""
@@ -188,6 +199,25 @@ class JudgedTask:
 
     def _returned(self) -> None:
         self._judge.stuck -= 1
+
+
+class JudgedEnvironment(JudgedTask):
+    """The same for a task that answers back. Who asks it has a deadline of their own."""
+
+    def __init__(self, task: Environment, judge: OwnJudge) -> None:
+        super().__init__(task, judge)
+        self.most_turns = task.most_turns
+        self._observe = task.observe
+
+    def observe(self, example: Example, turns: "Sequence[Turn]") -> tuple[Message, ...] | None:
+        """Raises JudgementLost once the judge is stopped, and what the environment raises."""
+        if self._judge.stopped.done():
+            raise JudgementLost("the node is stopping")
+        return self._observe(example, turns)
+
+
+def _judged(task: Task, judge: OwnJudge) -> JudgedTask:
+    return JudgedEnvironment(task, judge) if is_environment(task) else JudgedTask(task, judge)
 
 
 # ---- the examples of a round ----

@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Protocol, Self, TypeGuard, runtime_checkable
 
 from swarmnode.errors import TaskError
-from swarmnode.types import Example, ExampleKey, Message, Scores
+from swarmnode.types import Completion, Example, ExampleKey, Message, Scores
 
 if TYPE_CHECKING:
     from swarmnode.chat import Turn
@@ -275,3 +275,10 @@ def score_strictly(task: Task, example: Example, completions: Sequence[str]) -> 
                     hint="scale it: advantages do not depend on its unit",
                 )
     return tuple(scores)
+
+
+def score_completions(task: Task, example: Example, completions: Sequence[Completion]) -> tuple[Scores, ...]:
+    """`score_strictly` of what these completions say; those that were broken off have no reward."""
+    texts = [completion.text for completion in completions if not completion.broken_off]
+    scores = iter(score_strictly(task, example, texts) if texts else ())
+    return tuple({} if completion.broken_off else next(scores) for completion in completions)

@@ -5,20 +5,26 @@ tasks (held-out draws) -> [evaluate] -> [collect] -> partial.py -> engine
                              +-> scores -> Evaluation -> node, `swarmnode eval`
 
 `collect` is one synchronous round for whatever is asked once (api.py samples with it, too): examples in, all
-their groups out, each as soon as it is complete, and nothing stays under way.
+their groups out, each as soon as it is complete, and nothing stays under way. Whoever asks, with tasks that
+may answer back, plays them by `conversation_rules`.
 """
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from itertools import islice
 from math import comb
+from typing import TYPE_CHECKING
 
+from swarmnode.config import Config
 from swarmnode.rollout.engine import Engine, SamplingParams
 from swarmnode.rollout.schedule.group import Answered, Renderer
 from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.rollout.schedule.state import PartialSettings
-from swarmnode.tasks.task import Task, draw_held_out, score_strictly
+from swarmnode.tasks.task import Task, draw_held_out, is_environment, score_completions
 from swarmnode.training.records import Evaluation, PassAt
 from swarmnode.types import Example, mean_or_none, total_reward
+
+if TYPE_CHECKING:
+    from swarmnode.rollout.schedule.conversations import ConversationRules
 
 EVAL_SEED = 7_654_321
 """Every node evaluates on the same held-out draw, so that rewards can be compared."""
@@ -38,17 +44,26 @@ def evaluate(
     passing_reward: float = PASSING_REWARD,
     seed: int = 0,
     should_stop: Callable[[], bool] = lambda: False,
+    conversations: "ConversationRules | None" = None,
 ) -> Evaluation | None:
     """Sample `samples` completions for each held-out example of each task and score them. None when stopped
-    early."""
+    early. `conversations`: None where no task answers back."""
     drawn = [
         example for task in tasks.values() for example in islice(draw_held_out(task, EVAL_SEED), examples)
     ]
     rewards: dict[str, list[list[float]]] = {name: [] for name in tasks}
-    for answered in collect(engine, renderer, drawn, samples, sampling, seed=seed, should_stop=should_stop):
+    for answered in collect(
+        engine,
+        renderer,
+        drawn,
+        samples,
+        sampling,
+        seed=seed,
+        should_stop=should_stop,
+        conversations=conversations,
+    ):
         example = answered.example
-        texts = [completion.text for completion in answered.completions]
-        scores = score_strictly(tasks[example.key.task], example, texts)
+        scores = score_completions(tasks[example.key.task], example, answered.completions)
         found = [reward for named in scores if (reward := total_reward(named)) is not None]
         rewards[example.key.task].append(found)
     if should_stop():
@@ -80,6 +95,7 @@ def collect(
     *,
     seed: int,
     should_stop: Callable[[], bool] = lambda: False,
+    conversations: "ConversationRules | None" = None,
 ) -> Generator[Answered, None, None]:
     """Sample `group_size` completions of each example; yield each group when its last one has finished.
 
@@ -90,8 +106,21 @@ def collect(
     if not examples:
         return
     settings = PartialSettings("sync", groups=len(examples), group_size=group_size, max_lag=0)
-    rollouts = PartialRollouts(engine, renderer, settings, sampling, seed=seed)
+    rollouts = PartialRollouts(engine, renderer, settings, sampling, seed=seed, conversations=conversations)
     yield from rollouts.round(iter(examples), should_stop=should_stop)
+
+
+def conversation_rules(tasks: Mapping[str, Task], config: Config) -> "ConversationRules | None":
+    """How those of the tasks that answer back are played. None: none of them does."""
+    environments = {name: task for name, task in tasks.items() if is_environment(task)}
+    if not environments:
+        return None
+    from swarmnode.rollout.schedule.conversations import ConversationRules
+
+    limits = config.tasks
+    return ConversationRules(
+        environments, limits.max_turns, limits.turn_timeout_s, config.rollout.max_turn_tokens
+    )
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:

@@ -125,7 +125,7 @@ def shares_of(batch: MicroBatch) -> Iterator[Share]:
         samples = list(members)
         more = completion_tokens(samples)
         more_own = completion_tokens([s for s in samples if s.behaviour_logprobs is not None])
-        lengths = [len(sample.completion_ids) for sample in samples]
+        lengths = [len(sample.learned) for sample in samples]
         yield Share(policy, lengths, slice(tokens, tokens + more), slice(own, own + more_own))
         tokens, own = tokens + more, own + more_own
 

@@ -7,6 +7,9 @@ share its tokens: the prompt stands once, each completion behind it (see layout.
 compute the same that way gets rows padded on the right, each with its own prompt: positions count from 0, and
 under causal attention no real token ever sees a pad. Either way a sample's log-probabilities are those it has
 alone.
+
+What an environment wrote into a completion is in the row, as the policy read it there. It is no target, has
+no credit and counts in no mean: N counts the tokens that are learned.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +24,7 @@ from swarmnode.errors import EngineError
 from swarmnode.model.layout import PackedLayout, packed_layout
 from swarmnode.training.foreign.agreement import Source
 from swarmnode.training.losses import Advantage, group_advantages, standardised
-from swarmnode.types import RolloutGroup, Span
+from swarmnode.types import RolloutGroup, Span, Stretch, sampled_places
 
 MOST_KEYS_PER_TOKEN = 4
 """Attention repeats the keys and values of a shared prompt for every completion, and the backward pass needs
@@ -48,10 +51,17 @@ class TrainingSample:
     """Its tokens count by `corrections.shaped_weights`. Only without behaviour log-probabilities."""
     recalled: bool = False
     """An answer of our own that is replayed, without behaviour log-probabilities."""
+    given: tuple[Stretch, ...] = ()
+    """Completion tokens that are read and not learned: an environment wrote them."""
 
     @property
     def length(self) -> int:
         return len(self.prompt_ids) + len(self.completion_ids)
+
+    @property
+    def learned(self) -> Sequence[int]:
+        """Places of the completion tokens that are learned."""
+        return sampled_places(len(self.completion_ids), self.given)
 
     @property
     def source(self) -> Source:
@@ -62,10 +72,10 @@ class TrainingSample:
 
 @dataclass(frozen=True, slots=True)
 class OwnTokens:
-    """M of the N completion tokens of a batch, those that our own engine sampled, in the batch's order."""
+    """M of the N learned tokens of a batch, those that our own engine sampled, in the batch's order."""
 
     mask_N: Tensor
-    """True where a completion token is one of them."""
+    """True where a learned token is one of them."""
     logprobs_M: Tensor
     """Log-probabilities recorded when they were sampled."""
     versions_M: Tensor
@@ -84,17 +94,17 @@ class MicroBatch:
     position_ids_BT: Tensor
     """Counted from 0 in every sample."""
     predictors_N: Tensor
-    """Which of the flattened B*T positions predict completion tokens: the one before each of them. The last
-    token of a shared prompt is there once for every completion."""
+    """Which of the flattened B*T positions predict tokens that are learned: the one before each of them. The
+    last token of a shared prompt is there once for every completion."""
     targets_N: Tensor
-    """Those completion tokens, EOS included, sample after sample."""
+    """Those tokens, EOS included, sample after sample."""
     own: OwnTokens
     shaped_N: Tensor | None
     """True where a token counts by `corrections.shaped_weights`. None: nowhere."""
     advantages_N: Tensor
-    """The sample's advantage at each of its completion tokens."""
+    """The sample's advantage at each of its learned tokens."""
     completion_lengths: list[int]
-    """Completion tokens per sample; they add up to N."""
+    """Learned tokens per sample; they add up to N."""
     tokens_of_policies: tuple[tuple[int, int], ...]
     """(policy, how many of the flattened B*T tokens are its), in order; pads belong to their row's policy."""
     layout: PackedLayout | None
@@ -138,19 +148,19 @@ def credited_samples(
 ) -> list[TrainingSample]:
     """Trainable completions of a group with these advantages; those with None are left out."""
     return [
-        TrainingSample(prompt_ids, c.token_ids, advantage, c.logprobs, c.spans, policy)
+        TrainingSample(prompt_ids, c.token_ids, advantage, c.logprobs, c.spans, policy, given=c.given)
         for c, advantage in zip(group.completions, advantages, strict=True)
-        if advantage is not None and c.token_ids and c.finish != "abort"
+        if advantage is not None and c.sampled_tokens and c.finish != "abort"
     ]
 
 
 def completion_tokens(samples: Sequence[TrainingSample]) -> int:
-    """Tokens that are learned from: those of all completions.
+    """Tokens that are learned: those of all completions that no environment wrote.
 
     >>> completion_tokens([])
     0
     """
-    return sum(len(sample.completion_ids) for sample in samples)
+    return sum(len(sample.learned) for sample in samples)
 
 
 def micro_batches(
@@ -168,7 +178,7 @@ def micro_batches(
     then stay together as far as they fit, and a prompt counts once per batch. The largest come first: what
     does not fit into memory fails at once. Raises EngineError for a sample without prompt or completion.
     """
-    if any(not sample.prompt_ids or not sample.completion_ids for sample in samples):
+    if any(not sample.prompt_ids or not sample.learned for sample in samples):
         raise EngineError("a training sample needs at least one prompt and one completion token")
     if not packed:
         for bin_ in first_fit_decreasing([sample.length for sample in samples], max_tokens, padded=True):
@@ -260,7 +270,8 @@ def _packed(samples: Sequence[TrainingSample], device: torch.device, room: int) 
             lengths.append(len(row) - begin)
             prompts.append(None)
         for sample in mates:
-            predictors += [last_of_prompt, *range(len(row), len(row) + len(sample.completion_ids) - 1)]
+            start = len(row) - 1
+            predictors += [start + place if place else last_of_prompt for place in sample.learned]
             row += sample.completion_ids
             lengths.append(len(sample.completion_ids) if len(mates) > 1 else sample.length)
             prompts.append(shared)
@@ -286,9 +297,9 @@ def _padded(samples: Sequence[TrainingSample], device: torch.device) -> MicroBat
     rows = [[*s.prompt_ids, *s.completion_ids, *[0] * (width - s.length)] for s in samples]
     positions_BT = torch.arange(width, device=device).expand(len(samples), -1)
     predictors = [
-        position
+        row * width + len(sample.prompt_ids) - 1 + place
         for row, sample in enumerate(samples)
-        for position in range(row * width + len(sample.prompt_ids) - 1, row * width + sample.length - 1)
+        for place in sample.learned
     ]
     per_policy = [(sample.policy, width) for sample in samples]
     return _batch(samples, torch.tensor(rows, device=device), positions_BT, predictors, per_policy, None)
@@ -303,14 +314,16 @@ def _batch(
     layout: PackedLayout | None,
 ) -> MicroBatch:
     device = input_ids_BT.device
-    counts = [len(sample.completion_ids) for sample in samples]
+    counts = [len(sample.learned) for sample in samples]
     advantages = torch.tensor([sample.advantage for sample in samples])
     return MicroBatch(
         samples=tuple(samples),
         input_ids_BT=input_ids_BT,
         position_ids_BT=position_ids_BT,
         predictors_N=torch.tensor(predictors, device=device),
-        targets_N=torch.tensor([token for s in samples for token in s.completion_ids], device=device),
+        targets_N=torch.tensor(
+            [s.completion_ids[place] for s in samples for place in s.learned], device=device
+        ),
         own=_own_tokens(samples, device),
         shaped_N=_shaped_tokens(samples, device),
         advantages_N=advantages.repeat_interleave(torch.tensor(counts)).to(device),
@@ -326,16 +339,21 @@ def _batch(
 def _shaped_tokens(samples: Sequence[TrainingSample], device: torch.device) -> Tensor | None:
     if not any(sample.shaped for sample in samples):
         return None
-    lengths = torch.tensor([len(sample.completion_ids) for sample in samples])
+    lengths = torch.tensor([len(sample.learned) for sample in samples])
     return torch.tensor([sample.shaped for sample in samples]).repeat_interleave(lengths).to(device)
 
 
 def _own_tokens(samples: Sequence[TrainingSample], device: torch.device) -> OwnTokens:
-    lengths = torch.tensor([len(sample.completion_ids) for sample in samples])
+    lengths = torch.tensor([len(sample.learned) for sample in samples])
     is_own = torch.tensor([sample.behaviour_logprobs is not None for sample in samples])
-    logprobs = [value for sample in samples for value in sample.behaviour_logprobs or ()]
-    spans = [span for sample in samples if sample.behaviour_logprobs is not None for span in sample.spans]
-    span_lengths = torch.tensor([span.end - span.start for span in spans], dtype=torch.long)
+    own = [sample for sample in samples if sample.behaviour_logprobs is not None]
+    logprobs = [
+        row[place] for sample in own for row in (sample.behaviour_logprobs or (),) for place in sample.learned
+    ]
+    spans = [span for sample in own for span in sample.spans]
+    span_lengths = torch.tensor(
+        [_learned_in(span, sample) for sample in own for span in sample.spans], dtype=torch.long
+    )
     versions = torch.tensor([span.version for span in spans], dtype=torch.long)
     stale = torch.tensor([span.kv == "stale" for span in spans], dtype=torch.bool)
     return OwnTokens(
@@ -344,3 +362,9 @@ def _own_tokens(samples: Sequence[TrainingSample], device: torch.device) -> OwnT
         versions_M=versions.repeat_interleave(span_lengths),
         stale_M=stale.repeat_interleave(span_lengths),
     )
+
+
+def _learned_in(span: Span, sample: TrainingSample) -> int:
+    """How many tokens of a span are learned."""
+    given = sum(max(0, min(span.end, end) - max(span.start, start)) for start, end in sample.given)
+    return span.end - span.start - given

@@ -174,7 +174,7 @@ def group_samples(
     if config.overlong_tokens:
         from swarmnode.training.shaping import shaped_rewards
 
-        lengths = [len(completion.token_ids) for completion in group.completions]
+        lengths = [completion.sampled_tokens for completion in group.completions]
         finishes: list[FinishReason] = [completion.finish for completion in group.completions]
         rewards = shaped_rewards(rewards, lengths, finishes, max_tokens, config)
     advantage = loss_of(config.loss).advantage
@@ -213,11 +213,19 @@ def replayed_samples(
         if len(replay.token_ids) > rules.max_tokens:
             continue
         ids = replay.token_ids
-        if replay.ends and len(ids) < rules.max_tokens:
+        # One that ended for want of room behind its last turn has the end of that turn already.
+        if replay.ends and len(ids) < rules.max_tokens and ids[-1] != rules.end():
             ids = (*ids, rules.end())
-        prompt_ids = rules.render(replay.prompt)
         yield TrainingSample(
-            prompt_ids, ids, replay.advantage, None, (), rules.policy, shaped=shaped, recalled=replay.own
+            rules.render(replay.prompt),
+            ids,
+            replay.advantage,
+            None,
+            (),
+            rules.policy,
+            shaped=shaped,
+            recalled=replay.own,
+            given=replay.given,
         )
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swarmnode.config import Config
-from swarmnode.errors import EngineError, ModelError, SwarmnodeError
+from swarmnode.errors import EngineError, ModelError, SwarmnodeError, TaskError
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.reputation import ExchangeStats
 from swarmnode.identity.keys import NodeKey
@@ -35,7 +35,7 @@ from swarmnode.rollout.schedule.group import Answered, Renderer
 from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.rollout.schedule.state import PartialSettings
 from swarmnode.tasks.judged import ExampleStream, OwnJudge
-from swarmnode.tasks.task import Task
+from swarmnode.tasks.task import Task, is_environment
 from swarmnode.types import Example, RolloutGroup
 
 if TYPE_CHECKING:
@@ -159,6 +159,11 @@ class IdleSharing:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`exchange` makes one that has not been started."""
+        if answering := [name for name, task in tasks.items() if is_environment(task)]:
+            raise TaskError(
+                f"task {answering[0]} answers back, and no stage waits for that in its idle time",
+                hint="leave out pipeline.idle_model, or that task",
+            )
         rollout = config.rollout
         self._model = model
         self._new_exchange = exchange

@@ -24,7 +24,7 @@ from swarmnode.pipeline.stages.micro_batches import StagePath
 from swarmnode.pipeline.stages.objectives import LossInputs, policy_gradient
 from swarmnode.training.losses import LossOutput, StepSize, loss_of
 from swarmnode.training.objective import MeasuredTokens
-from swarmnode.training.packing import MicroBatch, TrainingSample, micro_batches
+from swarmnode.training.packing import MicroBatch, TrainingSample, completion_tokens, micro_batches
 from swarmnode.training.records import TrainReport
 from swarmnode.training.round import MeasuredRound, StepSums
 
@@ -108,7 +108,7 @@ class RolloutFeed:
             kept, batches = fitting(mates, room, pack, chance)
             self._waiting[path] = deque(batches)
             self.left_out += len(mates) - len(kept)
-            self.tokens += sum(len(sample.completion_ids) for group in kept for sample in group.samples)
+            self.tokens += sum(completion_tokens(group.samples) for group in kept)
         if self.left_out:
             logger.warning(
                 "%d groups do not fit into this iteration and are left out; raise pipeline.waves,"

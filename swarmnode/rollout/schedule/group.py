@@ -196,6 +196,17 @@ class OpenCompletion:
 
     sampled: Sampled = NOTHING
     finish: Ended | None = None
+    observed: tuple[tuple[Message, ...], ...] = ()
+    """What an environment said in each stretch of tokens that was given."""
+    asking: bool = False
+    """A turn is over, and its environment has not answered it yet."""
+    broken_off: bool = False
+    """It ended because its environment was lost."""
+
+    @property
+    def turns(self) -> int:
+        """Turns of the policy, with the one that is under way."""
+        return len(self.observed) + 1
 
 
 @dataclass(slots=True)
@@ -217,6 +228,16 @@ class OpenGroup:
     def unfinished(self) -> list[int]:
         """Places of the members that have not ended."""
         return [place for place, member in enumerate(self.members) if member.finish is None]
+
+    @property
+    def asking(self) -> list[int]:
+        """Places of the members whose environment has to answer."""
+        return [place for place, member in enumerate(self.members) if member.asking]
+
+    @property
+    def for_the_engine(self) -> list[int]:
+        """Places of the members of which more is to be sampled at once."""
+        return [place for place in self.unfinished if not self.members[place].asking]
 
     @property
     def tokens(self) -> int:
@@ -251,7 +272,7 @@ class OpenGroup:
     def record(self, place: int, output: Output) -> None:
         """Keep what the engine gave back, ended or aborted."""
         finish = None if output.finish == "abort" else output.finish
-        self.members[place] = OpenCompletion(output.sampled, finish)
+        self.members[place] = replace(self.members[place], sampled=output.sampled, finish=finish)
 
     def settle_age(self) -> None:
         """Takes the group's age from its spans, which say it exactly once nothing is in the engine."""
@@ -266,11 +287,11 @@ class OpenGroup:
         """End a member by length if it has so many tokens: the budget may be another after a restart."""
         member = self.members[place]
         if len(member.sampled) >= max_tokens:
-            self.members[place] = replace(member, finish="length")
+            self.members[place] = replace(member, finish="length", asking=False)
 
-    def answered(self, renderer: Renderer) -> Answered:
-        """The whole group, once it is complete."""
-        return Answered(self.example, tuple(_completion(member, renderer) for member in self.members))
+    def answered(self, renderer: Renderer, *, in_turns: bool = False) -> Answered:
+        """The whole group, once it is complete. `in_turns`: of a task that is an environment."""
+        return Answered(self.example, tuple(_completion(one, renderer, in_turns) for one in self.members))
 
 
 def as_open_group(answered: Answered) -> OpenGroup:
@@ -302,21 +323,51 @@ def oldest_of(versions: Iterable[int | None]) -> int | None:
 def _member(completion: Completion) -> OpenCompletion:
     if completion.logprobs is None or completion.finish == "abort":
         raise ValueError("this completion is not one of a round's")
-    sampled = Sampled(completion.token_ids, completion.logprobs, completion.spans, completion.path)
-    return OpenCompletion(sampled, completion.finish)
+    sampled = Sampled(
+        completion.token_ids, completion.logprobs, completion.spans, completion.path, completion.given
+    )
+    observed: tuple[tuple[Message, ...], ...] = ()
+    if completion.given:
+        from swarmnode.chat import turns_of
+
+        observed = tuple(turn.observed for turn in turns_of(completion.text) if turn.observed)
+    return OpenCompletion(sampled, completion.finish, observed, broken_off=completion.broken_off)
 
 
-def _completion(member: OpenCompletion, renderer: Renderer) -> Completion:
+def turns_so_far(member: OpenCompletion, renderer: Renderer) -> "list[Turn]":
+    """What a policy and an environment said to each other, each turn decoded from its own tokens."""
+    from swarmnode.chat import Turn
+
+    sampled, start, turns = member.sampled, 0, list[Turn]()
+    for (end, after), observed in zip(sampled.given, member.observed, strict=True):
+        turns.append(Turn(renderer.decode(sampled.token_ids[start:end]), observed))
+        start = after
+    if start < len(sampled):
+        turns.append(Turn(renderer.decode(sampled.token_ids[start:])))
+    return turns
+
+
+def _text(member: OpenCompletion, renderer: Renderer, in_turns: bool) -> str:
+    if not in_turns:
+        return renderer.decode(member.sampled.token_ids)
+    from swarmnode.chat import transcript
+
+    return transcript(turns_so_far(member, renderer))
+
+
+def _completion(member: OpenCompletion, renderer: Renderer, in_turns: bool) -> Completion:
     if member.finish is None:
         raise ValueError("this completion has not ended")
     sampled = member.sampled
     return Completion(
-        text=renderer.decode(sampled.token_ids),
+        text=_text(member, renderer, in_turns),
         token_ids=sampled.token_ids,
         logprobs=sampled.logprobs,
         spans=sampled.spans,
         finish=member.finish,
         path=sampled.path,
+        given=sampled.given,
+        broken_off=member.broken_off,
     )
 
 

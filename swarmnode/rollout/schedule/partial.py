@@ -16,6 +16,9 @@ sync: N groups start, and all are waited for.
 
 In every mode requests that have tokens go first, then members of groups that have begun, then new groups; and
 no handed-out token is older than the newest policy version minus `max_lag`.
+
+Where a task answers back, a completion goes on behind each answer (conversations.py). Until that comes, it
+counts as one in flight: its place in the engine is kept for it.
 """
 
 import logging
@@ -24,9 +27,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import count, islice
+from typing import TYPE_CHECKING
 
 from swarmnode.errors import EngineError, RequestRefused
-from swarmnode.rollout.engine import Engine, Output, PolicyUpdate, SamplingParams
+from swarmnode.rollout.engine import Engine, Output, PolicyUpdate, Request, SamplingParams
 from swarmnode.rollout.schedule.concurrency import ConcurrencyControl
 from swarmnode.rollout.schedule.group import (
     Answered,
@@ -55,6 +59,9 @@ from swarmnode.rollout.schedule.under_way import (
 )
 from swarmnode.types import Example, ExampleKey
 
+if TYPE_CHECKING:
+    from swarmnode.rollout.schedule.conversations import ConversationRules
+
 logger = logging.getLogger(__name__)
 
 SamplingOf = Callable[[Example, int], SamplingParams]
@@ -81,11 +88,13 @@ class PartialRollouts:
         *,
         seed: int | None,
         sampling_of: SamplingOf | None = None,
+        conversations: "ConversationRules | None" = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`seed` and the name of a completion make its sampling seed; None seeds nothing, which is cheaper on
         vLLM (it draws for seeded rows one by one). `sampling_of` replaces `sampling` for single completions:
-        benchmarks force lengths with it. `clock` measures steps."""
+        benchmarks force lengths with it. `conversations`: None where no task answers back. `clock` measures
+        steps and how long an environment takes."""
         self._engine = engine
         self._renderer = renderer
         self._settings = settings
@@ -105,6 +114,11 @@ class PartialRollouts:
         self._turns = Turns()
         self._serials = count()
         self._in_engine = UnderWay()
+        self._conversations = None
+        if conversations is not None:
+            from swarmnode.rollout.schedule.conversations import Conversations
+
+            self._conversations = Conversations(conversations, renderer, self._budget, clock=clock)
         self._version = engine.policy_version
         self._only_decodes = False  # the next step starts nothing and computes nothing again
         self._silent_steps = 0
@@ -143,6 +157,7 @@ class PartialRollouts:
         try:
             while places:
                 self._drop_stale()
+                self._listen(should_stop)
                 if (group := self._next_out(places)) is not None:
                     places -= 1
                     yield self._hand_out(group)
@@ -150,10 +165,13 @@ class PartialRollouts:
                 if should_stop():
                     return
                 self._fill(examples, places)
-                if not self._in_engine:
+                if self._in_engine:
+                    yield None
+                    self._step()
+                elif self._conversations:
+                    self._conversations.wait()
+                else:
                     return
-                yield None
-                self._step()
         finally:
             if self._settings.mode != "refill":
                 self.park()
@@ -210,6 +228,10 @@ class PartialRollouts:
         groups = [self._revived(example, members) for example, members in found if example is not None]
         self.park()
         self._pool = GroupPool(groups)
+        if self._conversations is not None:
+            self._conversations.forget_all()
+            for group in groups:
+                self._conversations.revive(group)
         self._lengths = kept.lengths
         self._turns = Turns(len(groups) if kept.may_stay_behind is None else kept.may_stay_behind)
         self._tally.dropped_not_redrawable += len(found) - len(groups)
@@ -263,7 +285,7 @@ class PartialRollouts:
         self._pool.forget(group)
         self._turns.left(group.serial, self._pool.begun)
         self._tally.trained.add(group.tokens, len(group.members))
-        return group.answered(self._renderer)
+        return group.answered(self._renderer, in_turns=self._answers_back(group))
 
     def _due(self, group: OpenGroup) -> int:
         return due_in_rounds(group.oldest_version, self._version, self._settings.max_lag)
@@ -286,11 +308,16 @@ class PartialRollouts:
 
     def _fill(self, examples: Iterator[Example], places: int) -> None:
         """Submit until C requests are in the engine, or there is nothing to submit."""
-        in_all = len(self._in_engine) + self._control.free_slots(len(self._in_engine))
-        while len(self._in_engine) < in_all:
+        in_all = self._in_flight + self._control.free_slots(self._in_flight)
+        while self._in_flight < in_all:
             if not self._pool.has_line and not self._begin(examples, places):
                 return
-            self._submit(*self._pool.next_members(in_all - len(self._in_engine)))
+            self._submit(*self._pool.next_members(in_all - self._in_flight))
+
+    @property
+    def _in_flight(self) -> int:
+        """Requests that the engine has, and those whose environment is asked."""
+        return len(self._in_engine) + len(self._conversations or ())
 
     def _begin(self, examples: Iterator[Example], places: int) -> bool:
         """The next new group joins the line. False: none may begin now, or there is none."""
@@ -306,7 +333,7 @@ class PartialRollouts:
         return True
 
     def _submit(self, group: OpenGroup, places: list[int]) -> None:
-        requests = [group.request(place, self._sampling(group.example, place)) for place in places]
+        requests = [self._request(group, place) for place in places]
         try:
             self._engine.submit(requests)
         except RequestRefused as error:
@@ -314,7 +341,7 @@ class PartialRollouts:
             return
         group.asked_of(self._engine.policy_version)
         self._in_engine.add(group, places, requests)
-        self._tally.resumed += sum(bool(request.sampled) for request in requests)
+        self._tally.resumed += sum(len(one.sampled) > one.sampled.turn_start for one in requests)
         self._tally.refused_in_a_row = 0
         budgets = (request.sampling.max_tokens for request in requests)
         self._longest_budget = max(self._longest_budget, *budgets)
@@ -331,6 +358,19 @@ class PartialRollouts:
                 f"the engine refused a whole round of examples, last: {error.message}",
                 hint="their prompts are too long: raise --set rollout.max_prompt_tokens=...",
             ) from error
+
+    def _listen(self, should_stop: Callable[[], bool]) -> None:
+        """Whose environment has answered goes on at once, or has ended."""
+        if not self._conversations or should_stop():
+            return
+        going_on: dict[int, tuple[OpenGroup, list[int]]] = {}
+        for group, place in self._conversations.heard(should_stop):
+            if group.members[place].finish is not None:
+                self._ended(group, place)
+            elif place in group.for_the_engine:
+                going_on.setdefault(group.serial, (group, []))[1].append(place)
+        for group, places in going_on.values():
+            self._submit(group, places)
 
     def _step(self) -> None:
         requests, context = len(self._in_engine), self._in_engine.context
@@ -349,9 +389,14 @@ class PartialRollouts:
             raise EngineError(f"{requests} requests never finished", hint="try another --engine")
 
     def _finish(self, output: Output) -> None:
-        group = self._in_engine.take(output)
-        self._control.observe_completion(len(output.sampled))
-        self._tally.produced.add(len(output.sampled))
+        group, place = self._in_engine.take(output)
+        if self._conversations is None or not self._conversations.turn_over(group, place):
+            self._ended(group, place)
+
+    def _ended(self, group: OpenGroup, place: int) -> None:
+        tokens = len(group.members[place].sampled)
+        self._control.observe_completion(tokens)
+        self._tally.produced.add(tokens)
         if group.complete:
             self._pool.complete.append(group)
             self._lengths.observe(group.example, group.tokens / len(group.members))
@@ -366,10 +411,25 @@ class PartialRollouts:
         self._pool.line_up(self._in_engine)
 
     def _withdraw(self, group: OpenGroup) -> None:
-        """Whatever the group has in the engine is given up."""
+        """Whatever the group has in the engine, or asks, is given up."""
+        if self._conversations is not None:
+            self._conversations.forget(group)
         asked = [name for place in group.unfinished if (name := group.request_id(place)) in self._in_engine]
         for output in self._engine.abort(asked):
             self._in_engine.take(output)
+
+    def _request(self, group: OpenGroup, place: int) -> Request:
+        request = group.request(place, self._sampling(group.example, place))
+        if self._conversations is None or not self._answers_back(group):
+            return request
+        return self._conversations.rules.bounded(request, group.example, group.members[place].turns)
+
+    def _answers_back(self, group: OpenGroup) -> bool:
+        talks = self._conversations
+        return talks is not None and talks.rules.environment_of(group.example) is not None
+
+    def _budget(self, example: Example, place: int) -> int:
+        return self._sampling_of(example, place).max_tokens
 
     def _sampling(self, example: Example, place: int) -> SamplingParams:
         seed = None if self._seed is None else completion_seed(self._seed, example.key, place)
@@ -384,6 +444,6 @@ class PartialRollouts:
     def _revived(self, example: Example, members: list[OpenCompletion]) -> OpenGroup:
         group = self._group(example, members)
         group.settle_age()
-        for place in group.unfinished:
-            group.end_at(place, self._sampling_of(example, place).max_tokens)
+        for place in group.for_the_engine:
+            group.end_at(place, self._request(group, place).sampling.max_tokens)
         return group

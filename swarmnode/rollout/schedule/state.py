@@ -24,7 +24,7 @@ import msgspec
 
 from swarmnode.errors import CheckpointError, ConfigError
 from swarmnode.rollout.engine import InFlight, Sampled
-from swarmnode.rollout.schedule.group import Ended, OpenCompletion, OpenGroup
+from swarmnode.rollout.schedule.group import OpenCompletion, OpenGroup
 from swarmnode.types import Example, ExampleKey, Span
 
 
@@ -232,6 +232,7 @@ MAX_STAGES = 64
 Stage = Annotated[int, msgspec.Meta(ge=0, lt=MAX_STAGES)]
 TokenId = Annotated[int, msgspec.Meta(ge=0)]
 Length = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]
+_Message = tuple[str, str]
 
 
 class _Span(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -248,6 +249,10 @@ class _Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     finish: Literal["stop", "length"] | None
     path: Annotated[tuple[Stage, ...], msgspec.Meta(max_length=MAX_STAGES)] = ()
     """States of before it was recorded have none: they are those of whole models."""
+    given: tuple[tuple[TokenId, TokenId], ...] = ()
+    """States of before there were environments end here."""
+    observed: tuple[tuple[_Message, ...], ...] = ()
+    stands: Literal["", "asking", "broken off"] = ""
 
 
 class _Group(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -306,15 +311,28 @@ def decode(state: bytes) -> Kept:
 def _group(group: OpenGroup, in_engine: Mapping[str, Sampled]) -> _Group:
     key = group.example.key
     members = tuple(
-        _member(in_engine.get(group.request_id(place), member.sampled), member.finish)
+        _member(in_engine.get(group.request_id(place), member.sampled), member)
         for place, member in enumerate(group.members)
     )
     return _Group(key.task, key.version, key.seed, key.index, members)
 
 
-def _member(sampled: Sampled, finish: Ended | None) -> _Member:
+def _member(sampled: Sampled, member: OpenCompletion) -> _Member:
     spans = tuple(_Span(span.version, span.start, span.end, span.kv) for span in sampled.spans)
-    return _Member(sampled.token_ids, sampled.logprobs, spans, finish, sampled.path)
+    observed = tuple(
+        tuple((message["role"], message["content"]) for message in messages) for messages in member.observed
+    )
+    stands = "asking" if member.asking else "broken off" if member.broken_off else ""
+    return _Member(
+        sampled.token_ids,
+        sampled.logprobs,
+        spans,
+        member.finish,
+        sampled.path,
+        sampled.given,
+        observed,
+        stands,
+    )
 
 
 def _checked(group: _Group) -> tuple[ExampleKey, list[OpenCompletion]]:
@@ -327,5 +345,17 @@ def _checked_member(member: _Member) -> OpenCompletion:
         raise ValueError("a log-probability is not a finite number")
     if member.finish is not None and not member.token_ids:
         raise ValueError("a completion ended before its first token")
+    if len(member.observed) != len(member.given) or not all(member.observed):
+        raise ValueError("what an environment said does not fit the tokens of it")
     spans = tuple(Span(span.version, span.start, span.end, span.kv) for span in member.spans)
-    return OpenCompletion(Sampled(member.token_ids, member.logprobs, spans, member.path), member.finish)
+    observed = tuple(
+        tuple({"role": role, "content": content} for role, content in messages)
+        for messages in member.observed
+    )
+    return OpenCompletion(
+        Sampled(member.token_ids, member.logprobs, spans, member.path, member.given),
+        member.finish,
+        observed,
+        asking=member.stands == "asking",
+        broken_off=member.stands == "broken off",
+    )

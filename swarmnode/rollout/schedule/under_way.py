@@ -49,7 +49,7 @@ class GroupPool:
     alone, nothing here asks, samples or decides.
 
     A group is in exactly one of `drawn` and `begun` until it is forgotten; `complete` lists those of `begun`
-    that are. A member that has not ended is either in line or in the engine.
+    that are. A member that has not ended is in line or in the engine, or waits for its environment.
     """
 
     def __init__(self, groups: Iterable[OpenGroup] = ()) -> None:
@@ -76,12 +76,12 @@ class GroupPool:
         """The next drawn group begins: its members join the line."""
         group = self.drawn.popleft()
         self.begun[group.serial] = group
-        self._line.extend((group, place) for place in group.unfinished)
+        self._line.extend((group, place) for place in group.for_the_engine)
 
     def reopen(self, group: OpenGroup) -> None:
         """A group that was handed out has begun again: its new members join the line."""
         self.begun[group.serial] = group
-        self._line.extend((group, place) for place in group.unfinished)
+        self._line.extend((group, place) for place in group.for_the_engine)
 
     def next_members(self, limit: int) -> tuple[OpenGroup, list[int]]:
         """Take the first in line, and those behind it of the same group, at most `limit`."""
@@ -96,7 +96,7 @@ class GroupPool:
         waiting = [
             (group, place)
             for group in self.begun.values()
-            for place in group.unfinished
+            for place in group.for_the_engine
             if group.request_id(place) not in in_engine
         ]
         self._line = deque(sorted(waiting, key=lambda entry: not entry[0].members[entry[1]].sampled))
@@ -105,7 +105,7 @@ class GroupPool:
         """Forget its tokens; its members line up as new ones. None of them may be in the engine."""
         self._remove(group)
         group.start_over()
-        self._line.extend((group, place) for place in group.unfinished)
+        self._line.extend((group, place) for place in group.for_the_engine)
 
     def forget(self, group: OpenGroup) -> None:
         """It has been handed out, or is left out."""
@@ -150,8 +150,8 @@ class UnderWay:
     def step_done(self) -> None:
         self._steps += 1
 
-    def take(self, output: Output) -> OpenGroup:
-        """What the engine gives back is its group's again."""
+    def take(self, output: Output) -> tuple[OpenGroup, int]:
+        """What the engine gives back is its group's again. Returns the group and the place in it."""
         if output.request_id not in self._places:
             raise EngineError(
                 f"the engine returned request {output.request_id}, which is not ours",
@@ -160,7 +160,7 @@ class UnderWay:
         group, place, tokens = self._places.pop(output.request_id)
         self._tokens_at_step_0 -= tokens
         group.record(place, output)
-        return group
+        return group, place
 
 
 def nearest_mode(engine: Engine, wanted: InFlight) -> InFlight | None:

@@ -17,7 +17,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from swarmnode.types import Example, ExampleKey
+from swarmnode.types import Example, ExampleKey, Stretch, check_given
 
 MAX_BOOK = 65_536
 """Answers of the largest book (config: exchange.book_size)."""
@@ -46,6 +46,8 @@ class BookCandidate:
     own: bool
     ended: bool
     """A policy of ours sampled the end of text behind it."""
+    given: tuple[Stretch, ...] = ()
+    """Tokens of it that an environment wrote."""
 
 
 Mend = Callable[[Sequence[BookCandidate]], Sequence[BookCandidate]]
@@ -68,6 +70,11 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     own: bool
     ended: bool
     """A policy of ours sampled the end of text behind it."""
+    given: tuple[Stretch, ...] = ()
+    """Tokens of it that an environment wrote. Books of before there were environments have none."""
+
+    def __post_init__(self) -> None:
+        check_given(self.given, len(self.token_ids))
 
     @property
     def example(self) -> ExampleKey:

@@ -103,7 +103,7 @@ class BookRule(Rule):
 
     def _replay(self, entry: Entry) -> Replay:
         ends = entry.ended or self._settings.teach_ends
-        return Replay(entry.prompt, entry.token_ids, self._settings.book_weight, ends, entry.own)
+        return Replay(entry.prompt, entry.token_ids, self._settings.book_weight, ends, entry.own, entry.given)
 
 
 class OwnBook(BookRule):
@@ -121,9 +121,9 @@ def full_answers(group: RolloutGroup, marks: TaskMarks, *, own: bool) -> list[Bo
             continue
         ended = completion.finish == "stop"
         token_ids = _without_end(completion)
-        if token_ids:
+        if token_ids and completion.sampled_tokens:
             answer = BookCandidate(
-                group.example, completion.text, token_ids, reward, group.author, own, ended
+                group.example, completion.text, token_ids, reward, group.author, own, ended, completion.given
             )
             found.setdefault(token_ids, answer)
     return list(found.values())
@@ -147,4 +147,5 @@ def _entry(answer: BookCandidate) -> Entry:
         answer.author,
         answer.own,
         answer.ended,
+        answer.given,
     )

@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from swarmnode.errors import CheckpointError
 from swarmnode.training.foreign.book import Mend
-from swarmnode.types import Example, RolloutGroup
+from swarmnode.types import Example, RolloutGroup, Stretch
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +60,8 @@ class Replay:
     """Our end of text follows where there is room for it."""
     own: bool = False
     """We found it ourselves."""
+    given: tuple[Stretch, ...] = ()
+    """Tokens of it that an environment wrote."""
 
 
 @dataclass(frozen=True, slots=True)

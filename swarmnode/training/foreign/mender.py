@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
-from swarmnode.tasks.task import Task, score_strictly
+from swarmnode.tasks.task import Task, is_environment, score_strictly
 from swarmnode.training.foreign.book import BookCandidate
 from swarmnode.training.foreign.mending import ForeignAnswer, MendedAnswer, Read, Tokens, mend, reasons
 from swarmnode.training.foreign.odd_pieces import OddPieces
@@ -52,12 +52,17 @@ class Mender:
     def __call__(self, answers: Sequence[BookCandidate]) -> list[BookCandidate]:
         """The same answers, some of them cut, without those that must not be learnt from."""
         self._lost.clear()
+        # What stands in a conversation was answered as it stands: nothing can be cut out of it.
+        whole = [answer for answer in answers if self._is_conversation(answer)]
+        answers = [answer for answer in answers if not self._is_conversation(answer)]
+        if not answers:
+            return whole
         for answer in answers:
             self._pieces.add(answer.example.key.task, answer.author, answer.token_ids)
         foreign = [self._foreign(answer) for answer in answers]
         results = mend(foreign, read=self._read, judge=self._judge, tokens=self._text)
         self.counts += reasons(results)
-        kept: list[BookCandidate] = []
+        kept = whole
         for answer, result in zip(answers, results, strict=True):
             if result.outcome == "mended":
                 self._tell(result)
@@ -65,6 +70,9 @@ class Mender:
             elif result.outcome == "untouched":
                 kept.append(answer)
         return kept
+
+    def _is_conversation(self, answer: BookCandidate) -> bool:
+        return bool(answer.given) or is_environment(self._tasks.get(answer.example.key.task))
 
     def _foreign(self, answer: BookCandidate) -> ForeignAnswer:
         return ForeignAnswer(

@@ -125,7 +125,7 @@ T = TypeVar("T")
 def _completion(answer: BookCandidate, version: int) -> Completion:
     """A stranger's answer without its end, which GroupLesson.end_foreign adds."""
     spans = one_span(version, len(answer.token_ids))
-    return Completion(answer.text, answer.token_ids, None, spans, "length")
+    return Completion(answer.text, answer.token_ids, None, spans, "length", given=answer.given)
 
 
 def _with(values: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:
