@@ -155,6 +155,7 @@ class FakeEngine:
             waiting=len(self._queue),
             prompt_tokens=self._prompt_tokens,
             reprefilled_tokens=self._reprefilled_tokens,
+            kept_tokens=0,
             generated_tokens=self._generated_tokens,
             generation_s=self._generation_s,
             live_versions=tuple(sorted(self._live_versions())),
