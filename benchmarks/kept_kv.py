@@ -62,11 +62,13 @@ def kept_kv_gain(repeats: int, conversations: int = CONVERSATIONS, turns: int = 
 
 
 class Conversations:
-    """Conversations whose lengths are scripted, on an engine that has a row for each."""
+    """Conversations whose lengths are scripted, on engines with a row for each."""
 
     def __init__(self, count: int, turns: int) -> None:
         rng = random.Random(0)
-        self._engine = EmbeddedEngine(small_policy(), (), count, MAX_LENGTH, kept_tokens=count * MAX_LENGTH)
+        model = small_policy()
+        self._engines = {goes_on: EmbeddedEngine(model, (), count, MAX_LENGTH) for goes_on in (True, False)}
+        """One for each: nobody finds what another has kept."""
         self._prompts = [_tokens(rng, PROMPT_TOKENS) for _ in range(count)]
         self._answers = [
             [_tokens(rng, rng.randint(*ANSWER_TOKENS)) for _ in range(count)] for _ in range(turns - 1)
@@ -99,9 +101,10 @@ class Conversations:
 
     def reprefilled(self, goes_on: bool) -> int:
         """Tokens that are computed again when all are played once."""
-        before = self._engine.stats().reprefilled_tokens
+        engine = self._engines[goes_on]
+        before = engine.stats().reprefilled_tokens
         self.all(goes_on)
-        return self._engine.stats().reprefilled_tokens - before
+        return engine.stats().reprefilled_tokens - before
 
     def _with_answers(self, turn: int, states: Sequence[Sampled]) -> list[Sampled]:
         if not turn:
@@ -110,7 +113,8 @@ class Conversations:
 
     def _turn(self, turn: int, states: Sequence[Sampled], goes_on: bool) -> list[Sampled]:
         """One turn of all conversations."""
-        self._engine.submit(
+        engine = self._engines[goes_on]
+        engine.submit(
             Request(
                 str(number),
                 self._prompts[number],
@@ -124,7 +128,7 @@ class Conversations:
         )
         ended: dict[int, Sampled] = {}
         while len(ended) < len(states):
-            ended |= {int(output.request_id): output.sampled for output in self._engine.step()}
+            ended |= {int(output.request_id): output.sampled for output in engine.step()}
         return [ended[number] for number in range(len(states))]
 
 

@@ -65,18 +65,17 @@ class KeptStore:
 
     def add(self, policy: DecodePolicy, token_ids: Sequence[int], cache: Tensor) -> None:
         """Keep a conversation, instead of the one that it continues. `cache` is as in `Kept`, and copied."""
-        mark, packed = _mark(policy), _packed(token_ids)
-        if (before := self._longest(mark, packed)) is not None:
-            if before.packed_ids == packed:
-                before.waiting += 1
-                return self._use(before)
-            before.waiting -= 1
-            if not before.waiting:
-                self._kept.remove(before)
-        if cache.shape[2] <= self._most_tokens:
+        mark, packed, before = _mark(policy), _packed(token_ids), _packed(token_ids[:-1])
+        if (continued := self._longest(mark, before)) is not None:
+            continued.waiting -= 1
+            if not continued.waiting:
+                self._kept.remove(continued)
+        if (same := self._longest(mark, packed)) is not None and same.packed_ids == packed:
+            same.waiting += 1
+            self._use(same)
+        elif cache.shape[2] <= self._most_tokens:
             self._kept.append(Kept(mark, packed, cache.clone()))
             self._let_the_oldest_go()
-        return None
 
     def find(self, policy: DecodePolicy, token_ids: Sequence[int]) -> Kept | None:
         """The longest conversation that these tokens continue. It stays: they may come again, with more."""
