@@ -194,16 +194,15 @@ def read_tokens(request: Request, kept_tokens: int) -> tuple[int, int]:
     """How many tokens a request that starts reads for the first time, and how many once more because their
     keys and values are not among the `kept_tokens` leading ones.
 
-    What an environment said since the request stopped is read for the first time. So is the token that it
-    stopped with, where everything before is kept.
+    What an environment said since the request stopped is read for the first time. The token before that was
+    sampled and not read: it is neither.
     """
     prompt, sampled = len(request.prompt_ids), request.sampled
     if not sampled:
         return prompt, 0
     start, end = sampled.given[-1] if sampled.given else (0, 0)
     said = end - start if end == len(sampled) else 0
-    before = prompt + len(sampled) - said
-    return said, max(0, before - 1 - kept_tokens) if kept_tokens else before
+    return said, max(0, prompt + len(sampled) - said - 1 - kept_tokens)
 
 
 @dataclass(slots=True)

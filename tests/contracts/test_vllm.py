@@ -506,7 +506,7 @@ def test_what_a_resumed_request_finds_cached_is_not_counted_as_computed_again(en
     engine.submit([ask("a", 50).resumed(aborted.sampled)])
     engine.step()
     again = engine.stats().reprefilled_tokens - before.reprefilled_tokens
-    assert again == len(PROMPT) + 10 - 64
+    assert again == len(PROMPT) + 10 - 1 - 64
     assert engine.stats().prompt_tokens == before.prompt_tokens
     assert 0 < engine.stats().kv_use < 1
 
@@ -540,7 +540,7 @@ def test_a_block_that_a_decoding_step_filled_is_served_to_the_next_request(merge
     merged_engine.submit([ask("b", 52).resumed(first.sampled)])
     merged_engine.step()
     whole_blocks = (len(PROMPT) + len(first.token_ids) - 1) // 32 * 32
-    again = len(PROMPT) + len(first.token_ids) - whole_blocks
+    again = len(PROMPT) + len(first.token_ids) - 1 - whole_blocks
     assert whole_blocks > len(PROMPT)
     assert merged_engine.stats().reprefilled_tokens - before == again
 
