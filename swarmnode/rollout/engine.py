@@ -130,14 +130,16 @@ class Request:
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     sampled: Sampled = NOTHING
-    """What was sampled before: the completion goes on behind it. Its keys and values are computed again."""
+    """What was sampled before: the completion goes on behind it. Its keys and values are computed again,
+    unless they were kept (`goes_on`)."""
     version: int | None = None
     """Sample from this live version to the end. None: the newest one, through every `set_policy`."""
     priority: int = 0
     """Waiting requests start in the order of this number, lowest first, then in order of arrival."""
     goes_on: bool = False
     """Another request may follow whose completion begins with all of this one's, so its keys and values are
-    worth keeping for a while after it stops. A hint: an engine need not."""
+    worth keeping for a while after it stops. A hint: an engine need not, and results are the same to
+    rounding. What is kept is found by its tokens, and only under the policy that computed it."""
 
     def resumed(self, sampled: Sampled) -> "Request":
         """The same request with more of its completion done."""
@@ -151,6 +153,9 @@ class Output:
     request_id: str
     sampled: Sampled
     finish: FinishReason
+    kept_tokens: int = 0
+    """Leading tokens whose keys and values were kept from before, when a request that had sampled already
+    (last) started."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -205,9 +210,12 @@ class EngineStats:
     running: int
     waiting: int
     prompt_tokens: int
-    """Prompt tokens of requests that started for the first time."""
+    """Tokens read for the first time: prompts of requests that started for the first time, and what an
+    environment said before one went on."""
     reprefilled_tokens: int
     """Tokens whose keys and values were computed again: of resumed requests and of `recompute`."""
+    kept_tokens: int
+    """Tokens of resumed requests whose keys and values were still there, and not computed again."""
     generated_tokens: int
     generation_s: float
     live_versions: tuple[int, ...]

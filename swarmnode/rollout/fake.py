@@ -21,7 +21,7 @@ from swarmnode.rollout.engine import (
     Request,
     Sampled,
 )
-from swarmnode.rollout.requests import RequestQueue, untouched, with_live_version
+from swarmnode.rollout.requests import RequestQueue, read_tokens, untouched, with_live_version
 from swarmnode.types import FinishReason, Span
 
 LOGPROB = -0.5
@@ -154,7 +154,7 @@ class FakeEngine:
             for running in followers:
                 running.version, running.stale = update.version, inflight == "keep"
                 if inflight == "recompute":
-                    self._reprefilled_tokens += len(running.request.prompt_ids) + running.done
+                    self._reprefilled_tokens += len(running.request.prompt_ids) + running.done - 1
         self.updates.append(update)
         return aborted
 
@@ -171,6 +171,7 @@ class FakeEngine:
             waiting=len(self._queue),
             prompt_tokens=self._prompt_tokens,
             reprefilled_tokens=self._reprefilled_tokens,
+            kept_tokens=0,
             generated_tokens=self._generated_tokens,
             generation_s=self._generation_s,
             live_versions=tuple(sorted(self._live_versions())),
@@ -208,10 +209,9 @@ class FakeEngine:
             )
         version = self.policy_version if request.version is None else request.version
         self._running.append(_Running(request, answer, version))
-        if request.sampled:
-            self._reprefilled_tokens += len(request.prompt_ids) + len(request.sampled)
-        else:
-            self._prompt_tokens += len(request.prompt_ids)
+        first, again = read_tokens(request, kept_tokens=0)
+        self._prompt_tokens += first
+        self._reprefilled_tokens += again
 
     def _leave(self, reason: Callable[[_Running], FinishReason | None]) -> list[Output]:
         outputs: list[Output] = []

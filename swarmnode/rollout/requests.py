@@ -190,24 +190,40 @@ def not_finite(version: int) -> EngineError:
 # ---- what engines count ----
 
 
+def read_tokens(request: Request, kept_tokens: int) -> tuple[int, int]:
+    """How many tokens a request that starts reads for the first time, and how many once more because their
+    keys and values are not among the `kept_tokens` leading ones.
+
+    What an environment said since the request stopped is read for the first time. The token before that was
+    sampled and not read: it is neither.
+    """
+    prompt, sampled = len(request.prompt_ids), request.sampled
+    if not sampled:
+        return prompt, 0
+    start, end = sampled.given[-1] if sampled.given else (0, 0)
+    said = end - start if end == len(sampled) else 0
+    return said, max(0, prompt + len(sampled) - said - 1 - kept_tokens)
+
+
 @dataclass(slots=True)
 class EngineCounters:
     """What the engine did since it was made."""
 
     prompt_tokens: int = 0
     reprefilled_tokens: int = 0
+    kept_tokens: int = 0
     generated_tokens: int = 0
     generation_s: float = 0.0
     swaps: int = 0
     swap_s: float = 0.0
 
-    def started(self, requests: Iterable[Request]) -> None:
-        """These got a row, for the first time or again."""
-        for request in requests:
-            if request.sampled:
-                self.reprefilled_tokens += len(request.prompt_ids) + len(request.sampled)
-            else:
-                self.prompt_tokens += len(request.prompt_ids)
+    def started(self, request: Request, kept_tokens: int = 0) -> None:
+        """A request got a row, for the first time or again. The keys and values of so many of its leading
+        tokens were there already."""
+        first, again = read_tokens(request, kept_tokens)
+        self.prompt_tokens += first
+        self.reprefilled_tokens += again
+        self.kept_tokens += kept_tokens if request.sampled else 0
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -230,6 +246,7 @@ class EngineCounters:
             waiting=waiting,
             prompt_tokens=self.prompt_tokens,
             reprefilled_tokens=self.reprefilled_tokens,
+            kept_tokens=self.kept_tokens,
             generated_tokens=self.generated_tokens,
             generation_s=self.generation_s,
             live_versions=tuple(sorted(live_versions)),

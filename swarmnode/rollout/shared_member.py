@@ -18,7 +18,7 @@ from swarmnode.rollout.engine import (
     Sampled,
     merged,
 )
-from swarmnode.rollout.requests import RequestQueue, untouched
+from swarmnode.rollout.requests import RequestQueue, read_tokens, untouched
 from swarmnode.types import Span
 
 FIRST_SERIAL = 2**32
@@ -49,10 +49,7 @@ class MemberRow:
     @property
     def below(self) -> Request:
         """The request as the engine is asked."""
-        request = self.request
-        return Request(
-            self.name, request.prompt_ids, request.sampling, request.sampled, self.serial, request.priority
-        )
+        return replace(self.request, request_id=self.name, version=self.serial)
 
 
 class Member:
@@ -80,6 +77,7 @@ class Member:
         self._swaps = 0
         self._prompt_tokens = 0
         self._reprefilled_tokens = 0
+        self._kept_tokens = 0
         self._generated_tokens = 0
 
     # Requests
@@ -117,17 +115,17 @@ class Member:
             name = f"{self.name}:{request.request_id}#{self.last_start}"
             row = self.rows[name] = MemberRow(name, request, self.serial_of(request.version))
             rows.append(row)
-            if request.sampled:
-                self._reprefilled_tokens += len(request.prompt_ids) + len(request.sampled)
-            else:
-                self._prompt_tokens += len(request.prompt_ids)
         return rows
 
     def left(self, row: MemberRow, output: Output) -> Output:
         """A row is gone from the engine. Returns its output as the member knows it."""
         del self.rows[row.name]
         self._generated_tokens += len(output.sampled) - len(row.request.sampled)
-        return Output(row.request.request_id, self.translated(output.sampled), output.finish)
+        first, again = read_tokens(row.request, output.kept_tokens)
+        self._prompt_tokens += first
+        self._reprefilled_tokens += again
+        self._kept_tokens += output.kept_tokens
+        return replace(output, request_id=row.request.request_id, sampled=self.translated(output.sampled))
 
     def post(self, output: Output) -> None:
         """An output that the next `take_mail` hands out."""
@@ -238,6 +236,7 @@ class Member:
             waiting=len(self._queue),
             prompt_tokens=self._prompt_tokens,
             reprefilled_tokens=self._reprefilled_tokens,
+            kept_tokens=self._kept_tokens,
             generated_tokens=self._generated_tokens,
             generation_s=self.generation_s,
             live_versions=tuple(sorted(self.live_versions)),

@@ -55,6 +55,7 @@ from swarmnode.rollout.fake import FakeEngine
 from swarmnode.rollout.shared import SharedEngine, versions_needed
 from swarmnode.testing.local_chain import LocalChain
 from swarmnode.types import Span
+from tests.conversations import Talk
 from tests.families import DENSE, dense
 
 VOCAB = 61
@@ -537,9 +538,37 @@ def test_an_aborted_answer_goes_on_where_it_stopped(model: PreTrainedModel, engi
     assert_segments(output, request.prompt_ids, {0: model})
     if engine.capabilities.exact_resume:
         assert output.token_ids == whole.token_ids
-        again = len(request.prompt_ids) + 5
+        again = len(request.prompt_ids) + 5 - 1
         assert engine.stats().reprefilled_tokens == before.reprefilled_tokens + again
         assert engine.stats().prompt_tokens == before.prompt_tokens
+
+
+def test_turns_of_conversations_are_sampled_behind_all_that_was_said_before(
+    model: PreTrainedModel, engine: Engine
+) -> None:
+    """Whether or not the engine keeps what it computed for the turns before."""
+    update = lora(model, 1, version=1)
+    engine.set_policy(update[1])
+    before = engine.stats()
+    talks = [Talk(str(i), prompt, seed=i) for i, prompt in enumerate(prompts(10))]
+    again = 0
+    for turn in range(4):
+        again += sum(len(talk.prompt) + len(talk.said) - 1 for talk in talks if turn)
+        if turn:
+            talks = [talk.told(prompts(1, seed=7 * turn + i)[0]) for i, talk in enumerate(talks)]
+        outputs = run(engine, [talk.request(goes_on=True) for talk in talks])
+        talks = [talk.with_said(outputs[talk.name].sampled) for talk in talks]
+    for talk in talks:
+        assert len(talk.said.given) == 3
+        logits = reference_logits(update[0], talk.prompt, talk.said.token_ids)
+        own = talk.sampled_places
+        assert_logprobs(
+            [talk.said.logprobs[i] for i in own], [talk.said.token_ids[i] for i in own], logits[own]
+        )
+        assert {span.kv for span in talk.said.spans} == {"fresh"}
+    after = engine.stats()
+    kept = after.kept_tokens - before.kept_tokens
+    assert kept + after.reprefilled_tokens - before.reprefilled_tokens == again
 
 
 def test_each_segment_of_a_resumed_answer_has_its_own_policy(model: PreTrainedModel, engine: Engine) -> None:

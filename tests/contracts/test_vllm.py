@@ -46,6 +46,7 @@ from swarmnode.rollout.vllm.limits import CPU_HEAD_SIZES
 from swarmnode.rollout.vllm.lora import GroupedLora
 from swarmnode.rollout.vllm.policies import linear_weights
 from swarmnode.rollout.vllm.rows import segment_seed
+from tests.conversations import Talk
 
 VOCAB = 61
 EOS = 0
@@ -506,9 +507,32 @@ def test_what_a_resumed_request_finds_cached_is_not_counted_as_computed_again(en
     engine.submit([ask("a", 50).resumed(aborted.sampled)])
     engine.step()
     again = engine.stats().reprefilled_tokens - before.reprefilled_tokens
-    assert again == len(PROMPT) + 10 - 64
+    assert again == len(PROMPT) + 10 - 1 - 64
     assert engine.stats().prompt_tokens == before.prompt_tokens
     assert 0 < engine.stats().kv_use < 1
+
+
+def test_a_next_turn_finds_the_turns_before_it_under_the_policy_that_said_them(engine, base):
+    """In whole blocks of keys and values, those that were filled by decoding steps among them."""
+    update = policy(base, 1)
+    engine.set_policy(update)
+    engine.submit([ask("a", 30, goes_on=True)])
+    first = finish(engine)["a"]
+    told = Talk("a", PROMPT, 0, first.sampled).told((7, 8, 9)).said
+    before = engine.stats()
+    engine.submit([ask("a", 40).resumed(told)])
+    second = finish(engine)["a"]
+    cached = (len(PROMPT) + 30 - 1) // 32 * 32
+    assert second.kept_tokens == engine.stats().kept_tokens - before.kept_tokens == cached > len(PROMPT)
+    again = engine.stats().reprefilled_tokens - before.reprefilled_tokens
+    assert again == len(PROMPT) + 30 - 1 - cached
+    assert engine.stats().prompt_tokens - before.prompt_tokens == 3
+    assert distance(second, changed(base, update), start=33) < 1e-5
+    engine.set_policy(policy(base, 2))
+    engine.submit([ask("a", 40).resumed(told)])
+    third = finish(engine)["a"]
+    assert third.kept_tokens == 0
+    assert distance(third, changed(base, policy(base, 2)), start=33) < 1e-5
 
 
 def test_decoding_steps_sample_what_stock_steps_do(merged_engine, base, monkeypatch):
@@ -540,7 +564,7 @@ def test_a_block_that_a_decoding_step_filled_is_served_to_the_next_request(merge
     merged_engine.submit([ask("b", 52).resumed(first.sampled)])
     merged_engine.step()
     whole_blocks = (len(PROMPT) + len(first.token_ids) - 1) // 32 * 32
-    again = len(PROMPT) + len(first.token_ids) - whole_blocks
+    again = len(PROMPT) + len(first.token_ids) - 1 - whole_blocks
     assert whole_blocks > len(PROMPT)
     assert merged_engine.stats().reprefilled_tokens - before == again
 

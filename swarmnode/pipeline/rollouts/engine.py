@@ -224,6 +224,9 @@ class PipelineEngine(TorchEngine):
         for row in rows:
             del self._tokens[row], self._logprobs[row]
 
+    def _keep(self, row: int, policy: DecodePolicy, token_ids: Sequence[int]) -> None:
+        """Nothing is kept: the keys and values are at the stages, which let go of whoever has ended."""
+
     def _clear(self) -> None:
         self._feeder.clear()
         self._tokens.clear()

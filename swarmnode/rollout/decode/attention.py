@@ -1,6 +1,7 @@
-"""Attention of new tokens: over their own prompt (prefill), or over the cache (decode).
+"""Attention of new tokens: over their own prompt (prefill), over the cache (decode), or over both (a prompt
+whose beginning is in the cache already).
 
-decoder.py -> [attention] -> decoder.py, slots.py (keys and values of everything in flight)
+decoder.py -> [attention] -> decoder.py, slots.py (keys and values of everything in flight), kept.py
                    |
                    v  one call for a band and layer of a decode step on a CPU: native/decode.py
 """
@@ -60,11 +61,79 @@ class PromptAttention:
         return attended.transpose(1, 2).reshape(len(fused), -1)
 
 
+class ContinuedAttention:
+    """Causal attention of the last tokens of some sequences, whose tokens before have keys and values."""
+
+    def __init__(
+        self,
+        heads: Heads,
+        rotation_NE: Tensor,
+        places: Sequence[tuple[Tensor, int]],
+        window: int | None = None,
+    ) -> None:
+        """`places` has for each sequence its cache, laid out as in a band of one row, and how many of its
+        tokens are new; `window` is as in `LayerKind`."""
+        self._heads, self._rotation = heads, rotation_NE
+        self._caches = [cache for cache, _ in places]
+        self._counts = [count for _, count in places]
+        self._first = [_first_seen(cache.shape[3] - count, window) for cache, count in places]
+        self._masks = [
+            _seen(cache.shape[3], count, first, window, rotation_NE.device)
+            for (cache, count), first in zip(places, self._first, strict=True)
+        ]
+
+    def __call__(self, layer: int, fused: Tensor, qk_norm: Tensor | None) -> Tensor:
+        queries, keys, values = self._split(fused, qk_norm)
+        shape = self._heads.shape
+        attended = fused.new_empty(len(fused), shape.heads * shape.head_dim)
+        pieces = zip(*(new.split(self._counts, 2) for new in (queries, keys, values)), strict=True)
+        targets = attended.split(self._counts)
+        rows = zip(pieces, self._caches, self._counts, self._first, self._masks, targets, strict=True)
+        for (own_queries, own_keys, own_values), cache, count, first, mask, target in rows:
+            tables = cache[2 * layer : 2 * layer + 2]
+            tables[0, :, :, -count:].copy_(own_keys)
+            tables[1, :, :, -count:].copy_(own_values)
+            seen = tables[:, :, :, first:]
+            if shape.score_cap is not None:
+                found = _capped_attention(own_queries, seen[0], seen[1], mask, shape)
+            else:
+                found = F.scaled_dot_product_attention(
+                    own_queries, seen[0], seen[1],
+                    attn_mask=mask, scale=shape.score_scale, enable_gqa=shape.group > 1,
+                )  # fmt: skip
+            target.view(count, shape.heads, shape.head_dim).copy_(found[0].transpose(0, 1))
+        return attended
+
+    def _split(self, fused: Tensor, qk_norm: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [1, H, N, E], keys and values [1, K, N, E] of all new tokens."""
+        shape = self._heads.shape
+        if fits(fused):
+            keys, values = fused.new_empty(2, 1, shape.kv_heads, len(fused), shape.head_dim)
+            layout = self._heads.layout
+            return split_heads(layout, fused, qk_norm, self._rotation, keys, values), keys, values
+        queries, keys, values = self._heads.split(fused, qk_norm, self._rotation)
+        in_heads = queries.flatten(2, 3).transpose(1, 2).to(values.dtype)
+        return in_heads, keys.transpose(1, 2), values.transpose(1, 2)
+
+
+def _first_seen(before: int, window: int | None) -> int:
+    """The first column that any token behind so many can see."""
+    return 0 if window is None else max(0, before + 1 - window)
+
+
+def _seen(columns: int, count: int, first: int, window: int | None, device: torch.device) -> Tensor:
+    """[count, columns - first]: what each of the last `count` tokens sees of the columns from `first` on."""
+    own = torch.arange(columns - count, columns, device=device)[:, None]
+    column = torch.arange(first, columns, device=device)
+    seen = column <= own
+    return seen if window is None else seen & (column > own - window)
+
+
 def _capped_attention(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, shape: Shape
 ) -> Tensor:
     """Causal attention [P, H, W, E] whose scores are capped, a few queries at a time: no fused kernel of
-    torch's can cap them."""
+    torch's can cap them. With a `mask` there may be fewer queries than keys."""
     width = keys.shape[2]
     mask = torch.ones(width, width, dtype=torch.bool, device=keys.device).tril_() if mask is None else mask
     exact = keys.float().repeat_interleave(shape.group, 1).transpose(2, 3)

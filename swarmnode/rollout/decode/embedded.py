@@ -3,8 +3,9 @@
 schedule/partial.py -> submit -> torch_engine.py -> [EmbeddedEngine] -> Output
                                                            |
               [PromptStore] (new prompts)   slots.py <-----+--> decoder.py -> sampler.py     (one step)
-                    |                          ^
-                    +------> decoder.py -------+  keys, values and last hidden states
+                |   |                          ^   |
+      kept.py --+   +------> decoder.py -------+   +--> kept.py (conversations, when a turn ends)
+                       keys, values and last hidden states
 
 One `step` decodes all running rows together, whatever their policies, lets waiting requests take the free
 rows (their prompts are computed apart, so they join when it samples), and samples one token for everybody.
@@ -14,6 +15,9 @@ of one GRPO group have one prompt, and rows become free one at a time. So when a
 needed next are computed with it, up to `BATCH_TOKENS`. The last prompts that nobody waits with any more are
 kept while they have no more tokens than that: under refill, the rest of a group comes a little later. What a
 resumed request had sampled is part of its prompt. A new policy makes everything computed worthless.
+
+A conversation comes turn by turn, each one behind all that was before. Its keys and values are kept when a
+turn ends (kept.py), and only what is new is computed for the next one.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,7 +31,8 @@ from transformers import PreTrainedModel
 from swarmnode.errors import EngineError
 from swarmnode.rollout.decode.attention import PromptAttention, Scratch, cache_attention
 from swarmnode.rollout.decode.decoder import Attention, Decoder, Lookback
-from swarmnode.rollout.decode.running import BATCH_TOKENS, LOGITS_AT_ONCE, DecodePolicy, alike
+from swarmnode.rollout.decode.kept import KEPT_TOKENS, KeptStore, continue_batch
+from swarmnode.rollout.decode.running import BATCH_TOKENS, LOGITS_AT_ONCE, DecodePolicy, alike, within
 from swarmnode.rollout.decode.slots import Slots, cache_size
 from swarmnode.rollout.decode.torch_engine import LoraPairs, TorchEngine
 from swarmnode.rollout.decode.weights import FusedWeights, Layers, longest_sequence
@@ -38,8 +43,8 @@ from swarmnode.rollout.engine import BASE_VERSION, Capabilities, Output, PolicyU
 PromptKey = tuple[int | None, tuple[int, ...]]
 """Version and token ids."""
 
-LayersOf = Callable[[int | None], Layers]
-"""The layers of a version that a request asks for; None: of the newest one."""
+PolicyOf = Callable[[int | None], DecodePolicy]
+"""The policy of a version that a request asks for; None: the newest one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +68,16 @@ class Prompt:
     batch: PromptBatch | None = None
     place: int = 0
     """Its index in `batch`."""
+    kept_tokens: int = 0
+    """Leading tokens whose keys and values were kept from a turn before."""
 
 
 class PromptStore:
     """The prompts of the waiting requests, in the order of their first request, and the last before them."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, kept: KeptStore) -> None:
         self._decoder = decoder
+        self._kept = kept
         self._prompts: dict[PromptKey, Prompt] = {}
         self._left: dict[PromptKey, Prompt] = {}  # nobody waits with them; the last one left last
 
@@ -85,17 +93,20 @@ class PromptStore:
         prompt = self._prompts[_key(request)]
         prompt.waiting -= 1
         if prompt.waiting == 0:
-            self._left[_key(request)] = self._prompts.pop(_key(request))
-            self._keep_last(BATCH_TOKENS)
+            del self._prompts[_key(request)]
+            if not request.sampled:
+                # Nobody else goes on with what this one has sampled.
+                self._left[_key(request)] = prompt
+                self._keep_last(BATCH_TOKENS)
         return prompt
 
     def forget(self) -> None:
         """Let nothing computed so far be used: the policies have changed."""
         self._left.clear()
         for prompt in self._prompts.values():
-            prompt.batch = None
+            prompt.batch, prompt.kept_tokens = None, 0
 
-    def compute(self, prompts: Iterable[Prompt], layers_of: LayersOf) -> None:
+    def compute(self, prompts: Iterable[Prompt], policy_of: PolicyOf) -> None:
         """Make sure that these are computed; if one is not, compute some of those that come next as well."""
         needed = list(dict.fromkeys(prompt for prompt in prompts if prompt.batch is None))
         if not needed:
@@ -104,8 +115,24 @@ class PromptStore:
         for prompt in [*needed, *self._next(needed)]:
             by_version.setdefault(prompt.version, []).append(prompt)
         for version, same in by_version.items():
-            for batch in alike([len(prompt.ids) for prompt in same]):
-                self._compute_batch([same[index] for index in batch], layers_of(version))
+            policy = policy_of(version)
+            fresh = self._continue(same, policy)
+            for batch in alike([len(prompt.ids) for prompt in fresh]):
+                self._compute_batch([fresh[index] for index in batch], policy.layers)
+
+    def _continue(self, prompts: Sequence[Prompt], policy: DecodePolicy) -> list[Prompt]:
+        """Compute those that continue something kept. Returns the others."""
+        found = [(prompt, self._kept.find(policy, prompt.ids)) for prompt in prompts]
+        going_on = [(prompt, kept) for prompt, kept in found if kept is not None]
+        for some in within(going_on, [len(prompt.ids) - kept.computed for prompt, kept in going_on]):
+            sequences = [prompt.ids for prompt, _ in some]
+            caches, hidden = continue_batch(
+                self._decoder, policy.layers, sequences, [kept for _, kept in some]
+            )
+            for (prompt, kept), cache, last in zip(some, caches, hidden.split(1), strict=True):
+                prompt.batch, prompt.place = PromptBatch(cache, last), 0
+                prompt.kept_tokens = kept.computed
+        return [prompt for prompt, kept in found if kept is None]
 
     def _next(self, needed: Sequence[Prompt]) -> Iterator[Prompt]:
         """Prompts to compute ahead of their time. What was computed so before counts as well."""
@@ -186,9 +213,11 @@ class EmbeddedEngine(TorchEngine):
         max_length: int | None = None,
         device: torch.device | str | None = None,
         max_versions: int = 4,
+        kept_tokens: int = KEPT_TOKENS,
     ) -> None:
         """`max_length` bounds prompt and completion together; by default what the model was made for. Each of
-        `max_versions` policies that are live at once holds a copy of the model's layers."""
+        `max_versions` policies that are live at once holds a copy of the model's layers. `kept_tokens` bounds
+        what is kept for a next turn; 0 keeps nothing."""
         place = torch.device(device) if device is not None else model.device
         weights = FusedWeights(model, place)
         capabilities = Capabilities(
@@ -203,7 +232,8 @@ class EmbeddedEngine(TorchEngine):
         super().__init__(capabilities, eos_token_ids, weights.shape.vocab, start, place)
         self._weights = weights
         self._decoder = Decoder(weights)
-        self._prompts = PromptStore(self._decoder)
+        self._kept = KeptStore(kept_tokens)
+        self._prompts = PromptStore(self._decoder, self._kept)
         self._slots = self._empty_slots()
         self._scratch = Scratch(place)
         self._longest = 0
@@ -264,13 +294,13 @@ class EmbeddedEngine(TorchEngine):
             self._slots.place(own_rows, [len(prompt.ids) for _, prompt in members], batch.cache, places)
             hidden[own_rows] = batch.hidden[places]
         if requests:
-            self._start(rows, requests)
+            self._start(rows, requests, [prompt.kept_tokens for prompt in prompts])
         return hidden
 
     def _computed(self, requests: Iterable[Request]) -> list[Prompt]:
         """The prompts of requests that start now."""
         prompts = [self._prompts.leave(request) for request in requests]
-        self._prompts.compute(prompts, lambda version: self._policy(version).layers)
+        self._prompts.compute(prompts, self._policy)
         return prompts
 
     def _close_up(self) -> None:
@@ -291,7 +321,11 @@ class EmbeddedEngine(TorchEngine):
     def _release(self, rows: Sequence[int]) -> None:
         self._slots.release(rows)
 
+    def _keep(self, row: int, policy: DecodePolicy, token_ids: Sequence[int]) -> None:
+        self._kept.add(policy, token_ids, self._slots.cache_of(row))
+
     def _clear(self) -> None:
+        self._kept.forget()
         self._prompts.forget()
         self._slots = self._empty_slots()
 
@@ -324,6 +358,14 @@ class EmbeddedEngine(TorchEngine):
     def _merge(self, pairs: LoraPairs, former: Layers | None) -> Layers:
         self._prompts.forget()
         return self._weights.merged(pairs, former)
+
+    def _take_over(self, version: int, pairs: LoraPairs, staying: set[DecodePolicy]) -> None:
+        super()._take_over(version, pairs, staying)
+        self._kept.forget_others(self._policies.values())
+
+    def _forget_unused(self) -> None:
+        super()._forget_unused()
+        self._kept.forget_others(self._policies.values())
 
     def _base(self) -> DecodePolicy:
         bare = next((policy for policy in self._policies.values() if policy.is_base), None)

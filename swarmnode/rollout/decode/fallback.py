@@ -6,8 +6,8 @@ select.py -> [fallback] <- torch_engine.py <- schedule/partial.py
                  +-> model(...) -> sampler.py -> Output
 
 What it gives up against embedded.py: the next batch starts when the last sequence of this one has ended, each
-sequence pays for its own prompt, and there is one policy at a time, so no version can be pinned. Seeds,
-log-probabilities, abort and resume stay exact.
+sequence pays for its own prompt, and for all of it again in every turn of a conversation, and there is one
+policy at a time, so no version can be pinned. Seeds, log-probabilities, abort and resume stay exact.
 """
 
 import inspect
@@ -110,6 +110,9 @@ class GenerateEngine(TorchEngine):
     def _release(self, rows: Sequence[int]) -> None:
         if not self._running:
             self._batch = None
+
+    def _keep(self, row: int, policy: DecodePolicy, token_ids: Sequence[int]) -> None:
+        """Nothing is kept: the cache is one of transformers', for the whole batch."""
 
     def _clear(self) -> None:
         self._batch = None

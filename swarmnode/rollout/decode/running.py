@@ -8,8 +8,8 @@ Spans change when a policy does, never per token: until then a row is one open s
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,8 @@ from torch import Tensor
 from swarmnode.rollout.decode.weights import Layers
 from swarmnode.rollout.engine import Request, SamplingParams
 from swarmnode.types import Span
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,6 +31,8 @@ class DecodePolicy:
     """Empty where the engine has a single model, which changes in place."""
     is_base: bool
     """Whether it is the base model without any adapter."""
+    mark: object = field(default_factory=object)
+    """Remembers this policy when it is gone: holds no weights, and is no other's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,8 @@ class Running:
     policy: DecodePolicy
     first_tick: int
     """When its first token since it has this row is sampled."""
+    kept_tokens: int = 0
+    """Tokens before its first one whose keys and values were still there from a turn before."""
     kv: Literal["fresh", "stale"] = "fresh"
     closed: tuple[Span, ...] = ()
     """Spans since it has this row, of the policies before this one."""
@@ -122,5 +128,23 @@ def alike(lengths: Sequence[int], padding: int = PADDING) -> Iterator[list[int]]
             yield batch
             batch = []
         batch.append(index)
+    if batch:
+        yield batch
+
+
+def within(items: Sequence[T], tokens: Sequence[int]) -> Iterator[list[T]]:
+    """The items in their order, cut into batches within `BATCH_TOKENS` (or of one).
+
+    >>> list(within("abc", [2000, 40, 2009]))
+    [['a', 'b'], ['c']]
+    """
+    batch: list[T] = []
+    total = 0
+    for item, count in zip(items, tokens, strict=True):
+        if batch and total + count > BATCH_TOKENS:
+            yield batch
+            batch, total = [], 0
+        batch.append(item)
+        total += count
     if batch:
         yield batch

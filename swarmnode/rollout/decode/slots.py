@@ -111,6 +111,11 @@ class Band:
         self.remove(rows)
         return starts, cache
 
+    def cache_of(self, row: int, until_tick: int) -> Tensor:
+        """Keys and values of one sequence up to a tick, without it."""
+        place = self._places[row]
+        return self._cache[:, place, :, : until_tick - self.starts[place]]
+
     def remove(self, rows: Iterable[int]) -> None:
         """Let sequences go. The last ones take their places."""
         gone = {self._places.pop(row) for row in rows}
@@ -329,6 +334,11 @@ class Slots:
     def harvest(self, rows: Sequence[int], since: int) -> tuple[list[list[int]], list[list[float]]]:
         """Tokens and log-probabilities of `rows` from tick `since` to the newest."""
         return self._history.harvest(self._index(rows), since, self.tick)
+
+    def cache_of(self, row: int) -> Tensor:
+        """Keys and values of a row up to the token before its newest, [2 * layers, kv_heads, columns, d]: to
+        be copied before the band changes again."""
+        return self._band_of[row].cache_of(row, self.tick)
 
     def release(self, rows: Sequence[int]) -> None:
         """Let rows go. They are sampled for until claimed again or closed up."""

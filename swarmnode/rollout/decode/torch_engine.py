@@ -117,6 +117,11 @@ class TorchEngine(ABC):
     ) -> Iterator[Tensor]:
         """Logits after the last `tails[i]` tokens of each sequence, [tokens, vocab] pieces in order."""
 
+    @abstractmethod
+    def _keep(self, row: int, policy: DecodePolicy, token_ids: Sequence[int]) -> None:
+        """A request has stopped that may go on. Its row has keys and values for all of these tokens but the
+        newest, under this policy: now they may be kept."""
+
     @property
     def _padding(self) -> int:
         """Sequences scored together may differ in length by this."""
@@ -266,16 +271,20 @@ class TorchEngine(ABC):
 
     # Rows
 
-    def _start(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
-        """These sample their first token next."""
+    def _start(
+        self, rows: Sequence[int], requests: Sequence[Request], kept_tokens: Sequence[int] | None = None
+    ) -> None:
+        """These sample their first token next. `kept_tokens` of each did not have to be computed."""
+        kept = [0] * len(requests) if kept_tokens is None else kept_tokens
         index = torch.tensor(rows, device=self._device)
         sampling = [request.sampling for request in requests]
         positions = [len(request.prompt_ids) + len(request.sampled) for request in requests]
         self._sampler.write(index, sampling, positions)
         self._stops.write(index, sampling)
-        self._counters.started(requests)
-        for row, request in zip(rows, requests, strict=True):
-            self._running[row] = running = Running(request, self._policy(request.version), self._tick + 1)
+        for row, request, own_kept in zip(rows, requests, kept, strict=True):
+            self._counters.started(request, own_kept)
+            policy = self._policy(request.version)
+            self._running[row] = running = Running(request, policy, self._tick + 1, own_kept)
             self._next_deadline = min(self._next_deadline, running.last_tick)
 
     def _ended(self, tokens: Tensor) -> dict[int, FinishReason]:
@@ -298,9 +307,13 @@ class TorchEngine(ABC):
         sampled = self._collect(list(ended))
         outputs: list[Output] = []
         for (row, reason), completion in zip(ended.items(), sampled, strict=True):
-            request_id = self._running.pop(row).request.request_id
-            self._queue.close(request_id)
-            outputs.append(Output(request_id, completion, reason))
+            running = self._running.pop(row)
+            request = running.request
+            self._queue.close(request.request_id)
+            outputs.append(Output(request.request_id, completion, reason, running.kept_tokens))
+            # Stale ones would make the next turn stale as well, where it can be fresh.
+            if request.goes_on and reason == "stop" and running.kv == "fresh":
+                self._keep(row, running.policy, request.prompt_ids + completion.token_ids)
         self._vacate(list(ended))
         return outputs
 

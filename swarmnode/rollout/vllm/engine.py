@@ -233,22 +233,15 @@ class VllmEngine:
         for key, token_ids, logprobs, finish, cached_tokens in deltas:
             row = self._running[key]
             if cached_tokens is not None:
-                self._count_prefill(row.request, cached_tokens)
+                row.kept_tokens = cached_tokens if row.request.sampled else 0
+                self._counters.started(row.request, row.kept_tokens)
             row.tokens += token_ids
             row.logprobs += logprobs
             self._counters.generated_tokens += len(token_ids)
             if finish is not None and finish != "abort":
                 self._let_go(row)
                 [sampled] = self._sampled([row])
-                self._ready.append(Output(row.request.request_id, sampled, finish))
-
-    def _count_prefill(self, request: Request, cached_tokens: int) -> None:
-        if request.sampled:
-            self._counters.reprefilled_tokens += (
-                len(request.prompt_ids) + len(request.sampled) - cached_tokens
-            )
-        else:
-            self._counters.prompt_tokens += len(request.prompt_ids)
+                self._ready.append(Output(row.request.request_id, sampled, finish, row.kept_tokens))
 
     def _withdraw(self, choose: Callable[[Row], bool]) -> list[Row]:
         """Take rows out of vLLM, with all they sampled; some may turn out to have ended."""
@@ -263,7 +256,7 @@ class VllmEngine:
     def _abort_rows(self, choose: Callable[[Row], bool]) -> list[Output]:
         rows = self._withdraw(choose)
         outputs = [
-            Output(row.request.request_id, sampled, "abort")
+            Output(row.request.request_id, sampled, "abort", row.kept_tokens)
             for row, sampled in zip(rows, self._sampled(rows), strict=True)
         ]
         for output in outputs:

@@ -28,6 +28,8 @@ class Row:
     logprobs: list[float] = field(default_factory=list[float])
     spans: list[Span] = field(default_factory=list[Span])
     """Those that are over."""
+    kept_tokens: int = 0
+    """Leading tokens that vLLM had cached when it was resumed."""
 
     @property
     def follows(self) -> bool:

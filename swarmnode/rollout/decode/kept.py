@@ -1,0 +1,148 @@
+"""Keys and values of conversations between two turns: what was read and said is not computed again.
+
+a request that `goes_on` stops -> [KeptStore] -> embedded.PromptStore: the same tokens with more behind them
+                                       |
+                                       +-> [continue_batch]: one forward pass over what is new
+
+There are no sessions. A conversation is found by its tokens, under the very policy that computed them: one
+that goes on differently finds nothing, and neither does one of another policy. The newest token of what is
+kept has no keys and values yet, because it was sampled and not fed: what is computed begins with it.
+"""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from swarmnode.rollout.decode.attention import ContinuedAttention
+from swarmnode.rollout.decode.decoder import Decoder, Lookback
+from swarmnode.rollout.decode.running import DecodePolicy
+from swarmnode.rollout.decode.slots import cache_size
+from swarmnode.rollout.decode.weights import Layers
+
+KEPT_TOKENS = 1 << 16
+"""Most tokens whose keys and values are kept for a next turn: 64 conversations of a thousand. A token takes
+2 * layers * kv_heads * head_dim numbers, 112 KiB in Qwen3-0.6B."""
+
+BASE = object()
+"""The mark of the model without any adapter."""
+
+# ---- which conversations are kept ----
+
+
+@dataclass(slots=True, eq=False)
+class Kept:
+    """A conversation that has stopped and may go on."""
+
+    mark: object
+    """The policy that computed `cache`. Its weights may be gone."""
+    packed_ids: bytes
+    """Its tokens, the newest included, in a form in which a prefix is quickly seen."""
+    cache: Tensor
+    """Keys and values of all but the newest token: [2 * layers, kv_heads, tokens - 1, d]."""
+    waiting: int = 1
+    """Conversations that stand exactly here. Samples of a group often begin alike."""
+
+    @property
+    def computed(self) -> int:
+        """Tokens that have keys and values."""
+        return self.cache.shape[2]
+
+
+class KeptStore:
+    """What is kept, the least recently used first. At most `most_tokens` tokens in all."""
+
+    def __init__(self, most_tokens: int) -> None:
+        self._most_tokens = most_tokens
+        self._kept: list[Kept] = []
+
+    @property
+    def tokens(self) -> int:
+        """Tokens whose keys and values are here."""
+        return sum(kept.computed for kept in self._kept)
+
+    def add(self, policy: DecodePolicy, token_ids: Sequence[int], cache: Tensor) -> None:
+        """Keep a conversation, instead of the one that it continues. `cache` is as in `Kept`, and copied."""
+        mark, packed, before = _mark(policy), _packed(token_ids), _packed(token_ids[:-1])
+        if (continued := self._longest(mark, before)) is not None:
+            continued.waiting -= 1
+            if not continued.waiting:
+                self._kept.remove(continued)
+        if (same := self._longest(mark, packed)) is not None and same.packed_ids == packed:
+            same.waiting += 1
+            self._use(same)
+        elif cache.shape[2] <= self._most_tokens:
+            self._kept.append(Kept(mark, packed, cache.clone()))
+            self._let_the_oldest_go()
+
+    def find(self, policy: DecodePolicy, token_ids: Sequence[int]) -> Kept | None:
+        """The longest conversation that these tokens continue. It stays: they may come again, with more."""
+        found = self._longest(_mark(policy), _packed(token_ids[:-1]))
+        if found is not None:
+            self._use(found)
+        return found
+
+    def forget(self) -> None:
+        """Let all of them go."""
+        self._kept.clear()
+
+    def forget_others(self, live: Iterable[DecodePolicy]) -> None:
+        """Let those go whose policy is none of these. The base can always be asked for."""
+        marks = {BASE, *map(_mark, live)}
+        self._kept = [kept for kept in self._kept if kept.mark in marks]
+
+    def _longest(self, mark: object, packed: bytes) -> Kept | None:
+        found = (kept for kept in self._kept if kept.mark is mark and packed.startswith(kept.packed_ids))
+        return max(found, key=lambda kept: kept.computed, default=None)
+
+    def _use(self, kept: Kept) -> None:
+        self._kept.remove(kept)
+        self._kept.append(kept)
+
+    def _let_the_oldest_go(self) -> None:
+        surplus = self.tokens - self._most_tokens
+        while surplus > 0:
+            surplus -= self._kept.pop(0).computed
+
+
+def _packed(token_ids: Sequence[int]) -> bytes:
+    """All tokens take the same number of bytes, so that a prefix of bytes is one of tokens."""
+    return array("q", token_ids).tobytes()
+
+
+def _mark(policy: DecodePolicy) -> object:
+    """Two with the same mark compute the same keys and values. There is one base, whatever it is called."""
+    return BASE if policy.is_base else policy.mark
+
+
+# ---- how they go on ----
+
+
+def continue_batch(
+    decoder: Decoder, layers: Layers, sequences: Sequence[Sequence[int]], kept: Sequence[Kept]
+) -> tuple[list[Tensor], Tensor]:
+    """One forward pass over the tokens of each sequence that are new. Returns the keys and values of each
+    whole sequence, laid out as in a band of one row, and the hidden states [sequences, hidden] of their last
+    tokens."""
+    device = decoder.weights.embedding.device
+    new = [ids[one.computed :] for ids, one in zip(sequences, kept, strict=True)]
+    caches = [_widened(decoder, one, len(ids)) for ids, one in zip(sequences, kept, strict=True)]
+    positions = [p for ids, one in zip(sequences, kept, strict=True) for p in range(one.computed, len(ids))]
+    positions_N = torch.tensor(positions, device=device)
+    places = [(cache, len(tokens)) for cache, tokens in zip(caches, new, strict=True)]
+
+    def of_kind(kind: Lookback) -> ContinuedAttention:
+        return ContinuedAttention(decoder.heads, kind.rotary.at(positions_N), places, kind.window)
+
+    tokens_N = torch.tensor([token for tokens in new for token in tokens], device=device)
+    ends = torch.tensor([len(tokens) for tokens in new], device=device).cumsum(0) - 1
+    return caches, decoder.forward(layers, tokens_N, decoder.attention(of_kind), ends)
+
+
+def _widened(decoder: Decoder, kept: Kept, columns: int) -> Tensor:
+    """A copy of what is kept, with room for more: [2 * layers, 1, kv_heads, columns, d]."""
+    cache = kept.cache.new_empty(cache_size(decoder.heads.shape, 1, columns))
+    cache[:, 0, :, : kept.computed].copy_(kept.cache)
+    return cache
