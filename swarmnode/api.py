@@ -386,9 +386,13 @@ def _tasks_of(
     if not rewards:
         return None
     from swarmnode.node.assemble import start_tasks
+    from swarmnode.tasks.specs import judged_elsewhere
 
     judges = named_rewards(rewards)
-    return {name: rewarded(one, judges) for name, one in start_tasks(stack, config.tasks).items()}
+    named = config.tasks.model_copy(
+        update={"names": tuple(map(judged_elsewhere, config.tasks.names)), "reward": ()}
+    )
+    return {name: rewarded(one, judges) for name, one in start_tasks(stack, named).items()}
 
 
 def _load(settings: Settings, *, base: bool, best: bool) -> TrainedPolicy:

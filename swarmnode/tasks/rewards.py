@@ -259,7 +259,8 @@ def score_with(
         call_reward(reward, prompts, completions, columns, conversational=example.conversational)
         for reward in rewards.values()
     ]
-    return [dict(zip(rewards, row, strict=True)) for row in zip(*values, strict=True)]
+    rows = zip(*values, strict=True) if values else [()] * count
+    return [dict(zip(rewards, row, strict=True)) for row in rows]
 
 
 def _said(text: str) -> list[Message]:
