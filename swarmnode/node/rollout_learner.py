@@ -35,7 +35,7 @@ from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.rollout.schedule.state import PartialSettings
 from swarmnode.tasks.judged import ExampleStream, OwnJudge, StreamPlace, WantedExamples
 from swarmnode.tasks.loader import spec_of
-from swarmnode.tasks.task import Task, redraw, score_strictly
+from swarmnode.tasks.task import Task, judges_groups, redraw, score_strictly
 from swarmnode.training.checkpoint import Measure, Waiting
 from swarmnode.training.evaluation import evaluate
 from swarmnode.training.records import Counters, Evaluation, TrainReport
@@ -219,12 +219,17 @@ class RolloutLearner(ABC):
                     self._tasks,
                     self._sampling,
                     examples=self._config.tasks.eval_examples,
+                    samples=self._evaluation_samples(),
                     should_stop=self._interrupted.is_set,
                 )
             except JudgementLost:
                 if not self._interrupted.is_set():
                     raise
                 return None
+
+    def _evaluation_samples(self) -> int:
+        """Answers to each held-out question: one, or a group where they are compared."""
+        return self._config.rollout.group_size if any(map(judges_groups, self._tasks.values())) else 1
 
     def interrupt(self) -> None:
         self._interrupted.set()
@@ -257,10 +262,13 @@ class RolloutLearner(ABC):
         return scored(answered, self._tasks, self._author, version)
 
     def _score_more(self, answered: Answered, probe: RolloutGroup | None) -> RolloutGroup:
-        """The group of an example that was widened: what was scored before is not scored again. None: it is
-        of a checkpoint with more groups than a round has now."""
+        """The group of an example that was widened: what was scored before is not scored again, unless
+        answers are compared with each other. None: it is of a checkpoint with more groups than a round has
+        now."""
         if probe is None:
             return self._score(answered, self.engine.policy_version)
+        if judges_groups(self._tasks[answered.example.key.task]):
+            return self._score(answered, probe.policy_version)
         more = Answered(answered.example, answered.completions[len(probe.completions) :])
         found = self._score(more, probe.policy_version)
         return replace(found, completions=answered.completions, scores=(*probe.scores, *found.scores))

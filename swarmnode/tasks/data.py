@@ -18,7 +18,7 @@ import msgspec
 from swarmnode.errors import TaskError
 from swarmnode.tasks.builtin import StableRandom
 from swarmnode.tasks.digests import judged_version
-from swarmnode.tasks.rewards import Reward, load_reward, named_rewards, score_with
+from swarmnode.tasks.rewards import Reward, judge_groups, load_reward, named_rewards, score_with
 from swarmnode.tasks.rows import read_row, user_text
 from swarmnode.tasks.specs import JUDGED_ELSEWHERE, TaskKind, TaskSpec
 from swarmnode.tasks.tables import MAX_ROW_BYTES, Columns, PlacedRow, read_table, take
@@ -47,6 +47,11 @@ class DataTask:
     rows: Sequence[bytes]
     rewards: Mapping[str, Reward]
     exchangeable: bool = True
+
+    @property
+    def judges_groups(self) -> bool:
+        """Whether its rewards compare the answers of a group."""
+        return judge_groups(self.rewards)
 
     def examples(self, seed: int) -> Iterator[Example]:
         """All rows once, in this seed's order."""
@@ -82,7 +87,7 @@ def load_data(spec: TaskSpec) -> DataTask:
     judges = {"correct": load_reward("exact_match")} if exact else rewards
     # Who judges elsewhere makes the version of these rows and of that judge by the same rule.
     version = judged_version(digest.hexdigest(), judges) if judges else digest.hexdigest()
-    return DataTask(name, version, rows, judges, exchangeable=not private)
+    return DataTask(name, version, rows, judges, exchangeable=not private and not judge_groups(judges))
 
 
 def name_of(spec: TaskSpec) -> str:

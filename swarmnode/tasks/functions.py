@@ -18,7 +18,7 @@ from swarmnode.errors import TaskError
 from swarmnode.tasks.data import shuffled
 from swarmnode.tasks.digests import judged_version, source_of
 from swarmnode.tasks.loader import TASK_NAME, FileTask
-from swarmnode.tasks.rewards import Reward, load_reward, named_rewards, score_with
+from swarmnode.tasks.rewards import Reward, judge_groups, load_reward, named_rewards, score_with
 from swarmnode.tasks.task import Task, is_exchangeable, is_task
 from swarmnode.types import Example
 
@@ -50,8 +50,13 @@ class RewardedTask:
 
     @property
     def exchangeable(self) -> bool:
-        """Whether the other task is."""
-        return is_exchangeable(self.task)
+        """Whether the other task is, and others can judge single answers as we do."""
+        return is_exchangeable(self.task) and not self.judges_groups
+
+    @property
+    def judges_groups(self) -> bool:
+        """Whether these rewards compare the answers of a group."""
+        return judge_groups(self.rewards)
 
     def examples(self, seed: int) -> Iterator[Example]:
         """The other task's examples, under this task's version."""

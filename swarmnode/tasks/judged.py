@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 
 from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
 from swarmnode.tasks.builtin import OurOwn
-from swarmnode.tasks.task import MAX_SEED, Isolated, Task, draw_train, is_exchangeable
+from swarmnode.tasks.task import MAX_SEED, Isolated, Task, draw_train, is_exchangeable, judges_groups
 from swarmnode.types import Example, ExampleKey
 
 logger = logging.getLogger(__name__)
@@ -136,6 +136,7 @@ class JudgedTask:
         self.name = task.name
         self.version = task.version
         self.exchangeable = is_exchangeable(task)
+        self.judges_groups = judges_groups(task)
         self._judge = judge
 
     def examples(self, seed: int) -> Iterator[Example]:

@@ -72,6 +72,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     name: str
     version: str
     exchangeable: bool = True
+    judges_groups: bool = False
 
 
 class DrawnExample(msgspec.Struct, frozen=True):

@@ -178,6 +178,7 @@ class Isolated(ABC):
     name: str
     version: str
     exchangeable: bool
+    judges_groups: bool
 
     @property
     @abstractmethod
@@ -221,6 +222,19 @@ def is_exchangeable(task: object) -> bool:
     """Whether rollouts of a task may leave this node. A task that does not say may: its version promises that
     every node with the same one draws and scores alike."""
     return not isinstance(task, SaysIfExchangeable) or bool(task.exchangeable)
+
+
+@runtime_checkable
+class SaysIfOfGroups(Protocol):
+    """A task that says whether its judge compares the answers to one example."""
+
+    @property
+    def judges_groups(self) -> bool: ...
+
+
+def judges_groups(task: object) -> bool:
+    """Whether a task has to see all answers of a group at once, so that it may not be asked for parts."""
+    return isinstance(task, SaysIfOfGroups) and task.judges_groups
 
 
 MAX_ABS_REWARD = 1e6
