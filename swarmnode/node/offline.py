@@ -168,7 +168,14 @@ def _trained_on(tasks: TasksConfig, checkpoint: Checkpoint | None) -> TasksConfi
             hint="name the file where it is now, or other tasks: `swarmnode eval --task FILE`",
         )
     # What was said of data sets stands in their names.
-    said = {"reward": (), "prompt_column": "", "answer_column": "", "system_prompt": "", "reasoning_gym": {}}
+    said = {
+        "reward": (),
+        "prompt_column": "",
+        "answer_column": "",
+        "system_prompt": "",
+        "reasoning_gym": {},
+        "curriculum": False,
+    }
     return tasks.model_copy(update={"names": specs, "mixes": (), **said})
 
 

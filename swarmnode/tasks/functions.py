@@ -19,7 +19,7 @@ from swarmnode.tasks.data import shuffled
 from swarmnode.tasks.digests import judged_version, source_of
 from swarmnode.tasks.loader import TASK_NAME, FileTask
 from swarmnode.tasks.rewards import Reward, judge_groups, load_reward, named_rewards, score_with
-from swarmnode.tasks.task import Task, is_exchangeable, is_task
+from swarmnode.tasks.task import Task, is_exchangeable, is_task, levels_of
 from swarmnode.types import Example
 
 Draw = Callable[[int], Iterable[Any]]
@@ -52,6 +52,11 @@ class RewardedTask:
     def exchangeable(self) -> bool:
         """Whether the other task is, and others can judge single answers as we do."""
         return is_exchangeable(self.task) and not self.judges_groups
+
+    @property
+    def levels(self) -> int:
+        """As many as the other task has."""
+        return levels_of(self.task)
 
     @property
     def judges_groups(self) -> bool:

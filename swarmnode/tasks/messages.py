@@ -73,6 +73,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     version: str
     exchangeable: bool = True
     judges_groups: bool = False
+    levels: int = 1
 
 
 class DrawnExample(msgspec.Struct, frozen=True):

@@ -179,6 +179,7 @@ class Isolated(ABC):
     version: str
     exchangeable: bool
     judges_groups: bool
+    levels: int
 
     @property
     @abstractmethod
@@ -235,6 +236,19 @@ class SaysIfOfGroups(Protocol):
 def judges_groups(task: object) -> bool:
     """Whether a task has to see all answers of a group at once, so that it may not be asked for parts."""
     return isinstance(task, SaysIfOfGroups) and task.judges_groups
+
+
+@runtime_checkable
+class HasLevels(Protocol):
+    """A task with a curriculum: its seeds may name a level (curriculum.py)."""
+
+    @property
+    def levels(self) -> int: ...
+
+
+def levels_of(task: object) -> int:
+    """How many levels a task has; one where it has no curriculum."""
+    return task.levels if isinstance(task, HasLevels) else 1
 
 
 MAX_ABS_REWARD = 1e6
