@@ -158,7 +158,7 @@ class Node:
         try:
             with ExitStack() as stack:
                 stack.enter_context(_interrupts(self.stop, signals))
-                tasks = _tasks_of(stack, self._task, self._rewards, self.config)
+                tasks = tasks_of(stack, self._task, self._rewards, self.config)
                 run = prepared(
                     given.config, given.model, given.model_reason, given.paths, screen,
                     fresh=self._fresh, tasks=tasks, watch=_Watch(self._seen, self._on_round),
@@ -258,7 +258,7 @@ def evaluate(
 
     chosen = settings_of(home, preset, None if model is None else str(model), _names(task), settings or {})
     with ExitStack() as stack:
-        tasks = _tasks_of(stack, task, rewards_of(reward), chosen.config)
+        tasks = tasks_of(stack, task, rewards_of(reward), chosen.config)
         return evaluate_offline(
             chosen.config,
             chosen.model,
@@ -376,7 +376,7 @@ def _names(task: GivenTask | None) -> dict[str, Any]:
     return {"tasks.names": (str(task),), "tasks.mixes": ()} if named else {}
 
 
-def _tasks_of(
+def tasks_of(
     stack: ExitStack, task: GivenTask | None, rewards: Sequence[RewardSpec], config: Config
 ) -> dict[str, Task] | None:
     """The tasks that were passed in; None: the settings name them. The stack ends their processes."""
@@ -386,9 +386,13 @@ def _tasks_of(
     if not rewards:
         return None
     from swarmnode.node.assemble import start_tasks
+    from swarmnode.tasks.specs import judged_elsewhere
 
     judges = named_rewards(rewards)
-    return {name: rewarded(one, judges) for name, one in start_tasks(stack, config.tasks).items()}
+    named = config.tasks.model_copy(
+        update={"names": tuple(map(judged_elsewhere, config.tasks.names)), "reward": ()}
+    )
+    return {name: rewarded(one, judges) for name, one in start_tasks(stack, named).items()}
 
 
 def _load(settings: Settings, *, base: bool, best: bool) -> TrainedPolicy:

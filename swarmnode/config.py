@@ -180,6 +180,9 @@ class TasksConfig(Section):
     """What the system says before every question of data sets and of reasoning-gym."""
     reasoning_gym: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Parameters of `reasoning-gym:NAME`, as a table [tasks.reasoning_gym.NAME]."""
+    curriculum: bool = False
+    """Ask data sets of reasoning-gym at the level of their curriculum that the policy has reached: the next
+    one from three answers in four right, the one before below one in ten."""
     private: bool = False
     """Announce no rollout of ours to anyone. Without, rollouts of data sets leave with the number of their
     row and never its text, and only a node with the same rows can use them."""

@@ -3,13 +3,23 @@
 import ast
 import os
 import re
+import runpy
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import swarmnode
+from swarmnode.api import GivenTask, rewards_of, tasks_of
+from swarmnode.node.assemble import start_tasks
 from swarmnode.storage import resolve_paths
+from swarmnode.tasks.functions import RewardSpec
+from swarmnode.tasks.task import draw_train, score_strictly
+from swarmnode.types import total_reward
 
 FOLDER = Path(__file__).parent.parent / "examples"
 MOST_LINES = 20
@@ -29,8 +39,52 @@ def test_docstrings_comments_and_empty_lines_are_no_code() -> None:
     assert lines_of_code('"""Doc."""\n\n# why\nx = 1  # so\n') == 1
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
-def test_an_example_runs_and_is_short(path: Path, tiny_model: Path, tmp_path: Path) -> None:
+TRAINED = ("notebook", "own_task", "watched")
+"""Examples that are about the node. The others are about tasks: those are drawn and judged as a node has
+them, and only the training is left out."""
+
+TASKS = sorted(path for path in FOLDER.glob("*.py") if path.stem not in TRAINED)
+
+
+@pytest.mark.parametrize("path", TASKS, ids=lambda path: path.stem)
+def test_the_task_of_an_example_is_drawn_and_judged_and_it_is_short(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = path.read_text()
+    assert lines_of_code(source) <= MOST_LINES
+    for package in re.findall(
+        r"^(?:from|import) (\w+)|\b(trl)\.rewards|\"(reasoning)-gym:", source, re.MULTILINE
+    ):
+        name = "reasoning_gym" if package[2] else package[0] or package[1]
+        pytest.importorskip(name, reason=f"{name} is not installed")
+    here = tmp_path / path.name
+    here.write_text(source)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SWARMNODE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    told: list[float | None] = []
+
+    def judged(task: GivenTask, reward: Sequence[RewardSpec] | RewardSpec = (), **options: Any) -> None:
+        options.pop("samples", None)
+        node = swarmnode.Node(task, reward, home=tmp_path / "home", **options)
+        with ExitStack() as stack:
+            tasks = tasks_of(stack, task, rewards_of(reward), node.config)
+            for one in (tasks or start_tasks(stack, node.config.tasks)).values():
+                example = next(iter(draw_train(one, 0)))
+                answer = str(example.columns.get("answer", "1"))
+                texts = [answer, f"so \\boxed{{{answer}}}", answer, "?", *map(str, range(50))]
+                told.extend(map(total_reward, score_strictly(one, example, texts)))
+
+    monkeypatch.setattr(swarmnode, "run", judged, raising=False)
+    monkeypatch.setattr(swarmnode, "evaluate", judged, raising=False)
+    runpy.run_path(str(here), run_name="__main__")
+    assert None not in told
+    assert len(set(told)) > 1, "one answer is better than another"
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_an_example_runs_and_is_short(name: str, tiny_model: Path, tmp_path: Path) -> None:
+    path = FOLDER / f"{name}.py"
     source = path.read_text()
     assert lines_of_code(source) <= MOST_LINES
     models = resolve_paths(tmp_path, {}).models

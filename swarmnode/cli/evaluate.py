@@ -1,7 +1,7 @@
 """`swarmnode eval`: the reward per task on held-out draws, or the score of standard suites, of a checkpoint
 or of a model as it is."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -73,7 +73,7 @@ def evaluate(
 
     They are of the tasks that the node trained on, unless --task or --set tasks.names says otherwise. With
     --samples N each is asked N times, and pass@k (k = 1, 2, 4, ... up to N) says how likely it is that at
-    least one of k answers passes.
+    least one of k answers passes; maj@k how often what most of k answers say does.
 
     With --suite they are the questions of those files, which nothing is ever trained on.
     """
@@ -141,16 +141,22 @@ def _lines(result: "OfflineEvaluation") -> Iterator[str]:
     on = f"{result.examples} held-out examples per task"
     yield f"{result.model}, {result.policy}, {on}, {asked}{result.sampling}"
     ks = list(result.pass_at_mean) if several else []
+    votes = ks[1:]
     if several:
-        yield _row("", ["reward", *(f"pass@{k}" for k in ks)])
-    rows = [(name, reward, result.pass_at[name]) for name, reward in result.per_task.items()]
-    for name, reward, pass_at in (*rows, ("mean", result.mean, result.pass_at_mean)):
-        yield _row(name, [_shown(reward), *(_shown(pass_at[k]) for k in ks)])
+        yield _row("", ["reward", *(f"pass@{k}" for k in ks), *(f"maj@{k}" for k in votes)])
+    for name, reward in result.per_task.items():
+        pass_at, majority_at = result.pass_at[name], result.majority_at[name]
+        cells = [reward, *(pass_at[k] for k in ks), *(majority_at[k] for k in votes)]
+        yield _row(name, map(_shown, cells))
+    yield _row("mean", map(_shown, [result.mean, *(result.pass_at_mean[k] for k in ks)]))
     if several:
         yield f"passed: a reward of {result.passing_reward:g} or more"
+    for name, judges in result.judged_by.items():
+        if "agreement" in judges:
+            yield f"{name}: no true answers, so judged by what most of the other answers say"
 
 
-def _row(name: str, cells: Sequence[str]) -> str:
+def _row(name: str, cells: Iterable[str]) -> str:
     return f"  {name:12} {' '.join(f'{cell:8}' for cell in cells)}".rstrip()
 
 

@@ -96,7 +96,7 @@ def specs_of(config: TasksConfig) -> tuple[str, ...]:
     ('rev', 'q.jsonl?reward=numeric_match')
     """
     about = [option for option, setting in ABOUT_DATA.items() if getattr(config, setting)]
-    if not about and not config.reasoning_gym:
+    if not about and not config.reasoning_gym and not config.curriculum:
         return config.names
     from swarmnode.tasks.specs import TaskKind, parse_spec, with_defaults
 
@@ -108,6 +108,8 @@ def specs_of(config: TasksConfig) -> tuple[str, ...]:
                 hint="tasks of files and packages bring prompts and rewards of their own",
             )
     gyms = {spec.name for spec in specs if spec.kind == TaskKind.GYM}
+    if config.curriculum and not gyms:
+        raise TaskError("tasks.curriculum is about reasoning-gym", hint="add --task reasoning-gym:NAME")
     if unused := config.reasoning_gym.keys() - gyms:
         name = min(unused)
         raise TaskError(
@@ -136,6 +138,8 @@ def _said(config: TasksConfig, spec: "TaskSpec") -> dict[str, tuple[str, ...]]:
     if spec.kind == TaskKind.GYM:
         parameters = config.reasoning_gym.get(spec.name, {})
         said.update({key: (json.dumps(value),) for key, value in parameters.items()})
+        if config.curriculum:
+            said["curriculum"] = ("true",)
     return said
 
 

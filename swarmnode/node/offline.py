@@ -41,6 +41,10 @@ class OfflineEvaluation:
     pass_at: Mapping[str, PassAt]
     """A curve for each task: k -> the chance that one of k answers has `passing_reward` or more."""
     pass_at_mean: PassAt
+    majority_at: Mapping[str, PassAt]
+    """The same for what most of k answers say."""
+    judged_by: Mapping[str, tuple[str, ...]]
+    """The names of the rewards of each task; `agreement` is the vote of the other answers."""
 
 
 def evaluate_offline(
@@ -101,6 +105,8 @@ def evaluate_offline(
         mean=result.mean,
         pass_at=result.pass_at,
         pass_at_mean=result.pass_at_mean,
+        majority_at=result.majority_at,
+        judged_by=result.judged_by,
     )
 
 
@@ -163,7 +169,14 @@ def _trained_on(tasks: TasksConfig, checkpoint: Checkpoint | None) -> TasksConfi
             hint="name the file where it is now, or other tasks: `swarmnode eval --task FILE`",
         )
     # What was said of data sets stands in their names.
-    said = {"reward": (), "prompt_column": "", "answer_column": "", "system_prompt": "", "reasoning_gym": {}}
+    said = {
+        "reward": (),
+        "prompt_column": "",
+        "answer_column": "",
+        "system_prompt": "",
+        "reasoning_gym": {},
+        "curriculum": False,
+    }
     return tasks.model_copy(update={"names": specs, "mixes": (), **said})
 
 

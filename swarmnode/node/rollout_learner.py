@@ -33,9 +33,10 @@ from swarmnode.rollout.engine import Engine, PolicyUpdate, SamplingParams
 from swarmnode.rollout.schedule.group import Answered, Budget, PassRate, Renderer, completion_seed, probe_size
 from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.rollout.schedule.state import PartialSettings
+from swarmnode.tasks.curriculum import Level, first_levels, levels_after
 from swarmnode.tasks.judged import ExampleStream, OwnJudge, StreamPlace, WantedExamples
 from swarmnode.tasks.loader import spec_of
-from swarmnode.tasks.task import Task, redraw, score_completions
+from swarmnode.tasks.task import Task, judges_groups, redraw, score_completions
 from swarmnode.training.checkpoint import Measure, Waiting
 from swarmnode.training.evaluation import conversation_rules, evaluate
 from swarmnode.training.records import Counters, Evaluation, TrainReport
@@ -53,6 +54,8 @@ class UntrainedRollouts(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """`PartialRollouts.state`."""
     pass_rates: dict[str, PassRate] = {}
     """Pass rates of tasks, where budgets depend on them (rollout/schedule/group.py)."""
+    levels: dict[str, Level] = {}
+    """Where the policy stands in tasks that have levels."""
 
 
 class RolloutLearner(ABC):
@@ -88,6 +91,9 @@ class RolloutLearner(ABC):
         self._rollouts = PartialRollouts(
             engine, renderer, settings, self._sampling, seed=seed, conversations=self._conversations
         )
+        self._levels = first_levels(tasks)
+        self._levels_before: dict[int, Mapping[str, Level]] = {}
+        """Levels when these rounds began: who goes on from a checkpoint counts their answers again."""
         self._examples = WantedExamples(self._stream())
         self._budget = make_budget(config.rollout)
         self._untrained: dict[int, list[Answered]] = {}
@@ -156,6 +162,8 @@ class RolloutLearner(ABC):
         self._rates_before = {n: rates for n, rates in self._rates_before.items() if n in self._untrained}
         if self._budget is not None:
             self._rates_before[number] = self._budget.rates
+        self._levels_before = {n: at for n, at in self._levels_before.items() if n in self._untrained}
+        self._levels_before[number] = self._levels
         groups: list[RolloutGroup] = []
         useful = 0
         wanted, factor = self._config.rollout.groups, self._config.rollout.dynamic_sampling
@@ -166,9 +174,19 @@ class RolloutLearner(ABC):
             if len(more) < count:
                 break
         complete = not self._interrupted.is_set()
+        if complete:
+            self._levels = self._moved(groups)
         tokens = sum(completion.sampled_tokens for group in groups for completion in group.completions)
         seconds = time.perf_counter() - started
         return RoundRollouts(tuple(groups) if complete else (), tokens, seconds, complete, self._generation())
+
+    def _moved(self, groups: Sequence[RolloutGroup]) -> dict[str, Level]:
+        """The levels after a round's groups."""
+        after = levels_after(self._levels, self._tasks, groups)
+        for name, level in after.items():
+            if level.level != self._levels[name].level:
+                logger.info("task %s is asked at level %d from now on", name, level.level)
+        return after
 
     def _scored_groups(self, number: int, count: int) -> list[RolloutGroup]:
         """So many groups more for a round; fewer when interrupted or out of examples."""
@@ -222,6 +240,7 @@ class RolloutLearner(ABC):
                     self._tasks,
                     self._sampling,
                     examples=self._config.tasks.eval_examples,
+                    samples=self._evaluation_samples(),
                     should_stop=self._interrupted.is_set,
                     conversations=self._conversations,
                 )
@@ -229,6 +248,10 @@ class RolloutLearner(ABC):
                 if not self._interrupted.is_set():
                     raise
                 return None
+
+    def _evaluation_samples(self) -> int:
+        """Answers to each held-out question: one, or a group where they are compared."""
+        return self._config.rollout.group_size if any(map(judges_groups, self._tasks.values())) else 1
 
     def interrupt(self) -> None:
         self._interrupted.set()
@@ -245,7 +268,10 @@ class RolloutLearner(ABC):
         rates = {} if self._budget is None else self._budget.rates
         if later and later[0] in self._rates_before:
             rates = self._rates_before[later[0]]
-        state = UntrainedRollouts(self._examples.place, self._rollouts.state(complete), dict(rates))
+        levels = self._levels_before[later[0]] if later else self._levels
+        state = UntrainedRollouts(
+            self._examples.place, self._rollouts.state(complete), dict(rates), dict(levels)
+        )
         return Waiting(exchange, msgspec.msgpack.encode(state))
 
     def _measure(self) -> Measure:
@@ -261,10 +287,13 @@ class RolloutLearner(ABC):
         return scored(answered, self._tasks, self._author, version)
 
     def _score_more(self, answered: Answered, probe: RolloutGroup | None) -> RolloutGroup:
-        """The group of an example that was widened: what was scored before is not scored again. None: it is
-        of a checkpoint with more groups than a round has now."""
+        """The group of an example that was widened: what was scored before is not scored again, unless
+        answers are compared with each other. None: it is of a checkpoint with more groups than a round has
+        now."""
         if probe is None:
             return self._score(answered, self.engine.policy_version)
+        if judges_groups(self._tasks[answered.example.key.task]):
+            return self._score(answered, probe.policy_version)
         more = Answered(answered.example, answered.completions[len(probe.completions) :])
         found = self._score(more, probe.policy_version)
         return replace(found, completions=answered.completions, scores=(*probe.scores, *found.scores))
@@ -280,6 +309,7 @@ class RolloutLearner(ABC):
             ) from error
         # At a start the trainer is not ahead of the engine yet: what was complete is as fresh as it looks.
         self._rollouts.restore(state.rollouts, self._redraw, older=self._versions_ahead)
+        self._levels = {name: state.levels.get(name, level) for name, level in self._levels.items()}
         self._examples = WantedExamples(self._stream(state.place))
         if self._budget is not None:
             self._budget.rates = state.pass_rates
@@ -293,7 +323,11 @@ class RolloutLearner(ABC):
             return None
 
     def _stream(self, place: StreamPlace | None = None) -> ExampleStream:
-        return ExampleStream(list(self._tasks.values()), self._seed, self._config.rollout.groups, place)
+        per_round = self._config.rollout.groups
+        return ExampleStream(list(self._tasks.values()), self._seed, per_round, place, self._levels_now)
+
+    def _levels_now(self) -> dict[str, int]:
+        return {name: level.level for name, level in self._levels.items()}
 
     def _generation(self) -> Generation:
         engine, rollouts = self.engine.stats(), self._rollouts.stats()

@@ -45,7 +45,7 @@ class SuiteScore:
     judged: int
     """Those of them with an answer that could be judged."""
     cut_share: float | None
-    """The share of answers that ran out of tokens."""
+    """The share of answers that ran out of tokens before they ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,10 @@ def measure(
         scores = score_strictly(suites[name], answered.example, texts)
         judged = [reward for named in scores if (reward := total_reward(named)) is not None]
         counts[name].append((len(judged), sum(reward >= 1.0 for reward in judged)))
-        cut[name] += [completion.finish == "length" for completion in answered.completions]
+        cut[name] += [
+            one.finish == "length" and suites[name].ended(one.text) == one.text
+            for one in answered.completions
+        ]
     return {name: _score(counts[name], cut[name], samples) for name in suites}
 
 

@@ -8,19 +8,19 @@ draws a question again from its own copy: what is exchanged names a row and neve
 
 import difflib
 import hashlib
-import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from swarmnode.errors import TaskError
 from swarmnode.tasks.builtin import StableRandom
-from swarmnode.tasks.rewards import Reward, load_reward, named_rewards, score_with
+from swarmnode.tasks.digests import judged_version
+from swarmnode.tasks.rewards import Reward, judge_groups, load_reward, named_rewards, score_with
 from swarmnode.tasks.rows import read_row, user_text
-from swarmnode.tasks.specs import TaskKind, TaskSpec
+from swarmnode.tasks.specs import JUDGED_ELSEWHERE, TaskKind, TaskSpec
 from swarmnode.tasks.tables import MAX_ROW_BYTES, Columns, PlacedRow, read_table, take
 from swarmnode.types import Example, ExampleKey, Message, messages_of
 
@@ -48,6 +48,11 @@ class DataTask:
     rewards: Mapping[str, Reward]
     exchangeable: bool = True
 
+    @property
+    def judges_groups(self) -> bool:
+        """Whether its rewards compare the answers of a group."""
+        return judge_groups(self.rewards)
+
     def examples(self, seed: int) -> Iterator[Example]:
         """All rows once, in this seed's order."""
         for index, number in enumerate(shuffled(f"{self.name}/{self.version}/{seed}", len(self.rows))):
@@ -62,13 +67,14 @@ class DataTask:
 def load_data(spec: TaskSpec) -> DataTask:
     """Read a data set, check every row, load its rewards. Raises TaskError, with the place of a bad row."""
     spec.only(*OPTIONS)
-    rewards = named_rewards(spec.options.get("reward", ()))
+    named = spec.options.get("reward", ())
+    elsewhere = named == JUDGED_ELSEWHERE
+    rewards = {} if elsewhere else named_rewards(named)
+    exact = not rewards and not elsewhere
     name, digest = name_of(spec), hashlib.blake2b(digest_size=8)
-    for text in [digest_of(reward) for reward in rewards.values()] or ["exact_match"]:
-        digest.update(f"{text}\n".encode())
     rows: list[bytes] = []
     kept = 0
-    for place, row in _prepared(take(read_table(spec), MAX_ROWS, name), spec, exact=not rewards):
+    for place, row in _prepared(take(read_table(spec), MAX_ROWS, name), spec, exact=exact):
         data = _packed(row, place)
         digest.update(len(data).to_bytes(4, "little") + data)
         rows.append(data)
@@ -78,8 +84,10 @@ def load_data(spec: TaskSpec) -> DataTask:
     if not rows:
         raise TaskError(f"{spec.name} has no rows", hint="write at least a few hundred")
     private = (spec.one("private") or "false").lower() in ("true", "1", "yes")
-    judges = rewards or {"correct": load_reward("exact_match")}
-    return DataTask(name, digest.hexdigest(), rows, judges, exchangeable=not private)
+    judges = {"correct": load_reward("exact_match")} if exact else rewards
+    # Who judges elsewhere makes the version of these rows and of that judge by the same rule.
+    version = judged_version(digest.hexdigest(), judges) if judges else digest.hexdigest()
+    return DataTask(name, version, rows, judges, exchangeable=not private and not judge_groups(judges))
 
 
 def name_of(spec: TaskSpec) -> str:
@@ -111,19 +119,6 @@ def shuffled(name: str, count: int) -> Iterator[int]:
         else:
             yield moved.get(other, other)
             moved[other] = here
-
-
-def digest_of(function: Callable[..., Any]) -> str:
-    """What tells one function from another of its name: the text of the file that it stands in."""
-    inner: Any = inspect.unwrap(function)
-    if not inspect.isroutine(inner):
-        inner = cast(Any, type(inner))
-    try:
-        file = inspect.getsourcefile(inner)
-        text = Path(file).read_text(encoding="utf-8") if file else ""
-    except (OSError, TypeError, UnicodeDecodeError):
-        text = ""
-    return hashlib.blake2b(f"{inner.__qualname__}\n{text}".encode(), digest_size=8).hexdigest()
 
 
 def _prepared(rows: Iterator[PlacedRow], spec: TaskSpec, *, exact: bool) -> Iterator[PlacedRow]:

@@ -6,7 +6,6 @@ Their code runs in the node's own process, as nothing else could: a function of 
 process of its own could load. Only what the script itself passes in ever gets here, nothing from the wire.
 """
 
-import hashlib
 import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,9 +16,10 @@ from typing import Any
 
 from swarmnode.errors import TaskError
 from swarmnode.tasks.data import shuffled
+from swarmnode.tasks.digests import judged_version, source_of
 from swarmnode.tasks.loader import TASK_NAME, FileTask
-from swarmnode.tasks.rewards import Reward, load_reward, named_rewards, score_with
-from swarmnode.tasks.task import Task, is_exchangeable, is_task
+from swarmnode.tasks.rewards import Reward, judge_groups, load_reward, named_rewards, score_with
+from swarmnode.tasks.task import Task, is_exchangeable, is_task, levels_of
 from swarmnode.types import Example
 
 Draw = Callable[[int], Iterable[Any]]
@@ -50,8 +50,18 @@ class RewardedTask:
 
     @property
     def exchangeable(self) -> bool:
-        """Whether the other task is."""
-        return is_exchangeable(self.task)
+        """Whether the other task is, and others can judge single answers as we do."""
+        return is_exchangeable(self.task) and not self.judges_groups
+
+    @property
+    def levels(self) -> int:
+        """As many as the other task has."""
+        return levels_of(self.task)
+
+    @property
+    def judges_groups(self) -> bool:
+        """Whether these rewards compare the answers of a group."""
+        return judge_groups(self.rewards)
 
     def examples(self, seed: int) -> Iterator[Example]:
         """The other task's examples, under this task's version."""
@@ -83,10 +93,10 @@ def as_task(given: Task | Draw | Rows, rewards: Sequence[RewardSpec] = ()) -> Ta
         _require_seed(given)
         name = getattr(given, "__name__", "task")
         name = "task" if name in NAMELESS or not TASK_NAME.fullmatch(name) else name
-        version = _digest([source_of(given), *map(source_of, judges.values())])
+        version = judged_version(source_of(given), judges)
         return FileTask(name, version, _place_of(given), given, judges)
     if isinstance(given, Sequence) and not isinstance(given, str | bytes) and len(given):
-        version = _digest([_text_of(given), *map(source_of, judges.values())])
+        version = judged_version(_text_of(given), judges)
         return FileTask("rows", version, Path("<rows>"), partial(_in_order, given, version), judges)
     raise TaskError(
         f"{given!r:.80} is no task",
@@ -97,19 +107,7 @@ def as_task(given: Task | Draw | Rows, rewards: Sequence[RewardSpec] = ()) -> Ta
 
 def rewarded(task: Task, rewards: Mapping[str, Reward]) -> Task:
     """The same examples, judged by these rewards."""
-    return RewardedTask(task, rewards, _digest([task.version, *map(source_of, rewards.values())]))
-
-
-def source_of(function: Callable[..., Any]) -> str:
-    """What a function does, as text: its source; where there is none, its byte code, which differs between
-    versions of Python. Names outside of it that it uses are not followed."""
-    try:
-        return inspect.getsource(function)
-    except (OSError, TypeError):
-        code = getattr(function, "__code__", None)
-        if code is None:
-            return f"{type(function).__module__}.{type(function).__qualname__}"
-        return f"{code.co_code.hex()} {code.co_consts!r} {code.co_names!r}"
+    return RewardedTask(task, rewards, judged_version(task.version, rewards))
 
 
 def _require_seed(draw: Draw) -> None:
@@ -145,11 +143,3 @@ def _text_of(rows: Rows) -> str:
 def _in_order(rows: Rows, version: str, seed: int) -> Iterator[Any]:
     """The rows in this seed's order, as those of a data set."""
     return (rows[number] for number in shuffled(f"rows/{version}/{seed}", len(rows)))
-
-
-def _digest(texts: Iterable[str]) -> str:
-    digest = hashlib.blake2b(digest_size=8)
-    for text in texts:
-        data = text.encode("utf-8", "surrogatepass")
-        digest.update(len(data).to_bytes(8, "little") + data)
-    return digest.hexdigest()

@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from swarmnode.errors import TaskError
+from swarmnode.tasks.curriculum import MAX_LEVELS, level_of
 from swarmnode.tasks.data import with_system
 from swarmnode.tasks.extras import extra_module
 from swarmnode.tasks.rows import read_row
@@ -26,7 +27,7 @@ from swarmnode.tasks.tables import MAX_ROW_BYTES
 from swarmnode.tasks.task import MAX_INDEX, where
 from swarmnode.types import Example, ExampleKey
 
-OWN_OPTIONS = ("system", "private")
+OWN_OPTIONS = ("system", "private", "curriculum")
 OURS = ("seed", "size")
 """Parameters of every data set that the node sets."""
 
@@ -46,16 +47,22 @@ class GymTask:
     parameters: Mapping[str, Any]
     system: str | None = None
     exchangeable: bool = True
+    levels: int = 1
+    """Levels that seeds may name; one where no curriculum was asked for."""
     _told: set[str] = field(default_factory=set[str])
     _judges: list[Any] = field(default_factory=list[Any])
     """The data set that scores, once it is made: some take seconds to make."""
 
     def examples(self, seed: int) -> Iterator[Example]:
         """What the data set draws of this seed. Raises TaskError."""
-        entries = made(self.gym, self.name, self.parameters, gym_seed(self.name, seed))
+        entries: dict[int, Any] = {}
         for index in range(MAX_INDEX):
             key = ExampleKey(self.name, self.version, seed, index)
-            yield self._example(drawn(entries, index, self.name), key)
+            level = level_of(seed, index, self.levels)
+            if level not in entries:
+                at = {**self.parameters, "level": level} if self.levels > 1 else self.parameters
+                entries[level] = made(self.gym, self.name, at, gym_seed(self.name, seed))
+            yield self._example(drawn(entries[level], index, self.name), key)
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
         """The data set's own score of each answer. None where it cannot score one."""
@@ -99,14 +106,28 @@ def load_gym(spec: TaskSpec) -> GymTask:
         if key in parameters:
             raise TaskError(f"{spec}: {key} is set by the node", hint="leave it out: seeds differ by round")
     system = spec.one("system")
-    digest = _digest(gym, spec.name, parameters, system)
+    levels = _levels(gym, spec, parameters) if spec.one("curriculum") == "true" else 1
+    digest = _digest(gym, spec.name, {**parameters, **({"levels": levels} if levels > 1 else {})}, system)
     private = spec.one("private") == "true"
-    return GymTask(spec.name, digest, gym, parameters, system, exchangeable=not private)
+    return GymTask(spec.name, digest, gym, parameters, system, exchangeable=not private, levels=levels)
+
+
+def _levels(gym: Any, spec: TaskSpec, parameters: Mapping[str, Any]) -> int:
+    """How many levels the data set's curriculum has. Raises TaskError where it has none."""
+    if "level" in parameters:
+        raise TaskError(
+            f"{spec}: a level is named, and the curriculum moves it", hint="leave out one of both"
+        )
+    try:
+        attributes = gym.factory.create_curriculum(spec.name).attributes
+    except (KeyError, ValueError) as error:
+        raise TaskError(f"{spec} has no curriculum: {error}", hint="leave out curriculum") from error
+    return min(MAX_LEVELS, max(len(one.levels) for one in attributes.values()))
 
 
 def made(gym: Any, name: str, parameters: Mapping[str, Any], seed: int) -> Any:
     """The data set of one seed. Raises TaskError for parameters that it does not take."""
-    given = {key: value for key, value in parameters.items() if key != "level"}
+    given = {key: value for key, value in parameters.items() if key not in ("level", "levels")}
     try:
         if "level" in parameters:
             given = {**_at_level(gym, name, parameters["level"]), **given}

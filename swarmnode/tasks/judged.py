@@ -24,7 +24,7 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, cycle, islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,6 +38,8 @@ from swarmnode.tasks.task import (
     draw_train,
     is_environment,
     is_exchangeable,
+    judges_groups,
+    levels_of,
 )
 from swarmnode.types import Example, ExampleKey, Message
 
@@ -147,6 +149,8 @@ class JudgedTask:
         self.name = task.name
         self.version = task.version
         self.exchangeable = is_exchangeable(task)
+        self.judges_groups = judges_groups(task)
+        self.levels = levels_of(task)
         self._judge = judge
 
     def examples(self, seed: int) -> Iterator[Example]:
@@ -243,6 +247,8 @@ class StreamPlace:
     round: int = 1
     taken: int = 0
     per_round: int = 0
+    levels: Mapping[str, int] = field(default_factory=dict[str, int])
+    """The levels that this round was drawn at, of tasks that have some (curriculum.py)."""
 
 
 class ExampleStream(Iterator[Example]):
@@ -254,8 +260,15 @@ class ExampleStream(Iterator[Example]):
     """
 
     def __init__(
-        self, tasks: Sequence[Task], node_seed: int, per_round: int, place: StreamPlace | None = None
+        self,
+        tasks: Sequence[Task],
+        node_seed: int,
+        per_round: int,
+        place: StreamPlace | None = None,
+        levels: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
+        """`levels`: those that a round that is drawn now should ask at."""
+        self._levels = levels
         self._tasks = tasks
         self._node_seed = node_seed
         self._drawn: list[Example] = []
@@ -267,7 +280,9 @@ class ExampleStream(Iterator[Example]):
     def __next__(self) -> Example:
         place = self.place
         if not self._drawn:
-            self._drawn = draw_round(self._tasks, self._node_seed, place.round, place.per_round)
+            if not place.taken:
+                place = self.place = replace(place, levels=dict(self._levels()))
+            self._drawn = draw_round(self._tasks, self._node_seed, place.round, place.per_round, place.levels)
         example = self._drawn[place.taken]
         if place.taken + 1 < place.per_round:
             self.place = replace(place, taken=place.taken + 1)
@@ -276,8 +291,14 @@ class ExampleStream(Iterator[Example]):
         return example
 
 
-def draw_round(tasks: Sequence[Task], node_seed: int, round_index: int, count: int) -> list[Example]:
-    """Training examples of one round: `count` of them, the tasks taking turns.
+def draw_round(
+    tasks: Sequence[Task],
+    node_seed: int,
+    round_index: int,
+    count: int,
+    levels: Mapping[str, int] | None = None,
+) -> list[Example]:
+    """Training examples of one round: `count` of them, the tasks taking turns, at these levels.
 
     The turn begins with another task each round, so that few examples a round still reach all tasks.
     Raises TaskError when a task has too few training examples.
@@ -286,12 +307,16 @@ def draw_round(tasks: Sequence[Task], node_seed: int, round_index: int, count: i
     turns = [task.name for task in islice(cycle(tasks), first, first + count)]
     shares = Counter(turns)
     # One task after the other, although they take turns: two tasks may draw from one source.
-    drawn = {task.name: iter(_take(task, node_seed, round_index, shares[task.name])) for task in tasks}
+    drawn = {
+        task.name: iter(_take(task, _seeds(task, node_seed, round_index, levels or {}), shares[task.name]))
+        for task in tasks
+    }
     return [next(drawn[name]) for name in turns]
 
 
-def _take(task: Task, node_seed: int, round_index: int, count: int) -> list[Example]:
-    examples = list(islice(_stream(task, node_seed, round_index), count))
+def _take(task: Task, seeds: Iterator[int], count: int) -> list[Example]:
+    """Training examples of the first of these seeds, then of the others where the task's are finite."""
+    examples = list(islice(chain.from_iterable(draw_train(task, seed) for seed in seeds), count))
     if len(examples) < count:
         raise TaskError(
             f"{task.name} has too few training examples for one round",
@@ -300,10 +325,14 @@ def _take(task: Task, node_seed: int, round_index: int, count: int) -> list[Exam
     return examples
 
 
-def _stream(task: Task, node_seed: int, round_index: int) -> Iterator[Example]:
-    """Training examples of the round's seed, then of further ones where the task's are finite."""
+def _seeds(task: Task, node_seed: int, round_index: int, levels: Mapping[str, int]) -> Iterator[int]:
+    """The round's seeds, at the task's level where it has one."""
     seeds = (round_seed(node_seed, round_index, attempt) for attempt in range(MAX_SEEDS_PER_ROUND))
-    return chain.from_iterable(draw_train(task, seed) for seed in seeds)
+    if task.name not in levels:
+        return seeds
+    from swarmnode.tasks.curriculum import at_level
+
+    return (at_level(seed, levels[task.name]) for seed in seeds)
 
 
 # ---- examples that somebody else solved ----

@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING, Any
 
 from swarmnode.errors import TaskError
 from swarmnode.tasks.builtin import BUILTIN_TASKS, OurOwn
-from swarmnode.tasks.rewards import Reward, load_reward, score_with
+from swarmnode.tasks.rewards import Reward, judge_groups, load_reward, score_with
 from swarmnode.tasks.task import Isolated, Task, load_source, where
 from swarmnode.types import Example, ExampleKey
 
@@ -130,7 +130,17 @@ class FileTask:
     path: Path
     draw: Callable[[int], Iterable[Any]]
     rewards: Mapping[str, Reward]
-    exchangeable: bool = True
+    may_leave: bool = True
+
+    @property
+    def exchangeable(self) -> bool:
+        """Whether others can judge single answers as we do, and nobody said that they may not."""
+        return self.may_leave and not self.judges_groups
+
+    @property
+    def judges_groups(self) -> bool:
+        """Whether its rewards compare the answers of a group."""
+        return judge_groups(self.rewards)
 
     def examples(self, seed: int) -> Iterator[Example]:
         """The file's own examples. Raises TaskError when it fails or yields something else.

@@ -72,6 +72,8 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     name: str
     version: str
     exchangeable: bool = True
+    judges_groups: bool = False
+    levels: int = 1
 
 
 class DrawnExample(msgspec.Struct, frozen=True):

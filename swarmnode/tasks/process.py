@@ -340,6 +340,8 @@ class IsolatedTask(Isolated):
         self.name = loaded.name
         self.version = loaded.version
         self.exchangeable = loaded.exchangeable
+        self.judges_groups = loaded.judges_groups
+        self.levels = loaded.levels
 
     def examples(self, seed: int) -> Iterator[Example]:
         """The file's own examples, with those columns that can be written down."""

@@ -35,10 +35,10 @@ from itertools import islice
 from numbers import Real
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 from swarmnode.errors import TaskError
-from swarmnode.tasks.task import load_source, where
+from swarmnode.tasks.task import is_held_out, load_source, where
 from swarmnode.types import Example, Message, messages_of
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ _PACKAGE = "_swarmnode_rewards"
 
 _MODULES = ("exact", "format", "length", "math", "strict")
 
-_OURS = ("swarmnode.tasks.code_tests",)
+_OURS = ("swarmnode.tasks.code_tests", "swarmnode.tasks.votes")
 """Modules of swarmnode with rewards that need more of it than a plain file may."""
 
 _RESERVED = frozenset(
@@ -74,6 +74,29 @@ _RESERVED = frozenset(
 
 _LISTS_OF_MESSAGES = re.compile(r"(\w+\.)*(list|sequence)\[\s*(\w+\.)*(list|sequence)\[", re.IGNORECASE)
 """An annotation that says: each completion is a list of messages."""
+
+
+@runtime_checkable
+class OfGroup(Protocol):
+    """A reward that compares the answers to one example: it means something for all of a group at once only.
+    Any function is one that has `of_group = True` set on it."""
+
+    of_group: bool
+
+
+@runtime_checkable
+class MeasuredOtherwise(Protocol):
+    """A reward that another takes the place of on held-out examples: what one learns from is not what tells
+    how good one is."""
+
+    def __call__(self, *prompts: Any, **columns: Any) -> Any: ...
+
+    def measured(self, columns: Mapping[str, Any]) -> tuple[str, "Reward"]: ...
+
+
+def judge_groups(rewards: Mapping[str, "Reward"]) -> bool:
+    """Whether one of these has to see all answers of a group at once."""
+    return any(isinstance(reward, OfGroup) and reward.of_group for reward in rewards.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +174,14 @@ def _attribute(module: ModuleType, name: str) -> Any:
 def _rewards_in(name: str) -> dict[str, Reward]:
     """The rewards of one of these modules, which is imported when none before it has what is looked for."""
     module = _builtin(name) if name in _MODULES else importlib.import_module(name)
-    return {
+    found: dict[str, Reward] = {
         name: value
         for name, value in vars(module).items()
-        if inspect.isfunction(value) and value.__module__ == module.__name__ and _is_reward(value)
+        if (inspect.isfunction(value) or isinstance(value, MeasuredOtherwise))
+        and value.__module__ == module.__name__
+        and _is_reward(value)
     }
+    return found
 
 
 def _is_reward(function: Callable[..., Any]) -> bool:
@@ -252,6 +278,8 @@ def score_with(
     rewards: Mapping[str, Reward], example: Example, completions: Sequence[str]
 ) -> list[Mapping[str, float | None]]:
     """Score the completions of one example with several named rewards: what `Task.score` returns."""
+    if is_held_out(example.prompt):
+        rewards = dict(_measured(name, reward, example) for name, reward in rewards.items())
     count = len(completions)
     prompts = [example.prompt] * count
     columns = {name: [value] * count for name, value in example.columns.items()}
@@ -259,7 +287,12 @@ def score_with(
         call_reward(reward, prompts, completions, columns, conversational=example.conversational)
         for reward in rewards.values()
     ]
-    return [dict(zip(rewards, row, strict=True)) for row in zip(*values, strict=True)]
+    rows = zip(*values, strict=True) if values else [()] * count
+    return [dict(zip(rewards, row, strict=True)) for row in rows]
+
+
+def _measured(name: str, reward: Reward, example: Example) -> tuple[str, Reward]:
+    return reward.measured(example.columns) if isinstance(reward, MeasuredOtherwise) else (name, reward)
 
 
 def _said(text: str) -> list[Message]:

@@ -22,6 +22,9 @@ from swarmnode.errors import TaskError
 DATA_SUFFIXES = (".jsonl", ".csv", ".parquet")
 """Files with these endings are data sets."""
 
+JUDGED_ELSEWHERE = ("",)
+"""The option `reward` of a data set that judges nothing: who names it so has a judge of its own."""
+
 
 class TaskKind(StrEnum):
     """Where a task is looked for."""
@@ -120,6 +123,18 @@ def with_defaults(spec: TaskSpec, options: Mapping[str, Iterable[str]]) -> TaskS
     return TaskSpec(
         spec.kind, spec.name, {**{key: value for key, value in given.items() if value}, **spec.options}
     )
+
+
+def judged_elsewhere(spec: str) -> str:
+    """The same task without a judge, where it is a data set: `Node("questions.jsonl", reward=f)` judges it.
+
+    >>> judged_elsewhere("questions.jsonl?reward=numeric_match"), judged_elsewhere("rev")
+    ('questions.jsonl?reward=', 'rev')
+    """
+    asked = parse_spec(spec)
+    if asked.kind not in (TaskKind.DATA, TaskKind.HUB):
+        return spec
+    return str(TaskSpec(asked.kind, asked.name, {**asked.options, "reward": JUDGED_ELSEWHERE}))
 
 
 def _split(spec: str) -> tuple[str, dict[str, tuple[str, ...]]]:

@@ -1,6 +1,7 @@
 """Rows of a data set, each with the place it stands at: what is wrong with one is said with file and line.
 
 .jsonl, .csv, .parquet, a folder of `datasets`, the hub -> [read_table] -> data.py
+                      files of a suite -> [read_json_lines, read_parquet] -> suites/rows.py
 
 pyarrow and datasets are imported where they are needed, in the process of the task. Sizes are bounded: a
 wrong path must not fill the memory of a node.
@@ -8,9 +9,10 @@ wrong path must not fill the memory of a node.
 
 import csv
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import msgspec
 
@@ -27,6 +29,17 @@ MAX_ROW_BYTES = 1 << 18
 Columns = dict[str, Any]
 PlacedRow = tuple[str, Columns]
 """Where a row stands, and what stands there."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that cannot be used, and why."""
+
+    place: str
+    fault: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.fault}"
 
 
 def read_table(spec: TaskSpec) -> Iterator[PlacedRow]:
@@ -50,28 +63,38 @@ def read_table(spec: TaskSpec) -> Iterator[PlacedRow]:
 
 
 def _json_lines(path: Path) -> Iterator[PlacedRow]:
-    decoder = msgspec.json.Decoder()
     with path.open("rb") as file:
-        for number, line in enumerate(_lines(file.readline, path), 1):
-            if not line.strip():
-                continue
-            place = f"{path} line {number}"
-            try:
-                row = decoder.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise TaskError(f"{place} is no JSON: {error}", hint="write one object a line") from error
-            if not isinstance(row, dict):
-                raise TaskError(f"{place} is no JSON object", hint='write {"prompt": ..., "answer": ...}')
-            yield place, cast(Columns, row)
+        for row in read_json_lines(file, path, MAX_ROW_BYTES):
+            if isinstance(row, BadRow):
+                raise TaskError(f"{row.place} is {row.fault}", hint='write {"prompt": ..., "answer": ...}')
+            yield row
 
 
-def _lines(readline: Callable[[int], bytes], path: Path) -> Iterator[bytes]:
+def read_json_lines(file: IO[bytes], path: Path, most_bytes: int) -> Iterator[PlacedRow | BadRow]:
+    """An object a line, empty lines left out. Raises TaskError for a line of more than `most_bytes`."""
     number = 0
-    while line := readline(MAX_ROW_BYTES + 1):
+    while line := file.readline(most_bytes + 1):
         number += 1
-        if len(line) > MAX_ROW_BYTES:
-            raise TaskError(f"{path} line {number} is longer than {MAX_ROW_BYTES} bytes", hint="shorten it")
-        yield line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+        if len(line) > most_bytes:
+            raise TaskError(f"{path} line {number} is longer than {most_bytes} bytes", hint="shorten it")
+        line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+        if line.strip():
+            yield json_row(decoded(line), f"{path} line {number}")
+
+
+def decoded(text: bytes) -> Any:
+    """What JSON says, or a `BadRow` without a place."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return BadRow("", f"no JSON: {error}")
+
+
+def json_row(row: Any, place: str) -> PlacedRow | BadRow:
+    """A decoded row at its place."""
+    if isinstance(row, BadRow):
+        return BadRow(place, row.fault)
+    return (place, cast(Columns, row)) if isinstance(row, dict) else BadRow(place, "no JSON object")
 
 
 def _comma_separated(path: Path) -> Iterator[PlacedRow]:
@@ -103,7 +126,8 @@ def _csv_rows(rows: Any, path: Path) -> Iterator[list[str]]:
         raise TaskError(f"{path} line {rows.line_num}: {error}", hint="check the quotes there") from error
 
 
-def _parquet(path: Path) -> Iterator[PlacedRow]:
+def read_parquet(path: Path) -> Iterator[PlacedRow]:
+    """The rows of a Parquet file. Raises TaskError where it is none."""
     parquet = extra_module("pyarrow.parquet", "swarmnode[data]", path)
     try:
         batches = parquet.ParquetFile(path).iter_batches(batch_size=256)
@@ -139,7 +163,7 @@ def _numbered(rows: Iterator[Mapping[str, Any]], what: str) -> Iterator[PlacedRo
 _READERS: Mapping[str, Callable[[Path], Iterator[PlacedRow]]] = {
     ".jsonl": _json_lines,
     ".csv": _comma_separated,
-    ".parquet": _parquet,
+    ".parquet": read_parquet,
 }
 
 

@@ -178,6 +178,8 @@ class Isolated(ABC):
     name: str
     version: str
     exchangeable: bool
+    judges_groups: bool
+    levels: int
 
     @property
     @abstractmethod
@@ -221,6 +223,32 @@ def is_exchangeable(task: object) -> bool:
     """Whether rollouts of a task may leave this node. A task that does not say may: its version promises that
     every node with the same one draws and scores alike."""
     return not isinstance(task, SaysIfExchangeable) or bool(task.exchangeable)
+
+
+@runtime_checkable
+class SaysIfOfGroups(Protocol):
+    """A task that says whether its judge compares the answers to one example."""
+
+    @property
+    def judges_groups(self) -> bool: ...
+
+
+def judges_groups(task: object) -> bool:
+    """Whether a task has to see all answers of a group at once, so that it may not be asked for parts."""
+    return isinstance(task, SaysIfOfGroups) and task.judges_groups
+
+
+@runtime_checkable
+class HasLevels(Protocol):
+    """A task with a curriculum: its seeds may name a level (curriculum.py)."""
+
+    @property
+    def levels(self) -> int: ...
+
+
+def levels_of(task: object) -> int:
+    """How many levels a task has; one where it has no curriculum."""
+    return task.levels if isinstance(task, HasLevels) else 1
 
 
 MAX_ABS_REWARD = 1e6

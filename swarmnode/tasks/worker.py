@@ -45,7 +45,7 @@ from swarmnode.tasks.messages import (
     frame,
 )
 from swarmnode.tasks.sandbox import allow_unconfined
-from swarmnode.tasks.task import MAX_INDEX, Task, is_exchangeable, score_strictly
+from swarmnode.tasks.task import MAX_INDEX, Task, is_exchangeable, judges_groups, levels_of, score_strictly
 from swarmnode.types import Example
 
 MAX_SEEDS = 64
@@ -155,7 +155,9 @@ def _load(request: Request) -> tuple[TaskWorker, Loaded]:
         raise SwarmnodeError("the first request must be Load")
     allow_unconfined(request.unconfined)
     task = load_task(request.spec, request.text)
-    return TaskWorker(task), Loaded(task.name, task.version, is_exchangeable(task))
+    return TaskWorker(task), Loaded(
+        task.name, task.version, is_exchangeable(task), judges_groups(task), levels_of(task)
+    )
 
 
 def _end_with(parent: int) -> None:

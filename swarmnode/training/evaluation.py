@@ -21,7 +21,7 @@ from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.rollout.schedule.state import PartialSettings
 from swarmnode.tasks.task import Task, draw_held_out, is_environment, score_completions
 from swarmnode.training.records import Evaluation, PassAt
-from swarmnode.types import Example, mean_or_none, total_reward
+from swarmnode.types import Example, Scores, mean_or_none, total_reward
 
 if TYPE_CHECKING:
     from swarmnode.rollout.schedule.conversations import ConversationRules
@@ -52,6 +52,9 @@ def evaluate(
         example for task in tasks.values() for example in islice(draw_held_out(task, EVAL_SEED), examples)
     ]
     rewards: dict[str, list[list[float]]] = {name: [] for name in tasks}
+    judged_by: dict[str, set[str]] = {name: set() for name in tasks}
+    ks = powers_of_two(samples)
+    majorities: dict[str, list[dict[int, float | None]]] = {name: [] for name in tasks}
     for answered in collect(
         engine,
         renderer,
@@ -64,8 +67,14 @@ def evaluate(
     ):
         example = answered.example
         scores = score_completions(tasks[example.key.task], example, answered.completions)
-        found = [reward for named in scores if (reward := total_reward(named)) is not None]
-        rewards[example.key.task].append(found)
+        totals = [total_reward(named) for named in scores]
+        name = example.key.task
+        rewards[name].append([reward for reward in totals if reward is not None])
+        judged_by[name].update(*scores)
+        if samples > 1:
+            texts = [completion.text for completion in answered.completions]
+            passes = [None if reward is None else reward >= passing_reward for reward in totals]
+            majorities[name].append(_majorities(texts, passes, ks, scores))
     if should_stop():
         return None
     per_task = {name: mean_or_none([r for row in rows for r in row]) for name, rows in rewards.items()}
@@ -73,7 +82,9 @@ def evaluate(
         name: [(len(row), sum(reward >= passing_reward for reward in row)) for row in rows]
         for name, rows in rewards.items()
     }
-    ks = powers_of_two(samples)
+    majority_at = {
+        name: {k: _mean_of_known(row.get(k) for row in rows) for k in ks} for name, rows in majorities.items()
+    }
     pass_at: dict[str, PassAt] = {
         name: {k: mean_or_none([pass_at_k(n, c, k) for n, c in counts if n >= k]) for k in ks}
         for name, counts in passed.items()
@@ -83,7 +94,18 @@ def evaluate(
         _mean_of_known(per_task.values()),
         pass_at,
         {k: _mean_of_known([of_task[k] for of_task in pass_at.values()]) for k in ks},
+        majority_at,
+        {name: tuple(sorted(names)) for name, names in judged_by.items()},
     )
+
+
+def _majorities(
+    texts: Sequence[str], passed: Sequence[bool | None], ks: Iterable[int], scores: Sequence[Scores]
+) -> dict[int, float | None]:
+    from swarmnode.tasks.votes import VOTED, majority_at_k
+
+    known = not any(VOTED in named for named in scores)
+    return {k: majority_at_k(texts, passed, k) for k in ks} if known else {}
 
 
 def collect(

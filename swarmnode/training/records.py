@@ -88,6 +88,11 @@ class Evaluation:
     pass_at: Mapping[str, PassAt] = field(default_factory=dict[str, PassAt])
     """pass@k by task."""
     pass_at_mean: PassAt = field(default_factory=dict[int, float | None])
+    majority_at: Mapping[str, PassAt] = field(default_factory=dict[str, PassAt])
+    """maj@k by task: how often what most of k answers say is right (tasks/votes.py). None where only the
+    vote of other answers says what is right."""
+    judged_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """Names of the rewards by task."""
     """Mean over tasks."""
 
 

@@ -7,27 +7,17 @@ programs is refused before a model is loaded for it.
 """
 
 from collections.abc import Sequence
-from importlib import import_module
-from importlib.util import find_spec
-from typing import Any
 
-from swarmnode.errors import TaskError
 from swarmnode.tasks.suites.rows import Columns
-
-RUNNER = "swarmnode.tasks.code_tests"
 
 
 def pass_tests(columns: Columns, completions: Sequence[str]) -> list[float | None]:
     """1.0 for a program that passes every test of the row, 0.0 for one that does not. None: there is no test.
-    Raises TaskError where this version has no sandbox, SandboxError where this machine has none."""
-    if find_spec(RUNNER) is None:
-        raise TaskError(
-            "answers to HumanEval are programs, and this version of swarmnode has no sandbox to run them in",
-            hint="measure on the other suites",
-        )
-    runner: Any = import_module(RUNNER)
+    Raises SandboxError where this machine has no sandbox."""
+    from swarmnode.tasks.code_tests import passes_tests
+
     count = len(completions)
-    shares: list[float | None] = runner.passes_tests(
+    shares = passes_tests(
         [columns["prompt"]] * count,
         list(completions),
         test=[columns["test"]] * count,

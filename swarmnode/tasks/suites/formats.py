@@ -43,6 +43,8 @@ class SuiteFormat:
     """Why no answer to a row can be judged, where that is so."""
     shots: int = 0
     """How many worked examples there are."""
+    stops: tuple[str, ...] = ()
+    """Where an answer ends that a model goes on behind: its stop strings."""
 
     def shots_of(self, prompting: Prompting) -> int:
         """How many of them are shown."""
@@ -76,8 +78,7 @@ def _ask_gsm8k(columns: Columns, prompting: Prompting) -> str:
 
 def _judge_gsm8k(columns: Columns, completions: Sequence[str]) -> list[float | None]:
     right = hashed(columns["answer"]) or ""
-    texts = [_before(text, "\nQuestion:") for text in completions]
-    return [float(same_number(hashed(text) or last_boxed(text) or "", right)) for text in texts]
+    return [float(same_number(hashed(text) or last_boxed(text) or "", right)) for text in completions]
 
 
 def _fault_gsm8k(columns: Columns) -> str | None:
@@ -94,7 +95,7 @@ def _ask_math(columns: Columns, prompting: Prompting) -> str:
 
 def _judge_math(columns: Columns, completions: Sequence[str]) -> list[float | None]:
     right = _right_math(columns) or ""
-    boxes = [last_boxed(_before(text, "\nProblem:")) for text in completions]
+    boxes = map(last_boxed, completions)
     return [float(box is not None and same_math(box, right)) for box in boxes]
 
 
@@ -137,15 +138,32 @@ def _body(text: str) -> str:
     return _BEHIND_BODY.split(text, maxsplit=1)[0] if text.startswith((" ", "\t")) else text
 
 
-def _before(text: str, stop: str) -> str:
-    return text.partition(stop)[0]
+def before_stop(text: str, stops: Sequence[str]) -> str:
+    """The text up to the first of these.
+
+    >>> before_stop("#### 4\\n\\nQuestion: 3 + 3?", GSM8K.stops)
+    '#### 4\\n'
+    """
+    return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=None)]
 
 
 GSM8K = SuiteFormat(
-    "gsm8k", {"question": str, "answer": str}, _ask_gsm8k, _judge_gsm8k, _fault_gsm8k, shots=len(GSM8K_SHOTS)
+    "gsm8k",
+    {"question": str, "answer": str},
+    _ask_gsm8k,
+    _judge_gsm8k,
+    _fault_gsm8k,
+    shots=len(GSM8K_SHOTS),
+    stops=("\nQuestion:",),
 )
 MATH = SuiteFormat(
-    "math", {"problem": str, "solution": str}, _ask_math, _judge_math, _fault_math, shots=len(MATH_SHOTS)
+    "math",
+    {"problem": str, "solution": str},
+    _ask_math,
+    _judge_math,
+    _fault_math,
+    shots=len(MATH_SHOTS),
+    stops=("\nProblem:",),
 )
 IFEVAL = SuiteFormat(
     "ifeval",

@@ -16,8 +16,16 @@ import msgspec
 
 from swarmnode.errors import TaskError
 from swarmnode.tasks.suites.code import pass_tests
-from swarmnode.tasks.suites.formats import FORMATS, HUMANEVAL, Prompting, SuiteFormat, format_of
-from swarmnode.tasks.suites.rows import BadRow, Columns, PlacedColumns, ReadRow, files_of, read_rows
+from swarmnode.tasks.suites.formats import (
+    FORMATS,
+    HUMANEVAL,
+    Prompting,
+    SuiteFormat,
+    before_stop,
+    format_of,
+)
+from swarmnode.tasks.suites.rows import Columns, ReadRow, files_of, read_rows
+from swarmnode.tasks.tables import BadRow
 from swarmnode.types import Example, ExampleKey
 
 MOST_NAMED = 5
@@ -64,8 +72,13 @@ class Suite:
         return SuiteQuestions(tuple(asked), unknown)
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
-        """Whether each answer is right. None: it cannot be known."""
-        return [{"right": right} for right in self.format.judge(example.columns, completions)]
+        """Whether each answer is right, up to where it ends (`ended`). None: it cannot be known."""
+        answers = [self.ended(text) for text in completions]
+        return [{"right": right} for right in self.format.judge(example.columns, answers)]
+
+    def ended(self, completion: str) -> str:
+        """The answer without what a model makes up behind it: the next question, say."""
+        return before_stop(completion, self.format.stops)
 
 
 def load_suites(paths: Sequence[Path]) -> dict[str, Suite]:
@@ -118,9 +131,10 @@ def _told(rows: Iterator[ReadRow]) -> Iterator[tuple[SuiteFormat, Columns] | Bad
         if isinstance(row, BadRow):
             yield row
             continue
-        form = form or format_of(row.columns)
-        fault = _no_format(row) if form is None else _fault(form, row.columns)
-        yield (form, row.columns) if form is not None and fault is None else BadRow(row.place, fault or "")
+        place, columns = row
+        form = form or format_of(columns)
+        fault = _no_format(columns) if form is None else _fault(form, columns)
+        yield (form, columns) if form is not None and fault is None else BadRow(place, fault or "")
 
 
 def _fault(form: SuiteFormat, columns: Columns) -> str | None:
@@ -132,9 +146,9 @@ def _fault(form: SuiteFormat, columns: Columns) -> str | None:
     return form.fault(columns)
 
 
-def _no_format(row: PlacedColumns) -> str:
+def _no_format(columns: Columns) -> str:
     known = "; ".join(f"{form.name}: {', '.join(form.columns)}" for form in FORMATS)
-    return f"its columns ({', '.join(row.columns)}) are those of no format ({known})"
+    return f"its columns ({', '.join(columns)}) are those of no format ({known})"
 
 
 def _unusable(path: Path, bad: Sequence[BadRow]) -> TaskError:

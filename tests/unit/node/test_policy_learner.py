@@ -19,6 +19,8 @@ from swarmnode.node.rollout_learner import partial_settings
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import Output
 from swarmnode.rollout.schedule.group import Renderer
+from swarmnode.tasks import curriculum
+from swarmnode.tasks.curriculum import level_of
 from swarmnode.training.checkpoint import Measure, Snapshot, Waiting, read_state, take_snapshot
 from swarmnode.training.checkpoint_store import CheckpointStore
 from swarmnode.training.records import Counters
@@ -286,6 +288,30 @@ def test_a_checkpoint_says_what_its_reward_was_measured_on(make: Make, tmp_path:
     assert read_state(folder).measure == Measure(("odd",), 4)
 
 
+def test_the_level_of_a_task_moves_with_its_pass_rate_and_goes_on_where_it_was(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def right(task: Odd, example: Example, completions: Sequence[str]) -> list[Scores]:
+        return [{"right": float(level_of(example.key.seed, 0, 3) < 2)} for _ in completions]
+
+    def asked(learner: PolicyLearner, number: int) -> set[int]:
+        return {level_of(key.seed, key.index, 3) for key in keys(learner, number)}
+
+    monkeypatch.setattr(Odd, "score", right)
+    monkeypatch.setattr(Odd, "levels", 3, raising=False)
+    monkeypatch.setattr(curriculum, "ENOUGH_ANSWERS", 32)
+    steady = make("rollout.mode='sync'")
+    levels = [asked(steady, number) for number in range(1, 9)]
+    # Two rounds are 32 answers: all right at levels 0 and 1, all wrong at level 2.
+    assert levels == [{0}, {0}, {1}, {1}, {2}, {2}, {1}, {1}]
+    cut = make("rollout.mode='sync'", home="cut")
+    assert [asked(cut, number) for number in (1, 2, 3)] == levels[:3]
+    cut.save(Counters(round=3), b"").result()
+    again = make("rollout.mode='sync'", home="cut")
+    assert again.resume() is not None
+    assert [asked(again, number) for number in (4, 5, 6)] == levels[3:6]
+
+
 # Budgets by what a probe says (rollout/schedule/group.py)
 
 ADAPTIVE = ("rollout.mode='sync'", "rollout.budget='adaptive'", "rollout.groups=6")
@@ -326,6 +352,23 @@ def test_each_answer_is_judged_once(make: Make, monkeypatch: pytest.MonkeyPatch)
     assert sum(judged) == 24 and judged[:6] == [2] * 6
     for group in groups:
         assert [float(len(one.text) % 2) for one in group.completions] == list(group.rewards)
+
+
+def test_answers_that_are_compared_are_judged_together_once_all_are_there(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[ExampleKey, int] = {}
+    score = Odd.score
+
+    def counting(task: Odd, example: Example, completions: Sequence[str]) -> list[Scores]:
+        seen[example.key] = len(completions)
+        return score(task, example, completions)
+
+    monkeypatch.setattr(Odd, "score", counting)
+    monkeypatch.setattr(Odd, "judges_groups", True, raising=False)
+    groups = make(*ADAPTIVE).rollouts(1).groups
+    assert max(seen.values()) > 4
+    assert seen == {group.example.key: len(group.completions) for group in groups}
 
 
 @pytest.mark.parametrize("steps", [3, 14, 20])

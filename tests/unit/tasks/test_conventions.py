@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from swarmnode.errors import TaskError
-from swarmnode.tasks.data import digest_of
+from swarmnode.tasks.digests import source_of
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.rewards import call_reward, load_reward, score_with
 from swarmnode.types import Example, ExampleKey
@@ -123,12 +123,12 @@ def test_a_task_file_may_use_one_as_its_reward(module: str, tmp_path: Path) -> N
     assert task.score(next(iter(task.examples(0))), ["4", "5"]) == [{"reward": 1.0}, {"reward": 0.0}]
 
 
-def test_an_adapted_reward_has_the_version_of_the_file_it_stands_in(tmp_path: Path) -> None:
-    digests: set[str] = set()
-    for name, text in (("one", REWARDS), ("other", REWARDS + "# changed\n")):
+def test_an_adapted_reward_has_the_version_of_the_function_inside(tmp_path: Path) -> None:
+    sources: set[str] = set()
+    for name, text in (("one", REWARDS), ("other", REWARDS.replace("solution_str ==", "solution_str !="))):
         (tmp_path / f"{name}.py").write_text(text)
-        digests.add(digest_of(load_reward(f"verl:{tmp_path / name}.py:compute_score")))
-    assert len(digests) == 2
+        sources.add(source_of(load_reward(f"verl:{tmp_path / name}.py:compute_score")))
+    assert len(sources) == 2
 
 
 def test_a_function_that_is_called_like_a_trainer_is_a_function(tmp_path: Path, monkeypatch) -> None:

@@ -10,10 +10,13 @@ import pytest
 from swarmnode.errors import TaskError
 from swarmnode.tasks import data, hub, tables
 from swarmnode.tasks.data import DataTask, shuffled
+from swarmnode.tasks.functions import rewarded
 from swarmnode.tasks.judged import draw_round
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.process import IsolatedTask, isolate
-from swarmnode.tasks.task import Task, is_exchangeable, redraw
+from swarmnode.tasks.rewards import load_reward, named_rewards
+from swarmnode.tasks.specs import judged_elsewhere
+from swarmnode.tasks.task import Task, draw_train, is_exchangeable, redraw
 
 ROWS = [{"question": f"{a} + 1 =", "answer": str(a + 1), "level": a % 3} for a in range(60)]
 
@@ -81,6 +84,29 @@ def test_the_text_of_a_reward_is_part_of_the_version(write: Write, tmp_path: Pat
         versions.add(task.version)
         assert task.score(next(iter(task.examples(0))), ["four"]) == [{"halves": 4 * weight}]
     assert len(versions) == 2
+
+
+def test_a_script_and_a_command_that_name_one_judge_mean_one_version(write: Write, tmp_path: Path) -> None:
+    path, judge = write(ROWS), tmp_path / "mine.py"
+    judge.write_text(
+        "WEIGHT = 2.0\ndef weighs(text): return WEIGHT * len(text)\n"
+        "def longs(completions, **columns): return [weighs(c) for c in completions]\n"
+    )
+    command = load_task(f"{path}?reward={judge}:longs")
+    rows = load_task(judged_elsewhere(f"{path}?reward=numeric_match"))
+    script = rewarded(rows, named_rewards([load_reward(f"{judge}:longs")]))
+    assert (script.name, script.version) == (command.name, command.version)
+    assert redraw(script, next(iter(draw_train(command, 0))).key)
+    judge.write_text(judge.read_text().replace("2.0", "3.0"))
+    assert load_task(f"{path}?reward={judge}:longs").version != command.version
+
+
+def test_who_judges_a_data_set_elsewhere_needs_no_answer_column(write: Write) -> None:
+    path = write([{"prompt": f"Say {number}."} for number in range(9)])
+    with pytest.raises(TaskError, match="no answer"):
+        load_task(path)
+    rows = load_task(judged_elsewhere(path))
+    assert rows.score(next(iter(rows.examples(0))), ["one"]) == [{}]
 
 
 def test_comma_separated_values(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_other_rewards_take_the_place_of_a_tasks_own_judge() -> None:
 
 
 def test_another_judge_lets_nothing_out_that_is_to_stay_at_home() -> None:
-    kept = replace(as_task(ROWS), exchangeable=False)  # type: ignore[type-var]
+    kept = replace(as_task(ROWS), may_leave=False)  # type: ignore[type-var]
     assert is_exchangeable(as_task(ROWS, [is_short])) and not is_exchangeable(as_task(kept, [is_short]))
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.errors import TaskError
-from swarmnode.tasks.suites import code
+from swarmnode.errors import SandboxError, TaskError
+from swarmnode.tasks import sandbox
+from swarmnode.tasks.isolation import UNCONFINED
 from swarmnode.tasks.suites.formats import Prompting
 from swarmnode.tasks.suites.shots import GSM8K_SHOTS, MATH_SHOTS
 from swarmnode.tasks.suites.suite import Suite, load_suites
@@ -173,33 +174,20 @@ def test_a_limit_takes_the_first_rows(gsm8k: Suite) -> None:
 def test_programs_are_refused_where_there_is_no_sandbox(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(code, "RUNNER", "swarmnode.tasks.no_such_sandbox")
-    with pytest.raises(TaskError, match="no sandbox"):
+    monkeypatch.setattr(sandbox, "available", lambda: UNCONFINED)
+    with pytest.raises(SandboxError, match="nothing to run a stranger's program in"):
         load(json_lines(tmp_path / "HumanEval.jsonl", HUMANEVAL))
 
 
-def test_a_program_is_run_in_the_sandbox(tmp_path: Path) -> None:
-    pytest.importorskip(code.RUNNER)
+def test_a_program_is_run_in_the_sandbox_up_to_where_it_ends(tmp_path: Path) -> None:
     (suite,) = load(json_lines(tmp_path / "HumanEval.jsonl", HUMANEVAL))
     answered = "So:\n```python\ndef double(n):\n    return n + n\n```"
-    assert rights(suite, 0, "    return 2 * n\n", answered, "    return n\n") == [1.0, 1.0, 0.0]
-
-
-SHARES = """
-def passes_tests(prompts, completions, *, test, entry_point):
-    assert len(prompts) == len(completions) == len(test) == len(entry_point)
-    return [None if not text else 1.0 if text.strip() == "return 2 * n" else 0.5 for text in completions]
-"""
-
-
-def test_a_program_is_right_when_it_passes_all_tests_and_its_end_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "a_sandbox.py").write_text(SHARES)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(code, "RUNNER", "a_sandbox")
-    (suite,) = load(json_lines(tmp_path / "HumanEval.jsonl", HUMANEVAL))
+    runs_on = "    return 2 * n\n\ndef more():\n    pass\n"
+    assert rights(suite, 0, runs_on, answered, "    return n\n") == [1.0, 1.0, 0.0]
     assert first(suite, PLAIN).prompt == HUMANEVAL[0]["prompt"]
     assert "```python\ndef double(n):" in first(suite, CHAT).prompt
-    runs_on = "    return 2 * n\n\ndef more():\n    pass\n"
-    assert rights(suite, 0, "    return 2 * n", runs_on, "    return n", "") == [1.0, 1.0, 0.0, None]
+
+
+def test_what_a_model_makes_up_behind_an_answer_is_none_of_it(gsm8k: Suite) -> None:
+    assert gsm8k.ended("2\n#### 2\n\nQuestion: 3?\nQuestion: 4?") == "2\n#### 2\n"
+    assert gsm8k.ended("#### 2") == "#### 2"

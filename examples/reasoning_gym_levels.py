@@ -1,0 +1,11 @@
+"""A data set of reasoning-gym at levels that follow the policy: `pip install "swarmnode[tasks]"`."""
+
+import swarmnode as sn
+
+SETTINGS = {
+    "tasks.curriculum": True,
+    "tasks.system_prompt": "Think, then write your answer between <answer> and </answer>.",
+}
+
+if __name__ == "__main__":
+    print(sn.run("reasoning-gym:chain_sum", rounds=20, settings=SETTINGS))

@@ -1,0 +1,129 @@
+r"""Majority vote as a reward: what most answers to a question say is taken for right.
+
+a group's completions -> [extracted] -> [majority] -> majority_vote: 1.0 for those that say it -> rewards.py
+evaluation.py -> [majority_at_k] -> maj@k
+
+This is the reward of test-time reinforcement learning (TTRL, Zuo et al. 2025, arXiv 2504.16084): nobody needs
+to know an answer. ETTRL (Liu et al. 2025, arXiv 2508.11356) has the same reward and looks at entropies of
+tokens in sampling and in the advantage, which are no business of a judge. Neither paper says what a tie is:
+TTRL's code takes the answer that came first, which rewards chance. Here a tie is no majority and nobody has a
+reward, which is unknown and not zero.
+
+A policy that agrees with itself is not right by that. So what is held out is judged otherwise: by the true
+answer where the task has one, and by the vote of the other answers where it has none.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from swarmnode.tasks.suites.answers import hashed, last_boxed, number_of, plain_math
+
+MAX_ANSWER_CHARS = 1000
+"""What is longer is no answer that two completions could share."""
+
+
+VOTED = "agreement"
+"""The name of scores that say how far answers agree, and not whether they are right."""
+
+
+def extracted(completion: str) -> str | None:
+    r"""The answer in a completion, in one spelling: what is in the last box, behind the last ####, between
+    the last <answer> tags, or all of it. None: there is none, and it has no vote.
+
+    >>> extracted(r"so \boxed{\frac12}"), extracted("#### 1,000"), extracted("<answer> ab </answer>")
+    ('1/2', '1000', 'ab')
+    """
+    answer = last_boxed(completion) or hashed(completion) or _tagged(completion)
+    if not answer or len(answer) > MAX_ANSWER_CHARS:
+        return None
+    plain = plain_math(answer)
+    number = number_of(plain)
+    return str(number) if number is not None else plain or None
+
+
+def _tagged(completion: str) -> str:
+    from swarmnode.tasks.gym import answer_in
+
+    return answer_in(completion)
+
+
+def majority(answers: Sequence[str | None]) -> str | None:
+    """The answer that most gave. None: there is none, or a tie.
+
+    >>> majority(["4", "5", "4", None]), majority(["4", "5"])
+    ('4', None)
+    """
+    first = Counter(answer for answer in answers if answer is not None).most_common(2)
+    tie = len(first) == 2 and first[0][1] == first[1][1]
+    return None if tie or not first else first[0][0]
+
+
+class MajorityVote:
+    """The reward. It has to see a group as a whole, so who scores parts of one finds something else: such
+    rollouts stay at home."""
+
+    of_group = True
+
+    def __call__(
+        self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
+    ) -> list[float | None]:
+        """1.0 for those of one question that say what most say, 0.0 for others. None: no majority."""
+        answers = _answers(completions)
+        chosen = majority(answers)
+        return [None if chosen is None else float(answer == chosen) for answer in answers]
+
+    def measured(self, columns: Mapping[str, Any]) -> tuple[str, Any]:
+        """What judges held-out examples instead, and what that is called."""
+        return ("correct", says_the_answer) if columns.get("answer") is not None else (VOTED, agreement)
+
+
+majority_vote = MajorityVote()
+
+
+def says_the_answer(completions: Sequence[Any], answer: Sequence[Any], **columns: Any) -> list[float | None]:
+    """1.0 where a completion's answer is the `answer` column, both extracted in one way. None: nothing can be
+    extracted of that."""
+    right = [extracted(str(one)) for one in answer]
+    pairs = zip(_answers(completions), right, strict=True)
+    return [None if true is None else float(found == true) for found, true in pairs]
+
+
+def agreement(completions: Sequence[Any], **columns: Any) -> list[float | None]:
+    """1.0 where an answer is what most of the others say, which its own vote is not among. None: they have no
+    majority, or there are no others.
+
+    >>> agreement(["4", "4", "5"]), agreement(["4"])
+    ([None, None, 0.0], [None])
+    """
+    answers = _answers(completions)
+    others = [majority([*answers[:at], *answers[at + 1 :]]) for at in range(len(answers))]
+    return [
+        None if chosen is None else float(answer == chosen)
+        for answer, chosen in zip(answers, others, strict=True)
+    ]
+
+
+def majority_at_k(texts: Sequence[str], passed: Sequence[bool | None], k: int) -> float | None:
+    """maj@k: how often what most of k answers say is right, over as many groups of k as there are answers.
+    Of a tie each answer counts for its share. None: not all were judged, or there are fewer than k.
+
+    >>> majority_at_k(["4", "5", "4", "5"], [True, False, True, False], 2)
+    0.5
+    """
+    if len(texts) < k or None in passed:
+        return None
+    answers = [extracted(text) for text in texts]
+    groups = range(0, len(texts) - k + 1, k)
+    return sum(_chosen_is_right(answers[at : at + k], passed[at : at + k]) for at in groups) / len(groups)
+
+
+def _chosen_is_right(answers: Sequence[str | None], passed: Sequence[bool | None]) -> float:
+    votes = Counter(answer for answer in answers if answer is not None)
+    most = max(votes.values(), default=0)
+    right = [bool(ok) for answer, ok in zip(answers, passed, strict=True) if votes[answer or ""] == most]
+    return sum(right) / len(right) if votes else 0.0
+
+
+def _answers(completions: Sequence[Any]) -> list[str | None]:
+    return [extracted(one if isinstance(one, str) else one[0]["content"]) for one in completions]
