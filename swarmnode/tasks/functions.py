@@ -17,13 +17,10 @@ from typing import Any
 
 from swarmnode.errors import TaskError
 from swarmnode.tasks.data import shuffled
-from swarmnode.tasks.loader import TASK_NAME, FileTask
+from swarmnode.tasks.loader import TASK_NAME, Draw, FileTask, environment_around
 from swarmnode.tasks.rewards import Reward, load_reward, named_rewards, score_with
-from swarmnode.tasks.task import Task, is_exchangeable, is_task
+from swarmnode.tasks.task import Task, is_environment, is_exchangeable, is_task
 from swarmnode.types import Example
-
-Draw = Callable[[int], Iterable[Any]]
-"""`examples(seed)` of a task file: prompts, (prompt, answer) pairs, or dictionaries with a "prompt"."""
 
 Rows = Sequence[Any]
 """Examples as they are, in the forms that `examples(seed)` may yield."""
@@ -63,22 +60,50 @@ class RewardedTask:
         return score_with(self.rewards, example, completions)
 
 
-def as_task(given: Task | Draw | Rows, rewards: Sequence[RewardSpec] = ()) -> Task:
+def as_task(
+    given: Task | Draw | Rows | None,
+    rewards: Sequence[RewardSpec] = (),
+    *,
+    tools: Sequence[object] | None = None,
+    environment: object = None,
+) -> Task:
     """The task that a script means by an object.
 
     `given`: a Task; a function `examples(seed)`, as in a task file; or the examples themselves, which each
     seed draws in another order. `rewards`: what judges it, instead of the task's own judge or, where there is
-    none, of exact match. Name and version follow from the source, so nodes that run one script exchange
+    none, of exact match. `tools` and `environment`: as in a task file; an environment may bring its own
+    questions (`given` None). Name and version follow from the source, so nodes that run one script exchange
     rollouts. Raises TaskError for what is no task.
 
     >>> task = as_task([("1+1=", "2"), ("2+2=", "4")])
     >>> sorted(example.prompt for example in task.examples(0))
     ['1+1=', '2+2=']
     """
-    judges = named_rewards(rewards)
+    own = named_rewards(rewards)
     if is_task(given):
-        return rewarded(given, judges) if judges else given
-    judges = judges or {"correct": load_reward("exact_match")}
+        if tools is not None or environment is not None:
+            raise TaskError(
+                f"{given.name} is a task already", hint="pass its examples as a list or a function"
+            )
+        return rewarded(given, own) if own else given
+    source = _source(given, own or {"correct": load_reward("exact_match")}, environment)
+    if tools is None and environment is None:
+        return source
+    used = [*(tools or ()), *([] if environment is None else _factories(environment))]
+    digest = _digest([source.version, *map(source_of, filter(callable, used))])
+    return environment_around(replace(source, version=digest), tools, environment, {}, own=own)
+
+
+def _factories(environment: Any) -> list[Any]:
+    return [*environment.values()] if isinstance(environment, Mapping) else [environment]
+
+
+def _source(given: Draw | Rows | None, judges: Mapping[str, Reward], environment: object) -> FileTask:
+    """What draws the examples. Raises TaskError."""
+    if given is None and environment is not None:
+        names = [getattr(one, "__name__", "") for one in _factories(environment)]
+        name = names[0] if TASK_NAME.fullmatch(names[0]) else "environment"
+        return FileTask(name, _digest(map(source_of, judges.values())), Path("<script>"), None, judges)
     if callable(given):
         _require_seed(given)
         name = getattr(given, "__name__", "task")
@@ -97,7 +122,12 @@ def as_task(given: Task | Draw | Rows, rewards: Sequence[RewardSpec] = ()) -> Ta
 
 def rewarded(task: Task, rewards: Mapping[str, Reward]) -> Task:
     """The same examples, judged by these rewards."""
-    return RewardedTask(task, rewards, _digest([task.version, *map(source_of, rewards.values())]))
+    version = _digest([task.version, *map(source_of, rewards.values())])
+    if is_environment(task):
+        from swarmnode.tasks.environments import RewardedEnvironment
+
+        return RewardedEnvironment(task, rewards, version)
+    return RewardedTask(task, rewards, version)
 
 
 def source_of(function: Callable[..., Any]) -> str:
