@@ -139,7 +139,7 @@ def is_stepwise(environment: Any) -> bool:
 
 def _methods(environment: Any) -> dict[str, Tool]:
     """The public methods of an environment, as tools."""
-    names = [name for name, _ in inspect.getmembers(type(environment), inspect.isfunction)]
+    names = [name for name, _ in inspect.getmembers(cast(object, type(environment)), inspect.isfunction)]
     special = SPECIAL_METHODS - ({"step"} if not is_stepwise(environment) else set())
     return tools_from(
         getattr(environment, name) for name in names if not name.startswith("_") and name not in special
@@ -253,9 +253,11 @@ def step_result(result: Any) -> tuple[Any, float | None, bool]:
 
 def _shown(result: Any) -> Any:
     """The observation in what `reset` or `step` returned."""
-    if isinstance(result, tuple) and len(cast(tuple[Any, ...], result)) == 2:
-        return cast(tuple[Any, ...], result)[0]
-    return getattr(result, "observation", result)
+    match result:
+        case (observation, _):
+            return observation
+        case _:
+            return getattr(result, "observation", result)
 
 
 def as_number(value: Any, what: str) -> float | None:
@@ -277,10 +279,7 @@ def text_of(value: Any) -> str:
     >>> text_of({"board": "..x", "done": False}), text_of(7), text_of(None)
     ('..x', '7', '')
     """
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = dataclasses.asdict(value)
-    elif hasattr(value, "model_dump"):
-        value = value.model_dump()
+    value = _plain(value)
     if isinstance(value, Mapping):
         fields = {str(name): one for name, one in cast(Mapping[Any, Any], value).items()}
         shown = {name: one for name, one in fields.items() if name not in HIDDEN and one is not None}
@@ -288,6 +287,14 @@ def text_of(value: Any) -> str:
             return bounded(next(iter(shown.values())))
         value = json.dumps(shown, ensure_ascii=False, default=str)
     return "" if value is None else bounded(str(value))
+
+
+def _plain(value: Any) -> Any:
+    """The fields of a record, as a dictionary; anything else as it is."""
+    dump = getattr(value, "model_dump", None)
+    if dump is not None:
+        return dump()
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
 
 
 def bounded(text: str) -> str:

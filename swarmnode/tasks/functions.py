@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from swarmnode.errors import TaskError
 from swarmnode.tasks.data import shuffled
@@ -98,21 +98,23 @@ def _factories(environment: Any) -> list[Any]:
     return [*environment.values()] if isinstance(environment, Mapping) else [environment]
 
 
-def _source(given: Draw | Rows | None, judges: Mapping[str, Reward], environment: object) -> FileTask:
+def _source(given: Any, judges: Mapping[str, Reward], environment: object) -> FileTask:
     """What draws the examples. Raises TaskError."""
     if given is None and environment is not None:
         names = [getattr(one, "__name__", "") for one in _factories(environment)]
         name = names[0] if TASK_NAME.fullmatch(names[0]) else "environment"
         return FileTask(name, _digest(map(source_of, judges.values())), Path("<script>"), None, judges)
     if callable(given):
+        given = cast(Draw, given)
         _require_seed(given)
         name = getattr(given, "__name__", "task")
         name = "task" if name in NAMELESS or not TASK_NAME.fullmatch(name) else name
         version = _digest([source_of(given), *map(source_of, judges.values())])
         return FileTask(name, version, _place_of(given), given, judges)
-    if isinstance(given, Sequence) and not isinstance(given, str | bytes) and len(given):
-        version = _digest([_text_of(given), *map(source_of, judges.values())])
-        return FileTask("rows", version, Path("<rows>"), partial(_in_order, given, version), judges)
+    rows = cast(Rows, given)
+    if isinstance(given, Sequence) and not isinstance(given, str | bytes) and len(rows):
+        version = _digest([_text_of(rows), *map(source_of, judges.values())])
+        return FileTask("rows", version, Path("<rows>"), partial(_in_order, rows, version), judges)
     raise TaskError(
         f"{given!r:.80} is no task",
         hint="pass a name, a file, a function examples(seed), a list of examples, or an object with name,"

@@ -22,8 +22,8 @@ Further functions named `reward_...` add to the reward. The task is called after
 
 `exchangeable = False` in a file keeps its rollouts at home: no other node could draw its examples again.
 
-With `tools = [function, ...]` or `environment = Class` a file is an environment (environments.py), which stays
-at home unless it says `exchangeable = True`.
+With `tools = [function, ...]` or `environment = Class` a file is an environment (environments.py), which
+stays at home unless it says `exchangeable = True`.
 
 A file need not care for threads, nor for other files. Whoever writes a task thinks of one thread, and rightly
 so: `random.seed(seed)`, a parser kept at the top of the file, a connection. But a node draws and scores its

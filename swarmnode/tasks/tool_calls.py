@@ -95,13 +95,11 @@ def _from_json(text: str) -> ToolCall:
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         return _broken(f"a call must be JSON: {error}")
     match found:
+        case {"name": str(name), "arguments": given} | {"name": str(name), "parameters": given}:
+            if len(found) == 2 and isinstance(given, dict):
+                return ToolCall(name, cast(dict[str, Any], given))
         case {"name": str(name)} if len(found) == 1:
             return ToolCall(name, {})
-        case {"name": str(name), "arguments": dict(arguments)} | {
-            "name": str(name),
-            "parameters": dict(arguments),
-        } if len(found) == 2:
-            return ToolCall(name, cast(dict[str, Any], arguments))
         case _:
             pass
     return _broken('a call is {"name": ..., "arguments": {...}}')

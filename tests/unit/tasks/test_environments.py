@@ -2,7 +2,7 @@
 
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -238,8 +238,7 @@ def test_a_transcript_with_observations_that_were_not_made_has_no_reward(tmp_pat
 def test_a_reward_function_gets_the_environments(tmp_path: Path) -> None:
     task = loaded(
         tmp_path,
-        HANGMAN
-        + "\ndef reward(completions, environments, **columns):\n    return [len(e.found) for e in environments]\n",
+        HANGMAN + "\ndef reward(environments, **columns):\n    return [len(e.found) for e in environments]\n",
     )
     example = first(task)
     turns = play(task, example, ["guess: z", "Nothing."])
@@ -256,7 +255,8 @@ def test_a_last_turn_that_was_never_answered_is_played_before_it_is_scored(tmp_p
 def test_several_factories_are_chosen_by_a_column(tmp_path: Path) -> None:
     source = HANGMAN.replace("environment_factory = Hangman", "")
     source += (
-        'class Loud(Hangman):\n    def reset(self, word, **columns):\n        super().reset(word)\n        return " LOUD"\n'
+        "class Loud(Hangman):\n"
+        '    def reset(self, word, **columns):\n        super().reset(word)\n        return " LOUD"\n'
         'environment_factory = {"quiet": Hangman, "loud": Loud}\n'
     )
     source = source.replace(
@@ -385,7 +385,8 @@ for line in sys.stdin:
             if n == 13:
                 sys.exit()
             failed = n % 2 == 1
-            result = {"content": [{"type": "text", "text": "odd" if failed else str(n // 2)}], "isError": failed}
+            text = {"type": "text", "text": "odd" if failed else str(n // 2)}
+            result = {"content": [text], "isError": failed}
         case _:
             continue
     if asked.get("id") is not None and "method" in asked:

@@ -54,12 +54,12 @@ TOOLS = {name: parameters_of(tool.schema) for name, tool in tools_from([add, loo
 
 @pytest.mark.parametrize("function", [add, look, weigh])
 def test_a_schema_is_that_of_transformers(function: Any) -> None:
-    from transformers.utils import get_json_schema
+    from transformers.utils.chat_template_utils import get_json_schema
 
     assert tool_of(function).schema == get_json_schema(function)
 
 
-def untyped(left) -> int:  # noqa: ANN001
+def untyped(left) -> int:  # pyright: ignore
     """Adds."""
     return left
 
