@@ -73,11 +73,11 @@ class Exchange:
         record: Path | None = None,
         encode_turns: EncodeTurns | None = None,
     ) -> None:
-        """`encode` and `prompt_ids` give the local policy's tokens of an answer and of a prompt, `encode_turns`
-        of an episode (None: episodes of others are not used); `model_size` is its number of parameters.
-        `neighbourhood`: the exchanges of the other policies of this process, on
-        the same base with the same settings; None: there are none. `record`: the file that keeps what was
-        seen and who is banned over restarts; None: it is forgotten."""
+        """`encode` and `prompt_ids` give the local policy's tokens of an answer and of a prompt,
+        `encode_turns` of an episode (None: episodes of others are not used); `model_size` is its number of
+        parameters. `neighbourhood`: the exchanges of the other policies of this process, on the same base
+        with the same settings; None: there are none. `record`: the file that keeps what was seen and who is
+        banned over restarts; None: it is forgotten."""
         _check_names(tasks)
         self._host = host
         self._key = key

@@ -46,7 +46,7 @@ from swarmnode.exchange.messages import (
     narrowed,
     parts,
 )
-from swarmnode.exchange.replay import EncodeTurns, Stage
+from swarmnode.exchange.replay import EncodeTurns, Replay
 from swarmnode.identity.keys import unseal
 from swarmnode.tasks.task import Task, is_environment, redraw, score_strictly
 from swarmnode.types import (
@@ -262,8 +262,10 @@ def _reader(task: Task, example: Example, policy_version: int, rules: BodyRules)
         return lambda answers: [_completion(answer, policy_version, rules) for answer in answers]
     if rules.encode_turns is None:
         raise Rejected(Reason.UNSCORABLE, "this node plays no episodes")
-    stage = Stage(task, example, policy_version, rules.encode_turns, rules.max_completion_tokens, rules.clock)
-    return stage.play
+    replay = Replay(
+        task, example, policy_version, rules.encode_turns, rules.max_completion_tokens, rules.clock
+    )
+    return replay.play
 
 
 def _completion(answer: Answer, policy_version: int, rules: BodyRules) -> Completion | None:

@@ -94,7 +94,7 @@ class McpServer:
         self._program.kill()
         with suppress(OSError, subprocess.TimeoutExpired):
             self._program.wait(1.0)
-            for pipe in (self._program.stdin, self._program.stdout):
+            for pipe in (self._program.stdout, self._program.stdin):
                 assert pipe is not None
                 pipe.close()
 
