@@ -46,7 +46,7 @@ from swarmnode.exchange.messages import (
     narrowed,
     parts,
 )
-from swarmnode.exchange.replay import EncodeTurns, Replay
+from swarmnode.exchange.replay import EncodeTurns, EpisodeReplay
 from swarmnode.identity.keys import unseal
 from swarmnode.tasks.task import Task, is_environment, redraw, score_strictly
 from swarmnode.types import (
@@ -262,10 +262,8 @@ def _reader(task: Task, example: Example, policy_version: int, rules: BodyRules)
         return lambda answers: [_completion(answer, policy_version, rules) for answer in answers]
     if rules.encode_turns is None:
         raise Rejected(Reason.UNSCORABLE, "this node plays no episodes")
-    replay = Replay(
-        task, example, policy_version, rules.encode_turns, rules.max_completion_tokens, rules.clock
-    )
-    return replay.play
+    longest = rules.max_completion_tokens
+    return EpisodeReplay(task, example, policy_version, rules.encode_turns, longest, rules.clock).play
 
 
 def _completion(answer: Answer, policy_version: int, rules: BodyRules) -> Completion | None:
