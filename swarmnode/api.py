@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, overload
 
 from swarmnode.config import Config
 from swarmnode.config_layers import Settings, load_settings
-from swarmnode.errors import ConfigError, ModelError
+from swarmnode.errors import ConfigError, ModelError, TaskError
 from swarmnode.node.status import NodeStatus, Summary
-from swarmnode.tasks.functions import Draw, RewardSpec, Rows, as_task, rewarded
+from swarmnode.tasks.functions import RewardSpec, Rows, as_task, rewarded
+from swarmnode.tasks.loader import Draw
 from swarmnode.tasks.rewards import named_rewards
 from swarmnode.tasks.task import Task
 from swarmnode.types import Example, ExampleKey
@@ -63,23 +64,28 @@ class Node:
         on_round: RoundCallback | None = None,
         fresh: bool = False,
         log: bool = True,
+        tools: Sequence[object] | None = None,
+        environment: object = None,
     ) -> None:
         """Nothing is loaded yet.
 
         `task`: what is asked (None: the built-in tasks); `reward`: what judges it instead of the task's own
-        judge. `model`, `rounds` (in all, over restarts), `peers` (addresses to dial) and `home` are the
-        options of `swarmnode join`; `settings` any other, by its full name: {"training.learning_rate": 1e-3}.
-        `on_round` is called with the status after every round, in the thread that runs the node; what it
-        raises ends the run. `fresh`: start over. `log`: write the node's story to stderr.
+        judge. `tools`: functions that the policy may call; `environment`: a class (or a function without
+        arguments) that makes what it plays with, which may bring its own questions (docs/environments.md).
+        `model`, `rounds` (in all, over restarts), `peers` (addresses to dial) and `home` are the options of
+        `swarmnode join`; `settings` any other, by its full name: {"training.learning_rate": 1e-3}. `on_round`
+        is called with the status after every round, in the thread that runs the node; what it raises ends the
+        run. `fresh`: start over. `log`: write the node's story to stderr.
         Raises ConfigError and TaskError for what cannot be.
         """
         chosen = None if model is None else str(model)
         flags = {"network.seeds": tuple(peers) or None, "node.rounds": rounds}
         self._settings = settings_of(home, preset, chosen, _names(task), {**flags, **(settings or {})})
         rewards = rewards_of(reward)
-        if task is not None and not isinstance(task, str | Path):
-            # What is no task is refused here and not in `run`.
-            task, rewards = as_task(task, rewards), ()
+        # What is no task is refused here and not in `run`.
+        made = _task_around(task, rewards, tools, environment)
+        if made is not None:
+            task, rewards = made, ()
         _check_alone(self._settings.config)
         self._task, self._rewards = task, rewards
         self._on_round = on_round or _ignored
@@ -247,6 +253,8 @@ def evaluate(
     greedy: bool = False,
     samples: int = 1,
     passing_reward: float = 1.0,
+    tools: Sequence[object] | None = None,
+    environment: object = None,
 ) -> "OfflineEvaluation":
     """The mean reward on held-out examples of the newest checkpoint, of the best, or of the `base` model; as
     `swarmnode eval`. `task` None: those that it was trained on, where they have a name.
@@ -257,8 +265,9 @@ def evaluate(
     from swarmnode.node.screen import Screen
 
     chosen = settings_of(home, preset, None if model is None else str(model), _names(task), settings or {})
+    made = _task_around(task, rewards_of(reward), tools, environment)
     with ExitStack() as stack:
-        tasks = tasks_of(stack, task, rewards_of(reward), chosen.config)
+        tasks = tasks_of(stack, made or task, () if made else rewards_of(reward), chosen.config)
         return evaluate_offline(
             chosen.config,
             chosen.model,
@@ -374,6 +383,17 @@ def _names(task: GivenTask | None) -> dict[str, Any]:
     """The setting that names a task, where it has a name."""
     named = isinstance(task, str | Path)
     return {"tasks.names": (str(task),), "tasks.mixes": ()} if named else {}
+
+
+def _task_around(
+    task: GivenTask | None, rewards: Sequence[RewardSpec], tools: Sequence[object] | None, environment: object
+) -> Task | None:
+    """The task that objects of the script make; None: the settings or a name say it. Raises TaskError."""
+    if isinstance(task, str | Path) and (tools is not None or environment is not None):
+        raise TaskError(f"{task} is a task already", hint="pass its examples as a list or a function")
+    if isinstance(task, str | Path) or (task is None and tools is None and environment is None):
+        return None
+    return as_task(task, rewards, tools=tools, environment=environment)
 
 
 def tasks_of(

@@ -32,6 +32,7 @@ CODE_OF_OTHERS = {
     "model/base_model.py",
     "tasks/confinement/launch.py",
     "tasks/daemon_threads.py",
+    "tasks/episodes.py",
     "tasks/gym.py",
     "tasks/imported.py",
     "tasks/loader.py",

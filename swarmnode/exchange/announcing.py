@@ -16,9 +16,11 @@ import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
+from swarmnode.chat import turns_of
 from swarmnode.errors import Rejected
 from swarmnode.exchange.limits import (
     MAX_COMPLETION_CHARS,
+    MAX_EPISODE_TURNS,
     MAX_GROUP_SIZE,
     MAX_HEADER_BYTES,
     MIN_GROUP_SIZE,
@@ -60,14 +62,23 @@ class Composed:
     body: bytes
 
 
-def compose(group: RolloutGroup, key: NodeKey, *, swarm: str, model: ModelLabel, now: float) -> Composed:
-    """Pack and sign a group of ours. Raises Rejected with the reason why it cannot be shared."""
+def compose(
+    group: RolloutGroup,
+    key: NodeKey,
+    *,
+    swarm: str,
+    model: ModelLabel,
+    now: float,
+    in_turns: bool = False,
+) -> Composed:
+    """Pack and sign a group of ours. Raises Rejected with the reason why it cannot be shared. `in_turns`: its
+    task is an environment, and its texts are transcripts."""
     if group.author != key.peer_id:
         raise Rejected(Reason.NOT_OURS)
     if not MIN_GROUP_SIZE <= len(group.completions) <= MAX_GROUP_SIZE:
         raise Rejected(Reason.GROUP_SIZE)
     require_advantage(group)
-    group, body = _packed(group)
+    group, body = _packed(group, in_turns)
     header = _header(group, body, swarm=swarm, model=model, now=now)
     sealed = seal(key, HEADER_CONTEXT, encode_header(header))
     if len(sealed) > MAX_HEADER_BYTES:
@@ -75,7 +86,7 @@ def compose(group: RolloutGroup, key: NodeKey, *, swarm: str, model: ModelLabel,
     return Composed(header, sealed, body)
 
 
-def give(group: RolloutGroup, composed: Composed) -> Given:
+def give(group: RolloutGroup, composed: Composed, *, in_turns: bool = False) -> Given:
     """A group of ours as the other policies of this process train on it: with the tokens that were sampled,
     their tokenizer being ours, but as of another policy, whose log-probabilities are not theirs."""
     completions = tuple(
@@ -87,15 +98,15 @@ def give(group: RolloutGroup, composed: Composed) -> Given:
         )
         for completion in group.completions
     )
-    return Given(composed.body, replace(group, completions=completions), fingerprint(_body(group)))
+    return Given(composed.body, replace(group, completions=completions), fingerprint(_body(group, in_turns)))
 
 
-def _packed(group: RolloutGroup) -> tuple[RolloutGroup, bytes]:
+def _packed(group: RolloutGroup, in_turns: bool) -> tuple[RolloutGroup, bytes]:
     """A group and its body. Of one that fits into no body those answers that tell most: half of them, or half
     of these. Raises Rejected."""
     while True:
         try:
-            return group, encode_body(_body(group))
+            return group, encode_body(_body(group, in_turns))
         except Rejected as rejected:
             half = len(group.completions) // 2
             if rejected.reason != Reason.TOO_LARGE or half < MIN_GROUP_SIZE:
@@ -103,7 +114,7 @@ def _packed(group: RolloutGroup) -> tuple[RolloutGroup, bytes]:
             group = narrowed(group, half, random.Random(0))
 
 
-def _body(group: RolloutGroup) -> Body:
+def _body(group: RolloutGroup, in_turns: bool) -> Body:
     key = group.example.key
     return Body(
         author=group.author,
@@ -111,16 +122,19 @@ def _body(group: RolloutGroup) -> Body:
         version=key.version,
         seed=key.seed,
         index=key.index,
-        answers=tuple(_answer(completion) for completion in group.completions),
+        answers=tuple(_answer(completion, in_turns) for completion in group.completions),
     )
 
 
-def _answer(completion: Completion) -> Answer:
+def _answer(completion: Completion, in_turns: bool) -> Answer:
     if completion.finish == "abort":
         raise Rejected(Reason.UNFINISHED)
-    if len(completion.text) > MAX_COMPLETION_CHARS:
+    text = tuple(turn.said for turn in turns_of(completion.text)) if in_turns else completion.text
+    if (sum(map(len, text)) if in_turns else len(text)) > MAX_COMPLETION_CHARS:
         raise Rejected(Reason.TOO_LONG)
-    return Answer(completion.text, completion.finish)
+    if in_turns and not 1 <= len(text) <= MAX_EPISODE_TURNS:
+        raise Rejected(Reason.UNPLAYABLE, f"{len(text)} turns")
+    return Answer(text, completion.finish)
 
 
 def _header(group: RolloutGroup, body: bytes, *, swarm: str, model: ModelLabel, now: float) -> Header:

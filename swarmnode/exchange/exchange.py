@@ -33,12 +33,13 @@ from swarmnode.exchange.limits import (
 from swarmnode.exchange.messages import Announcement, Arrival, hash_body
 from swarmnode.exchange.planes import BodyPlane, HeaderPlane, topics_to_listen_to
 from swarmnode.exchange.record import FORMAT, Door, Record, Recorder, load, restore_standings, saved_standings
+from swarmnode.exchange.replay import EncodeTurns
 from swarmnode.exchange.reputation import ExchangeStats, Ledger, Reputation, TokenBucket
 from swarmnode.exchange.selection import Claims, meeting_places
 from swarmnode.exchange.validation import BodyRules, Encode, PromptIds, check_header
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.host import Host
-from swarmnode.tasks.task import Task, is_exchangeable
+from swarmnode.tasks.task import Task, is_environment, is_exchangeable
 from swarmnode.types import ExampleKey, RolloutGroup
 
 logger = logging.getLogger(__name__)
@@ -70,11 +71,13 @@ class Exchange:
         rng: random.Random | None = None,
         neighbourhood: Neighbourhood | None = None,
         record: Path | None = None,
+        encode_turns: EncodeTurns | None = None,
     ) -> None:
-        """`encode` and `prompt_ids` give the local policy's tokens of an answer and of a prompt; `model_size`
-        is its number of parameters. `neighbourhood`: the exchanges of the other policies of this process, on
-        the same base with the same settings; None: there are none. `record`: the file that keeps what was
-        seen and who is banned over restarts; None: it is forgotten."""
+        """`encode` and `prompt_ids` give the local policy's tokens of an answer and of a prompt,
+        `encode_turns` of an episode (None: episodes of others are not used); `model_size` is its number of
+        parameters. `neighbourhood`: the exchanges of the other policies of this process, on the same base
+        with the same settings; None: there are none. `record`: the file that keeps what was seen and who is
+        banned over restarts; None: it is forgotten."""
         _check_names(tasks)
         self._host = host
         self._key = key
@@ -109,6 +112,7 @@ class Exchange:
                 max_prompt_tokens=settings.max_prompt_tokens,
                 max_completion_tokens=settings.max_completion_tokens,
                 answers_per_group=settings.answers_per_group,
+                encode_turns=encode_turns,
             ),
             arrive=self._arrive,
             rng=self._rng,
@@ -261,10 +265,19 @@ class Exchange:
 
     def _composed(self, group: RolloutGroup) -> Composed:
         """A group ready to be announced, which the policies of this process have already."""
-        composed = compose(group, self._key, swarm=self._settings.swarm, model=self._model, now=self._clock())
+        in_turns = is_environment(self._tasks.get(group.example.key.task))
+        composed = compose(
+            group,
+            self._key,
+            swarm=self._settings.swarm,
+            model=self._model,
+            now=self._clock(),
+            in_turns=in_turns,
+        )
         own = self._key.peer_id
         if self._neighbourhood.has_others(own):
-            self._neighbourhood.hand(own, composed.header, composed.sealed, give(group, composed))
+            given = give(group, composed, in_turns=in_turns)
+            self._neighbourhood.hand(own, composed.header, composed.sealed, given)
         return composed
 
     async def _announce(self, composed: Composed) -> None:

@@ -50,6 +50,9 @@ bytes of a body as for narrow groups, the time of judging by LOOK_S, memory and 
 MAX_COMPLETION_CHARS = 128 * 1024
 """The longest completion, about 32k tokens: more than any policy that fits a home machine writes."""
 
+MAX_EPISODE_TURNS = 64
+"""Turns of one answer of an environment's task: the most that any environment grants."""
+
 MAX_NAME_CHARS = 64
 """Swarm, task, version and model names. Four of them must fit into MAX_HEADER_BYTES."""
 
@@ -177,6 +180,10 @@ LOOK_S = 0.25
 """A wide group is judged part by part, each as large as what we train on of it, and no part is begun after
 this time: so it takes the judge hardly longer than a narrow one. What is not looked at is not used."""
 
+PLAY_S = 10.0
+"""A group's episodes are played again one after the other, and none goes on after this time: half of what a
+judgement may take. What was not played to its end is not used."""
+
 MAX_STUCK_JUDGEMENTS = 4
 """Scoring threads that overran and cannot be killed; with more, nothing is judged until one returns."""
 
@@ -220,6 +227,7 @@ class Reason(StrEnum):
     NOT_DRAWABLE = "not_drawable"
     NO_TOKENS = "no_tokens"
     TOO_LONG = "too_long"
+    UNPLAYABLE = "unplayable"
     LONG_PROMPT = "long_prompt"
     COPIED = "copied"
     UNSCORABLE = "unscorable"
@@ -272,6 +280,8 @@ PENALTIES: dict[Reason, float] = {
     Reason.BAD_REQUEST: 10,
     # Honest peers may have other limits or tokenizers, or say the same by chance.
     Reason.TOO_LONG: 4,
+    # Honest episodes may have been cut by their author's own limits.
+    Reason.UNPLAYABLE: 4,
     Reason.COPIED: 4,
     Reason.INTERNAL: 4,
     # Honest peers keep to nine tenths of their allowance; a network that held messages back may bunch them.

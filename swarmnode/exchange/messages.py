@@ -9,6 +9,9 @@ author. A body is fetched by the hash that its header names. Both are msgpack ar
 and the stream protocol carry the version, and any other shape is malformed. The bounds of a field stand in
 its type.
 
+An answer of a task that answers back travels as what the policy said, turn by turn: whoever gets it plays the
+episode again (replay.py).
+
 Nothing is decoded before its size is bounded. A body must be one zstd frame that states its size, with
 nothing behind it: the size is checked before a byte is decompressed, so a bomb costs its author a ban and us
 a header parse.
@@ -35,6 +38,7 @@ from swarmnode.errors import Rejected
 from swarmnode.exchange.limits import (
     MAX_BODY_BYTES,
     MAX_COMPLETION_CHARS,
+    MAX_EPISODE_TURNS,
     MAX_GROUP_SIZE,
     MAX_NAME_CHARS,
     MAX_RAW_BODY_BYTES,
@@ -88,10 +92,15 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         return self.created_ms / 1000
 
 
+Text = Annotated[str, Meta(max_length=MAX_COMPLETION_CHARS)]
+
+
 class Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One completion. No token ids: the receiver has another tokenizer."""
 
-    text: Annotated[str, Meta(max_length=MAX_COMPLETION_CHARS)]
+    text: Text | Annotated[tuple[Text, ...], Meta(min_length=1, max_length=MAX_EPISODE_TURNS)]
+    """What the policy wrote; of a task that is an environment, what it said turn by turn. What was observed
+    has no place here: the receiver's own environment says it."""
     finish: Literal["stop", "length"]
     """Completions that were cut off ("abort") are no answers and do not travel. Nobody can verify the rest,
     so it is not believed (validation.py)."""

@@ -46,8 +46,9 @@ from swarmnode.exchange.messages import (
     narrowed,
     parts,
 )
+from swarmnode.exchange.replay import EncodeTurns, EpisodeReplay
 from swarmnode.identity.keys import unseal
-from swarmnode.tasks.task import Task, redraw, score_strictly
+from swarmnode.tasks.task import Task, is_environment, redraw, score_strictly
 from swarmnode.types import (
     MIN_REWARD_SPREAD,
     Completion,
@@ -82,6 +83,8 @@ class BodyRules:
     max_completion_tokens: int
     answers_per_group: int = MAX_GROUP_SIZE
     """Most answers of a group that are looked at at once, and kept."""
+    encode_turns: EncodeTurns | None = None
+    """The local policy's tokens of an episode. None: nothing of environments is used."""
     look_s: float = LOOK_S
     rng: random.Random = field(default_factory=random.Random)
     """Seeded by nothing that an author could know."""
@@ -231,21 +234,36 @@ def _look_at(
     """
     completions: list[Completion] = []
     scores: list[Scores] = []
-    began, too_long = rules.clock(), 0
+    began, unfit = rules.clock(), 0
+    read_part = _reader(task, example, policy_version, rules)
     for part in parts(len(answers), rules.answers_per_group, rules.rng):
         if completions and rules.clock() - began > rules.look_s:
             break
-        read = [(answers[place], _completion(answers[place], policy_version, rules)) for place in part]
-        fitting = [(answer, completion) for answer, completion in read if completion is not None]
-        too_long += len(read) - len(fitting)
-        completions += (completion for _, completion in fitting)
-        if too_long >= len(completions):
-            looked = too_long + len(completions)
-            raise Rejected(Reason.TOO_LONG, f"{too_long} of {looked} answers are longer than we take")
-        scores += _score(task, example, [answer for answer, _ in fitting]) if fitting else ()
+        read = read_part([answers[place] for place in part])
+        fitting = [completion for completion in read if completion is not None]
+        unfit += len(read) - len(fitting)
+        completions += fitting
+        if unfit >= len(completions):
+            reason = Reason.UNPLAYABLE if is_environment(task) else Reason.TOO_LONG
+            raise Rejected(reason, f"{unfit} of {unfit + len(completions)} answers are none that we take")
+        scores += _score(task, example, fitting) if fitting else ()
     if not any(completion.token_ids for completion in completions):
         raise Rejected(Reason.NO_TOKENS, "answers without a token")
     return tuple(completions), tuple(scores)
+
+
+_ReadPart = Callable[[Sequence[Answer]], Sequence[Completion | None]]
+"""Answers in our tokens, as many as there was time for. None: an answer that we do not take."""
+
+
+def _reader(task: Task, example: Example, policy_version: int, rules: BodyRules) -> _ReadPart:
+    """How answers to an example are read: those of an environment are played again."""
+    if not is_environment(task):
+        return lambda answers: [_completion(answer, policy_version, rules) for answer in answers]
+    if rules.encode_turns is None:
+        raise Rejected(Reason.UNSCORABLE, "this node plays no episodes")
+    longest = rules.max_completion_tokens
+    return EpisodeReplay(task, example, policy_version, rules.encode_turns, longest, rules.clock).play
 
 
 def _completion(answer: Answer, policy_version: int, rules: BodyRules) -> Completion | None:
@@ -267,6 +285,8 @@ def _completion(answer: Answer, policy_version: int, rules: BodyRules) -> Comple
     (training/shaping.py) counts tokens and asks `finish` only about "abort", which does not travel. An answer
     that is nothing but its end has no tokens: it counts in its group's mean and is not trained on.
     """
+    if not isinstance(answer.text, str):
+        raise Rejected(Reason.MALFORMED_BODY, "turns of a task that does not answer back")
     if len(answer.text) > rules.max_completion_tokens * MAX_CHARS_PER_TOKEN:
         return None  # without being tokenized, which would take seconds
     token_ids = rules.encode(answer.text, "length")
@@ -276,9 +296,9 @@ def _completion(answer: Answer, policy_version: int, rules: BodyRules) -> Comple
     return Completion(answer.text, token_ids, None, spans, "length")
 
 
-def _score(task: Task, example: Example, answers: Sequence[Answer]) -> tuple[Scores, ...]:
+def _score(task: Task, example: Example, completions: Sequence[Completion]) -> tuple[Scores, ...]:
     try:
-        return score_strictly(task, example, [answer.text for answer in answers])
+        return score_strictly(task, example, [completion.text for completion in completions])
     except TaskError as error:
         raise Rejected(Reason.UNSCORABLE, error.message) from error
 

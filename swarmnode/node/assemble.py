@@ -332,6 +332,7 @@ def build_exchange(
         key,
         tasks=tasks,
         encode=renderer.encode_completion,
+        encode_turns=renderer.encode_turns,
         prompt_ids=renderer.prompt_ids,
         settings=exchange_settings(config, longest_prompt),
         model_family=family,

@@ -8,22 +8,19 @@ process of its own could load. Only what the script itself passes in ever gets h
 
 import inspect
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from swarmnode.errors import TaskError
 from swarmnode.tasks.data import shuffled
-from swarmnode.tasks.digests import judged_version, source_of
-from swarmnode.tasks.loader import TASK_NAME, FileTask
+from swarmnode.tasks.digests import digest_of_texts, judged_version, source_of
+from swarmnode.tasks.loader import TASK_NAME, Draw, FileTask, environment_around
 from swarmnode.tasks.rewards import Reward, judge_groups, load_reward, named_rewards, score_with
-from swarmnode.tasks.task import Task, is_exchangeable, is_task, levels_of
+from swarmnode.tasks.task import Task, is_environment, is_exchangeable, is_task, levels_of
 from swarmnode.types import Example
-
-Draw = Callable[[int], Iterable[Any]]
-"""`examples(seed)` of a task file: prompts, (prompt, answer) pairs, or dictionaries with a "prompt"."""
 
 Rows = Sequence[Any]
 """Examples as they are, in the forms that `examples(seed)` may yield."""
@@ -73,31 +70,61 @@ class RewardedTask:
         return score_with(self.rewards, example, completions)
 
 
-def as_task(given: Task | Draw | Rows, rewards: Sequence[RewardSpec] = ()) -> Task:
+def as_task(
+    given: Task | Draw | Rows | None,
+    rewards: Sequence[RewardSpec] = (),
+    *,
+    tools: Sequence[object] | None = None,
+    environment: object = None,
+) -> Task:
     """The task that a script means by an object.
 
     `given`: a Task; a function `examples(seed)`, as in a task file; or the examples themselves, which each
     seed draws in another order. `rewards`: what judges it, instead of the task's own judge or, where there is
-    none, of exact match. Name and version follow from the source, so nodes that run one script exchange
+    none, of exact match. `tools` and `environment`: as in a task file; an environment may bring its own
+    questions (`given` None). Name and version follow from the source, so nodes that run one script exchange
     rollouts. Raises TaskError for what is no task.
 
     >>> task = as_task([("1+1=", "2"), ("2+2=", "4")])
     >>> sorted(example.prompt for example in task.examples(0))
     ['1+1=', '2+2=']
     """
-    judges = named_rewards(rewards)
+    own = named_rewards(rewards)
     if is_task(given):
-        return rewarded(given, judges) if judges else given
-    judges = judges or {"correct": load_reward("exact_match")}
+        if tools is not None or environment is not None:
+            raise TaskError(
+                f"{given.name} is a task already", hint="pass its examples as a list or a function"
+            )
+        return rewarded(given, own) if own else given
+    source = _source(given, own or {"correct": load_reward("exact_match")}, environment)
+    if tools is None and environment is None:
+        return source
+    used = [*(tools or ()), *([] if environment is None else _factories(environment))]
+    digest = digest_of_texts([source.version, *map(source_of, filter(callable, used))])
+    return environment_around(replace(source, version=digest), tools, environment, {}, own=own)
+
+
+def _factories(environment: Any) -> list[Any]:
+    return [*environment.values()] if isinstance(environment, Mapping) else [environment]
+
+
+def _source(given: Any, judges: Mapping[str, Reward], environment: object) -> FileTask:
+    """What draws the examples. Raises TaskError."""
+    if given is None and environment is not None:
+        names = [getattr(one, "__name__", "") for one in _factories(environment)]
+        name = names[0] if TASK_NAME.fullmatch(names[0]) else "environment"
+        return FileTask(name, judged_version("", judges), Path("<script>"), None, judges)
     if callable(given):
+        given = cast(Draw, given)
         _require_seed(given)
         name = getattr(given, "__name__", "task")
         name = "task" if name in NAMELESS or not TASK_NAME.fullmatch(name) else name
         version = judged_version(source_of(given), judges)
         return FileTask(name, version, _place_of(given), given, judges)
-    if isinstance(given, Sequence) and not isinstance(given, str | bytes) and len(given):
-        version = judged_version(_text_of(given), judges)
-        return FileTask("rows", version, Path("<rows>"), partial(_in_order, given, version), judges)
+    rows = cast(Rows, given)
+    if isinstance(given, Sequence) and not isinstance(given, str | bytes) and len(rows):
+        version = judged_version(_text_of(rows), judges)
+        return FileTask("rows", version, Path("<rows>"), partial(_in_order, rows, version), judges)
     raise TaskError(
         f"{given!r:.80} is no task",
         hint="pass a name, a file, a function examples(seed), a list of examples, or an object with name,"
@@ -107,7 +134,12 @@ def as_task(given: Task | Draw | Rows, rewards: Sequence[RewardSpec] = ()) -> Ta
 
 def rewarded(task: Task, rewards: Mapping[str, Reward]) -> Task:
     """The same examples, judged by these rewards."""
-    return RewardedTask(task, rewards, judged_version(task.version, rewards))
+    version = judged_version(task.version, rewards)
+    if is_environment(task):
+        from swarmnode.tasks.environments import RewardedEnvironment
+
+        return RewardedEnvironment(task, rewards, version)
+    return RewardedTask(task, rewards, version)
 
 
 def _require_seed(draw: Draw) -> None:

@@ -14,12 +14,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swarmnode.errors import SwarmnodeError, TaskError
 from swarmnode.tasks.rows import read_row
-from swarmnode.tasks.task import is_exchangeable, is_task, load_source, read_source, where
-from swarmnode.types import Example, ExampleKey
+from swarmnode.tasks.task import (
+    is_environment,
+    is_exchangeable,
+    is_task,
+    load_source,
+    read_source,
+    where,
+)
+from swarmnode.types import Example, ExampleKey, Message
+
+if TYPE_CHECKING:
+    from swarmnode.chat import Turn
 
 _END = object()
 
@@ -116,13 +126,27 @@ class ImportedTask:
             raise TaskError(f"{self.spec}: {what} failed: {error!r}", hint=where(error)) from error
 
 
+class ImportedEnvironment(ImportedTask):
+    """A Task object of the user that answers back."""
+
+    @property
+    def most_turns(self) -> int:
+        """Turns of the policy, as the object says."""
+        return int(self.task.most_turns)
+
+    def observe(self, example: Example, turns: "Sequence[Turn]") -> tuple[Message, ...] | None:
+        """What the object answers. Raises TaskError."""
+        return self._called("observe()", lambda: self.task.observe(example, turns))
+
+
 def task_of(found: Attribute) -> ImportedTask | None:
     """The task that an attribute is or makes: an object, a class, a function without arguments. None: it is
     something else. Raises TaskError."""
     task = _made(found)
     if not is_task(task):
         return None
-    return ImportedTask(str(task.name), str(task.version), found.spec, task, is_exchangeable(task))
+    kind = ImportedEnvironment if is_environment(task) else ImportedTask
+    return kind(str(task.name), str(task.version), found.spec, task, is_exchangeable(task))
 
 
 def _made(found: Attribute) -> Any:

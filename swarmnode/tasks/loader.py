@@ -22,6 +22,9 @@ Further functions named `reward_...` add to the reward. The task is called after
 
 `exchangeable = False` in a file keeps its rollouts at home: no other node could draw its examples again.
 
+With `tools = [function, ...]` or `environment = Class` a file is an environment (environments.py), which
+stays at home unless it says `exchangeable = True`.
+
 A file need not care for threads, nor for other files. Whoever writes a task thinks of one thread, and rightly
 so: `random.seed(seed)`, a parser kept at the top of the file, a connection. But a node draws and scores its
 own rollouts while it judges those of others. So one thread at a time runs the code of task files, and every
@@ -37,11 +40,11 @@ import re
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from swarmnode.errors import TaskError
 from swarmnode.tasks.builtin import BUILTIN_TASKS, OurOwn
@@ -104,6 +107,9 @@ class TaskLock:
             return self._holder
 
 
+Draw = Callable[[int], Iterable[Any]]
+"""`examples(seed)` of a task file: prompts, (prompt, answer) pairs, or dictionaries with a "prompt"."""
+
 ALL_BUILTIN = "builtin"
 """Stands for every built-in task."""
 
@@ -128,7 +134,8 @@ class FileTask:
     name: str
     version: str
     path: Path
-    draw: Callable[[int], Iterable[Any]]
+    draw: Draw | None
+    """None: an environment says what is asked."""
     rewards: Mapping[str, Reward]
     may_leave: bool = True
 
@@ -174,6 +181,7 @@ class FileTask:
     def _draw_at_once(self, seed: int, count: int) -> tuple[list[Any], Exception | None]:
         """The first `count` rows, or those before the first failure, and the failure."""
         rows: list[Any] = []
+        assert self.draw is not None
         with _LOCK.taken():
             try:
                 rows.extend(islice(self.draw(seed), count))
@@ -271,6 +279,9 @@ def _load_import(asked: "TaskSpec") -> Task:
 
     asked.only()
     found = find_attribute(asked.name)
+    if inspect.isclass(found.value) and hasattr(found.value, "reset"):
+        draw = vars(found.module).get("examples")
+        return _named(_task_of(found.module, found.name, found.digest, found.path, draw, found.value))
     task = task_of(found)
     if task is not None:
         return _named(task)
@@ -279,10 +290,7 @@ def _load_import(asked: "TaskSpec") -> Task:
             f"{asked.name} is no task",
             hint="name an object with name, version, examples and score, or a function examples(seed)",
         )
-    rewards = _rewards(found.module)
-    version = _version(found.module, found.digest, found.path)
-    kept = _exchangeable(found.module)
-    return _named(FileTask(found.name, version, found.path, found.value, rewards, kept))
+    return _named(_task_of(found.module, found.name, found.digest, found.path, found.value))
 
 
 def _named(task: Task) -> Task:
@@ -296,14 +304,74 @@ def _load_file(path: Path, text: str | None) -> Task:
     if not TASK_NAME.fullmatch(path.stem):
         raise TaskError(f"{path.name} is no name for a task", hint="use letters, digits, dots, - and _")
     source = load_source(path, text)
-    draw = vars(source.module).get("examples")
+    return _task_of(source.module, path.stem, source.digest, path, vars(source.module).get("examples"))
+
+
+def _task_of(
+    module: ModuleType, name: str, digest: str, path: Path, draw: object, environment: object = None
+) -> Task:
+    """The task that a module describes: an environment, where it has tools or names one."""
+    environment = environment or _environment(module)
+    tools = _tools(module)
+    if environment is None or draw is not None:
+        _require_seed(draw, path)
+    version = _version(module, digest, path)
+    found = _own_rewards(module)
+    rewards = found or {"correct": load_reward("exact_match")}
+    if environment is None and tools is None:
+        return FileTask(name, version, path, cast(Draw, draw), rewards, _exchangeable(module))
+    return environment_around(
+        FileTask(name, version, path, cast(Draw, draw), rewards), tools, environment, vars(module), own=found
+    )
+
+
+def environment_around(
+    source: FileTask,
+    tools: Sequence[object] | None,
+    environment: object,
+    said: Mapping[str, Any],
+    *,
+    own: Mapping[str, Reward],
+) -> Task:
+    """A task with an environment around its questions; without `draw` they are what `reset` says. `own`: the
+    rewards that somebody wrote; without any, an environment that gives one is its own judge. Raises
+    TaskError."""
+    from swarmnode.tasks.environments import (
+        EnvironmentTask,
+        blank_rows,
+        judge_themselves,
+        parts_of,
+        version_with_environment,
+    )
+
+    parts = parts_of(tools, environment, said, asks_by_reset=source.draw is None)
+    if source.draw is None:
+        source = replace(source, draw=blank_rows)
+    with _LOCK.taken():
+        rewards = own if judge_themselves(parts) else source.rewards
+    return EnvironmentTask(source, rewards, parts, _LOCK.taken, version_with_environment(source.version))
+
+
+def _tools(module: ModuleType) -> Sequence[object] | None:
+    """The list that a file calls `tools`."""
+    found = vars(module).get("tools")
+    return cast(Sequence[object], found) if isinstance(found, list | tuple) else None
+
+
+def _environment(module: ModuleType) -> object:
+    """What a file calls its environment, or what makes one; None: it has none."""
+    for name in ("environment", "environment_factory"):
+        found = vars(module).get(name)
+        if callable(found) or isinstance(found, Mapping):
+            return cast(object, found)
+    return None
+
+
+def _require_seed(draw: object, path: Path) -> None:
     if not inspect.isfunction(draw) or not inspect.signature(draw).parameters:
         raise TaskError(
             f"{path} has no function examples(seed)", hint="write: def examples(seed): yield prompt, answer"
         )
-    version = _version(source.module, source.digest, path)
-    rewards = _rewards(source.module)
-    return FileTask(path.stem, version, source.path, draw, rewards, _exchangeable(source.module))
 
 
 def _exchangeable(module: ModuleType) -> bool:
@@ -311,8 +379,8 @@ def _exchangeable(module: ModuleType) -> bool:
     return bool(vars(module).get("exchangeable", True))
 
 
-def _rewards(module: ModuleType) -> dict[str, Reward]:
-    """`reward` and every `reward_<name>` of the file; exact match when there is none."""
+def _own_rewards(module: ModuleType) -> dict[str, Reward]:
+    """`reward` and every `reward_<name>` of the file."""
     if inspect.isfunction(vars(module).get("score")):
         raise TaskError(
             "the file defines score(), which a task file does not use",
@@ -320,12 +388,11 @@ def _rewards(module: ModuleType) -> dict[str, Reward]:
         )
     from swarmnode.tasks.conventions import adapted
 
-    found = {
+    return {
         name.removeprefix("reward_"): adapted(function)
         for name, function in vars(module).items()
         if (name == "reward" or name.startswith("reward_")) and callable(function)
     }
-    return found or {"correct": load_reward("exact_match")}
 
 
 def _version(module: ModuleType, digest: str, path: Path) -> str:

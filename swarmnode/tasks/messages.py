@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from swarmnode.types import Scores
+from swarmnode.types import Message, Scores
 
 MAX_FRAME_BYTES = 1 << 28
 """A group of 64 completions of the longest kind, or a few hundred examples, is far below."""
@@ -47,11 +47,21 @@ class Score(msgspec.Struct, frozen=True, tag=True):
     completions: tuple[str, ...]
 
 
+class Observe(msgspec.Struct, frozen=True, tag=True):
+    """What does the environment answer to the last of these turns? Each is what was said, and the role and
+    content of what was observed."""
+
+    seed: int
+    index: int
+    prompt: str
+    turns: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+
+
 class Digest(msgspec.Struct, frozen=True, tag=True):
     """Draw everything anew and give one digest of it."""
 
 
-Request = Load | Draw | Score | Digest
+Request = Load | Draw | Score | Observe | Digest
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -74,6 +84,8 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     exchangeable: bool = True
     judges_groups: bool = False
     levels: int = 1
+    most_turns: int | None = None
+    """None: it is no environment."""
 
 
 class DrawnExample(msgspec.Struct, frozen=True):
@@ -95,11 +107,18 @@ class Scored(msgspec.Struct, frozen=True, tag=True):
     scores: tuple[Scores, ...]
 
 
+class Observed(msgspec.Struct, frozen=True, tag=True):
+    """None: the episode is over. `lost`: it cannot be gone on with, and why."""
+
+    messages: tuple[Message, ...] | None
+    lost: str = ""
+
+
 class Digested(msgspec.Struct, frozen=True, tag=True):
     digest: str
 
 
-Reply = Failure | Loaded | Drawn | Scored | Digested
+Reply = Failure | Loaded | Drawn | Scored | Observed | Digested
 
 
 def frame(message: Order | Reply) -> bytes:

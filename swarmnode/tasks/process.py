@@ -27,6 +27,7 @@ from typing import IO, Any
 
 import msgspec
 
+from swarmnode.chat import Turn
 from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.messages import (
@@ -39,6 +40,8 @@ from swarmnode.tasks.messages import (
     Load,
     Loaded,
     MessageReader,
+    Observe,
+    Observed,
     Order,
     Reply,
     Request,
@@ -49,7 +52,7 @@ from swarmnode.tasks.messages import (
 from swarmnode.tasks.printed import pass_on
 from swarmnode.tasks.specs import TaskKind, absolute, parse_spec
 from swarmnode.tasks.task import Isolated, Task, read_source
-from swarmnode.types import Example, ExampleKey
+from swarmnode.types import Example, ExampleKey, Message
 
 logger = logging.getLogger(__name__)
 
@@ -312,6 +315,8 @@ def _doing(name: str, request: Request) -> str:
     match request:
         case Score(prompt=prompt):
             return f"the reward of task {name} on the example {prompt!r:.80}"
+        case Observe(prompt=prompt):
+            return f"the environment of task {name} in the example {prompt!r:.80}"
         case Draw(seed=seed):
             return f"examples({seed}) of task {name}"
         case _:
@@ -333,6 +338,9 @@ def _innermost(trace: str, path: str) -> str:
 class IsolatedTask(Isolated):
     """A task file, at arm's length. Raises JudgementLost where its process does not answer."""
 
+    most_turns: int
+    """Only an environment has it (is_environment)."""
+
     def __init__(self, process: TaskProcess, load: Load, loaded: Loaded) -> None:
         self._process = process
         self._load = load
@@ -342,6 +350,8 @@ class IsolatedTask(Isolated):
         self.exchangeable = loaded.exchangeable
         self.judges_groups = loaded.judges_groups
         self.levels = loaded.levels
+        if loaded.most_turns is not None:
+            self.most_turns = loaded.most_turns
 
     def examples(self, seed: int) -> Iterator[Example]:
         """The file's own examples, with those columns that can be written down."""
@@ -363,6 +373,16 @@ class IsolatedTask(Isolated):
         scored = self._process.ask(Score(key.seed, key.index, example.prompt, tuple(completions)))
         assert isinstance(scored, Scored)
         return list(scored.scores)
+
+    def observe(self, example: Example, turns: Sequence[Turn]) -> tuple[Message, ...] | None:
+        """What the file's own environment answers. Raises JudgementLost where the episode is gone."""
+        key = example.key
+        told = tuple((turn.said, tuple((m["role"], m["content"]) for m in turn.observed)) for turn in turns)
+        observed = self._process.ask(Observe(key.seed, key.index, example.prompt, told))
+        assert isinstance(observed, Observed)
+        if observed.lost:
+            raise JudgementLost(observed.lost)
+        return observed.messages
 
     def digest(self) -> str:
         """The digest of all that is drawn, drawn anew."""

@@ -68,7 +68,7 @@ _OURS = ("swarmnode.tasks.code_tests", "swarmnode.tasks.votes")
 """Modules of swarmnode with rewards that need more of it than a plain file may."""
 
 _RESERVED = frozenset(
-    {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
+    {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
 )
 """Arguments of the contract, which no column may be named after."""
 
@@ -234,10 +234,12 @@ def call_reward(
     columns: Mapping[str, Sequence[Any]] | None = None,
     *,
     conversational: bool = False,
+    instead: Mapping[str, Any] | None = None,
 ) -> list[float | None]:
     """Call any TRL reward with what it accepts, and check its answer. None stays None.
 
-    `conversational`: the task gave its prompts as messages. Blocks until an async reward is done, so call it
+    `conversational`: the task gave its prompts as messages. `instead`: arguments that take the place of ours,
+    of completions that are conversations. Blocks until an async reward is done, so call it
     off the event loop. Raises TaskError.
 
     >>> call_reward(lambda completions, **columns: [len(c) for c in completions], ["?"], ["four"])
@@ -256,6 +258,7 @@ def call_reward(
         "log_extra": _log_value,
         "log_metric": _log_value,
         **{name: list(values) for name, values in columns.items()},
+        **(instead or {}),
     }
     accepted = _accepted(reward, arguments)
     if _insists_on_ids(reward):

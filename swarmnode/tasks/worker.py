@@ -24,7 +24,8 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from swarmnode.errors import SwarmnodeError
+from swarmnode.chat import Turn
+from swarmnode.errors import JudgementLost, SwarmnodeError, TaskError
 from swarmnode.tasks.draws import draw_digest
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.messages import (
@@ -37,6 +38,8 @@ from swarmnode.tasks.messages import (
     Load,
     Loaded,
     MessageReader,
+    Observe,
+    Observed,
     Order,
     Reply,
     Request,
@@ -45,7 +48,15 @@ from swarmnode.tasks.messages import (
     frame,
 )
 from swarmnode.tasks.sandbox import allow_unconfined
-from swarmnode.tasks.task import MAX_INDEX, Task, is_exchangeable, judges_groups, levels_of, score_strictly
+from swarmnode.tasks.task import (
+    MAX_INDEX,
+    Task,
+    is_environment,
+    is_exchangeable,
+    judges_groups,
+    levels_of,
+    score_strictly,
+)
 from swarmnode.types import Example
 
 MAX_SEEDS = 64
@@ -86,6 +97,8 @@ class TaskWorker:
                 return self._draw(seed, start, count)
             case Score():
                 return self._score(request)
+            case Observe():
+                return self._observe(request)
             case Digest():
                 return Digested(draw_digest(self._task))
 
@@ -96,13 +109,28 @@ class TaskWorker:
         return Drawn(tuple(map(_row, rows)), failure)
 
     def _score(self, asked: Score) -> Reply:
+        return Scored(score_strictly(self._task, self._example(asked), asked.completions))
+
+    def _observe(self, asked: Observe) -> Reply:
+        if not is_environment(self._task):
+            return Failure(f"{self._task.name} does not answer", "")
+        turns = [
+            Turn(said, tuple({"role": role, "content": content} for role, content in observed))
+            for said, observed in asked.turns
+        ]
+        try:
+            return Observed(self._task.observe(self._example(asked), turns))
+        except JudgementLost as lost:
+            return Observed(None, lost.message)
+
+    def _example(self, asked: Score | Observe) -> Example:
         examples = self._drawing(asked.seed, asked.index + 1).examples
         if len(examples) <= asked.index or examples[asked.index].prompt != asked.prompt:
-            return Failure(
+            raise TaskError(
                 f"{self._task.name} draws other examples each time it is started",
-                "draw from random.Random(seed) only; `swarmnode task check` tells more",
+                hint="draw from random.Random(seed) only; `swarmnode task check` tells more",
             )
-        return Scored(score_strictly(self._task, examples[asked.index], asked.completions))
+        return examples[asked.index]
 
     def _drawing(self, seed: int, end: int) -> _Drawing:
         drawing = self._drawings.get(seed)
@@ -155,8 +183,9 @@ def _load(request: Request) -> tuple[TaskWorker, Loaded]:
         raise SwarmnodeError("the first request must be Load")
     allow_unconfined(request.unconfined)
     task = load_task(request.spec, request.text)
+    turns = task.most_turns if is_environment(task) else None
     return TaskWorker(task), Loaded(
-        task.name, task.version, is_exchangeable(task), judges_groups(task), levels_of(task)
+        task.name, task.version, is_exchangeable(task), judges_groups(task), levels_of(task), turns
     )
 
 

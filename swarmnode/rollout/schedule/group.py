@@ -140,11 +140,16 @@ class Renderer:
             if not turn.observed:
                 ids += self.encode_completion(turn.said, finish)
                 break
-            ids += self._plain_ids(turn.said)
+            ids += self._said_ids(turn.said)
             start = len(ids)
             ids += (self.eos_token_ids[0], *self.observation_ids(turn.observed))
             given.append((start, len(ids)))
         return tuple(ids), tuple(given)
+
+    def _said_ids(self, text: str) -> tuple[int, ...]:
+        """What a policy said. Its decoded text has no special tokens, so what is spelt like one is none: a
+        stranger's must not end a turn or begin one."""
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
 
     def _plain_ids(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
@@ -175,7 +180,7 @@ class Renderer:
 
     def encode_completion(self, text: str, finish: FinishReason) -> tuple[int, ...]:
         """Token ids for an answer that we only know as text, with EOS where its author stopped by itself."""
-        ids = self._plain_ids(text)
+        ids = self._said_ids(text)
         return (*ids, self.eos_token_ids[0]) if finish == "stop" else ids
 
 

@@ -1,0 +1,89 @@
+"""Episodes of strangers, played again: what their policy said, and what our own environment says to it.
+
+Answer.text, turn by turn -> [EpisodeReplay.play] -> task.observe (in the strangers' process) -> Completion
+  -> validation.py
+
+Nothing that a stranger's environment is said to have observed is ever read: it does not travel. An episode
+that does not end where its author's did is dropped: turns behind its end, or an end before it, unless it has
+all the turns that there are. Token ids are ours, and so are the stretches of them that nobody is trained on.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from swarmnode.chat import Turn, transcript
+from swarmnode.errors import Rejected, TaskError
+from swarmnode.exchange.limits import MAX_CHARS_PER_TOKEN, PLAY_S, Reason
+from swarmnode.exchange.messages import Answer
+from swarmnode.tasks.task import Environment
+from swarmnode.types import Completion, Example, FinishReason, Stretch, one_span
+
+EncodeTurns = Callable[[Sequence[Turn], FinishReason], tuple[tuple[int, ...], tuple[Stretch, ...]]]
+"""The local policy's tokens of an episode, and those of them that the environment wrote."""
+
+
+@dataclass(slots=True)
+class EpisodeReplay:
+    """The answers to one example, played one after the other."""
+
+    task: Environment
+    example: Example
+    policy_version: int
+    encode_turns: EncodeTurns
+    max_completion_tokens: int
+    clock: Callable[[], float]
+    _began: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._began = self.clock()
+
+    def play(self, answers: Sequence[Answer]) -> list[Completion | None]:
+        """The answers in our tokens, as many as there was time for; None for those that do not play. Raises
+        Rejected, JudgementLost."""
+        played: list[Completion | None] = []
+        for answer in answers:
+            if not isinstance(answer.text, tuple):
+                raise Rejected(Reason.MALFORMED_BODY, "an answer of an environment's task without turns")
+            turns = self._turns(answer.text) if self._may_fit(sum(map(len, answer.text))) else ()
+            if turns is None:
+                break
+            played.append(self._completion(turns))
+        if not played:
+            raise Rejected(Reason.UNSCORABLE, f"no episode came to its end within {PLAY_S:g} s")
+        return played
+
+    def _turns(self, saids: Sequence[str]) -> tuple[Turn, ...] | None:
+        """The episode; () where it ends elsewhere; None: there was no time."""
+        turns: list[Turn] = []
+        if len(saids) > self.task.most_turns:
+            return ()
+        for said in saids:
+            if self.clock() - self._began > PLAY_S:
+                return None
+            observed = self._observed([*turns, Turn(said)])
+            is_last = len(turns) + 1 == len(saids)
+            if observed is None:
+                return (*turns, Turn(said)) if is_last else ()
+            turns.append(Turn(said, observed))
+        return (*turns[:-1], Turn(saids[-1])) if len(saids) == self.task.most_turns else ()
+
+    def _observed(self, turns: Sequence[Turn]) -> "tuple[dict[str, str], ...] | None":
+        try:
+            return self.task.observe(self.example, turns)
+        except TaskError as error:
+            raise Rejected(Reason.UNSCORABLE, error.message) from error
+
+    def _completion(self, turns: tuple[Turn, ...]) -> Completion | None:
+        text = transcript(turns)
+        if not turns or not self._may_fit(len(text)):
+            return None
+        # "length": nobody knows whether the author's policy ended its last turn (validation.py).
+        token_ids, given = self.encode_turns(turns, "length")
+        if len(token_ids) > self.max_completion_tokens:
+            return None
+        spans = one_span(self.policy_version, len(token_ids))
+        return Completion(text, token_ids, None, spans, "length", given=given)
+
+    def _may_fit(self, characters: int) -> bool:
+        """Whether so much text could have few enough tokens, without counting them."""
+        return characters <= self.max_completion_tokens * MAX_CHARS_PER_TOKEN

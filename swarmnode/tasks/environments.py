@@ -1,0 +1,353 @@
+"""What people have as environments, as a task that answers back (task.Environment).
+
+file with tools = [...] or environment = Class, sn.Node(tools=..., environment=...) -> [with_environment]
+  -> EnvironmentTask -> worker.py -> scheduler: observe(...), then score(...)
+a transcript -> [conversation] -> messages -> rewards on TRL's contract
+
+An episode lives in this process from its first turn to its score, found by the example and by what has been
+said in it. One that is gone (the process was started again, too many waited) is played again from what the
+policy said, where the environment promises to answer the same (`exchangeable = True`); else it has no reward.
+Functions without an environment keep nothing, so there is nothing to lose.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+from swarmnode.chat import Turn, chat_text, transcript, turns_of
+from swarmnode.errors import JudgementLost, TaskError
+from swarmnode.tasks.episodes import (
+    Episode,
+    LiveEpisodes,
+    Place,
+    ToolEpisode,
+    begin,
+    called,
+    close,
+    is_stepwise,
+    own_tools,
+    place_of,
+)
+from swarmnode.tasks.rewards import Reward, call_reward
+from swarmnode.tasks.task import MAX_INDEX, Task
+from swarmnode.tasks.tool_calls import read_turn
+from swarmnode.tasks.tools import Tool, parameters_of, tools_from
+from swarmnode.types import CHAT_MARK, Example, Message, messages_of, tools_of
+
+MOST_TURNS = 8
+"""Turns of the policy, where the environment does not say."""
+
+MAX_TURNS = 64
+"""The most that an environment may grant."""
+
+OWN_REWARD = "environment"
+"""The name of the reward that an environment gives by itself."""
+
+BLANK = "."
+"""The question of examples that nobody wrote: what `reset` says takes its place."""
+
+Lock = Callable[[], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentParts:
+    """What a file or a script says of its environment."""
+
+    tools: Mapping[str, Tool] = field(default_factory=dict[str, Tool])
+    """Functions that every example offers."""
+    factories: Mapping[str, Callable[[], Any]] = field(default_factory=dict[str, Callable[[], Any]])
+    """What makes an environment, by the column `environment`; one under "" where there is one for all."""
+    action: Callable[[str], Any] | None = None
+    """Makes an action out of a turn, where `step` does not take the text."""
+    exchangeable: bool = False
+    most_turns: int = MOST_TURNS
+    asks_by_reset: bool = False
+    """There are no examples: what is asked is what `reset` says."""
+
+
+def parts_of(
+    tools: Iterable[object] | None, environment: Any, said: Mapping[str, Any], *, asks_by_reset: bool = False
+) -> EnvironmentParts:
+    """The parts, checked. `said`: what else the file says (`exchangeable`, `most_turns`, `action`); what it
+    does not say, a single environment may. Raises TaskError."""
+    if environment is None:
+        factories = dict[str, Any]()
+    elif isinstance(environment, Mapping):
+        factories = dict(cast(Mapping[str, Any], environment))
+    else:
+        factories = {"": environment}
+    for factory in factories.values():
+        if not callable(factory):
+            raise TaskError(
+                f"{factory!r:.80} makes no environment",
+                hint="name the class, or a function without arguments",
+            )
+
+    def stated(name: str, default: Any) -> Any:
+        values = [getattr(factory, name, default) for factory in factories.values()]
+        return said.get(name, values[0] if len(set(values)) == 1 else default)
+
+    turns = stated("most_turns", MOST_TURNS)
+    if not isinstance(turns, int) or not 1 <= turns <= MAX_TURNS:
+        raise TaskError(f"most_turns is {turns!r:.40}", hint=f"write a number from 1 to {MAX_TURNS}")
+    return EnvironmentParts(
+        tools_from(tools) if tools is not None else {},
+        factories,
+        said.get("action"),
+        bool(stated("exchangeable", False)),
+        turns,
+        asks_by_reset,
+    )
+
+
+def judge_themselves(parts: EnvironmentParts) -> bool:
+    """Whether these environments say how it went; one of each is made. Raises TaskError."""
+    made = [called("making an instance", factory) for factory in parts.factories.values()]
+    for one in made:
+        if not hasattr(one, "reset"):
+            raise TaskError(f"{type(one).__name__} is no environment: it has no reset()")
+    return bool(made) and all(is_stepwise(one) or hasattr(one, "get_reward") for one in made)
+
+
+def blank_rows(seed: int) -> Iterator[dict[str, Any]]:
+    """Examples of an environment that brings its own questions; `seed` is for its `reset`."""
+    for index in range(MAX_INDEX):
+        name = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=4).digest()
+        yield {"prompt": BLANK, "seed": int.from_bytes(name, "little") >> 1}
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentTask:
+    """A task file, or functions of a script, with an environment around its questions."""
+
+    source: Task
+    """What draws the examples, before the environment has added to them."""
+    rewards: Mapping[str, Reward]
+    parts: EnvironmentParts
+    lock: Lock
+    """One thread at a time runs the code of task files (task_lock)."""
+    version: str
+    live: LiveEpisodes = field(default_factory=LiveEpisodes)
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    @property
+    def exchangeable(self) -> bool:
+        return self.parts.exchangeable
+
+    @property
+    def most_turns(self) -> int:
+        return self.parts.most_turns
+
+    def examples(self, seed: int) -> Iterator[Example]:
+        """The questions, with what `reset` says at their end and the tools that may be called."""
+        for example in self.source.examples(seed):
+            yield self._asked(replace(example, key=replace(example.key, version=self.version)))
+
+    def observe(self, example: Example, turns: Sequence[Turn]) -> tuple[Message, ...] | None:
+        """What the environment says to the last of these turns. Raises TaskError, JudgementLost."""
+        with self.lock():
+            episode = self._episode(example, turns[:-1])
+            if episode is None:
+                raise JudgementLost(f"an episode of {self.name} is gone, and cannot be played again")
+            return self._heard(episode, example, turns)
+
+    def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
+        """What the rewards say of these transcripts; nothing of an episode that is gone."""
+        with self.lock():
+            return self._scores(example, [as_turns(text) for text in completions])
+
+    def _scores(self, example: Example, told: Sequence[tuple[Turn, ...]]) -> list[Mapping[str, float | None]]:
+        episodes = [self._played(example, turns) for turns in told]
+        alive = [number for number, episode in enumerate(episodes) if episode is not None]
+        environments = [episode.environment for episode in episodes if episode is not None]
+        given = {"environments": environments} if self.parts.factories else {}
+        found = iter(score_turns(self.rewards, example, [told[number] for number in alive], given))
+        scores: list[Mapping[str, float | None]] = []
+        for episode in episodes:
+            if episode is None:
+                scores.append({})
+                continue
+            own = episode.reward() if self._judges_itself(episode.environment) else None
+            scores.append({**next(found), **({} if own is None else {OWN_REWARD: own})})
+            close(episode)
+        return scores
+
+    def _judges_itself(self, environment: Any) -> bool:
+        return environment is not None and (is_stepwise(environment) or hasattr(environment, "get_reward"))
+
+    # ---- episodes ----
+
+    def _asked(self, example: Example) -> Example:
+        with self.lock():
+            episode = self._begun(example)
+        messages = [] if self.parts.asks_by_reset else messages_of(example.prompt)
+        if episode.opening:
+            *before, last = messages or [{"role": "user", "content": ""}]
+            messages = [*before, {**last, "content": last["content"] + episode.opening}]
+        if not messages:
+            raise TaskError(
+                f"{self.name} asks nothing: reset() of its environment said nothing",
+                hint="return the question from reset(), or write examples(seed)",
+            )
+        tools = [tool.schema for tool in own_tools(episode)]
+        close(episode)
+        return replace(example, prompt=chat_text(messages, tools), conversational=True)
+
+    def _begun(self, example: Example) -> Episode:
+        if not self.parts.factories:
+            return ToolEpisode(self.parts.tools)
+        name = example.columns.get("environment", "") if "" not in self.parts.factories else ""
+        factory = self.parts.factories.get(name)
+        if factory is None:
+            raise TaskError(
+                f"an example of {self.name} names the environment {name!r:.40}",
+                hint=f"there are {', '.join(self.parts.factories)}",
+            )
+        episode = begin(called(f"{self.name}: making", factory), example.columns, self.parts.action)
+        if isinstance(episode, ToolEpisode) and self.parts.tools:
+            episode.tools = {**episode.tools, **self.parts.tools}
+        return episode
+
+    def _episode(self, example: Example, past: Sequence[Turn]) -> Episode | None:
+        """The episode in which this has been said and observed; None: it is gone."""
+        if not self.parts.factories:
+            return ToolEpisode(self.parts.tools)
+        if not past:
+            return self._begun(example)
+        episode = self.live.take(_place(example, past), past[-1].observed)
+        if episode is not None or not self.exchangeable:
+            return episode
+        episode = self._begun(example)
+        for turn in past:
+            if (episode.hear(turn.said) or ()) != turn.observed:
+                return None
+        return episode
+
+    def _heard(self, episode: Episode, example: Example, turns: Sequence[Turn]) -> tuple[Message, ...] | None:
+        observed = episode.hear(turns[-1].said)
+        if self.parts.factories:
+            self.live.put(_place(example, turns), observed or (), episode)
+        return observed
+
+    def _played(self, example: Example, turns: Sequence[Turn]) -> Episode | None:
+        """The episode with all these turns played, so that it can be scored."""
+        if self.parts.factories and (whole := self.live.take(_place(example, turns), turns[-1].observed)):
+            return whole
+        episode = self._episode(example, turns[:-1])
+        if (
+            episode is not None
+            and (observed := turns[-1].observed)
+            and episode.hear(turns[-1].said) != observed
+        ):
+            return None
+        if episode is not None and not turns[-1].observed:
+            episode.hear(turns[-1].said)
+        return episode
+
+
+@dataclass(frozen=True, slots=True)
+class RewardedEnvironment:
+    """An environment's questions and answers, judged by other rewards, which see the conversation alone."""
+
+    task: Any
+    rewards: Mapping[str, Reward]
+    version: str
+
+    @property
+    def name(self) -> str:
+        return self.task.name
+
+    @property
+    def exchangeable(self) -> bool:
+        return bool(self.task.exchangeable)
+
+    @property
+    def most_turns(self) -> int:
+        return self.task.most_turns
+
+    def examples(self, seed: int) -> Iterator[Example]:
+        """The other task's examples, under this task's version."""
+        for example in self.task.examples(seed):
+            yield replace(example, key=replace(example.key, version=self.version))
+
+    def observe(self, example: Example, turns: Sequence[Turn]) -> tuple[Message, ...] | None:
+        """What the other task answers."""
+        key = replace(example.key, version=self.task.version)
+        return self.task.observe(replace(example, key=key), turns)
+
+    def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
+        """What these rewards say. Raises TaskError."""
+        return score_turns(self.rewards, example, [as_turns(text) for text in completions], {})
+
+
+def version_with_environment(version: str) -> str:
+    """A node that would take the file for a task without turns must not exchange with us."""
+    return hashlib.blake2b(f"{version}/environment".encode(), digest_size=8).hexdigest()
+
+
+# ---- what rewards are shown ----
+
+
+def as_turns(text: str) -> tuple[Turn, ...]:
+    """The turns of a transcript; a text that is none is a single turn, as whoever tries a judge passes it.
+
+    >>> as_turns("42")
+    (Turn(said='42', observed=()),)
+    """
+    turns = turns_of(text) if text.startswith(CHAT_MARK) else ()
+    return turns or (Turn(text),)
+
+
+def conversation(example: Example, turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    """A completion as TRL has it: messages of the assistant, with `tool_calls` where it called tools, and
+    those that answered it."""
+    known = {tool["function"]["name"]: parameters_of(tool) for tool in tools_of(example.prompt)}
+    messages: list[dict[str, Any]] = []
+    for turn in turns:
+        said = read_turn(turn.said, known) if known else None
+        calls = said.calls if said is not None else ()
+        message: dict[str, Any] = {"role": "assistant", "content": turn.said}
+        if said is not None and calls:
+            made = [{"name": call.name, "arguments": dict(call.arguments)} for call in calls]
+            message["content"] = said.content
+            message["tool_calls"] = [{"type": "function", "function": function} for function in made]
+        messages.append(message)
+        names = [call.name for call in calls] if len(calls) == len(turn.observed) else []
+        for number, answer in enumerate(turn.observed):
+            named = answer["role"] == "tool" and number < len(names)
+            messages.append({**answer, **({"name": names[number]} if named else {})})
+    return messages
+
+
+def score_turns(
+    rewards: Mapping[str, Reward],
+    example: Example,
+    told: Sequence[Sequence[Turn]],
+    given: Mapping[str, Sequence[Any]],
+) -> list[Mapping[str, float | None]]:
+    """Score conversations with several named rewards. `given`: further arguments of TRL's contract, such as
+    `environments`. Raises TaskError."""
+    if not told:
+        return []
+    texts = ["".join(turn.said for turn in turns) for turns in told]
+    instead = {"completions": [conversation(example, turns) for turns in told], **given}
+    columns = {name: [value] * len(told) for name, value in example.columns.items()}
+    values = [
+        call_reward(
+            reward, [example.prompt] * len(told), texts, columns, conversational=True, instead=instead
+        )
+        for reward in rewards.values()
+    ]
+    if not values:
+        return [{} for _ in told]
+    return [dict(zip(rewards, row, strict=True)) for row in zip(*values, strict=True)]
+
+
+def _place(example: Example, turns: Sequence[Turn]) -> Place:
+    """Where an episode is. The last answer of the environment is no part of it: a transcript may lack it."""
+    return place_of(example.key, transcript([*turns[:-1], Turn(turns[-1].said)]))

@@ -1,0 +1,376 @@
+"""One conversation with an environment: the user's code is called here, and what it raises becomes words.
+
+environments.py -> [begin] -> Episode.hear(said) -> tools.py functions, reset/step/get_reward of the user
+                -> [LiveEpisodes] between two turns, and until it is scored
+
+An environment is one of two kinds. That of TRL's `environment_factory`: `reset(**columns)` gives a text for
+the end of the question, public methods with types and docstrings are tools, and `get_reward()` is optional.
+That of OpenEnv (and Gymnasium): `reset(...)`, and `step(action)` gives an observation, a reward and whether
+it is over. Any of these may be coroutine functions: they run on one event loop, which lives as long as the
+process.
+"""
+
+import asyncio
+import dataclasses
+import hashlib
+import inspect
+import json
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from numbers import Real
+from typing import Any, Protocol, cast, get_type_hints
+
+from swarmnode.errors import TaskError
+from swarmnode.tasks.task import where
+from swarmnode.tasks.tool_calls import ToolCall, read_turn
+from swarmnode.tasks.tools import Tool, parameters_of, tools_from
+from swarmnode.types import Message
+
+MAX_OBSERVED_CHARS = 8192
+"""The longest answer of an environment; of a longer one the policy reads the beginning."""
+
+MAX_LIVE = 2048
+"""Episodes that wait for the policy's next turn; those that waited longest are given up for new ones."""
+
+MAX_WAIT_S = 3600.0
+"""So long an episode waits for its next turn, or to be scored."""
+
+SPECIAL_METHODS = frozenset({"reset", "step", "state", "get_reward", "close", "render"})
+"""Public methods of environments that are no tools."""
+
+
+class Episode(Protocol):
+    """A conversation that goes on."""
+
+    opening: str
+    """What the environment says at the end of the question; often nothing."""
+    environment: Any
+    """The user's object; None: there are only functions."""
+
+    def hear(self, said: str) -> tuple[Message, ...] | None:
+        """What is answered to the policy's next turn; None: the episode is over."""
+        ...
+
+    def reward(self) -> float | None:
+        """What the environment itself says of how it went. Raises TaskError."""
+        ...
+
+
+@dataclass(slots=True)
+class ToolEpisode:
+    """Tools are called until a turn calls none."""
+
+    tools: Mapping[str, Tool]
+    environment: Any = None
+    opening: str = ""
+
+    def hear(self, said: str) -> tuple[Message, ...] | None:
+        """A message of role `tool` for each call."""
+        calls = read_turn(said, {name: parameters_of(tool.schema) for name, tool in self.tools.items()}).calls
+        return tuple({"role": "tool", "content": self._answer(call)} for call in calls) or None
+
+    def reward(self) -> float | None:
+        """What `get_reward` returns, where the environment has one."""
+        if not hasattr(self.environment, "get_reward"):
+            return None
+        return as_number(called("get_reward()", self.environment.get_reward), "get_reward()")
+
+    def _answer(self, call: ToolCall) -> str:
+        if call.problem is not None:
+            return f"error: {call.problem}"
+        return heard(self.tools[call.name].function, **call.arguments)
+
+
+@dataclass(slots=True)
+class StepEpisode:
+    """The policy acts, turn by turn, until a step says that it is over."""
+
+    environment: Any
+    action: Callable[[str], Any]
+    opening: str = ""
+    _return: float | None = None
+    _over: bool = False
+
+    def hear(self, said: str) -> tuple[Message, ...] | None:
+        """What the step shows, as a message of role `user`."""
+        if self._over:
+            return None
+        try:
+            action = self.action(said)
+        except Exception as error:  # noqa: BLE001  a type of the user's does not like what the policy said
+            return _observed(f"error: {error}")
+        try:
+            result = waited(self.environment.step(action))
+        except Exception as error:  # noqa: BLE001  what a step raises is for the policy to read
+            return _observed(f"error: {error}")
+        observation, reward, self._over = step_result(result)
+        if reward is not None:
+            self._return = (self._return or 0.0) + reward
+        return None if self._over else _observed(text_of(observation))
+
+    def reward(self) -> float | None:
+        """The sum of the steps' rewards; None: no step gave one."""
+        return self._return
+
+
+def begin(environment: Any, columns: Mapping[str, Any], action: Callable[[str], Any] | None) -> Episode:
+    """A new episode of an object that was just made. Raises TaskError where it cannot be reset."""
+    said = called("reset()", environment.reset, columns)
+    if is_stepwise(environment):
+        return StepEpisode(environment, action or action_of(environment), text_of(_shown(said)))
+    return ToolEpisode(_methods(environment), environment, "" if said is None else text_of(said))
+
+
+def is_stepwise(environment: Any) -> bool:
+    """Whether an object (or class) is played by `step`. One that returns a text is a tool like any other."""
+    step = getattr(environment, "step", None)
+    if step is None:
+        return False
+    try:
+        return get_type_hints(step).get("return") is not str
+    except (TypeError, NameError):
+        return True
+
+
+def _methods(environment: Any) -> dict[str, Tool]:
+    """The public methods of an environment, as tools."""
+    names = [name for name, _ in inspect.getmembers(cast(object, type(environment)), inspect.isfunction)]
+    special = SPECIAL_METHODS - ({"step"} if not is_stepwise(environment) else set())
+    return tools_from(
+        getattr(environment, name) for name in names if not name.startswith("_") and name not in special
+    )
+
+
+# ---- the user's code ----
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """The event loop of environments that are async: connections they open belong to it."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="environments", daemon=True).start()
+    return loop
+
+
+def waited(result: Any) -> Any:
+    """What a function returned, once it is there."""
+    if not inspect.isawaitable(result):
+        return result
+
+    async def coming() -> Any:
+        return await result
+
+    return asyncio.run_coroutine_threadsafe(coming(), _loop()).result()
+
+
+def called(what: str, function: Callable[..., Any], columns: Mapping[str, Any] | None = None) -> Any:
+    """Call the user's code with those columns that it takes. Raises TaskError."""
+    try:
+        return waited(function(**accepted(function, columns or {})))
+    except Exception as error:
+        raise TaskError(f"{what} of the environment failed: {error!r}", hint=where(error)) from error
+
+
+def heard(tool: Callable[..., Any], **arguments: Any) -> str:
+    """What a tool returns, or what it raises, as the policy reads it."""
+    try:
+        return text_of(waited(tool(**arguments)))
+    except (Exception, SystemExit) as error:  # noqa: BLE001  for the policy to read, as TRL has it
+        return bounded(f"error: {error}" if str(error) else f"error: {type(error).__name__}")
+
+
+def accepted(function: Callable[..., Any], columns: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns that a function takes by name."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+        return dict(columns)
+    return {one.name: columns[one.name] for one in parameters if one.name in columns}
+
+
+def action_of(environment: Any) -> Callable[[str], Any]:
+    """How a turn becomes an action: the text itself, or the class that `step` is annotated with."""
+    try:
+        hints = get_type_hints(environment.step)
+        names = list(inspect.signature(environment.step).parameters)
+    except (TypeError, ValueError, NameError):
+        return str
+    made = hints.get(names[0]) if names else None
+    if not isinstance(made, type) or made in (str, object):
+        return str
+    return lambda said: _made(made, said)
+
+
+def _made(kind: type[Any], said: str) -> Any:
+    """An action of a class with fields: out of JSON, or of a text where it has a single one to fill."""
+    text = said.rpartition("</think>")[2].strip()
+    if kind in (int, float):
+        return kind(text[:64])
+    if text.startswith("{"):
+        call = read_turn(text, {}).calls
+        found = dict(call[0].arguments) if call and call[0].name else json.loads(text[:MAX_OBSERVED_CHARS])
+        return kind(**found)
+    needed = [
+        one.name
+        for one in inspect.signature(kind).parameters.values()
+        if one.default is one.empty and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
+    ]
+    if len(needed) != 1:
+        raise ValueError(f"an action is a JSON object with {', '.join(needed) or 'its fields'}")
+    return kind(**{needed[0]: text})
+
+
+# ---- what an environment says ----
+
+
+def step_result(result: Any) -> tuple[Any, float | None, bool]:
+    """Observation, reward and whether it is over, of what a step returned. Raises TaskError.
+
+    >>> step_result(("hot", 0.5, False, {}))
+    ('hot', 0.5, False)
+    """
+    match result:
+        case (observation, reward, bool(done), _):
+            return observation, as_number(reward, "step()"), done
+        case (observation, reward, bool(ended), bool(cut), _):
+            return observation, as_number(reward, "step()"), ended or cut
+        case _ if hasattr(result, "done"):
+            reward = as_number(getattr(result, "reward", None), "step()")
+            return _shown(result), reward, bool(result.done)
+        case _:
+            raise TaskError(
+                f"step() of the environment returned {result!r:.80}",
+                hint="return what has observation, reward and done, or (observation, reward, done, info)",
+            )
+
+
+def _shown(result: Any) -> Any:
+    """The observation in what `reset` or `step` returned."""
+    match result:
+        case (observation, _):
+            return observation
+        case _:
+            return getattr(result, "observation", result)
+
+
+def as_number(value: Any, what: str) -> float | None:
+    """A reward as an environment gives it. Raises TaskError for what is none."""
+    if value is None:
+        return None
+    if not isinstance(value, Real) or not math.isfinite(value):
+        raise TaskError(f"{what} of the environment gave the reward {value!r:.40}", hint="a finite number")
+    return float(value)
+
+
+HIDDEN = frozenset({"done", "reward", "metadata"})
+"""Fields of OpenEnv's observations that are not for the policy."""
+
+
+def text_of(value: Any) -> str:
+    """What an environment or a tool returned, as the policy reads it.
+
+    >>> text_of({"board": "..x", "done": False}), text_of(7), text_of(None)
+    ('..x', '7', '')
+    """
+    value = _plain(value)
+    if isinstance(value, Mapping):
+        fields = {str(name): one for name, one in cast(Mapping[Any, Any], value).items()}
+        shown = {name: one for name, one in fields.items() if name not in HIDDEN and one is not None}
+        if len(shown) == 1 and isinstance(next(iter(shown.values())), str):
+            return bounded(next(iter(shown.values())))
+        value = json.dumps(shown, ensure_ascii=False, default=str)
+    return "" if value is None else bounded(str(value))
+
+
+def _plain(value: Any) -> Any:
+    """The fields of a record, as a dictionary; anything else as it is."""
+    dump = getattr(value, "model_dump", None)
+    if dump is not None:
+        return dump()
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
+
+
+def bounded(text: str) -> str:
+    """A text that can be written down, no longer than a policy is shown."""
+    if len(text) > MAX_OBSERVED_CHARS:
+        text = f"{text[:MAX_OBSERVED_CHARS]} ... ({len(text)} characters)"
+    return text.encode(errors="replace").decode()
+
+
+def _observed(text: str) -> tuple[Message, ...]:
+    return ({"role": "user", "content": bounded(text)},)
+
+
+# ---- episodes between two turns ----
+
+Place = tuple[object, bytes]
+"""Which example, and what was said and observed before the last answer of the environment."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    place: Place
+    observed: tuple[Message, ...]
+    episode: Episode
+    since: float
+
+
+@dataclass(slots=True)
+class LiveEpisodes:
+    """Episodes that wait, found by what has been said in them. Two that came to the same point are alike."""
+
+    clock: Callable[[], float] = time.monotonic
+    _waiting: OrderedDict[int, _Waiting] = field(default_factory=OrderedDict[int, _Waiting])
+    _at: dict[Place, list[int]] = field(default_factory=dict[Place, list[int]])
+    _serial: int = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, place: Place, observed: tuple[Message, ...], episode: Episode) -> None:
+        """Keep an episode; `observed`: what it answered last."""
+        now = self.clock()
+        self._serial += 1
+        self._waiting[self._serial] = _Waiting(place, observed, episode, now)
+        self._at.setdefault(place, []).append(self._serial)
+        while len(self._waiting) > MAX_LIVE or next(iter(self._waiting.values())).since < now - MAX_WAIT_S:
+            close(self._pop(next(iter(self._waiting))).episode)
+
+    def take(self, place: Place, observed: tuple[Message, ...] = ()) -> Episode | None:
+        """The episode at this point that answered so, or anything where that is not known."""
+        for serial in self._at.get(place, ()):
+            if not observed or self._waiting[serial].observed == observed:
+                return self._pop(serial).episode
+        return None
+
+    def _pop(self, serial: int) -> _Waiting:
+        waiting = self._waiting.pop(serial)
+        serials = self._at[waiting.place]
+        serials.remove(serial)
+        if not serials:
+            del self._at[waiting.place]
+        return waiting
+
+
+def place_of(key: object, transcript: str) -> Place:
+    """Where an episode is."""
+    return key, hashlib.blake2b(transcript.encode(errors="replace"), digest_size=16).digest()
+
+
+def close(episode: Episode) -> None:
+    """Let an environment go; connections and processes of one that can be closed end."""
+    ending = getattr(episode.environment, "close", None)
+    if ending is not None:
+        heard(ending)
+
+
+def own_tools(opened: Episode) -> Iterable[Tool]:
+    """The tools of an episode; one that is played by `step` has none."""
+    return opened.tools.values() if isinstance(opened, ToolEpisode) else ()

@@ -1,0 +1,422 @@
+"""Tools and environments that people have, as tasks that answer back."""
+
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarmnode.chat import Turn, transcript
+from swarmnode.errors import JudgementLost, TaskError
+from swarmnode.tasks.environments import OWN_REWARD, conversation
+from swarmnode.tasks.episodes import MAX_LIVE, MAX_OBSERVED_CHARS, MAX_WAIT_S, LiveEpisodes, ToolEpisode
+from swarmnode.tasks.functions import as_task
+from swarmnode.tasks.loader import load_task
+from swarmnode.tasks.task import Environment, is_environment
+from swarmnode.types import Example, messages_of, tools_of
+
+TWO_TOOLS = '''
+def add(left: int, right: int) -> int:
+    """Adds two numbers.
+
+    Args:
+        left: The first.
+        right: The second.
+    """
+    return left + right
+
+def double(number: int) -> int:
+    """Doubles a number.
+
+    Args:
+        number: It.
+    """
+    if number > 99:
+        raise ValueError("too large")
+    return 2 * number
+
+tools = [add, double]
+exchangeable = True
+most_turns = 4
+
+def examples(seed):
+    for number in range(seed, 100):
+        yield {"prompt": f"{number} + 1, doubled?", "answer": str(2 * (number + 1))}
+
+def reward(completions, answer, **columns):
+    return [float(c[-1]["content"] == a) for c, a in zip(completions, answer)]
+
+def reward_calls(completions, **columns):
+    return [float(sum(len(m.get("tool_calls", [])) for m in c)) for c in completions]
+'''
+
+
+def loaded(tmp_path: Path, source: str) -> Environment:
+    file = tmp_path / "mine.py"
+    file.write_text(source)
+    task = load_task(str(file))
+    assert is_environment(task)
+    return task
+
+
+def first(task: Environment) -> Example:
+    return next(iter(task.examples(0)))
+
+
+def play(task: Environment, example: Example, saids: Sequence[str]) -> tuple[Turn, ...]:
+    """The turns of an episode in which this is said, up to its end."""
+    turns: list[Turn] = []
+    for said in saids:
+        observed = task.observe(example, [*turns, Turn(said)])
+        turns.append(Turn(said, observed or ()))
+        if observed is None:
+            break
+    return tuple(turns)
+
+
+def observed(turns: Sequence[Turn]) -> list[str]:
+    return [message["content"] for turn in turns for message in turn.observed]
+
+
+# ---- tools ----
+
+
+def test_a_file_with_tools_is_an_environment(tmp_path: Path) -> None:
+    task = loaded(tmp_path, TWO_TOOLS)
+    example = first(task)
+    assert [tool["function"]["name"] for tool in tools_of(example.prompt)] == ["add", "double"]
+    assert messages_of(example.prompt) == [{"role": "user", "content": "0 + 1, doubled?"}]
+    assert (task.most_turns, task.exchangeable, example.conversational) == (4, True, True)
+    turns = play(task, example, ["add(0, 1)", "double: 1", "2"])
+    assert turns[0].observed == ({"role": "tool", "content": "1"},)
+    assert turns[2] == Turn("2")
+    wrong = (Turn("3"),)
+    assert task.score(example, [transcript(turns), transcript(wrong)]) == [
+        {"reward": 1.0, "calls": 2.0},
+        {"reward": 0.0, "calls": 0.0},
+    ]
+
+
+def test_its_version_is_no_plain_tasks(tmp_path: Path) -> None:
+    with_tools = loaded(tmp_path, TWO_TOOLS).version
+    (tmp_path / "mine.py").write_text(TWO_TOOLS.replace("tools =", "others ="))
+    assert with_tools != load_task(str(tmp_path / "mine.py")).version
+
+
+def test_what_goes_wrong_in_a_call_is_told_to_the_policy(tmp_path: Path) -> None:
+    task = loaded(tmp_path, TWO_TOOLS)
+    said = ["double(100)", 'double("1")', "<tool_call>{}</tool_call>", "add(1)"]
+    assert observed(play(task, first(task), said)) == [
+        "error: too large",
+        "error: number must be integer",
+        'error: a call is {"name": ..., "arguments": {...}}',
+        "error: right is missing",
+    ]
+
+
+def test_without_a_reward_the_last_turn_is_compared_with_the_answer(tmp_path: Path) -> None:
+    task = loaded(tmp_path, TWO_TOOLS.partition("def reward(")[0])
+    example = first(task)
+    right = play(task, example, ["add(0, 1)", " 2"])
+    assert task.score(example, [transcript(right), "1"]) == [{"correct": 1.0}, {"correct": 0.0}]
+
+
+def test_tools_stay_at_home_unless_they_say_otherwise(tmp_path: Path) -> None:
+    assert not loaded(tmp_path, TWO_TOOLS.replace("exchangeable = True", "")).exchangeable
+
+
+def test_a_reward_gets_conversations_as_trl_has_them() -> None:
+    call = '<tool_call>{"name": "add", "arguments": {"left": 1, "right": 2}}</tool_call>'
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    from swarmnode.chat import chat_text
+    from swarmnode.types import ExampleKey
+
+    example = Example(ExampleKey("t", "1", 0, 0), chat_text([{"role": "user", "content": "?"}], tools))
+    turns = [Turn(f"So: {call}", ({"role": "tool", "content": "3"},)), Turn("3")]
+    function = {"name": "add", "arguments": {"left": 1, "right": 2}}
+    assert conversation(example, turns) == [
+        {
+            "role": "assistant",
+            "content": "So:",
+            "tool_calls": [{"type": "function", "function": function}],
+        },
+        {"role": "tool", "name": "add", "content": "3"},
+        {"role": "assistant", "content": "3"},
+    ]
+
+
+def shout(text: str) -> str:
+    """Says it louder, often."""
+    return text.upper() * 10_000
+
+
+def test_a_long_answer_of_a_tool_is_cut() -> None:
+    task = as_task([("Shout a.", "A")], tools=[shout])
+    assert is_environment(task)
+    (said,) = observed(play(task, first(task), ["shout: a"]))
+    assert said == "A" * MAX_OBSERVED_CHARS + " ... (10000 characters)"
+
+
+# ---- environments of TRL ----
+
+HANGMAN = '''
+class Hangman:
+    """Guess a word, letter by letter."""
+
+    exchangeable = True
+    most_turns = 5
+
+    def reset(self, word, **columns):
+        self.word, self.found = word, set()
+        return f" It has {len(word)} letters."
+
+    def guess(self, letter: str) -> str:
+        """Asks for a letter.
+
+        Args:
+            letter: The letter.
+        """
+        self.found.add(letter)
+        return "".join(one if one in self.found else "_" for one in self.word)
+
+    async def get_reward(self):
+        return len(self.found & set(self.word)) / len(set(self.word))
+
+    def _secret(self):
+        return self.word
+
+def examples(seed):
+    for word in ("pea", "bean", "leek", "beet", "kale"):
+        yield {"prompt": "Which plant is it?", "word": word}
+
+environment_factory = Hangman
+'''
+
+
+def test_an_environment_factory_of_trl(tmp_path: Path) -> None:
+    task = loaded(tmp_path, HANGMAN)
+    example = first(task)
+    assert messages_of(example.prompt)[-1]["content"] == "Which plant is it? It has 3 letters."
+    assert [tool["function"]["name"] for tool in tools_of(example.prompt)] == ["guess"]
+    turns = play(task, example, ["guess: p", "guess: a", "It is pea."])
+    assert observed(turns) == ["p__", "p_a"]
+    assert task.score(example, [transcript(turns)]) == [{OWN_REWARD: pytest.approx(2 / 3)}]
+
+
+def test_two_episodes_of_one_example_do_not_touch(tmp_path: Path) -> None:
+    task = loaded(tmp_path, HANGMAN.replace("exchangeable = True", ""))
+    example = first(task)
+    one = [Turn("guess: p", task.observe(example, [Turn("guess: p")]) or ())]
+    other = [Turn("guess: p", task.observe(example, [Turn("guess: p")]) or ())]
+    task.observe(example, [*one, Turn("guess: e")])
+    assert task.observe(example, [*other, Turn("guess: a")]) == ({"role": "tool", "content": "p_a"},)
+
+
+def test_an_episode_that_is_gone_is_played_again_only_where_it_may_be(tmp_path: Path) -> None:
+    source = HANGMAN.replace("return f", "return f")
+    task, other = loaded(tmp_path, source), loaded(tmp_path, source)
+    turns = play(task, first(task), ["guess: p", "guess: a", "pea"])
+    assert other.observe(first(other), [*turns[:2], Turn("guess: e")]) == (
+        {"role": "tool", "content": "pea"},
+    )
+    assert other.score(first(other), [transcript(turns)]) == [{OWN_REWARD: pytest.approx(2 / 3)}]
+    at_home = loaded(tmp_path, source.replace("exchangeable = True", ""))
+    with pytest.raises(JudgementLost):
+        at_home.observe(first(at_home), [*turns[:2], Turn("guess: e")])
+    assert at_home.score(first(at_home), [transcript(turns), "pea"]) == [{}, {OWN_REWARD: 0.0}]
+
+
+def test_a_transcript_with_observations_that_were_not_made_has_no_reward(tmp_path: Path) -> None:
+    task = loaded(tmp_path, HANGMAN)
+    forged = [Turn("guess: x", ({"role": "tool", "content": "pea"},)), Turn("pea")]
+    assert task.score(first(task), [transcript(forged)]) == [{}]
+
+
+def test_a_reward_function_gets_the_environments(tmp_path: Path) -> None:
+    task = loaded(
+        tmp_path,
+        HANGMAN + "\ndef reward(environments, **columns):\n    return [len(e.found) for e in environments]\n",
+    )
+    example = first(task)
+    turns = play(task, example, ["guess: z", "Nothing."])
+    assert task.score(example, [transcript(turns)]) == [{"reward": 1.0, OWN_REWARD: 0.0}]
+
+
+def test_a_last_turn_that_was_never_answered_is_played_before_it_is_scored(tmp_path: Path) -> None:
+    task = loaded(tmp_path, HANGMAN)
+    example = first(task)
+    turns = [*play(task, example, ["guess: p"]), Turn("guess: a")]
+    assert task.score(example, [transcript(turns)]) == [{OWN_REWARD: pytest.approx(2 / 3)}]
+
+
+def test_several_factories_are_chosen_by_a_column(tmp_path: Path) -> None:
+    source = HANGMAN.replace("environment_factory = Hangman", "")
+    source += (
+        "class Loud(Hangman):\n"
+        '    def reset(self, word, **columns):\n        super().reset(word)\n        return " LOUD"\n'
+        'environment_factory = {"quiet": Hangman, "loud": Loud}\n'
+    )
+    source = source.replace(
+        '"word": word}', '"word": word, "environment": "loud" if word == "pea" else "quiet"}'
+    )
+    loud, quiet, *_ = loaded(tmp_path, source).examples(0)
+    assert messages_of(loud.prompt)[-1]["content"].endswith("LOUD")
+    assert messages_of(quiet.prompt)[-1]["content"].endswith("4 letters.")
+
+
+# ---- environments that are played by steps ----
+
+
+@dataclass
+class Move:
+    to: int
+
+
+@dataclass
+class Shown:
+    hint: str
+    reward: float | None = None
+    done: bool = False
+
+
+class Higher:
+    """Find a number, in the manner of OpenEnv."""
+
+    exchangeable = True
+
+    async def reset(self, seed: int | None = None) -> Shown:
+        self.number = random.Random(seed).randrange(8)
+        return Shown("A number below 8?")
+
+    async def step(self, action: Move) -> Shown:
+        if action.to == 99:
+            raise ValueError("99 is forbidden")
+        right = action.to == self.number
+        return Shown("higher" if action.to < self.number else "lower", 1.0 if right else -0.125, right)
+
+
+class Echo:
+    """In the manner of Gymnasium, without a promise."""
+
+    def reset(self) -> tuple[str, dict[str, Any]]:
+        self.turns = 0
+        return "Say three things.", {}
+
+    def step(self, said: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self.turns += 1
+        return said, float(len(said)), False, self.turns == 3, {}
+
+
+def test_an_environment_of_openenv_brings_its_own_questions() -> None:
+    task = as_task(None, environment=Higher)
+    assert is_environment(task)
+    example = first(task)
+    assert messages_of(example.prompt) == [{"role": "user", "content": "A number below 8?"}]
+    number = random.Random(example.columns["seed"]).randrange(8)
+    moves = ['{"to": 9}', "no", '{"to": 99}', f'{{"to": {number}}}']
+    turns = play(task, example, moves)
+    assert observed(turns)[0] == "lower"
+    assert "error" in observed(turns)[1]
+    assert observed(turns)[2] == "error: 99 is forbidden"
+    assert turns[-1].observed == ()
+    assert task.score(example, [transcript(turns)])[0][OWN_REWARD] == pytest.approx(1.0 - 0.125 * 1)
+
+
+def test_an_environment_of_gymnasium() -> None:
+    task = as_task(None, environment=Echo)
+    assert is_environment(task)
+    assert not task.exchangeable
+    example = first(task)
+    turns = play(task, example, ["a", "bb", "ccc", "dddd"])
+    assert observed(turns) == ["a", "bb"]
+    assert len(turns) == 3
+    assert task.score(example, [transcript(turns)]) == [{OWN_REWARD: 6.0}]
+
+
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        (None, {"environment": 3}),
+        (None, {"environment": dict}),
+        ([("a", "b")], {"tools": []}),
+        ([("a", "b")], {"tools": [len]}),
+    ],
+)
+def test_what_is_no_environment_is_refused(given: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(TaskError):
+        as_task(given, **options)
+
+
+# ---- what is kept ----
+
+
+def test_episodes_that_wait_are_bounded_in_number_and_age() -> None:
+    now = [0.0]
+    live = LiveEpisodes(clock=lambda: now[0])
+    for number in range(MAX_LIVE + 3):
+        live.put((number, b""), (), ToolEpisode({}))
+    assert len(live) == MAX_LIVE
+    assert live.take((0, b"")) is None
+    now[0] = MAX_WAIT_S + 1
+    live.put(("new", b""), (), ToolEpisode({}))
+    assert len(live) == 1
+
+
+# ---- a server of the model context protocol ----
+
+SERVER = """
+import json, sys
+TOOL = {"name": "halve", "description": "Halves.",
+        "inputSchema": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}}
+for line in sys.stdin:
+    asked = json.loads(line)
+    match asked["method"]:
+        case "initialize":
+            print("hello")
+            result = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}}
+        case "tools/list":
+            print(json.dumps({"jsonrpc": "2.0", "id": "theirs", "method": "roots/list"}))
+            result = {"tools": [TOOL]}
+        case "tools/call":
+            n = asked["params"]["arguments"]["n"]
+            if n == 13:
+                sys.exit()
+            failed = n % 2 == 1
+            text = {"type": "text", "text": "odd" if failed else str(n // 2)}
+            result = {"content": [text], "isError": failed}
+        case _:
+            continue
+    if asked.get("id") is not None and "method" in asked:
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+"""
+
+
+@pytest.fixture
+def halving(tmp_path: Path) -> Environment:
+    (tmp_path / "server.py").write_text(SERVER.replace('asked["method"]', 'asked.get("method")'))
+    source = (
+        "from swarmnode.tasks.mcp import mcp\n"
+        f"tools = mcp({sys.executable!r}, {str(tmp_path / 'server.py')!r})\n"
+        "def examples(seed):\n    for n in range(20):\n        yield f'half of {2 * n}?', str(n)\n"
+    )
+    return loaded(tmp_path, source)
+
+
+def test_tools_of_a_server_of_this_machine(halving: Environment) -> None:
+    example = first(halving)
+    assert tools_of(example.prompt)[0]["function"]["name"] == "halve"
+    assert not halving.exchangeable
+    said = observed(play(halving, example, ["halve: 8", "halve: 7", 'halve("8")', "halve(13)", "halve(2)"]))
+    assert said[:3] == ["4", "error: odd", "error: n must be integer"]
+    assert said[3].startswith("error:")
+    assert "is not running any more" in said[4]
+
+
+def test_a_server_that_cannot_be_started_is_an_error_of_the_file() -> None:
+    from swarmnode.tasks.mcp import mcp
+
+    with pytest.raises(TaskError, match="cannot be started"):
+        mcp("no-such-command-of-ours")
