@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from swarmnode.errors import SwarmnodeError
+from swarmnode.errors import SwarmnodeError, notes_of
 from swarmnode.tasks.draws import draw_digest
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.messages import (
@@ -38,6 +38,7 @@ from swarmnode.tasks.messages import (
     Loaded,
     MessageReader,
     Order,
+    OtherExample,
     Reply,
     Request,
     Score,
@@ -45,7 +46,7 @@ from swarmnode.tasks.messages import (
     frame,
 )
 from swarmnode.tasks.sandbox import allow_unconfined
-from swarmnode.tasks.task import MAX_INDEX, Task, is_exchangeable, score_strictly
+from swarmnode.tasks.task import MAX_INDEX, Task, is_exchangeable, score_strictly, traceback_of, where
 from swarmnode.types import Example
 
 MAX_SEEDS = 64
@@ -98,10 +99,7 @@ class TaskWorker:
     def _score(self, asked: Score) -> Reply:
         examples = self._drawing(asked.seed, asked.index + 1).examples
         if len(examples) <= asked.index or examples[asked.index].prompt != asked.prompt:
-            return Failure(
-                f"{self._task.name} draws other examples each time it is started",
-                "draw from random.Random(seed) only; `swarmnode task check` tells more",
-            )
+            return OtherExample()
         return Scored(score_strictly(self._task, examples[asked.index], asked.completions))
 
     def _drawing(self, seed: int, end: int) -> _Drawing:
@@ -142,9 +140,11 @@ def serve(channel: socket.socket, trace: int) -> None:
             else:
                 reply = worker.answer(order.request)
         except SwarmnodeError as error:
-            reply = Failure(error.message, error.hint)
+            reply = Failure(error.message, error.hint, "\n".join(notes_of(error)))
+        except MemoryError:
+            reply = Failure("ran out of memory", "--set tasks.memory_mb=MIB gives it more", lost=True)
         except BaseException as error:  # noqa: BLE001  a reward that calls sys.exit() fails, and no more
-            reply = Failure(f"the task raised {error!r}", "")
+            reply = Failure(f"the task raised {error!r:.1000}", where(error), traceback_of(error))
         faulthandler.cancel_dump_traceback_later()
         channel.settimeout(None)
         channel.sendall(frame(reply))
@@ -154,8 +154,20 @@ def _load(request: Request) -> tuple[TaskWorker, Loaded]:
     if not isinstance(request, Load):
         raise SwarmnodeError("the first request must be Load")
     allow_unconfined(request.unconfined)
+    if request.memory_mb is not None:
+        _limit_memory(request.memory_mb << 20)
     task = load_task(request.spec, request.text)
     return TaskWorker(task), Loaded(task.name, task.version, is_exchangeable(task))
+
+
+def _limit_memory(size_bytes: int) -> None:
+    """Let what would take more fail with a MemoryError, where the system can: it counts what is written to,
+    not what a library reserves."""
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = size_bytes if hard == resource.RLIM_INFINITY else min(size_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
 def _end_with(parent: int) -> None:
