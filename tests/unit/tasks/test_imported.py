@@ -10,7 +10,7 @@ from swarmnode.errors import TaskError
 from swarmnode.tasks.judged import draw_round
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.process import IsolatedTask, isolate
-from swarmnode.tasks.specs import TaskKind, absolute, parse_spec
+from swarmnode.tasks.specs import TaskKind, absolute, parse_spec, with_defaults
 from swarmnode.tasks.task import Task, is_exchangeable, redraw
 
 PACKAGE = '''
