@@ -166,6 +166,15 @@ class TasksConfig(Section):
     turn_timeout_s: float = Field(default=60.0, gt=0, le=86_400)
     """Longest that an environment may take to answer one turn. Then that completion is over and has no
     reward; the others go on."""
+    workers: int | None = Field(default=None, ge=1, le=64)
+    """Most processes of a task's code that judge our own rollouts at the same time, each started when it is
+    needed. Unset: four, and one where it takes half a GiB or more. Those of strangers have their own."""
+    memory_mb: int | None = Field(default=None, ge=64)
+    """Most MiB that such a process may write to (Linux); a judgement that would take more is lost. Unset: no
+    limit."""
+    max_failures: int = Field(default=3, ge=1, le=1000)
+    """So many groups of a task one after the other whose reward raises, overruns or ends its process stop the
+    node. A reward that raises before it ever judged a group stops it at once."""
     sandbox: Literal["required", "optional"] = "required"
     """How rewards run programs that stand in answers. required: in a sandbox, or not at all where a machine
     has nothing to make one of; optional: there with your rights, those in strangers' answers too."""

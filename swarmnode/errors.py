@@ -47,6 +47,11 @@ class SwarmnodeError(Exception):
         return f"{self.message}. {self.hint}" if self.hint else self.message
 
 
+def notes_of(error: BaseException) -> tuple[str, ...]:
+    """What stands below an error: the traceback of code that is not ours."""
+    return tuple(getattr(error, "__notes__", ()))
+
+
 class ConfigError(SwarmnodeError):
     exit_code = 2
 

@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 from swarmnode import __version__
-from swarmnode.errors import INTERRUPTED, SwarmnodeError
+from swarmnode.errors import INTERRUPTED, SwarmnodeError, notes_of
 from swarmnode.printable import printable
 
 COMMANDS = {
@@ -87,6 +87,8 @@ def main() -> None:
     try:
         app()
     except SwarmnodeError as error:
+        for note in notes_of(error):
+            print("\n".join(map(printable, note.splitlines())), file=sys.stderr)
         _complain(error.message, error.hint, error.exit_code)
     except BrokenPipeError:
         # Whoever read our output has gone. Python would complain once more when it flushes at exit.

@@ -149,15 +149,36 @@ def try_(
 
 
 @app.command()
-def check(task: Spec, json: Json = False) -> None:
+def check(
+    task: Spec,
+    home: Home = None,
+    preset: Preset = None,
+    config: ConfigFile = None,
+    set_: Assignments = None,
+    json: Json = False,
+) -> None:
     """Draw and score a task, and report whether it is deterministic, disjoint and fast enough.
 
-    What does not answer within two minutes is an error of the report. Exits with 1 when something would keep
-    it from training.
+    The settings are those of a node: its sandbox, its limits, its rewards of data sets. What does not answer
+    within tasks.score_timeout_s is an error of the report. Exits with 1 when something would keep it from
+    training.
     """
+    settings = load_settings(
+        home=home, preset=preset, config_file=config, assignments=set_, flags=_only(task)
+    )
+    from swarmnode.node.assemble import specs_of
     from swarmnode.tasks.check import check_task
 
-    report = check_task(task, printed=lambda line: typer.echo(f"{task} prints: {line}", err=True))
+    tasks = settings.config.tasks
+    (spec,) = specs_of(tasks)
+    report = check_task(
+        spec,
+        timeout_s=tasks.score_timeout_s,
+        load_timeout_s=tasks.score_timeout_s,
+        unconfined=tasks.sandbox == "optional",
+        memory_mb=tasks.memory_mb,
+        printed=lambda line: typer.echo(f"{task} prints: {line}", err=True),
+    )
     if json:
         _print_json(report)
     else:

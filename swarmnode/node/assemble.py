@@ -80,7 +80,7 @@ class LocalPolicy:
 
 def start_tasks(stack: ExitStack, config: TasksConfig) -> dict[str, Task]:
     """Load the tasks by name; the stack ends their processes. Raises TaskError."""
-    load = partial(_isolate, timeout_s=config.score_timeout_s, unconfined=config.sandbox == "optional")
+    load = partial(_isolate, config=config)
     tasks = {task.name: task for task in load_tasks(specs_of(config), load)}
     for task in tasks.values():
         if isinstance(task, Isolated):
@@ -153,10 +153,16 @@ def tasks_for_strangers(stack: ExitStack, tasks: Mapping[str, Task]) -> dict[str
     return beside
 
 
-def _isolate(spec: str, timeout_s: float, unconfined: bool) -> Task:
+def _isolate(spec: str, config: TasksConfig) -> Task:
     from swarmnode.tasks.process import isolate
 
-    return isolate(spec, timeout_s, unconfined=unconfined)
+    return isolate(
+        spec,
+        config.score_timeout_s,
+        unconfined=config.sandbox == "optional",
+        workers=config.workers,
+        memory_mb=config.memory_mb,
+    )
 
 
 def load_policy(

@@ -49,7 +49,9 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     reprefilled_tokens: int = 0
     """Tokens whose keys and values had to be computed again, since the start."""
     unjudged_groups: int = 0
-    """Groups without a reward because a task's own judge overran or died, since the start."""
+    """Groups without a reward because a task's own judge failed, overran or died, since the start."""
+    score_wait_s: float = 0.0
+    """Time that rounds waited for scores after the last of their answers, since the start."""
     stale_groups_dropped: int = 0
     """Groups that began again because a token was older than rollout.max_lag, since the start."""
     live_versions: int = 1

@@ -76,7 +76,7 @@ class RolloutLearner(ABC):
         self._config = config
         self.engine = engine
         self._renderer = renderer
-        self._judge = OwnJudge(tasks, config.tasks.score_timeout_s)
+        self._judge = OwnJudge(tasks, config.tasks.score_timeout_s, max_failures=config.tasks.max_failures)
         self._tasks = self._judge.tasks
         self._own_tasks = tasks
         self._author = author
@@ -100,7 +100,8 @@ class RolloutLearner(ABC):
         """Complete groups by the round that got them, for the newest rounds."""
         self._rates_before: dict[int, Mapping[str, PassRate]] = {}
         """Pass rates when these rounds began: who deals their budgets again should deal the same."""
-        self._scorer = ThreadPoolExecutor(1, thread_name_prefix="scorer")
+        self._scorer = ThreadPoolExecutor(self._judge.width, thread_name_prefix="scorer")
+        self._score_wait_s = 0.0
 
     # What the learning half provides
 
@@ -196,8 +197,7 @@ class RolloutLearner(ABC):
             self._untrained[number].append(one)
             work = copy_context().run, self._score, one, self.engine.policy_version
             scoring.append(self._scorer.submit(*work))
-        # An interrupted judge returns at once, without rewards.
-        groups = [future.result() for future in scoring]
+        groups = self._scores_of(scoring)
         if self._budget is not None and not self._interrupted.is_set():
             groups = self._with_their_budgets(number, groups, self._budget)
         return [] if self._interrupted.is_set() else groups
@@ -227,7 +227,14 @@ class RolloutLearner(ABC):
             self._untrained[number].append(one)
             work = copy_context().run, self._score_more, one, wide.get(one.example.key)
             scoring.append(self._scorer.submit(*work))
-        return narrow + [future.result() for future in scoring]
+        return narrow + self._scores_of(scoring)
+
+    def _scores_of(self, scoring: Sequence[Future[RolloutGroup]]) -> list[RolloutGroup]:
+        """Wait for the last scores of a round. An interrupted judge returns at once, without rewards."""
+        since_s = time.perf_counter()
+        groups = [future.result() for future in scoring]
+        self._score_wait_s += time.perf_counter() - since_s
+        return groups
 
     def evaluate(self) -> Evaluation | None:
         self._rollouts.park()
@@ -347,6 +354,7 @@ class RolloutLearner(ABC):
             resumed=rollouts.resumed_requests,
             reprefilled_tokens=engine.reprefilled_tokens,
             unjudged_groups=self._judge.lost,
+            score_wait_s=self._score_wait_s,
             stale_groups_dropped=rollouts.dropped_stale,
             live_versions=len(engine.live_versions),
             swaps=engine.swaps,

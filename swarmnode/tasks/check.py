@@ -76,16 +76,19 @@ def check_task(
     *,
     timeout_s: float = TIMEOUT_S,
     load_timeout_s: float = TIMEOUT_S,
+    unconfined: bool = False,
+    memory_mb: int | None = None,
     printed: Callable[[str], None] | None = None,
 ) -> TaskReport:
     """Load, draw and score a task. Raises TaskError or JudgementLost only when it cannot be loaded at all.
-    `timeout_s`: limit of one draw or judgement; `load_timeout_s`: of loading the file. `printed`: what
-    becomes of the lines that it prints.
+    `timeout_s`: limit of one draw or judgement; `load_timeout_s`: of loading the file. `unconfined` and
+    `memory_mb` are those of `isolate`. `printed`: what becomes of the lines that it prints.
 
     >>> check_task("rev").ok
     True
     """
-    load = partial(_isolated, spec, timeout_s, load_timeout_s=load_timeout_s, printed=printed)
+    options: dict[str, Any] = {"unconfined": unconfined, "memory_mb": memory_mb, "printed": printed}
+    load = partial(_isolated, spec, timeout_s, load_timeout_s=load_timeout_s, **options)
     with load() as task:
         examples, draw_s, failure = _timed_draw(task)
         findings = [failure] if failure else list(_judge_draws(task, load, examples, draw_s))

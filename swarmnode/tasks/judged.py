@@ -4,10 +4,11 @@ task, example, completions -> [OwnJudge: JudgedTask.score] -> rewards, or none w
 tasks -> [draw_round] -> one round of examples, or [ExampleStream], round after round ---------+-> rollout
 training/foreign/rescue.py, Node (wanted) -> [WantedExamples], between those of the stream ----+
 
-A node judges its own rollouts with a deadline, whatever the judge does, and with patience for a few. A
-judgement that overran has no reward: unknown, and not zero. One such group is a line in the log. A task that
-loses several in a row is left aside while others go on; where none is left, the run ends with an error, and
-with the checkpoint of what was learnt.
+A node judges its own rollouts with a deadline, whatever the judge does. There is one rule for a reward that
+raises, overruns or ends its process: the group has no reward (unknown, and not zero), which is a line in the
+log, and so many groups of a task one after the other (tasks.max_failures) end the run, with an error that
+says where and a checkpoint of what was learnt. A reward that raises before it ever judged a group is broken
+and ends the run at once; one that overran may have met a bad answer.
 
 A round trains on a fair share of every task, fresh each round, cheap to draw again. The draw is pure: the
 same node seed and round give the same examples, so a node that resumes goes on where it was. Every round has
@@ -20,15 +21,16 @@ examples, so they are at most every second one that we answer, and each is answe
 
 import hashlib
 import logging
-import time
+import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, cycle, islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
+from swarmnode.errors import JudgementLost, JudgementOverran, SwarmnodeError, TaskError, notes_of
 from swarmnode.tasks.builtin import OurOwn
 from swarmnode.tasks.task import (
     MAX_SEED,
@@ -40,8 +42,9 @@ from swarmnode.tasks.task import (
     is_exchangeable,
     judges_groups,
     levels_of,
+    score_strictly,
 )
-from swarmnode.types import Example, ExampleKey, Message
+from swarmnode.types import Example, ExampleKey, Message, Scores
 
 if TYPE_CHECKING:
     from swarmnode.chat import Turn
@@ -52,49 +55,33 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-LOST_IN_A_ROW = 3
-"""One answer may hang a judge; three groups one after the other are the judge's own fault."""
-
-REST_S = 600.0
-"""So long a task that lost so many is not judged; then one group is tried."""
-
 MAX_STUCK = 4
 """Threads that overran and cannot be ended. With more, nothing is judged in a thread until one returns."""
 
-ADVICE = "`swarmnode task check` tells which function; --set tasks.score_timeout_s=SECONDS gives it more time"
-
-
-@dataclass(slots=True)
-class Patience:
-    """How often judging one task failed in a row, and until when it rests."""
-
-    lost: int = 0
-    rests_until: float = 0.0
-
-    def after_loss(self, now: float) -> "Patience":
-        lost = self.lost + 1
-        return Patience(lost, now + REST_S if lost >= LOST_IN_A_ROW else 0.0)
-
-    def rests(self, now: float) -> bool:
-        return now < self.rests_until
+MORE_TIME = "--set tasks.score_timeout_s=SECONDS gives it more time"
+ADVICE = "`swarmnode task check` tells which function"
 
 
 class OwnJudge:
-    """The tasks of one policy as its learner sees them. `tasks` score with a deadline and raise TaskError
-    only where a task is broken, or none is left."""
+    """The tasks of one policy as its learner sees them. `tasks` score with a deadline, from any number of
+    threads, and raise TaskError only where one is broken."""
 
-    def __init__(
-        self, tasks: Mapping[str, Task], timeout_s: float, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, tasks: Mapping[str, Task], timeout_s: float, *, max_failures: int = 3) -> None:
+        """`max_failures`: of a task in a row, the last of which is an error."""
         self.timeout_s = timeout_s
         self.lost = 0
-        """Groups that have no reward because their judgement was lost."""
+        """Groups that have no reward because their judge failed."""
         self.stopped: Future[None] = Future()
         self.stuck = 0
-        self._clock = clock
-        self._patience = {name: Patience() for name in tasks}
+        self._max_failures = max_failures
+        self._in_a_row: Counter[str] = Counter()
+        self._has_judged: set[str] = set()
         self._told: set[str] = set()
+        self._lock = threading.Lock()
         self.tasks: Mapping[str, Task] = {name: _judged(task, self) for name, task in tasks.items()}
+        processes = [task.workers for task in tasks.values() if isinstance(task, Isolated)]
+        self.width = sum(processes) + (len(processes) < len(tasks))
+        """Groups that can be judged at the same time."""
 
     def stop(self) -> None:
         """Let every judgement return at once, for good. Thread-safe."""
@@ -104,41 +91,46 @@ class OwnJudge:
             assert isinstance(task, JudgedTask)
             task.interrupt()
 
-    def rests(self, name: str) -> bool:
-        return self._patience[name].rests(self._clock())
-
     def was_judged(self, name: str) -> None:
-        if self._patience[name].lost:
-            self._patience[name] = Patience()
-            logger.info("task %s is judged again", name)
+        with self._lock:
+            self._has_judged.add(name)
+            self._in_a_row[name] = 0
 
-    def was_lost(self, name: str, lost: JudgementLost) -> None:
-        """Count it and tell of it once. Raises TaskError where no task is left to judge."""
+    def has_failed(self, name: str, error: JudgementLost | TaskError) -> None:
+        """Count it and tell of it. Raises TaskError where it is the last that is put up with."""
         if self.stopped.done():
             return
-        self.lost += 1
-        now = self._clock()
-        before = self._patience[name]
-        after = self._patience[name] = before.after_loss(now)
-        if name not in self._told:
+        with self._lock:
+            self.lost += 1
+            self._in_a_row[name] += 1
+            in_a_row = self._in_a_row[name]
+            first, broken = name not in self._told, name not in self._has_judged
             self._told.add(name)
-            logger.warning("%s: these answers have no reward. %s", lost, ADVICE)
-        if not after.rests(now):
-            return
-        if all(patience.rests(now) for patience in self._patience.values()):
-            which = "the only task" if len(self._patience) == 1 else "the last task that was left"
-            raise TaskError(
-                f"{which} was given up after {after.lost} groups without a reward: {lost.message}",
-                hint=f"{lost.hint}; {ADVICE}" if lost.hint else ADVICE,
-            ) from lost
-        if before.lost < LOST_IN_A_ROW:
-            logger.warning(
-                "task %s is left aside after %d groups without a reward, and tried again every %.0f minutes;"
-                " the other tasks go on",
-                name,
-                after.lost,
-                REST_S / 60,
-            )
+        if isinstance(error, TaskError) and broken:
+            raise error
+        if in_a_row >= self._max_failures:
+            raise given_up(name, in_a_row, error) from error
+        if first:
+            where = "".join(f"\n{note}" for note in notes_of(error))
+            logger.warning("%s: these answers have no reward. %s%s", error, _advice(error), where)
+        else:
+            logger.info("task %s failed on a group again: %s", name, error.message)
+
+
+def given_up(name: str, failures: int, error: JudgementLost | TaskError) -> TaskError:
+    """What ends the run, with the traceback of the last failure."""
+    several = "a group" if failures == 1 else f"{failures} groups one after the other"
+    hint = f"{error.hint}; {_advice(error)}" if error.hint else _advice(error)
+    ending = TaskError(
+        f"task {name} was given up after {several} without a reward: {error.message}", hint=hint
+    )
+    for note in notes_of(error):
+        ending.add_note(note)
+    return ending
+
+
+def _advice(error: SwarmnodeError) -> str:
+    return f"{ADVICE}; {MORE_TIME}" if isinstance(error, JudgementOverran) else ADVICE
 
 
 class JudgedTask:
@@ -152,6 +144,8 @@ class JudgedTask:
         self.judges_groups = judges_groups(task)
         self.levels = levels_of(task)
         self._judge = judge
+        self._one_at_a_time = threading.Lock()
+        """Whoever writes a task for this process thinks of one thread that judges our own rollouts."""
 
     def examples(self, seed: int) -> Iterator[Example]:
         """Raises JudgementLost once the judge is stopped: whoever draws for a round may be told to end."""
@@ -165,41 +159,46 @@ class JudgedTask:
         unscored: list[Mapping[str, float | None]] = [{} for _ in completions]
         if self._judge.stopped.done():
             return unscored
-        if self._judge.rests(self.name):
-            self._judge.lost += 1
-            return unscored
         try:
             scores = self._scored(example, completions)
-        except JudgementLost as lost:
-            self._judge.was_lost(self.name, lost)
+        except (JudgementLost, TaskError) as error:
+            self._judge.has_failed(self.name, error)
             return unscored
         self._judge.was_judged(self.name)
-        return scores
+        return list(scores)
 
     def interrupt(self) -> None:
         if isinstance(self.task, Isolated):
             self.task.interrupt()
 
-    def _scored(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
+    def _scored(self, example: Example, completions: Sequence[str]) -> tuple[Scores, ...]:
+        judge = partial(score_strictly, self.task, example, completions)
         # Built-in tasks end by themselves, and an isolated one has its deadline.
         if isinstance(self.task, OurOwn | Isolated):
-            return self.task.score(example, completions)
-        return self._scored_in_thread(lambda: self.task.score(example, completions))
+            return judge()
+        with self._one_at_a_time:
+            return self._scored_in_thread(judge)
 
     def _scored_in_thread(self, work: Callable[[], T]) -> T:
         from swarmnode.tasks.daemon_threads import in_daemon_thread
 
         judge = self._judge
         if judge.stuck >= MAX_STUCK:
-            raise JudgementLost(f"{judge.stuck} judgements never ended")
+            raise JudgementLost(f"{judge.stuck} judgements of task {self.name} and others never ended")
         judged = in_daemon_thread(work)
         either: list[Future[Any]] = [judged, judge.stopped]
         wait(either, judge.timeout_s, FIRST_COMPLETED)
         if judged.done():
-            return judged.result()
+            return self._result_of(judged)
         judge.stuck += 1
         judged.add_done_callback(lambda _: self._returned())
         raise JudgementOverran(f"the reward of task {self.name} did not return within {judge.timeout_s:g} s")
+
+    def _result_of(self, judged: "Future[T]") -> T:
+        try:
+            return judged.result()
+        except MemoryError as error:
+            raise JudgementLost(f"the reward of task {self.name} ran out of memory") from error
 
     def _returned(self) -> None:
         self._judge.stuck -= 1

@@ -23,11 +23,13 @@ READ_BYTES = 1 << 16
 
 class Load(msgspec.Struct, frozen=True, tag=True):
     """The first request: run this task's code. `text`: of its file; None: it is not that of one file.
-    `unconfined`: what its rewards run may run without a sandbox, where there is none."""
+    `unconfined`: what its rewards run may run without a sandbox, where there is none. `memory_mb`: most that
+    the process may take."""
 
     spec: str
     text: str | None
     unconfined: bool = False
+    memory_mb: int | None = None
 
 
 class Draw(msgspec.Struct, frozen=True, tag=True):
@@ -72,10 +74,13 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Failure(msgspec.Struct, frozen=True, tag=True):
-    """A TaskError."""
+    """A TaskError; or JudgementLost, after which the process is of no more use."""
 
     message: str
     hint: str
+    traceback: str = ""
+    """Where in the task's code."""
+    lost: bool = False
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
@@ -114,11 +119,15 @@ class Observed(msgspec.Struct, frozen=True, tag=True):
     lost: str = ""
 
 
+class OtherExample(msgspec.Struct, frozen=True, tag=True):
+    """Answers `Score` and `Observe`: this process draws another example there."""
+
+
 class Digested(msgspec.Struct, frozen=True, tag=True):
     digest: str
 
 
-Reply = Failure | Loaded | Drawn | Scored | Observed | Digested
+Reply = Failure | Loaded | Drawn | Scored | Observed | OtherExample | Digested
 
 
 def frame(message: Order | Reply) -> bytes:

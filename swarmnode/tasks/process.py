@@ -1,11 +1,12 @@
 """A task whose code runs in a process of its own, which is ended where it does not answer in time.
 
-loader.py, path -> [isolate] -> IsolatedTask -> socket -> worker.py -> examples(seed), reward(...) of the user
+loader.py, path -> [isolate] -> IsolatedTask -> pool.py -> TaskProcess -> socket -> worker.py
+        -> examples(seed), reward(...) of the user
 
 Nothing of a task file runs in the node: it can hang, hold the interpreter, catch every exception, start
-threads or crash, and what is lost is one judgement (JudgementLost). The process is started again by the next
-request. A node has one for its own rollouts, and one for those of strangers, so that an answer on which a
-reward hangs costs the own ones nothing.
+threads or crash, and what is lost is one judgement (JudgementLost). The process is started again when it is
+next needed. A node has several for its own rollouts (tasks.workers), and one for those of strangers, so that
+an answer on which a reward hangs costs the own ones nothing.
 """
 
 import json
@@ -20,10 +21,13 @@ import sys
 import tempfile
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import msgspec
 
@@ -43,12 +47,14 @@ from swarmnode.tasks.messages import (
     Observe,
     Observed,
     Order,
+    OtherExample,
     Reply,
     Request,
     Score,
     Scored,
     frame,
 )
+from swarmnode.tasks.pool import WorkerPool
 from swarmnode.tasks.printed import pass_on
 from swarmnode.tasks.specs import TaskKind, absolute, parse_spec
 from swarmnode.tasks.task import Isolated, Task, read_source
@@ -68,6 +74,13 @@ RELOAD_S = 600.0
 FIRST_ROWS, MOST_ROWS = 16, 256
 """Examples asked for at once: first enough for a round's share of a task, then four times as many."""
 
+MOST_WORKERS = 4
+"""Processes of one task where nobody set a number: judges that wait for somebody need more than there are
+cores, and those that compute take them from training."""
+
+SMALL_BYTES = 512 << 20
+"""A task whose process takes more (a data set, a model that judges) has one, where nobody set a number."""
+
 SAME_HASHES = {"PYTHONHASHSEED": "0"}
 """Some data sets of reasoning-gym draw from the order of a set, which differs by process otherwise. Their
 code is nobody's own to mend, so their processes order sets alike."""
@@ -81,8 +94,15 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function
 """A frame of a traceback as faulthandler writes it."""
 
 
+@dataclass(slots=True)
+class KnownTask:
+    """What the first process of a task loaded. Whatever another loads has to be that."""
+
+    loaded: Loaded | None = None
+
+
 class TaskProcess:
-    """The process of one task: started when it is first asked, and again when it died.
+    """A process of one task: started when it is first asked, and again when it died.
 
     `ask` may be called by several threads, which wait for each other; `close` by any.
     """
@@ -96,12 +116,12 @@ class TaskProcess:
         load_wait_s: float | None = None,
         random_hashes: bool = False,
         printed: Callable[[str], None] | None = None,
-        expected: Loaded | None = None,
+        known: KnownTask | None = None,
     ) -> None:
         """`load_wait_s`: how long one request waits while the file is loaded; None: until it is.
         `random_hashes`: strings hash otherwise than in any other process (of those tasks whose authors can
         mend what depends on it). `printed`: what becomes of lines
-        that the task prints; None: they are logged. `expected`: what was loaded before; anything else is an
+        that the task prints; None: they are logged. `known`: what was loaded before; anything else is an
         error from now on."""
         spec = parse_spec(load.spec)
         self.name, self._path = spec.short, spec.path
@@ -117,7 +137,7 @@ class TaskProcess:
         self._reader: MessageReader | None = None
         self._trace: IO[bytes] | None = None
         self._loaded: Loaded | None = None
-        self._expected = expected
+        self._known = known or KnownTask()
         self._spawned = 0.0
         self._interrupts = 0
         self._killed = False
@@ -137,6 +157,19 @@ class TaskProcess:
                 raise self._stopped()
             self._ready()
             return self._asked(request, self._timeout_s)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory that the process takes now. 0: it does not run."""
+        import psutil
+
+        child = self._child
+        if child is None:
+            return 0
+        try:
+            return psutil.Process(child.pid).memory_info().rss
+        except psutil.Error:
+            return 0
 
     def interrupt(self) -> None:
         """End the process, whatever it does: who waits for an answer gets JudgementLost, and at once."""
@@ -185,12 +218,12 @@ class TaskProcess:
             raise JudgementLost(f"the process of task {self.name} ended while it was loaded: {ending}")
         if isinstance(reply, Failure):
             self._end()
-            raise TaskError(reply.message, hint=reply.hint)
+            raise _task_error(reply)
         assert isinstance(reply, Loaded)
-        if reply != (self._expected or reply):
+        if reply != (self._known.loaded or reply):
             self._end()
             raise TaskError(f"{self.name} was changed while the node runs", hint="start the node again")
-        self._expected = reply
+        self._known.loaded = reply
         return reply
 
     def _asked(self, request: Request, timeout_s: float) -> Reply:
@@ -206,7 +239,10 @@ class TaskProcess:
             self._end()
             raise lost
         if isinstance(reply, Failure):
-            raise TaskError(reply.message, hint=reply.hint)
+            if reply.lost:
+                self._end()
+                raise JudgementLost(f"{_doing(self.name, request)} {reply.message}", hint=reply.hint)
+            raise _task_error(reply)
         return reply
 
     def _patiently_received(self, request: Request, deadline: float) -> Reply | None:
@@ -265,8 +301,7 @@ class TaskProcess:
         finally:
             theirs.close()
         self._reader = MessageReader(ours)
-        output = self._child.stdout
-        assert output is not None
+        output = cast(BufferedReader, self._child.stdout)
         threading.Thread(target=pass_on, args=(output, self._printed), daemon=True).start()
         self._spawned = time.monotonic()
         self._killed = self._closed
@@ -335,16 +370,26 @@ def _innermost(trace: str, path: str) -> str:
     return ""
 
 
+def _task_error(failure: Failure) -> TaskError:
+    error = TaskError(failure.message, hint=failure.hint)
+    if failure.traceback:
+        error.add_note(failure.traceback)
+    return error
+
+
 class IsolatedTask(Isolated):
     """A task file, at arm's length. Raises JudgementLost where its process does not answer."""
 
     most_turns: int
     """Only an environment has it (is_environment)."""
 
-    def __init__(self, process: TaskProcess, load: Load, loaded: Loaded) -> None:
+    def __init__(self, process: WorkerPool, load: Load, known: KnownTask) -> None:
+        """`process`: that of the task, or several."""
+        loaded = known.loaded
+        assert loaded is not None, "the first process was started"
         self._process = process
         self._load = load
-        self._loaded = loaded
+        self._known = known
         self.name = loaded.name
         self.version = loaded.version
         self.exchangeable = loaded.exchangeable
@@ -370,7 +415,12 @@ class IsolatedTask(Isolated):
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
         """Scores by the file's own rewards, for the example as its process draws it."""
         key = example.key
-        scored = self._process.ask(Score(key.seed, key.index, example.prompt, tuple(completions)))
+        asked = Score(key.seed, key.index, example.prompt, tuple(completions))
+        scored = self._process.ask(asked, self._affinity(key))
+        if isinstance(scored, OtherExample):
+            scored = self._process.first_of_all(asked, lambda reply: isinstance(reply, Scored)) or scored
+        if isinstance(scored, OtherExample):
+            raise self._draws_otherwise()
         assert isinstance(scored, Scored)
         return list(scored.scores)
 
@@ -378,7 +428,10 @@ class IsolatedTask(Isolated):
         """What the file's own environment answers. Raises JudgementLost where the episode is gone."""
         key = example.key
         told = tuple((turn.said, tuple((m["role"], m["content"]) for m in turn.observed)) for turn in turns)
-        observed = self._process.ask(Observe(key.seed, key.index, example.prompt, told))
+        asked = Observe(key.seed, key.index, example.prompt, told)
+        observed = self._process.ask(asked, self._affinity(key))
+        if isinstance(observed, OtherExample):
+            raise self._draws_otherwise()
         assert isinstance(observed, Observed)
         if observed.lost:
             raise JudgementLost(observed.lost)
@@ -391,12 +444,16 @@ class IsolatedTask(Isolated):
         return digested.digest
 
     def for_strangers(self, timeout_s: float) -> "IsolatedTask":
-        process = TaskProcess(self._load, timeout_s, load_wait_s=timeout_s, expected=self._loaded)
-        return IsolatedTask(process, self._load, self._loaded)
+        pool = _pool_of(self._load, timeout_s, 1, known=self._known, load_wait_s=timeout_s)
+        return IsolatedTask(pool, self._load, self._known)
 
     @property
     def spec(self) -> str:
         return self._load.spec
+
+    @property
+    def workers(self) -> int:
+        return self._process.most
 
     def interrupt(self) -> None:
         self._process.interrupt()
@@ -404,27 +461,58 @@ class IsolatedTask(Isolated):
     def close(self) -> None:
         self._process.close()
 
+    def _affinity(self, key: ExampleKey) -> int | None:
+        """The episodes of one example live in one process; single answers are judged by any."""
+        return zlib.crc32(f"{key.seed}/{key.index}".encode()) if hasattr(self, "most_turns") else None
+
+    def _draws_otherwise(self) -> TaskError:
+        return TaskError(
+            f"{self.name} draws other examples each time it is started",
+            hint="draw from random.Random(seed) only; `swarmnode task check` tells more",
+        )
+
     def _example(self, seed: int, index: int, row: DrawnExample) -> Example:
         key = ExampleKey(self.name, self.version, seed, index)
         return Example(key, row.prompt, row.columns, row.conversational)
 
 
 def isolate(
-    spec: str, timeout_s: float, *, builtin: bool = False, unconfined: bool = False, **options: Any
+    spec: str,
+    timeout_s: float,
+    *,
+    builtin: bool = False,
+    unconfined: bool = False,
+    workers: int | None = 1,
+    memory_mb: int | None = None,
+    **options: Any,
 ) -> Task:
-    """Load a task as `load_task` does, the code of others in a process of its own. Who gets it closes it.
+    """Load a task as `load_task` does, the code of others in processes of its own. Who gets it closes it.
 
     Built-in tasks are ours and end: they stay here, unless `builtin`. `unconfined`: programs that its rewards
-    run do without a sandbox where there is none. `options`: those of TaskProcess.
+    run do without a sandbox where there is none. `workers`: most processes (None: MOST_WORKERS, or one where
+    it is large). `memory_mb`: most that one of them may take. `options`: those of TaskProcess.
     """
     asked = parse_spec(spec)
     if asked.kind != TaskKind.BUILTIN:
         asked = absolute(asked)
         text = read_source(Path(asked.name)) if asked.kind == TaskKind.FILE else None
-        load = Load(str(asked), text, unconfined)
+        load = Load(str(asked), text, unconfined, memory_mb)
     elif builtin:
         load = Load(load_task(spec).name, None)
     else:
         return load_task(spec)
-    process = TaskProcess(load, timeout_s, **options)
-    return IsolatedTask(process, load, process.start())
+    known = KnownTask()
+    pool = _pool_of(load, timeout_s, workers, known=known, **options)
+    pool.start()
+    return IsolatedTask(pool, load, known)
+
+
+def _pool_of(
+    load: Load, timeout_s: float, workers: int | None, *, known: KnownTask, **options: Any
+) -> WorkerPool:
+    """The processes of a task, none of them started."""
+    count = MOST_WORKERS if workers is None else workers
+    processes = [TaskProcess(load, timeout_s, known=known, **options) for _ in range(count)]
+    return WorkerPool(
+        processes, may_grow=lambda: workers is not None or processes[0].resident_bytes < SMALL_BYTES
+    )

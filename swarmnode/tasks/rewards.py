@@ -38,7 +38,7 @@ from types import ModuleType
 from typing import Any, Protocol, cast, runtime_checkable
 
 from swarmnode.errors import TaskError
-from swarmnode.tasks.task import is_held_out, load_source, where
+from swarmnode.tasks.task import is_held_out, load_source, traceback_of, where
 from swarmnode.types import Example, Message, messages_of
 
 logger = logging.getLogger(__name__)
@@ -270,10 +270,12 @@ def call_reward(
         if inspect.isawaitable(result):
             result = _wait(result)
         values = _listed(result, len(completions))
-    except TaskError:
+    except (TaskError, MemoryError):
         raise
     except Exception as error:
-        raise TaskError(f"reward {_name(reward)} failed: {error!r}", hint=where(error)) from error
+        failed = TaskError(f"reward {_name(reward)} failed: {error!r}", hint=where(error))
+        failed.add_note(traceback_of(error))
+        raise failed from error
     return _checked(reward, result, values, len(completions))
 
 

@@ -99,9 +99,17 @@ def parse_spec(spec: str) -> TaskSpec:
         return TaskSpec(TaskKind.DATA, name, options)
     if IMPORT_PATH.fullmatch(name) or ".py:" in name:
         return TaskSpec(TaskKind.IMPORT, name, options)
-    if "/" in name or Path(name).is_dir():
+    if "/" in name or (Path(name).is_dir() and not _is_ours(name)):
         return TaskSpec(TaskKind.DATA, name, options)
     return TaskSpec(TaskKind.BUILTIN, spec)
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a built-in task has this name, which a folder of the same name has not: that is `./NAME`."""
+    from swarmnode.tasks.builtin import BUILTIN_TASKS
+    from swarmnode.tasks.puzzles import PUZZLES
+
+    return name in {"builtin", *(task.name for task in (*BUILTIN_TASKS, *PUZZLES))}
 
 
 def absolute(spec: TaskSpec) -> TaskSpec:

@@ -34,6 +34,9 @@ _MAX_SOURCE_BYTES = 1 << 20
 """Nobody writes a task file of a megabyte; somebody may well point at a data set."""
 
 
+_MOST_TRACEBACK_CHARS = 8000
+"""A recursion may be deep, and an error may quote an answer."""
+
 _NOT_THEIRS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<frozen")
 """Where a traceback's lines are ours or Python's, so of no help to the author of a task."""
 
@@ -97,6 +100,18 @@ def where(error: BaseException) -> str:
         return f"see {error.filename} line {error.lineno}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_NOT_THEIRS)]
     return f"see {frames[-1].filename} line {frames[-1].lineno}" if frames else ""
+
+
+def traceback_of(error: BaseException) -> str:
+    """The traceback of an error from the first line of the user's code on, of bounded length."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = (str(Path(__file__).parent), "<frozen")
+    first = next((at for at, frame in enumerate(frames) if not frame.filename.startswith(ours)), len(frames))
+    shown = traceback.StackSummary.from_list(frames[first:]).format()
+    lines = ["Traceback (most recent call last):\n", *shown, *traceback.format_exception_only(error)]
+    text = "".join(lines).rstrip()
+    half = _MOST_TRACEBACK_CHARS // 2
+    return text if len(text) <= 2 * half else f"{text[:half]}\n...\n{text[-half:]}"
 
 
 MAX_INDEX = 4096
@@ -170,7 +185,7 @@ def is_task(given: object) -> TypeGuard[Task]:
 
 
 class Isolated(ABC):
-    """A task whose code runs in a process of its own, which ends at a deadline and on demand.
+    """A task whose code runs in processes of its own, which end at a deadline and on demand.
 
     The one kind that there is stands in process.py, which is imported for such a task alone.
     """
@@ -185,6 +200,11 @@ class Isolated(ABC):
     @abstractmethod
     def spec(self) -> str:
         """What names it in any folder: the whole path of its file, an import path, a built-in task's name."""
+
+    @property
+    @abstractmethod
+    def workers(self) -> int:
+        """Most requests that are answered at the same time, each in a process of its own."""
 
     @abstractmethod
     def examples(self, seed: int) -> Iterator[Example]: ...

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from swarmnode.chat import Turn
-from swarmnode.errors import JudgementLost, SwarmnodeError, TaskError
+from swarmnode.errors import JudgementLost, SwarmnodeError, notes_of
 from swarmnode.tasks.draws import draw_digest
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.messages import (
@@ -41,6 +41,7 @@ from swarmnode.tasks.messages import (
     Observe,
     Observed,
     Order,
+    OtherExample,
     Reply,
     Request,
     Score,
@@ -56,6 +57,8 @@ from swarmnode.tasks.task import (
     judges_groups,
     levels_of,
     score_strictly,
+    traceback_of,
+    where,
 )
 from swarmnode.types import Example
 
@@ -109,7 +112,10 @@ class TaskWorker:
         return Drawn(tuple(map(_row, rows)), failure)
 
     def _score(self, asked: Score) -> Reply:
-        return Scored(score_strictly(self._task, self._example(asked), asked.completions))
+        example = self._example(asked)
+        if example is None:
+            return OtherExample()
+        return Scored(score_strictly(self._task, example, asked.completions))
 
     def _observe(self, asked: Observe) -> Reply:
         if not is_environment(self._task):
@@ -118,18 +124,19 @@ class TaskWorker:
             Turn(said, tuple({"role": role, "content": content} for role, content in observed))
             for said, observed in asked.turns
         ]
+        example = self._example(asked)
+        if example is None:
+            return OtherExample()
         try:
-            return Observed(self._task.observe(self._example(asked), turns))
+            return Observed(self._task.observe(example, turns))
         except JudgementLost as lost:
             return Observed(None, lost.message)
 
-    def _example(self, asked: Score | Observe) -> Example:
+    def _example(self, asked: Score | Observe) -> Example | None:
+        """The example that is asked about; None: another one stands there in this process."""
         examples = self._drawing(asked.seed, asked.index + 1).examples
         if len(examples) <= asked.index or examples[asked.index].prompt != asked.prompt:
-            raise TaskError(
-                f"{self._task.name} draws other examples each time it is started",
-                hint="draw from random.Random(seed) only; `swarmnode task check` tells more",
-            )
+            return None
         return examples[asked.index]
 
     def _drawing(self, seed: int, end: int) -> _Drawing:
@@ -170,9 +177,11 @@ def serve(channel: socket.socket, trace: int) -> None:
             else:
                 reply = worker.answer(order.request)
         except SwarmnodeError as error:
-            reply = Failure(error.message, error.hint)
+            reply = Failure(error.message, error.hint, "\n".join(notes_of(error)))
+        except MemoryError:
+            reply = Failure("ran out of memory", "--set tasks.memory_mb=MIB gives it more", lost=True)
         except BaseException as error:  # noqa: BLE001  a reward that calls sys.exit() fails, and no more
-            reply = Failure(f"the task raised {error!r}", "")
+            reply = Failure(f"the task raised {error!r:.1000}", where(error), traceback_of(error))
         faulthandler.cancel_dump_traceback_later()
         channel.settimeout(None)
         channel.sendall(frame(reply))
@@ -182,11 +191,23 @@ def _load(request: Request) -> tuple[TaskWorker, Loaded]:
     if not isinstance(request, Load):
         raise SwarmnodeError("the first request must be Load")
     allow_unconfined(request.unconfined)
+    if request.memory_mb is not None:
+        _limit_memory(request.memory_mb << 20)
     task = load_task(request.spec, request.text)
     turns = task.most_turns if is_environment(task) else None
     return TaskWorker(task), Loaded(
         task.name, task.version, is_exchangeable(task), judges_groups(task), levels_of(task), turns
     )
+
+
+def _limit_memory(size_bytes: int) -> None:
+    """Let what would take more fail with a MemoryError, where the system can: it counts what is written to,
+    not what a library reserves."""
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = size_bytes if hard == resource.RLIM_INFINITY else min(size_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
 def _end_with(parent: int) -> None:

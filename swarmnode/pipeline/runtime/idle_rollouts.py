@@ -167,7 +167,7 @@ class IdleSharing:
         rollout = config.rollout
         self._model = model
         self._new_exchange = exchange
-        self._judge = OwnJudge(tasks, config.tasks.score_timeout_s)
+        self._judge = OwnJudge(tasks, config.tasks.score_timeout_s, max_failures=config.tasks.max_failures)
         self._author = author
         self._clock = clock
         self._times = WorkTimes()

@@ -106,3 +106,22 @@ def test_a_task_is_played_against_the_base_model_where_nothing_was_trained(
     text = run("try", str(odd), *where, "--count", "1", "--greedy")
     assert "'0 0='" in text
     assert "brief unknown" in text
+
+
+ONLY_UNCONFINED = """
+from swarmnode.tasks import sandbox
+
+def examples(seed):
+    yield from ((f"{number} {seed}=", str(number)) for number in range(50))
+
+def reward(completions, answer, **columns):
+    return [float(c == a) if sandbox._unconfined_allowed else None for c, a in zip(completions, answer)]
+"""
+
+
+def test_a_check_runs_programs_as_the_settings_of_a_node_say(tmp_path: Path) -> None:
+    file = tmp_path / "programs.py"
+    file.write_text(ONLY_UNCONFINED)
+    assert "ready to train on" in run("check", str(file), "--set", "tasks.sandbox=optional")
+    refused = CliRunner().invoke(app, ["task", "check", str(file)])
+    assert refused.exit_code == 1 and "only None" in refused.stdout

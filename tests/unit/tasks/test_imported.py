@@ -222,3 +222,11 @@ def test_options_that_cannot_be_read_are_refused() -> None:
         parse_spec("x.jsonl?reward")
     with pytest.raises(TaskError, match="2 times"):
         parse_spec("x.jsonl?a=1&a=2").one("a")
+
+
+def test_a_name_of_ours_is_no_folder_that_happens_to_lie_there(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("rev", "countdown", "mine"):
+        (tmp_path / name).mkdir()
+    kinds = [parse_spec(name).kind for name in ("rev", "countdown", "mine", "./rev")]
+    assert kinds == [TaskKind.BUILTIN, TaskKind.BUILTIN, TaskKind.DATA, TaskKind.DATA]

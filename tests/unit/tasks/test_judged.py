@@ -5,39 +5,50 @@ import threading
 import pytest
 
 from swarmnode.errors import JudgementLost, TaskError
-from swarmnode.tasks.judged import LOST_IN_A_ROW, MAX_STUCK, REST_S, OwnJudge
+from swarmnode.tasks.judged import MAX_STUCK, OwnJudge
 from swarmnode.testing import FakeTask
 from swarmnode.types import Example, ExampleKey
 
 EXAMPLE = Example(ExampleKey("sum", "1", 0, 0), "1+1=", {"answer": "2"})
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Hanging(FakeTask):
-    """Hangs on "hang" until it is released, and is lost on "lost"."""
+    """Hangs on "hang" until it is released, is lost on "lost", and raises on "raise"."""
 
     def __init__(self, name: str = "sum") -> None:
         self.name = name
         self.release = threading.Event()
         self.scored = 0
+        self.inside = self.most_inside = 0
 
     def score(self, example, completions):
         self.scored += 1
-        if completions == ["lost"]:
-            raise JudgementLost("the reward ended its process", hint="see line 3")
-        if completions == ["hang"]:
-            self.release.wait()
+        self.inside += 1
+        self.most_inside = max(self.inside, self.most_inside)
+        try:
+            return self._score(example, completions)
+        finally:
+            self.inside -= 1
+
+    def _score(self, example, completions):
+        match completions:
+            case ["lost"]:
+                raise JudgementLost("the reward ended its process", hint="see line 3")
+            case ["raise"]:
+                error = TaskError("reward correct failed: ZeroDivisionError()", hint="see sums.py line 7")
+                error.add_note("Traceback: sums.py, line 7, in reward")
+                raise error
+            case ["memory"]:
+                raise MemoryError
+            case ["hang"]:
+                self.release.wait()
+            case ["nonsense"]:
+                return []
         return super().score(example, completions)
 
 
-def judge_of(*tasks: Hanging, timeout_s: float = 30.0, clock=None) -> OwnJudge:
-    return OwnJudge({task.name: task for task in tasks}, timeout_s, clock=clock or Clock())
+def judge_of(*tasks: Hanging, timeout_s: float = 30.0, max_failures: int = 3) -> OwnJudge:
+    return OwnJudge({task.name: task for task in tasks}, timeout_s, max_failures=max_failures)
 
 
 def score(judge: OwnJudge, name: str, *completions: str):
@@ -60,51 +71,76 @@ def test_answers_whose_judge_hangs_have_no_reward_and_it_is_told_once(caplog):
     task.release.set()
 
 
-def test_the_only_task_is_given_up_after_a_few_in_a_row_with_what_to_do():
-    judge = judge_of(Hanging())
-    for _ in range(LOST_IN_A_ROW - 1):
-        assert score(judge, "sum", "lost") == [{}]
-    with pytest.raises(TaskError, match="the only task was given up after 3 groups") as caught:
-        score(judge, "sum", "lost")
-    assert "see line 3" in caught.value.hint and "task check" in caught.value.hint
+@pytest.mark.parametrize("how", ["lost", "hang", "memory"])
+def test_so_many_failures_in_a_row_end_the_run(how):
+    task = Hanging()
+    judge = judge_of(task, timeout_s=0.02)
+    for _ in range(2):
+        assert score(judge, "sum", how) == [{}]
+    with pytest.raises(TaskError, match="task sum was given up after 3 groups one after the other") as caught:
+        score(judge, "sum", how)
+    assert "task check" in caught.value.hint and judge.lost == 3
+    assert ("tasks.score_timeout_s" in caught.value.hint) == (how == "hang")
+    task.release.set()
 
 
-def test_a_judgement_in_between_makes_it_begin_anew():
+@pytest.mark.parametrize("how", ["raise", "nonsense"])
+def test_a_reward_that_judged_before_may_raise_now_and_then(how, caplog):
     judge = judge_of(Hanging())
-    for _ in range(3 * LOST_IN_A_ROW):
-        assert score(judge, "sum", "lost") == [{}]
+    for _ in range(5):
         assert score(judge, "sum", "2") == [{"correct": 1.0}]
+        assert score(judge, "sum", how) == [{}]
+        assert score(judge, "sum", how) == [{}]
+    assert judge.lost == 10
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
 
 
-def test_one_of_several_tasks_is_left_aside_and_tried_again(caplog):
-    clock, bad, good = Clock(), Hanging("bad"), Hanging("good")
-    judge = judge_of(bad, good, clock=clock)
-    for _ in range(LOST_IN_A_ROW + 5):
+def test_what_a_reward_raised_is_shown_with_its_traceback(caplog):
+    judge = judge_of(Hanging())
+    score(judge, "sum", "2")
+    score(judge, "sum", "raise")
+    assert "sums.py, line 7, in reward" in caplog.text
+    score(judge, "sum", "raise")
+    with pytest.raises(TaskError, match=r"given up after 3 groups .* ZeroDivisionError") as caught:
+        score(judge, "sum", "raise")
+    assert caught.value.__notes__ == ["Traceback: sums.py, line 7, in reward"]
+    assert "see sums.py line 7" in caught.value.hint
+
+
+def test_a_reward_that_raises_before_it_ever_judged_ends_the_run_at_once():
+    with pytest.raises(TaskError, match=r"^reward correct failed") as caught:
+        score(judge_of(Hanging()), "sum", "raise")
+    assert caught.value.__notes__
+
+
+def test_failures_count_for_each_task_by_itself():
+    judge = judge_of(Hanging("bad"), Hanging("good"))
+    for _ in range(2):
         assert score(judge, "bad", "lost") == [{}]
-    assert bad.scored == LOST_IN_A_ROW
-    assert judge.lost == LOST_IN_A_ROW + 5
-    assert "left aside" in caplog.text
-    assert score(judge, "good", "2") == [{"correct": 1.0}]
-
-    clock.now += REST_S
-    assert score(judge, "bad", "lost") == [{}]
-    assert score(judge, "bad", "2") == [{}], "it was tried once, and rests again"
-    clock.now += REST_S
-    assert score(judge, "bad", "2") == [{"correct": 1.0}]
-
-
-def test_when_the_last_task_rests_too_the_run_ends():
-    judge = judge_of(Hanging("bad"), Hanging("worse"))
-    for _ in range(LOST_IN_A_ROW):
+        assert score(judge, "good", "2") == [{"correct": 1.0}]
+    with pytest.raises(TaskError, match="task bad was given up"):
         score(judge, "bad", "lost")
-    with pytest.raises(TaskError, match="the last task that was left"):
-        for _ in range(LOST_IN_A_ROW):
-            score(judge, "worse", "lost")
+
+
+def test_one_failure_is_enough_where_a_user_says_so():
+    with pytest.raises(TaskError, match="given up after a group without"):
+        score(judge_of(Hanging(), max_failures=1), "sum", "lost")
+
+
+def test_a_task_of_this_process_is_asked_by_one_thread_at_a_time():
+    task = Hanging()
+    judge = judge_of(task)
+    threads = [threading.Thread(target=score, args=(judge, "sum", "2")) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (task.scored, task.most_inside, judge.width) == (16, 1, 1)
 
 
 def test_threads_that_never_end_are_bounded():
     task, other = Hanging(), Hanging("other")
-    judge = judge_of(task, other, timeout_s=0.02)
+    judge = judge_of(task, other, timeout_s=0.02, max_failures=99)
     for _ in range(2 * MAX_STUCK):
         score(judge, "sum", "hang")
         if judge.stuck < MAX_STUCK:

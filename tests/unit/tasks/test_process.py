@@ -4,6 +4,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,28 +30,24 @@ HANGS = {
     "sleeps": "    import time; time.sleep(3600)\n",
     "spins": "    while True: pass\n",
     "holds the interpreter": "    import re; re.match(r'(a+)+$', 'a' * 40 + 'b')\n",
-    "catches everything": (
-        "    while True:\n        try:\n            while True: pass\n        except BaseException: pass\n"
-    ),
     "waits for a process": "    import subprocess; subprocess.run(['sleep', '3600'])\n",
 }
-ENDS = {
-    "crashes": ("    import ctypes; ctypes.string_at(0)\n", "signal 11"),
-    "ends its process": ("    import os; os._exit(3)\n", "exit code 3"),
-}
+ENDS = {"crashes": ("    import ctypes; ctypes.string_at(0)\n", "signal 11")}
 
 Start = Callable[..., IsolatedTask]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start a task of this source; its process ends with the test."""
+    """Start a task of this source; its processes end with the test."""
     started: list[IsolatedTask] = []
 
-    def isolated(source: str, timeout_s: float = 60.0, name: str = "sums.py") -> IsolatedTask:
+    def isolated(
+        source: str, timeout_s: float = 60.0, name: str = "sums.py", workers: int = 1
+    ) -> IsolatedTask:
         path = tmp_path / name
         path.write_text(source)
-        task = isolate(str(path), timeout_s)
+        task = isolate(str(path), timeout_s, workers=workers)
         assert isinstance(task, IsolatedTask)
         started.append(task)
         return task
@@ -109,6 +106,105 @@ def test_a_reward_that_takes_its_process_along_costs_one_judgement(start: Start,
         task.score(example, ["bad"])
     assert not isinstance(caught.value, JudgementOverran)
     assert task.score(example, ["good"]) == [{"reward": 0.0}], "it is started again"
+
+
+NASTY = """
+def reward(completions, answer, **columns):
+    what, passed = completions[0], [float(c == a) for c, a in zip(completions, answer, strict=True)]
+    match what:
+        case "regular expression": __import__("re").match(r"(a|aa)+$", "a" * 60 + "b")
+        case "huge power": 9 ** 9 ** 9
+        case "catches everything":
+            while True:
+                try: raise SystemExit
+                except BaseException: pass
+        case "os._exit": __import__("os")._exit(0)
+        case "kill": __import__("os").kill(__import__("os").getpid(), 9)
+        case "memory": bytearray(1 << 40)
+        case "memory bit by bit":
+            kept = []
+            while True: kept.append(bytearray(1 << 22))
+        case "long digits": int("9" * 100_000)
+        case "sys.exit": __import__("sys").exit(0)
+        case "recursion":
+            def down(): return down()
+            down()
+        case "threads":
+            import threading, time
+            for _ in range(20): threading.Thread(target=time.sleep, args=(3600,)).start()
+        case "output":
+            for _ in range(200): print("x" * 100_000)
+        case "long line": print("x" * 20_000_000)
+        case "handlers":
+            import signal, sys
+            signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal(signal.SIGALRM, signal.SIG_IGN)
+            sys.setrecursionlimit(100); sys.stdout.close()
+    return passed
+"""
+
+
+@pytest.fixture(scope="module")
+def nasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IsolatedTask]:
+    """One task, with two processes, for all that a judge may do."""
+    path = tmp_path_factory.mktemp("nasty") / "nasty.py"
+    path.write_text(SUMS + NASTY)
+    with isolate(str(path), 0.5, workers=2, memory_mb=512) as task:
+        yield task
+
+
+def judges_on(task: IsolatedTask) -> bool:
+    (example,) = first(task)
+    return task.score(example, ["?", str(example.columns["answer"])]) == [{"reward": 0.0}, {"reward": 1.0}]
+
+
+@pytest.mark.parametrize("what", ["regular expression", "huge power", "catches everything"])
+def test_what_never_ends_costs_its_deadline(nasty: IsolatedTask, what: str) -> None:
+    with pytest.raises(JudgementOverran, match=r"did not return within 0\.5 s"):
+        nasty.score(first(nasty)[0], [what])
+    assert judges_on(nasty)
+
+
+@pytest.mark.parametrize("what", ["os._exit", "kill", "memory", "memory bit by bit"])
+def test_what_takes_the_process_along_costs_one_judgement(nasty: IsolatedTask, what: str) -> None:
+    with pytest.raises(JudgementLost) as caught:
+        nasty.score(first(nasty)[0], [what])
+    assert ("ran out of memory" in caught.value.message) == what.startswith("memory")
+    assert judges_on(nasty)
+
+
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [("long digits", "ValueError"), ("sys.exit", "SystemExit"), ("recursion", "RecursionError")],
+)
+def test_what_raises_is_an_error_with_its_traceback(nasty: IsolatedTask, what: str, error: str) -> None:
+    with pytest.raises(TaskError, match=error) as caught:
+        nasty.score(first(nasty)[0], [what])
+    (shown,) = caught.value.__notes__
+    assert f'File "{nasty.spec}", line ' in shown and ", in reward" in shown and error in shown
+    assert len(shown) < 10_000
+    assert judges_on(nasty)
+
+
+@pytest.mark.parametrize("what", ["threads", "output", "long line", "handlers"])
+def test_what_is_only_bad_manners_is_put_up_with(nasty: IsolatedTask, what: str) -> None:
+    assert nasty.score(first(nasty)[0], [what]) == [{"reward": 0.0}]
+    assert judges_on(nasty)
+
+
+def test_while_one_process_hangs_the_other_judges(start: Start) -> None:
+    body = "    while completions[0] == 'hang': pass\n" + RIGHT
+    task = start(with_reward(body), timeout_s=3.0, workers=2)
+    (example,) = first(task)
+    with ThreadPoolExecutor(1) as thread:
+        hanging = thread.submit(task.score, example, ["hang"])
+        while not hanging.running():
+            pass
+        judged = 0
+        while not hanging.done():
+            judged += task.score(example, ["?"]) == [{"reward": 0.0}]
+        with pytest.raises(JudgementOverran):
+            hanging.result()
+    assert judged > 1
 
 
 def test_what_a_reward_does_wrong_is_the_error_that_it_is_here(start: Start) -> None:
