@@ -27,7 +27,7 @@ def main() -> None:
     seeds = (0,) if options.quick else (0, 1, 2)
     with tempfile.TemporaryDirectory() as folder:
         model = build_tiny(Path(folder))
-        runs = [run(Path(folder) / str(seed), model, seed) for seed in seeds]
+        runs = [run(Path(folder) / str(seed), model, seed, ROUNDS) for seed in seeds]
     for seed, one in zip(seeds, runs, strict=True):
         print(
             f"seed {seed}: {one['reward_first']:.3f} -> {one['reward_last']:.3f} in {one['cpu_s']:.1f} CPU s"
@@ -44,18 +44,20 @@ def main() -> None:
     report("learning", claims, spread, options.json)
 
 
-def run(home: Path, model: Path, seed: int) -> dict[str, Any]:
-    """The last line of one `swarmnode join`, and the CPU seconds that it and its daemon took."""
+def run(home: Path, model: Path, seed: int, rounds: int, *more: str) -> dict[str, Any]:
+    """The last line of one `swarmnode join`, and the CPU seconds that it and its daemons took. `more`:
+    further options of it."""
     command = [sys.executable, "-m", "swarmnode", "join", "--home", str(home), "--model", str(model)]
     options = [
         "--preset",
         "tiny",
         "--rounds",
-        str(ROUNDS),
+        str(rounds),
         "--seed",
         str(seed),
         "--set",
         "network.listen=127.0.0.1",
+        *more,
     ]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([*command, *options], capture_output=True, text=True, check=True)
