@@ -217,7 +217,8 @@ def _played(tried: "TriedExample") -> Iterator[str]:
     """A question with its answers, each with its rewards. What a model writes may move a cursor."""
     from swarmnode.printable import printable
 
-    yield f"\n{tried.task}: {_asked(tried.prompt)!r}  {dict(tried.columns)}{'  (held out)' if tried.held_out else ''}"
+    held_out = "  (held out)" if tried.held_out else ""
+    yield f"\n{tried.task}: {_asked(tried.prompt)!r}  {dict(tried.columns)}{held_out}"
     for answer in tried.answers:
         several = ", ".join(f"{name} {_number(value, 'g')}" for name, value in answer.scores.items())
         cut = "  (cut off)" if answer.finish == "length" else ""
