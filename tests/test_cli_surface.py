@@ -18,7 +18,7 @@ SURFACE = {
     "task list": "--json",
     "task show": "task --count --json --seed",
     "task check": "task --json",
-    "task new": "file",
+    "task new": "file --environment",
     "task try": "task --base --best --config --count --greedy --home --json --model --policy --preset"
     " --samples --seed --set",
     "pipeline plan": "instance --averaging --free-map --gantt --json --out --seconds --seed --steps",

@@ -86,11 +86,14 @@ def show(
 @app.command()
 def new(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A Python file that does not exist yet.")],
+    environment: Annotated[
+        bool, typer.Option("--environment", help="A task that answers back, in several turns.")
+    ] = False,
 ) -> None:
     """Write a task file to begin with: twenty commented lines that pass `task check`."""
     from swarmnode.tasks.template import write_template
 
-    write_template(file)
+    write_template(file, environment=environment)
     typer.echo(f"wrote {file}: change it, then `swarmnode task check {file}`")
 
 
@@ -192,12 +195,15 @@ def _describe(report: "TaskReport") -> Iterator[str]:
     """What was measured, what was found, and what to do about it."""
     yield f"task {report.task}, version {report.version}"
     if report.sample is not None:
-        yield f"  first example     {report.sample.prompt!r}  {dict(report.sample.columns)}"
+        yield f"  first example     {_asked(report.sample.prompt)!r}  {dict(report.sample.columns)}"
     yield f"  drawn             {report.drawn} examples, {_number(report.draws_per_s, ',.0f')} per second"
     yield f"  distinct prompts  {_number(report.distinct_share, '.1%')}"
     yield f"  held out          {_number(report.held_out_share, '.1%')} (for evaluation, never trained on)"
     yield f"  scored            {_number(report.scores_per_s, ',.0f')} completions per second"
     yield f"  lets through      {_let_through(report)}"
+    if (episode := report.episode) is not None:
+        alike = "answered the same each time" if episode.same else "not answered the same each time"
+        yield f"  episode           {len(episode.turns)} turns, {alike}"
     for finding in report.findings:
         yield f"  {finding.level}: {finding.what}. {finding.advice}"
     yield "ready to train on" if report.ok else "not ready: see the errors above"
@@ -221,20 +227,34 @@ def _portray(portrait: "TaskPortrait") -> Iterator[str]:
     yield f"  held out  {share} (for evaluation, never trained on)"
     peers = "a peer can draw it again and judge it" if portrait.exchangeable else "its rollouts stay at home"
     yield f"  exchange  {peers}"
+    if portrait.most_turns is not None:
+        tools = f", tools: {', '.join(portrait.tools)}" if portrait.tools else ""
+        yield f"  turns     at most {portrait.most_turns}{tools}"
     for sample in portrait.samples:
         held_out = "  (held out)" if sample.held_out else ""
-        yield f"  {sample.prompt!r}  {dict(sample.columns)}{held_out}"
+        yield f"  {_asked(sample.prompt)!r}  {dict(sample.columns)}{held_out}"
 
 
 def _played(tried: "TriedExample") -> Iterator[str]:
     """A question with its answers, each with its rewards. What a model writes may move a cursor."""
     from swarmnode.printable import printable
 
-    yield f"\n{tried.task}: {tried.prompt!r}  {dict(tried.columns)}{'  (held out)' if tried.held_out else ''}"
+    held_out = "  (held out)" if tried.held_out else ""
+    yield f"\n{tried.task}: {_asked(tried.prompt)!r}  {dict(tried.columns)}{held_out}"
     for answer in tried.answers:
         several = ", ".join(f"{name} {_number(value, 'g')}" for name, value in answer.scores.items())
         cut = "  (cut off)" if answer.finish == "length" else ""
         yield f"  {_number(answer.reward, 'g'):>8}  {printable(repr(answer.text))}{cut}  [{several}]"
+
+
+def _asked(prompt: str) -> str | list[dict[str, str]]:
+    """A prompt without the schemas of its tools: what the user says, or all messages where there are more."""
+    from swarmnode.types import messages_of, tools_of
+
+    messages = messages_of(prompt)
+    if not tools_of(prompt):
+        return prompt
+    return messages[0]["content"] if len(messages) == 1 else messages
 
 
 def _only(task: str) -> dict[str, Any]:

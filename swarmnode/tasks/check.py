@@ -3,8 +3,9 @@
 swarmnode task check SPEC -> [check_task] -> TaskReport
 
 Peers draw an example again from its key and score its completions by themselves, so the first question is
-always whether the same numbers give the same examples: twice in one process, and in a fresh one, where
-Python hashes strings differently. Neither is ours: whatever the file does, there is a report.
+always whether the same numbers give the same examples: twice in one process, and in a fresh one, where Python
+hashes strings differently. An environment is asked the same of an episode. Neither is ours: whatever the file
+does, there is a report.
 """
 
 import time
@@ -14,12 +15,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+from swarmnode.chat import Turn
 from swarmnode.config import TasksConfig
 from swarmnode.errors import JudgementLost, TaskError
 from swarmnode.tasks.draws import SEEDS, draw
 from swarmnode.tasks.probes import INJECTIONS, WRONG_ANSWERS, find_right, passed_with
 from swarmnode.tasks.process import IsolatedTask, isolate
-from swarmnode.tasks.task import Task, is_held_out, score_strictly
+from swarmnode.tasks.rehearsal import rehearse
+from swarmnode.tasks.task import Task, is_environment, is_held_out, score_strictly
 from swarmnode.types import Example, Scores, total_reward
 
 SCORED_EXAMPLES = 32
@@ -49,6 +52,16 @@ class TaskFinding:
 
 
 @dataclass(frozen=True, slots=True)
+class EpisodeReport:
+    """An episode of an environment, played several times without a policy (rehearsal.py)."""
+
+    turns: tuple[Turn, ...]
+    scores: Scores
+    same: bool
+    """Whether a second time and another process gave the same observations and rewards."""
+
+
+@dataclass(frozen=True, slots=True)
 class TaskReport:
     """What was measured about a task. None: could not be measured, and a finding says why."""
 
@@ -64,6 +77,8 @@ class TaskReport:
     """The share of right answers that still had full marks with each injection (probes.py). None: no right
     answer is known."""
     findings: tuple[TaskFinding, ...]
+    episode: EpisodeReport | None = None
+    """None: the task does not answer, or no episode could be played."""
 
     @property
     def ok(self) -> bool:
@@ -93,6 +108,7 @@ def check_task(
         examples, draw_s, failure = _timed_draw(task)
         findings = [failure] if failure else list(_judge_draws(task, load, examples, draw_s))
         scores_per_s, score_findings = _judge_scores(task, examples[:SCORED_EXAMPLES])
+        episode, episode_findings = _judge_episode(task, load, examples)
         lets_through = None if scores_per_s is None else _lets_through(task, examples[:SCORED_EXAMPLES])
         prompts = [example.prompt for example in examples]
         return TaskReport(
@@ -105,7 +121,8 @@ def check_task(
             scores_per_s=scores_per_s,
             sample=examples[0] if examples else None,
             lets_through=lets_through,
-            findings=(*findings, *score_findings, *_careless(lets_through)),
+            findings=(*findings, *score_findings, *episode_findings, *_careless(lets_through)),
+            episode=episode,
         )
 
 
@@ -204,9 +221,38 @@ def _judge_scores(task: Task, examples: list[Example]) -> tuple[float | None, li
     if not scored:
         return None, []
     scores_per_s = sum(map(len, scored)) / seconds
-    found = [finding for judge in _JUDGES if (finding := judge(scored, again, scores_per_s))]
+    found = [finding for judge in _judges_of(task) if (finding := judge(scored, again, scores_per_s))]
     fails = any(finding.level == "error" for finding in found)
     return scores_per_s, [*found, *(() if fails else _compares(scored, alone))]
+
+
+def _judge_episode(
+    task: IsolatedTask, load: Callable[..., IsolatedTask], examples: Sequence[Example]
+) -> tuple[EpisodeReport | None, list[TaskFinding]]:
+    """An episode, three times; nothing for a task that does not answer."""
+    if not is_environment(task) or not examples:
+        return None, []
+    try:
+        first, second = rehearse(task, examples[0]), rehearse(task, examples[0])
+        with load(random_hashes=True) as fresh:
+            assert is_environment(fresh)
+            same = first == second == rehearse(fresh, examples[0])
+    except (TaskError, JudgementLost) as error:
+        return None, [TaskFinding("error", f"no episode can be played: {error.message}", error.hint)]
+    found: list[TaskFinding] = []
+    if task.exchangeable and not same:
+        found.append(
+            TaskFinding(
+                "error",
+                "the same words are answered differently the second time",
+                "leave out `exchangeable = True`, or draw what happens from the example's columns",
+            )
+        )
+    if total_reward(first.scores) is None:
+        found.append(
+            TaskFinding("warning", "the episode that was tried has no reward", "it may need better words")
+        )
+    return EpisodeReport(first.turns, first.scores, same), found
 
 
 def _lets_through(task: Task, examples: Sequence[Example]) -> dict[str, float] | None:
@@ -303,9 +349,14 @@ def _slow(_scored: _Scored, _again: _Scored, scores_per_s: float) -> TaskFinding
     )
 
 
-_JUDGES: tuple[Callable[[_Scored, _Scored, float], TaskFinding | None], ...] = (
-    _unstable,
-    _unscored,
-    _indifferent,
-    _slow,
-)
+_Judge = Callable[[_Scored, _Scored, float], TaskFinding | None]
+
+_JUDGES: tuple[_Judge, ...] = (_unstable, _unscored, _indifferent, _slow)
+
+
+def _judges_of(task: Task) -> tuple[_Judge, ...]:
+    """What is asked of the scores. Of an environment single turns are scored here, which need not tell much;
+    and what stays at home may be drawn by lot."""
+    if not is_environment(task):
+        return _JUDGES
+    return (_unstable, _slow) if task.exchangeable else (_slow,)

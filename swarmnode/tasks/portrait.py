@@ -15,7 +15,15 @@ from swarmnode.errors import TaskError
 from swarmnode.tasks.draws import EXAMPLES_PER_SEED
 from swarmnode.tasks.loader import load_tasks
 from swarmnode.tasks.process import isolate
-from swarmnode.tasks.task import Isolated, Task, is_exchangeable, is_held_out, score_strictly
+from swarmnode.tasks.task import (
+    Isolated,
+    Task,
+    is_environment,
+    is_exchangeable,
+    is_held_out,
+    score_strictly,
+)
+from swarmnode.types import tools_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +49,10 @@ class TaskPortrait:
     exchangeable: bool
     """Whether a peer with the same task can draw its examples again and judge their answers."""
     samples: tuple[ShownExample, ...]
+    most_turns: int | None = None
+    """Turns that the policy has. None: the task does not answer back."""
+    tools: tuple[str, ...] = ()
+    """Names of the tools that its first example offers."""
 
 
 def portraits_of(spec: str, *, seed: int = 0, count: int = 5) -> list[TaskPortrait]:
@@ -82,4 +94,6 @@ def portrait_of(task: Task, *, seed: int = 0, count: int = 5) -> TaskPortrait:
             ShownExample(example.prompt, example.columns, held)
             for example, held in zip(drawn[:count], held_out, strict=False)
         ),
+        most_turns=task.most_turns if is_environment(task) else None,
+        tools=tuple(tool["function"]["name"] for tool in tools_of(drawn[0].prompt)),
     )

@@ -32,7 +32,47 @@ def reward(completions, answer, **columns):
 '''
 
 
-def write_template(path: Path) -> None:
+ENVIRONMENT_TEMPLATE = '''\
+"""Guess a number in a few turns. The environment is called after this file, as any task is."""
+import random
+
+class Guessing:
+    exchangeable = True  # What it answers follows from reset() and from what is said: peers play it again.
+    most_turns = 6  # Turns of the policy.
+
+    # Gets the columns of the example by name. What it returns stands at the end of the prompt.
+    def reset(self, answer, **columns):
+        self.answer, self.found = int(answer), False
+        return " Then say the number."
+
+    # Public methods with types and a docstring are tools. The policy may write <tool_call>{"name": "guess",
+    # "arguments": {"number": 3}}</tool_call>, {"name": ..., "arguments": ...}, guess(3) or guess: 3.
+    def guess(self, number: int) -> str:
+        """Compares a number with the one that is looked for.
+
+        Args:
+            number: What you guess.
+        """
+        self.found = self.found or number == self.answer
+        return "yes" if number == self.answer else "higher" if number < self.answer else "lower"
+
+    # What the episode was worth, once a turn calls no tool or there are no more turns. reward(completions,
+    # environments, **columns) may be added to it, or stand in its place.
+    def get_reward(self):
+        return float(self.found)
+
+environment = Guessing  # Or, for functions that keep nothing between two calls: tools = [add, look_up]
+
+# As in any task file: the same examples for the same seed, on every machine.
+def examples(seed):
+    rng = random.Random(seed)
+    for _ in range(1000):
+        top = rng.randrange(8, 1000)
+        yield {"prompt": f"Find a number below {top} by guessing.", "answer": str(rng.randrange(top))}
+'''
+
+
+def write_template(path: Path, *, environment: bool = False) -> None:
     """Write the file, unless there is one. Raises TaskError, StorageError."""
     if path.suffix != ".py" or not TASK_NAME.fullmatch(path.stem):
         raise TaskError(
@@ -41,7 +81,7 @@ def write_template(path: Path) -> None:
         )
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(TEMPLATE)
+            file.write(ENVIRONMENT_TEMPLATE if environment else TEMPLATE)
     except FileExistsError as error:
         raise StorageError(f"{path} exists already", hint="name a file that does not") from error
     except OSError as error:

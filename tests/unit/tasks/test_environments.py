@@ -3,19 +3,25 @@
 import random
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import swarmnode as sn
 from swarmnode.chat import Turn, transcript
 from swarmnode.errors import JudgementLost, TaskError
+from swarmnode.tasks.check import check_task
 from swarmnode.tasks.environments import OWN_REWARD, conversation
 from swarmnode.tasks.episodes import MAX_LIVE, MAX_OBSERVED_CHARS, MAX_WAIT_S, LiveEpisodes, ToolEpisode
 from swarmnode.tasks.functions import as_task
 from swarmnode.tasks.loader import load_task
+from swarmnode.tasks.portrait import portrait_of
+from swarmnode.tasks.process import isolate
 from swarmnode.tasks.task import Environment, is_environment
+from swarmnode.tasks.template import write_template
 from swarmnode.types import Example, messages_of, tools_of
 
 TWO_TOOLS = '''
@@ -420,3 +426,140 @@ def test_a_server_that_cannot_be_started_is_an_error_of_the_file() -> None:
 
     with pytest.raises(TaskError, match="cannot be started"):
         mcp("no-such-command-of-ours")
+
+
+# ---- in a process of its own ----
+
+
+def test_a_file_is_played_in_a_process_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "hangman.py").write_text(HANGMAN)
+    with ExitStack() as stack:
+        task = stack.enter_context(isolated(tmp_path / "hangman.py"))
+        example = first(task)
+        assert (task.most_turns, task.exchangeable) == (5, True)
+        turns = play(task, example, ["guess: p", "guess: a"])
+        assert observed(turns) == ["p__", "p_a"]
+        task.interrupt()  # The episode dies with its process, and is played again in the next one.
+        turns += (Turn("guess: e", task.observe(example, [*turns, Turn("guess: e")]) or ()),)
+        assert observed(turns)[-1] == "pea"
+        assert task.score(example, [transcript(turns)]) == [{OWN_REWARD: 1.0}]
+
+
+def test_an_episode_of_a_process_that_died_is_lost_where_it_cannot_be_played_again(tmp_path: Path) -> None:
+    (tmp_path / "hangman.py").write_text(HANGMAN.replace("exchangeable = True", ""))
+    with ExitStack() as stack:
+        task = stack.enter_context(isolated(tmp_path / "hangman.py"))
+        example = first(task)
+        turns = play(task, example, ["guess: p"])
+        task.interrupt()
+        with pytest.raises(JudgementLost, match="is gone"):
+            task.observe(example, [*turns, Turn("guess: a")])
+        assert task.score(example, [transcript([*turns, Turn("pea")])]) == [{}]
+
+
+def isolated(path: Path) -> Any:
+    task = isolate(str(path), 60.0)
+    assert is_environment(task)
+    return task
+
+
+def test_a_task_that_does_not_answer_is_no_environment(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text("def examples(seed):\n    yield 'a', 'b'\n")
+    with isolate(str(tmp_path / "plain.py"), 60.0) as task:  # type: ignore[attr-defined]
+        assert not is_environment(task)
+
+
+# ---- objects of packages and of scripts ----
+
+
+def test_a_class_of_a_module_is_an_environment_by_its_path(tmp_path: Path) -> None:
+    (tmp_path / "plants.py").write_text(HANGMAN.replace("environment_factory = Hangman", ""))
+    task = load_task(f"{tmp_path / 'plants.py'}:Hangman")
+    assert is_environment(task)
+    assert task.name == "Hangman"
+    assert messages_of(first(task).prompt)[-1]["content"].startswith("Which plant")
+
+
+OBJECT = """
+class Parrot:
+    name, version, most_turns, exchangeable = "parrot", "1", 3, True
+
+    def examples(self, seed):
+        yield "Say it.", "it"
+
+    def observe(self, example, turns):
+        return None if len(turns) > 1 else ({"role": "user", "content": turns[-1].said},)
+
+    def score(self, example, completions):
+        return [{"length": float(len(text))} for text in completions]
+"""
+
+
+def test_an_object_that_observes_is_an_environment_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "parrot.py").write_text(OBJECT)
+    task = load_task(f"{tmp_path / 'parrot.py'}:Parrot")
+    assert is_environment(task)
+    assert observed(play(task, first(task), ["it", "it"])) == ["it"]
+
+
+def test_other_rewards_judge_the_conversation_of_an_environment() -> None:
+    def turns_taken(completions: Sequence[Any], **columns: object) -> list[float]:
+        return [float(sum(message["role"] == "assistant" for message in one)) for one in completions]
+
+    task = as_task(as_task(None, environment=Echo), [turns_taken])
+    assert is_environment(task)
+    example = first(task)
+    assert task.score(example, [transcript(play(task, example, ["a", "b", "c"]))]) == [{"turns_taken": 3.0}]
+
+
+def test_a_node_takes_tools_and_environments(tmp_path: Path) -> None:
+    with_tools = sn.Node([("Shout a.", "A")], tools=[shout], home=tmp_path)
+    with_game = sn.Node(environment=Echo, home=tmp_path)
+    assert [is_environment(node._task) for node in (with_tools, with_game)] == [True, True]
+    with pytest.raises(TaskError, match="a task already"):
+        sn.Node("rev", tools=[shout], home=tmp_path)
+
+
+# ---- swarmnode task check ----
+
+
+def test_a_new_environment_passes_the_check(tmp_path: Path) -> None:
+    write_template(tmp_path / "guessing.py", environment=True)
+    report = check_task(str(tmp_path / "guessing.py"))
+    assert report.ok, report.findings
+    assert report.episode is not None
+    assert report.episode.same
+    assert [message["role"] for turn in report.episode.turns for message in turn.observed] == ["tool"]
+    portrait = portrait_of(load_task(str(tmp_path / "guessing.py")), count=1)
+    assert (portrait.most_turns, portrait.tools, portrait.rewards) == (6, ("guess",), (OWN_REWARD,))
+
+
+LOT = """
+import random
+
+class Dice:
+    most_turns = 3
+    exchangeable = {exchangeable}
+
+    def reset(self, **columns):
+        pass
+
+    def step(self, said):
+        return str(random.random()), 1.0, False, {{}}
+
+def examples(seed):
+    for number in range(500):
+        yield f"Throw {{number + seed % 1000}}."
+
+environment = Dice
+"""
+
+
+@pytest.mark.parametrize("exchangeable", [True, False])
+def test_an_environment_that_answers_by_lot_must_stay_at_home(tmp_path: Path, exchangeable: bool) -> None:
+    (tmp_path / "dice.py").write_text(LOT.format(exchangeable=exchangeable))
+    report = check_task(str(tmp_path / "dice.py"))
+    assert report.episode is not None
+    assert not report.episode.same
+    errors = [finding.what for finding in report.findings if finding.level == "error"]
+    assert errors == (["the same words are answered differently the second time"] if exchangeable else [])

@@ -1,0 +1,81 @@
+"""One episode of an environment, played without a policy: does it answer, and the same each time?
+
+task (an environment) -> [rehearse] -> Rehearsal -> check.py
+
+Where there are tools, each is called once with arguments that fit its schema, and then the answer is given;
+else the same few texts are said in every episode. Whether that is any good does not matter: what counts is
+what the environment says to it.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, cast
+
+from swarmnode.chat import Turn, transcript
+from swarmnode.tasks.task import Environment, score_strictly
+from swarmnode.tasks.tools import parameters_of
+from swarmnode.types import Example, Scores, tools_of
+
+WORDS = ("1", "?", "a", "yes", "2")
+"""What is said where there are no tools to call."""
+
+_SAMPLES: Mapping[str, Any] = {
+    "integer": 1,
+    "number": 1.0,
+    "string": "a",
+    "boolean": True,
+    "array": [],
+    "object": {},
+    "null": None,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """The episode, and what the rewards said of it."""
+
+    turns: tuple[Turn, ...]
+    scores: Scores
+
+
+def rehearse(task: Environment, example: Example) -> Rehearsal:
+    """Play an episode and score it. Raises TaskError, JudgementLost."""
+    turns: list[Turn] = []
+    for said in islice(_lines(example), task.most_turns):
+        observed = task.observe(example, [*turns, Turn(said)])
+        turns.append(Turn(said, observed or ()))
+        if observed is None:
+            break
+    turns[-1] = Turn(turns[-1].said)
+    (scores,) = score_strictly(task, example, [transcript(turns)])
+    return Rehearsal(tuple(turns), scores)
+
+
+def _lines(example: Example) -> Iterator[str]:
+    tools = tools_of(example.prompt)
+    for tool in tools:
+        call = {"name": tool["function"]["name"], "arguments": _arguments(tool)}
+        yield f"<tool_call>{json.dumps(call)}</tool_call>"
+    if not tools:
+        yield from WORDS
+    answer = example.columns.get("answer")
+    yield answer if isinstance(answer, str) else "?"
+
+
+def _arguments(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments that fit the schema of a tool: those that it must have."""
+    parameters = parameters_of(tool)
+    return {name: _sample(parameters["properties"][name]) for name in parameters.get("required") or ()}
+
+
+def _sample(schema: Mapping[str, Any]) -> Any:
+    if "enum" in schema:
+        return schema["enum"][0]
+    if "prefixItems" in schema:
+        return [_sample(one) for one in schema["prefixItems"]]
+    if "anyOf" in schema:
+        return _sample(schema["anyOf"][0])
+    kind = schema.get("type")
+    return _SAMPLES.get(str(cast(list[Any], kind)[0] if isinstance(kind, list) else kind), "a")
