@@ -29,8 +29,8 @@ from swarmnode.types import Example, Message
 logger = logging.getLogger(__name__)
 
 MOST_ASKED = 16
-"""Episodes that are asked at the same time, each in a thread. Most environments answer one after the other, and
-the time of one answer counts from when it is asked."""
+"""Episodes that are asked at the same time, each in a thread. Many environments answer one after the other,
+and the time of an answer counts from when it is asked for."""
 
 MOST_STUCK = 64
 """Threads that overran and did not return. With so many, no environment is asked."""

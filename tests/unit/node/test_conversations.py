@@ -1,4 +1,4 @@
-"""A node on a task that answers back, with a real tiny policy: rounds, training, evaluation, restart, replay."""
+"""A node on a task that answers back, with a real tiny policy: rounds, training, evaluation, restart."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -100,8 +100,7 @@ def test_rounds_of_conversations_are_trained_on_evaluated_and_kept(learner: Poli
 
 def test_a_task_that_answers_can_be_tried(learner: PolicyLearner) -> None:
     config = load_config(environ={}, assignments=SETTINGS).config
-    played = try_tasks(
-        learner.engine, learner._renderer, {"echo": Echo()}, SamplingParams(64), config, examples=2, samples=2, seed=0
-    )
+    asked = {"echo": Echo()}, SamplingParams(64), config
+    played = try_tasks(learner.engine, learner._renderer, *asked, examples=2, samples=2, seed=0)
     assert any("\n[tool] 1:" in answer.text for one in played for answer in one.answers)
     learner.close()
