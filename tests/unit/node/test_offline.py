@@ -143,8 +143,8 @@ def test_with_several_answers_to_each_question_pass_at_k_is_part_of_the_result(
     written = msgspec.json.decode(msgspec.json.encode(found))
     assert written["pass_at_mean"] == {"1": 1.0, "2": 1.0} and written["passing_reward"] == 0.25
     assert [line.split() for line in _lines(found)][1:] == [
-        ["reward", "pass@1", "pass@2"],
-        ["odd", "0.250", "1.000", "1.000"],
+        ["reward", "pass@1", "pass@2", "maj@2"],
+        ["odd", "0.250", "1.000", "1.000", "1.000"],
         ["mean", "0.250", "1.000", "1.000"],
         ["passed:", "a", "reward", "of", "0.25", "or", "more"],
     ]

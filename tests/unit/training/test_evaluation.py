@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from swarmnode.rollout.engine import Request, SamplingParams
 from swarmnode.rollout.fake import FakeEngine
+from swarmnode.tasks.rewards import load_reward, score_with
 from swarmnode.testing import FakeTask
 from swarmnode.training.evaluation import evaluate, pass_at_k, powers_of_two
 from swarmnode.training.records import Evaluation
@@ -90,3 +92,24 @@ def test_where_too_few_answers_were_scored_pass_at_k_is_unknown_and_not_zero() -
     found = measured(["some", "?"], Graded(), FakeTask(), samples=2, passing_reward=0.5)
     assert found.pass_at["graded"] == {1: 1.0, 2: None}
     assert found.pass_at_mean[2] == found.pass_at["sum"][2] == 0.0
+
+
+class Agreeing(FakeTask):
+    """Sums whose answers nobody knows."""
+
+    def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
+        asked = replace(example, columns={})
+        return score_with({"majority_vote": load_reward("majority_vote")}, asked, completions)
+
+
+def test_the_majority_is_right_more_often_than_one_answer() -> None:
+    found = measured(["=", "no", "=", "=", "?", "="], FakeTask(), samples=6)
+    assert found.pass_at["sum"][1] == pytest.approx(4 / 6)
+    assert found.majority_at == {"sum": {1: pytest.approx(4 / 6), 2: pytest.approx(4 / 6), 4: 1.0}}
+
+
+def test_what_only_agrees_with_itself_does_not_read_as_right() -> None:
+    alone = measured(["7"], Agreeing())
+    assert alone.mean is None and alone.judged_by == {"sum": ("agreement",)}
+    found = measured(["7", "7", "8", "7"], Agreeing(), samples=4)
+    assert found.mean == 0.75 and found.majority_at == {"sum": {1: None, 2: None, 4: None}}
