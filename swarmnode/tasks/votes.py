@@ -63,6 +63,7 @@ class MajorityVote:
     """The reward. It has to see a group as a whole, so who scores parts of one finds something else: such
     rollouts stay at home."""
 
+    __name__ = "majority_vote"
     of_group = True
 
     def __call__(
