@@ -6,8 +6,6 @@ All conversations play each turn together: 16 to 32 tokens, behind which a tool 
 next turn begins with the whole conversation so far, read over again in batches as large as the engine makes
 them, or with what was kept of it. A rehearsal finds for each turn a token at which it is to stop; from then
 on everybody samples the same tokens again, because they are seeded.
-
-python benchmarks/kept_kv.py [--quick] [--json FILE]
 """
 
 import random
@@ -15,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from common import arguments, cpu_seconds, interleaved, middle, ratios, report
+from common import cpu_seconds, interleaved, middle, ratios
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
@@ -25,7 +23,7 @@ VOCABULARY = 512
 PROMPT_TOKENS = 48
 TURN_TOKENS = 16, 32
 ANSWER_TOKENS = 64, 256
-CONVERSATIONS, TURNS = 64, 6
+CONVERSATIONS, TURNS = 32, 6
 MAX_LENGTH = 2048
 
 
@@ -167,22 +165,3 @@ def small_policy() -> Qwen2ForCausalLM:
         pad_token_id=0,
     )
     return Qwen2ForCausalLM(config).eval()
-
-
-def main() -> None:
-    options = arguments("what keeping keys and values between turns brings")
-    found = kept_kv_gain(1 if options.quick else 5)
-    for name, rate in found.tokens_per_cpu_s.items():
-        again = found.reprefilled_tokens[name]
-        print(f"{name:6} {found.cpu_s[name]:6.2f} CPU s {rate:8,.0f} tokens/CPU s, {again:,} computed again")
-    report(
-        "kept_kv",
-        {"kv_kept_gain": found.gain},
-        {"kv_kept_gain": found.spread},
-        options.json,
-        extra={"tokens_per_cpu_s": found.tokens_per_cpu_s},
-    )
-
-
-if __name__ == "__main__":
-    main()

@@ -48,6 +48,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """Completions that were continued from their tokens, since the start."""
     reprefilled_tokens: int = 0
     """Tokens whose keys and values had to be computed again, since the start."""
+    kept_tokens: int = 0
+    """Tokens that were not, because their keys and values were kept from a turn before, since the start."""
     unjudged_groups: int = 0
     """Groups without a reward because a task's own judge failed, overran or died, since the start."""
     score_wait_s: float = 0.0

@@ -353,6 +353,7 @@ class RolloutLearner(ABC):
             mean_tokens_trained=rollouts.mean_tokens_trained,
             resumed=rollouts.resumed_requests,
             reprefilled_tokens=engine.reprefilled_tokens,
+            kept_tokens=engine.kept_tokens,
             unjudged_groups=self._judge.lost,
             score_wait_s=self._score_wait_s,
             stale_groups_dropped=rollouts.dropped_stale,

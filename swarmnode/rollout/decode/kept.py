@@ -33,7 +33,7 @@ BASE = object()
 
 
 @dataclass(slots=True, eq=False)
-class Kept:
+class KeptConversation:
     """A conversation that has stopped and may go on."""
 
     mark: object
@@ -56,7 +56,7 @@ class KeptStore:
 
     def __init__(self, most_tokens: int) -> None:
         self._most_tokens = most_tokens
-        self._kept: list[Kept] = []
+        self._kept: list[KeptConversation] = []
 
     @property
     def tokens(self) -> int:
@@ -64,7 +64,8 @@ class KeptStore:
         return sum(kept.computed for kept in self._kept)
 
     def add(self, policy: DecodePolicy, token_ids: Sequence[int], cache: Tensor) -> None:
-        """Keep a conversation, instead of the one that it continues. `cache` is as in `Kept`, and copied."""
+        """Keep a conversation, in place of the one that it continues. `cache` is as in `KeptConversation`; it
+        is copied."""
         mark, packed, before = _mark(policy), _packed(token_ids), _packed(token_ids[:-1])
         if (continued := self._longest(mark, before)) is not None:
             continued.waiting -= 1
@@ -74,10 +75,10 @@ class KeptStore:
             same.waiting += 1
             self._use(same)
         elif cache.shape[2] <= self._most_tokens:
-            self._kept.append(Kept(mark, packed, cache.clone()))
+            self._kept.append(KeptConversation(mark, packed, cache.clone()))
             self._let_the_oldest_go()
 
-    def find(self, policy: DecodePolicy, token_ids: Sequence[int]) -> Kept | None:
+    def find(self, policy: DecodePolicy, token_ids: Sequence[int]) -> KeptConversation | None:
         """The longest conversation that these tokens continue. It stays: they may come again, with more."""
         found = self._longest(_mark(policy), _packed(token_ids[:-1]))
         if found is not None:
@@ -93,11 +94,11 @@ class KeptStore:
         marks = {BASE, *map(_mark, live)}
         self._kept = [kept for kept in self._kept if kept.mark in marks]
 
-    def _longest(self, mark: object, packed: bytes) -> Kept | None:
+    def _longest(self, mark: object, packed: bytes) -> KeptConversation | None:
         found = (kept for kept in self._kept if kept.mark is mark and packed.startswith(kept.packed_ids))
         return max(found, key=lambda kept: kept.computed, default=None)
 
-    def _use(self, kept: Kept) -> None:
+    def _use(self, kept: KeptConversation) -> None:
         self._kept.remove(kept)
         self._kept.append(kept)
 
@@ -121,7 +122,7 @@ def _mark(policy: DecodePolicy) -> object:
 
 
 def continue_batch(
-    decoder: Decoder, layers: Layers, sequences: Sequence[Sequence[int]], kept: Sequence[Kept]
+    decoder: Decoder, layers: Layers, sequences: Sequence[Sequence[int]], kept: Sequence[KeptConversation]
 ) -> tuple[list[Tensor], Tensor]:
     """One forward pass over the tokens of each sequence that are new. Returns the keys and values of each
     whole sequence, laid out as in a band of one row, and the hidden states [sequences, hidden] of their last
@@ -141,7 +142,7 @@ def continue_batch(
     return caches, decoder.forward(layers, tokens_N, decoder.attention(of_kind), ends)
 
 
-def _widened(decoder: Decoder, kept: Kept, columns: int) -> Tensor:
+def _widened(decoder: Decoder, kept: KeptConversation, columns: int) -> Tensor:
     """A copy of what is kept, with room for more: [2 * layers, 1, kv_heads, columns, d]."""
     cache = kept.cache.new_empty(cache_size(decoder.heads.shape, 1, columns))
     cache[:, 0, :, : kept.computed].copy_(kept.cache)
