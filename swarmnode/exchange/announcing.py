@@ -16,7 +16,6 @@ import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from swarmnode.chat import turns_of
 from swarmnode.errors import Rejected
 from swarmnode.exchange.limits import (
     MAX_COMPLETION_CHARS,
@@ -126,10 +125,17 @@ def _body(group: RolloutGroup, in_turns: bool) -> Body:
     )
 
 
+def _said(text: str) -> tuple[str, ...]:
+    """What the policy said, turn by turn."""
+    from swarmnode.chat import turns_of
+
+    return tuple(turn.said for turn in turns_of(text))
+
+
 def _answer(completion: Completion, in_turns: bool) -> Answer:
     if completion.finish == "abort":
         raise Rejected(Reason.UNFINISHED)
-    text = tuple(turn.said for turn in turns_of(completion.text)) if in_turns else completion.text
+    text = _said(completion.text) if in_turns else completion.text
     if (sum(map(len, text)) if in_turns else len(text)) > MAX_COMPLETION_CHARS:
         raise Rejected(Reason.TOO_LONG)
     if in_turns and not 1 <= len(text) <= MAX_EPISODE_TURNS:

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import replace
 from math import floor
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -33,14 +34,16 @@ from swarmnode.rollout.engine import Engine, PolicyUpdate, SamplingParams
 from swarmnode.rollout.schedule.group import Answered, Budget, PassRate, Renderer, completion_seed, probe_size
 from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.rollout.schedule.state import PartialSettings
-from swarmnode.tasks.curriculum import Level, first_levels, levels_after
 from swarmnode.tasks.judged import ExampleStream, OwnJudge, StreamPlace, WantedExamples
 from swarmnode.tasks.loader import spec_of
-from swarmnode.tasks.task import Task, judges_groups, redraw, score_completions
+from swarmnode.tasks.task import Task, judges_groups, levels_of, redraw, score_completions
 from swarmnode.training.checkpoint import Measure, Waiting
 from swarmnode.training.evaluation import conversation_rules, evaluate
 from swarmnode.training.records import Counters, Evaluation, TrainReport
 from swarmnode.types import Example, ExampleKey, RolloutGroup
+
+if TYPE_CHECKING:
+    from swarmnode.tasks.curriculum import Curriculum
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +57,8 @@ class UntrainedRollouts(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """`PartialRollouts.state`."""
     pass_rates: dict[str, PassRate] = {}
     """Pass rates of tasks, where budgets depend on them (rollout/schedule/group.py)."""
-    levels: dict[str, Level] = {}
-    """Where the policy stands in tasks that have levels."""
+    levels: bytes = b""
+    """Where the policy stands in tasks that have levels (tasks/curriculum.py)."""
 
 
 class RolloutLearner(ABC):
@@ -91,9 +94,7 @@ class RolloutLearner(ABC):
         self._rollouts = PartialRollouts(
             engine, renderer, settings, self._sampling, seed=seed, conversations=self._conversations
         )
-        self._levels = first_levels(tasks)
-        self._levels_before: dict[int, Mapping[str, Level]] = {}
-        """Levels when these rounds began: who goes on from a checkpoint counts their answers again."""
+        self._curriculum = make_curriculum(self._tasks)
         self._examples = WantedExamples(self._stream())
         self._budget = make_budget(config.rollout)
         self._untrained: dict[int, list[Answered]] = {}
@@ -163,8 +164,8 @@ class RolloutLearner(ABC):
         self._rates_before = {n: rates for n, rates in self._rates_before.items() if n in self._untrained}
         if self._budget is not None:
             self._rates_before[number] = self._budget.rates
-        self._levels_before = {n: at for n, at in self._levels_before.items() if n in self._untrained}
-        self._levels_before[number] = self._levels
+        if self._curriculum is not None:
+            self._curriculum.begin(number)
         groups: list[RolloutGroup] = []
         useful = 0
         wanted, factor = self._config.rollout.groups, self._config.rollout.dynamic_sampling
@@ -175,19 +176,11 @@ class RolloutLearner(ABC):
             if len(more) < count:
                 break
         complete = not self._interrupted.is_set()
-        if complete:
-            self._levels = self._moved(groups)
+        if complete and self._curriculum is not None:
+            self._curriculum.end(groups)
         tokens = sum(completion.sampled_tokens for group in groups for completion in group.completions)
         seconds = time.perf_counter() - started
         return RoundRollouts(tuple(groups) if complete else (), tokens, seconds, complete, self._generation())
-
-    def _moved(self, groups: Sequence[RolloutGroup]) -> dict[str, Level]:
-        """The levels after a round's groups."""
-        after = levels_after(self._levels, self._tasks, groups)
-        for name, level in after.items():
-            if level.level != self._levels[name].level:
-                logger.info("task %s is asked at level %d from now on", name, level.level)
-        return after
 
     def _scored_groups(self, number: int, count: int) -> list[RolloutGroup]:
         """So many groups more for a round; fewer when interrupted or out of examples."""
@@ -275,10 +268,8 @@ class RolloutLearner(ABC):
         rates = {} if self._budget is None else self._budget.rates
         if later and later[0] in self._rates_before:
             rates = self._rates_before[later[0]]
-        levels = self._levels_before[later[0]] if later else self._levels
-        state = UntrainedRollouts(
-            self._examples.place, self._rollouts.state(complete), dict(rates), dict(levels)
-        )
+        levels = b"" if self._curriculum is None else self._curriculum.state(later[0] if later else None)
+        state = UntrainedRollouts(self._examples.place, self._rollouts.state(complete), dict(rates), levels)
         return Waiting(exchange, msgspec.msgpack.encode(state))
 
     def _measure(self) -> Measure:
@@ -310,13 +301,14 @@ class RolloutLearner(ABC):
             return
         try:
             state = msgspec.msgpack.decode(saved, type=UntrainedRollouts)
+            if self._curriculum is not None and state.levels:
+                self._curriculum.restore(state.levels)
         except msgspec.DecodeError as error:
             raise CheckpointError(
                 f"the unfinished rollouts of the checkpoint cannot be read: {error}", hint="use --fresh"
             ) from error
         # At a start the trainer is not ahead of the engine yet: what was complete is as fresh as it looks.
         self._rollouts.restore(state.rollouts, self._redraw, older=self._versions_ahead)
-        self._levels = {name: state.levels.get(name, level) for name, level in self._levels.items()}
         self._examples = WantedExamples(self._stream(state.place))
         if self._budget is not None:
             self._budget.rates = state.pass_rates
@@ -334,7 +326,7 @@ class RolloutLearner(ABC):
         return ExampleStream(list(self._tasks.values()), self._seed, per_round, place, self._levels_now)
 
     def _levels_now(self) -> dict[str, int]:
-        return {name: level.level for name, level in self._levels.items()}
+        return {} if self._curriculum is None else self._curriculum.levels
 
     def _generation(self) -> Generation:
         engine, rollouts = self.engine.stats(), self._rollouts.stats()
@@ -392,6 +384,15 @@ def more_groups(wanted: int, with_gradient: int, asked_so_far: int, factor: floa
     # missing / useful share, rounded up, in whole numbers: the same on every machine.
     needed = -(-missing * (asked_so_far + 1) // (with_gradient + 1))
     return min(left, needed)
+
+
+def make_curriculum(tasks: Mapping[str, Task]) -> "Curriculum | None":
+    """Where the policy stands in tasks that have levels; None: no task has any."""
+    if all(levels_of(task) <= 1 for task in tasks.values()):
+        return None
+    from swarmnode.tasks.curriculum import Curriculum
+
+    return Curriculum(tasks)
 
 
 def make_budget(config: RolloutConfig) -> Budget | None:

@@ -1,18 +1,21 @@
 """Curricula: the level that a task asks at moves with how often the policy passes there.
 
-groups of a round -> [Level.after] -> ExampleStream -> [at_level] -> Task.examples(seed) -> [level_of]
+groups of a round -> [Curriculum] -> ExampleStream -> [at_level] -> Task.examples(seed) -> [level_of]
 
 The level stands in the seed, so it is part of what an example is: whoever hears of one draws it again at the
 level that it was asked at, wherever its own policy has got to. A seed without a level, such as that of an
 evaluation, asks at all levels in turn.
 """
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from swarmnode.tasks.task import Task, levels_of
 from swarmnode.types import RolloutGroup
+
+logger = logging.getLogger(__name__)
 
 _LEVEL_SHIFT = 56
 """A seed has 63 bits; the upper seven are the level and one, or nothing."""
@@ -67,9 +70,42 @@ def level_of(seed: int, index: int, levels: int) -> int:
     return (said - 1 if said else index) % levels
 
 
-def first_levels(tasks: Mapping[str, Task]) -> dict[str, Level]:
-    """Where a policy begins, in each task that has levels."""
-    return {name: Level() for name, task in tasks.items() if levels_of(task) > 1}
+class Curriculum:
+    """Where one policy stands in the tasks that have levels."""
+
+    def __init__(self, tasks: Mapping[str, Task]) -> None:
+        self._tasks = tasks
+        self._levels = {name: Level() for name, task in tasks.items() if levels_of(task) > 1}
+        self._before: dict[int, Mapping[str, Level]] = {}
+        """Levels when the newest rounds began: who goes on from a checkpoint counts their answers again."""
+
+    @property
+    def levels(self) -> dict[str, int]:
+        """The level that each task asks at now."""
+        return {name: level.level for name, level in self._levels.items()}
+
+    def begin(self, number: int) -> None:
+        """A round begins; all before the last one are trained on."""
+        self._before = {n: levels for n, levels in self._before.items() if n >= number - 1}
+        self._before[number] = self._levels
+
+    def end(self, groups: Sequence[RolloutGroup]) -> None:
+        """Move on after a round's groups."""
+        after = levels_after(self._levels, self._tasks, groups)
+        for name, level in after.items():
+            if level.level != self._levels[name].level:
+                logger.info("task %s is asked at level %d from now on", name, level.level)
+        self._levels = after
+
+    def state(self, number: int | None) -> bytes:
+        """Where the policy stood when a round began, for a checkpoint; None: where it stands."""
+        levels = self._levels if number is None else self._before.get(number, self._levels)
+        return msgspec.msgpack.encode(levels)
+
+    def restore(self, saved: bytes) -> None:
+        """Go on from a `state`. Raises msgspec.DecodeError."""
+        found = msgspec.msgpack.decode(saved, type=dict[str, Level])
+        self._levels = {name: found.get(name, level) for name, level in self._levels.items()}
 
 
 def levels_after(

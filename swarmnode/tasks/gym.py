@@ -23,6 +23,7 @@ from swarmnode.tasks.data import with_system
 from swarmnode.tasks.extras import extra_module
 from swarmnode.tasks.rows import read_row
 from swarmnode.tasks.specs import TaskSpec
+from swarmnode.tasks.suites.answers import tagged
 from swarmnode.tasks.tables import MAX_ROW_BYTES
 from swarmnode.tasks.task import MAX_INDEX, where
 from swarmnode.types import Example, ExampleKey
@@ -69,7 +70,7 @@ class GymTask:
         if not self._judges:
             self._judges.append(made(self.gym, self.name, self.parameters, 0))
         entry = {"question": example.columns["question"], **example.columns}
-        return [{"score_answer": self._score(answer_in(text), entry)} for text in completions]
+        return [{"score_answer": self._score(tagged(text), entry)} for text in completions]
 
     def _example(self, entry: Mapping[str, Any], key: ExampleKey) -> Example:
         question = str(entry["question"])
@@ -166,17 +167,6 @@ def gym_seed(name: str, seed: int) -> int:
     """
     digest = hashlib.blake2b(f"{name}/{seed}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % (2**32 - MAX_INDEX)
-
-
-def answer_in(completion: str) -> str:
-    """What stands in the last <answer> tags, or all of it.
-
-    >>> answer_in("<think>hm</think> <answer> 4 </answer>"), answer_in(" 4 ")
-    ('4', '4')
-    """
-    before, closing, _ = completion.rpartition("</answer>")
-    _, opening, inside = before.rpartition("<answer>")
-    return (inside if closing and opening else completion).strip()
 
 
 def read_value(text: str) -> Any:

@@ -15,7 +15,7 @@ from itertools import count
 from typing import Any
 
 from swarmnode.tasks.builtin import OurOwn, StableRandom
-from swarmnode.tasks.gym import answer_in
+from swarmnode.tasks.suites.answers import tagged
 from swarmnode.types import Example, ExampleKey
 
 VERSION = "1"
@@ -45,7 +45,7 @@ class PuzzleTask(OurOwn):
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
         """1.0 for any right answer."""
-        return [{"correct": float(self.right(answer_in(text), example.columns))} for text in completions]
+        return [{"correct": float(self.right(tagged(text), example.columns))} for text in completions]
 
 
 def _countdown(random: StableRandom) -> Posed:

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swarmnode.tasks.suites.answers import hashed, last_boxed, number_of, plain_math
+from swarmnode.tasks.suites.answers import hashed, last_boxed, number_of, plain_math, tagged
 
 MAX_ANSWER_CHARS = 1000
 """What is longer is no answer that two completions could share."""
@@ -34,18 +34,12 @@ def extracted(completion: str) -> str | None:
     >>> extracted(r"so \boxed{\frac12}"), extracted("#### 1,000"), extracted("<answer> ab </answer>")
     ('1/2', '1000', 'ab')
     """
-    answer = last_boxed(completion) or hashed(completion) or _tagged(completion)
+    answer = last_boxed(completion) or hashed(completion) or tagged(completion)
     if not answer or len(answer) > MAX_ANSWER_CHARS:
         return None
     plain = plain_math(answer)
     number = number_of(plain)
     return str(number) if number is not None else plain or None
-
-
-def _tagged(completion: str) -> str:
-    from swarmnode.tasks.gym import answer_in
-
-    return answer_in(completion)
 
 
 def majority(answers: Sequence[str | None]) -> str | None:

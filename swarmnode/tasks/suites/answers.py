@@ -1,6 +1,6 @@
 r"""The answer in a completion, and whether it is the right one: `#### 42`, `\boxed{\frac{1}{2}}`.
 
-completion -> [hashed, last_boxed] -> [same_number, same_math] -> formats.py
+completion -> [hashed, last_boxed, tagged] -> [same_number, same_math] -> formats.py; gym, puzzles, votes
 
 Two answers of MATH are the same where they are written the same once the usual differences are taken out
 (Hendrycks et al. 2021, `is_equiv`), or are the same number. Nothing is computed: 2x + 2 is not 2(x + 1).
@@ -26,6 +26,17 @@ def hashed(text: str) -> str | None:
     """
     found = _HASHED.findall(text)
     return found[-1] if found else None
+
+
+def tagged(completion: str) -> str:
+    """What stands in the last <answer> tags, or all of it.
+
+    >>> tagged("<think>hm</think> <answer> 4 </answer>"), tagged(" 4 ")
+    ('4', '4')
+    """
+    before, closing, _ = completion.rpartition("</answer>")
+    _, opening, inside = before.rpartition("<answer>")
+    return (inside if closing and opening else completion).strip()
 
 
 def last_boxed(text: str) -> str | None:

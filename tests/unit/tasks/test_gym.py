@@ -7,10 +7,11 @@ import pytest
 from swarmnode.config import TasksConfig
 from swarmnode.errors import TaskError
 from swarmnode.node.assemble import specs_of
-from swarmnode.tasks.gym import answer_in, gym_seed
+from swarmnode.tasks.gym import gym_seed
 from swarmnode.tasks.judged import draw_round
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.process import IsolatedTask, isolate
+from swarmnode.tasks.suites.answers import tagged
 from swarmnode.tasks.task import redraw
 
 
@@ -108,9 +109,9 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_answer_is_what_stands_in_the_last_tags() -> None:
-    assert answer_in("<answer>3</answer> no: <answer>\n4\n</answer> so") == "4"
-    assert answer_in("4</answer>") == "4</answer>"
-    assert answer_in(" it is <answer>4") == "it is <answer>4"
+    assert tagged("<answer>3</answer> no: <answer>\n4\n</answer> so") == "4"
+    assert tagged("4</answer>") == "4</answer>"
+    assert tagged(" it is <answer>4") == "it is <answer>4"
 
 
 def test_parameters_come_from_a_table_of_the_settings_too() -> None:
