@@ -7,10 +7,11 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, Literal, cast
 
+import msgspec
 import pytest
 
 from swarmnode.chat import turns_of
-from swarmnode.errors import TaskError
+from swarmnode.errors import CheckpointError, TaskError
 from swarmnode.rollout.engine import PolicyUpdate, Request, SamplingParams
 from swarmnode.rollout.fake import Answer, FakeEngine, by_turns
 from swarmnode.rollout.schedule.conversations import ConversationRules
@@ -226,13 +227,34 @@ def test_a_restart_in_the_middle_of_a_conversation_changes_no_token(steps: int) 
 
 def test_a_conversation_that_cannot_be_played_again_starts_over(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    state = interrupted(TwoTools(), 12)
-    task = TwoTools(lambda example, turn: lost(example, turn) if turn == 2 and not task.played else None)
+    engine = FakeEngine(SKILLED)
+    ours = rollouts(TwoTools(), engine, "sync")
+    for _ in ours.in_steps(stream(TwoTools())):
+        under_way = [request.sampled for request in engine.snapshot()]
+        if any(one.given and len(one) - one.turn_start == 3 for one in under_way):
+            break
+    state, forgot = ours.state(), list[int]()
+
+    def forgotten(example: Example, turn: int) -> None:
+        if turn >= 2 and not forgot:
+            forgot.append(turn)
+            lost(example, turn)
+
+    task = TwoTools(forgotten)
     after = rollouts(task, FakeEngine(SKILLED), "sync")
     after.restore(state, redraw(task))
     found = list(after.round(iter(())))
     assert len(found) == 2 and not any(one.broken_off for one in completions(found))
     assert "starts over: its process died" in caplog.text
+
+
+def test_what_an_environment_said_must_fit_its_tokens_in_a_checkpoint() -> None:
+    task = TwoTools()
+    ours = rollouts(task, FakeEngine(SKILLED), "sync")
+    found = msgspec.msgpack.decode(ours.state(list(ours.round(stream(task)))))
+    found["groups"][0][4][0][6] = []
+    with pytest.raises(CheckpointError):
+        ours.restore(msgspec.msgpack.encode(found), redraw(task))
 
 
 def test_groups_that_were_handed_out_and_not_trained_on_come_back_as_they_were() -> None:
