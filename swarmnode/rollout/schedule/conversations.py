@@ -132,7 +132,7 @@ class Conversations:
         """Members whose environment has heard nothing of them in this process, by request name."""
         self._told: set[str] = set()
         self._lock = threading.Lock()
-        """Of what follows: a thread that is done starts the next one."""
+        """The lock of what follows: a thread that is done starts the next one."""
         self._waiting: deque[_Question] = deque()
         self._threads = 0
 
