@@ -10,15 +10,16 @@ from typing import Any, Literal, cast
 import msgspec
 import pytest
 
-from swarmnode.chat import turns_of
-from swarmnode.errors import CheckpointError, TaskError
+from swarmnode.chat import Turn, turns_of
+from swarmnode.errors import CheckpointError, JudgementLost, TaskError
 from swarmnode.rollout.engine import PolicyUpdate, Request, SamplingParams
 from swarmnode.rollout.fake import Answer, FakeEngine, by_turns
 from swarmnode.rollout.schedule.conversations import ConversationRules
 from swarmnode.rollout.schedule.group import Answered, Renderer
 from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.rollout.schedule.state import PartialSettings
-from swarmnode.tasks.task import score_completions
+from swarmnode.tasks.judged import OwnJudge
+from swarmnode.tasks.task import is_environment, score_completions
 from swarmnode.types import Completion, Example, ExampleKey, sampled_places
 from tests.two_tools import Letters, TwoTools, last_words, lost, said, skilled, sum_of
 
@@ -295,3 +296,15 @@ def test_tasks_that_answer_and_others_share_a_round() -> None:
     found = {one.example.key.task: one for one in ours.round(iter([plain, next(stream(task))]))}
     assert [one.text for one in found["sums"].completions] == ["2"] * 3
     assert {len(one.given) for one in found[task.name].completions} == {3}
+
+
+def test_a_judged_environment_answers_until_the_node_stops() -> None:
+    task = TwoTools()
+    judge = OwnJudge({task.name: task}, 30.0)
+    judged = judge.tasks[task.name]
+    assert is_environment(judged) and judged.most_turns == 8
+    example = next(task.examples(3))
+    assert judged.observe(example, [Turn("look 0")]) == ({"role": "tool", "content": "3"},)
+    judge.stop()
+    with pytest.raises(JudgementLost, match="stopping"):
+        judged.observe(example, [Turn("look 0")])

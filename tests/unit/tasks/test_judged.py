@@ -4,13 +4,10 @@ import threading
 
 import pytest
 
-from swarmnode.chat import Turn
 from swarmnode.errors import JudgementLost, TaskError
 from swarmnode.tasks.judged import LOST_IN_A_ROW, MAX_STUCK, REST_S, OwnJudge
-from swarmnode.tasks.task import is_environment
 from swarmnode.testing import FakeTask
 from swarmnode.types import Example, ExampleKey
-from tests.two_tools import TwoTools
 
 EXAMPLE = Example(ExampleKey("sum", "1", 0, 0), "1+1=", {"answer": "2"})
 
@@ -131,17 +128,3 @@ def test_a_stop_lets_a_hanging_judgement_return_at_once_and_counts_nothing():
     with pytest.raises(JudgementLost):
         next(iter(judge.tasks["sum"].examples(0)))
     task.release.set()
-
-
-def test_a_task_that_answers_back_does_so_until_the_node_stops():
-    task = TwoTools()
-    judge = OwnJudge({task.name: task, "sum": Hanging()}, 30.0)
-    judged = judge.tasks[task.name]
-    assert is_environment(judged) and not is_environment(judge.tasks["sum"])
-    example = next(task.examples(3))
-    assert judged.most_turns == 8 and judged.observe(example, [Turn("look 0")]) == (
-        {"role": "tool", "content": "3"},
-    )
-    judge.stop()
-    with pytest.raises(JudgementLost, match="stopping"):
-        judged.observe(example, [Turn("look 0")])
