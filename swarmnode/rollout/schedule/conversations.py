@@ -13,11 +13,14 @@ more until one returns. Only `partial.py` with an environment among its tasks im
 """
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 from swarmnode.errors import JudgementLost, JudgementOverran
 from swarmnode.rollout.engine import Request
@@ -25,6 +28,9 @@ from swarmnode.rollout.schedule.group import OpenCompletion, OpenGroup, Renderer
 from swarmnode.tasks.daemon_threads import in_daemon_thread
 from swarmnode.tasks.task import Environment
 from swarmnode.types import Example, Message
+
+if TYPE_CHECKING:
+    from swarmnode.chat import Turn
 
 logger = logging.getLogger(__name__)
 
@@ -93,9 +99,12 @@ class _Question:
 
     group: OpenGroup
     place: int
+    turns: "Sequence[Turn]"
     began: float = 0.0
     answer: "Future[Observed | None] | None" = None
     """None: no thread is free yet."""
+    has_thread: bool = False
+    """A thread of those that there may be is at work on it."""
 
 
 class Conversations:
@@ -115,16 +124,21 @@ class Conversations:
         self._renderer = renderer
         self._budget = budget
         self._clock = clock
-        self._waiting: deque[_Question] = deque()
-        self._asked: list[_Question] = []
+        self._questions: list[_Question] = []
+        """Those that nobody has heard the answer to."""
         self._left: list[Future[Observed | None]] = []
+        """Answers that nobody waits for any more."""
         self._played_elsewhere: set[str] = set()
         """Members whose environment has heard nothing of them in this process, by request name."""
         self._told: set[str] = set()
+        self._lock = threading.Lock()
+        """The lock of what follows: a thread that is done starts the next one."""
+        self._waiting: deque[_Question] = deque()
+        self._threads = 0
 
     def __len__(self) -> int:
         """Members that wait for their environment."""
-        return len(self._waiting) + len(self._asked)
+        return len(self._questions)
 
     def turn_over(self, group: OpenGroup, place: int) -> bool:
         """Look at a member that the engine gave back as ended: True where its environment is asked now, and
@@ -150,10 +164,10 @@ class Conversations:
         """Members whose environments have answered, or will not any more: each has ended, or goes on. Where
         an environment was ended because the node stops, its members ask again in the next process.
         Raises TaskError where an environment is broken."""
-        done = [one for one in self._asked if one.answer is not None and one.answer.done()]
-        late = [one for one in self._asked if one not in done and self._overran(one)]
-        self._asked = [one for one in self._asked if one not in done and one not in late]
-        self._start()
+        done = [one for one in self._questions if one.answer is not None and one.answer.done()]
+        late = [one for one in self._questions if self._overran(one)]
+        over = {*done, *late}
+        self._questions = [one for one in self._questions if one not in over]
         for question in late:
             self._leave_behind(question)
             yield question.group, question.place
@@ -163,47 +177,73 @@ class Conversations:
 
     def wait(self) -> None:
         """Wait until somebody answers, or for a moment."""
-        if futures := [question.answer for question in self._asked if question.answer is not None]:
+        if futures := [question.answer for question in self._questions if question.answer is not None]:
             wait(futures, LONGEST_WAIT_S, FIRST_COMPLETED)
 
     def forget(self, group: OpenGroup) -> None:
         """Whatever is answered to this group is not listened to."""
-        self._waiting = deque(one for one in self._waiting if one.group is not group)
-        self._left += [one.answer for one in self._asked if one.group is group and one.answer is not None]
-        self._asked = [one for one in self._asked if one.group is not group]
+        for question in self._questions:
+            if question.group is group:
+                self._leave(question)
+        self._questions = [one for one in self._questions if one.group is not group]
         self._played_elsewhere -= {group.request_id(place) for place in range(len(group.members))}
 
     def forget_all(self) -> None:
         """The same for all groups."""
-        for group in [one.group for one in (*self._waiting, *self._asked)]:
+        for group in [question.group for question in self._questions]:
             self.forget(group)
         self._played_elsewhere.clear()
 
     # ---- asking ----
 
     def _ask(self, group: OpenGroup, place: int) -> None:
-        self._waiting.append(_Question(group, place))
-        self._start()
-
-    def _start(self) -> None:
-        while self._waiting and len(self._asked) < MOST_ASKED:
-            question = self._waiting.popleft()
-            question.began = self._clock()
-            question.answer = self._started(question)
-            self._asked.append(question)
-
-    def _started(self, question: _Question) -> "Future[Observed | None]":
+        question = _Question(group, place, turns_so_far(group.members[place], self._renderer))
+        self._questions.append(question)
         self._left = [answer for answer in self._left if not answer.done()]
         if len(self._left) >= MOST_STUCK:
-            refused: Future[Observed | None] = Future()
-            refused.set_exception(JudgementOverran(f"{len(self._left)} answers of environments never came"))
-            return refused
+            question.answer = Future()
+            lost = JudgementOverran(f"{len(self._left)} answers of environments never came")
+            question.answer.set_exception(lost)
+            return
+        with self._lock:
+            self._waiting.append(question)
+            self._start()
+
+    def _start(self) -> None:
+        """Ask what waits, as far as there are threads for it. The caller holds the lock."""
+        while self._waiting and self._threads < MOST_ASKED:
+            question = self._waiting.popleft()
+            self._threads += 1
+            question.has_thread, question.began = True, self._clock()
+            question.answer = in_daemon_thread(partial(self._observe, question))
+
+    def _observe(self, question: _Question) -> Observed | None:
         example = question.group.example
-        environment = self.rules.environments[example.key.task]
-        turns = turns_so_far(question.group.members[question.place], self._renderer)
-        return in_daemon_thread(lambda: environment.observe(example, turns))
+        try:
+            return self.rules.environments[example.key.task].observe(example, question.turns)
+        finally:
+            self._free(question)
+
+    def _free(self, question: _Question) -> None:
+        """Its thread is free for the next question, or is not counted any more."""
+        with self._lock:
+            if question.has_thread:
+                question.has_thread = False
+                self._threads -= 1
+                self._start()
+
+    def _leave(self, question: _Question) -> None:
+        with self._lock:
+            if question.answer is None:
+                self._waiting.remove(question)
+                return
+        self._left.append(question.answer)
+        self._free(question)
 
     def _overran(self, question: _Question) -> bool:
+        asked = question.answer
+        if asked is None or asked.done():
+            return False
         return self._clock() - question.began >= self.rules.turn_timeout_s
 
     # ---- what becomes of a member ----
@@ -223,8 +263,7 @@ class Conversations:
         group.members[place] = continued(group.members[place], observed, ids, budget)
 
     def _leave_behind(self, question: _Question) -> None:
-        assert question.answer is not None
-        self._left.append(question.answer)
+        self._leave(question)
         limit = self.rules.turn_timeout_s
         lost = JudgementOverran(
             f"the environment {question.group.example.key.task} did not answer within {limit:g} s"

@@ -14,8 +14,11 @@ from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.node.tryout import try_tasks
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import SamplingParams
+from swarmnode.rollout.schedule.conversations import ConversationRules
 from swarmnode.rollout.schedule.group import Renderer
+from swarmnode.testing import FakeTask
 from swarmnode.training.checkpoint_store import CheckpointStore
+from swarmnode.training.evaluation import conversation_rules
 from swarmnode.training.records import Counters
 from swarmnode.types import Completion, Example, ExampleKey, Message
 
@@ -96,6 +99,14 @@ def test_rounds_of_conversations_are_trained_on_evaluated_and_kept(learner: Poli
     assert learner.resume() is not None
     assert learner.rollouts(3).complete
     learner.close()
+
+
+def test_the_settings_bound_a_conversation_and_other_tasks_have_none() -> None:
+    bounds = "tasks.max_turns=3", "tasks.turn_timeout_s=5", "rollout.max_turn_tokens=12"
+    config, echo = load_config(environ={}, assignments=list(bounds)).config, Echo()
+    tasks = {"echo": echo, "sum": FakeTask()}
+    assert conversation_rules(tasks, config) == ConversationRules({"echo": echo}, 3, 5.0, 12)
+    assert conversation_rules({"sum": FakeTask()}, config) is None
 
 
 def test_a_task_that_answers_can_be_tried(learner: PolicyLearner) -> None:

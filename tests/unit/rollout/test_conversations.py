@@ -7,17 +7,19 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, Literal, cast
 
+import msgspec
 import pytest
 
-from swarmnode.chat import turns_of
-from swarmnode.errors import TaskError
+from swarmnode.chat import Turn, turns_of
+from swarmnode.errors import CheckpointError, JudgementLost, TaskError
 from swarmnode.rollout.engine import PolicyUpdate, Request, SamplingParams
 from swarmnode.rollout.fake import Answer, FakeEngine, by_turns
 from swarmnode.rollout.schedule.conversations import ConversationRules
 from swarmnode.rollout.schedule.group import Answered, Renderer
 from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.rollout.schedule.state import PartialSettings
-from swarmnode.tasks.task import score_completions
+from swarmnode.tasks.judged import OwnJudge
+from swarmnode.tasks.task import is_environment, score_completions
 from swarmnode.types import Completion, Example, ExampleKey, sampled_places
 from tests.two_tools import Letters, TwoTools, last_words, lost, said, skilled, sum_of
 
@@ -226,13 +228,34 @@ def test_a_restart_in_the_middle_of_a_conversation_changes_no_token(steps: int) 
 
 def test_a_conversation_that_cannot_be_played_again_starts_over(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    state = interrupted(TwoTools(), 12)
-    task = TwoTools(lambda example, turn: lost(example, turn) if turn == 2 and not task.played else None)
+    engine = FakeEngine(SKILLED)
+    ours = rollouts(TwoTools(), engine, "sync")
+    for _ in ours.in_steps(stream(TwoTools())):
+        under_way = [request.sampled for request in engine.snapshot()]
+        if any(one.given and len(one) - one.turn_start == 3 for one in under_way):
+            break
+    state, forgot = ours.state(), list[int]()
+
+    def forgotten(example: Example, turn: int) -> None:
+        if turn >= 2 and not forgot:
+            forgot.append(turn)
+            lost(example, turn)
+
+    task = TwoTools(forgotten)
     after = rollouts(task, FakeEngine(SKILLED), "sync")
     after.restore(state, redraw(task))
     found = list(after.round(iter(())))
     assert len(found) == 2 and not any(one.broken_off for one in completions(found))
     assert "starts over: its process died" in caplog.text
+
+
+def test_what_an_environment_said_must_fit_its_tokens_in_a_checkpoint() -> None:
+    task = TwoTools()
+    ours = rollouts(task, FakeEngine(SKILLED), "sync")
+    found = msgspec.msgpack.decode(ours.state(list(ours.round(stream(task)))))
+    found["groups"][0][4][0][6] = []
+    with pytest.raises(CheckpointError):
+        ours.restore(msgspec.msgpack.encode(found), redraw(task))
 
 
 def test_groups_that_were_handed_out_and_not_trained_on_come_back_as_they_were() -> None:
@@ -273,3 +296,15 @@ def test_tasks_that_answer_and_others_share_a_round() -> None:
     found = {one.example.key.task: one for one in ours.round(iter([plain, next(stream(task))]))}
     assert [one.text for one in found["sums"].completions] == ["2"] * 3
     assert {len(one.given) for one in found[task.name].completions} == {3}
+
+
+def test_a_judged_environment_answers_until_the_node_stops() -> None:
+    task = TwoTools()
+    judge = OwnJudge({task.name: task}, 30.0)
+    judged = judge.tasks[task.name]
+    assert is_environment(judged) and judged.most_turns == 8
+    example = next(task.examples(3))
+    assert judged.observe(example, [Turn("look 0")]) == ({"role": "tool", "content": "3"},)
+    judge.stop()
+    with pytest.raises(JudgementLost, match="stopping"):
+        judged.observe(example, [Turn("look 0")])
