@@ -217,7 +217,7 @@ class EmbeddedEngine(TorchEngine):
     ) -> None:
         """`max_length` bounds prompt and completion together; by default what the model was made for. Each of
         `max_versions` policies that are live at once holds a copy of the model's layers. `kept_tokens` bounds
-        what is kept for a next turn; 0 keeps nothing."""
+        what is kept for a next turn, and so does what all rows could hold; 0 keeps nothing."""
         place = torch.device(device) if device is not None else model.device
         weights = FusedWeights(model, place)
         capabilities = Capabilities(
@@ -232,7 +232,7 @@ class EmbeddedEngine(TorchEngine):
         super().__init__(capabilities, eos_token_ids, weights.shape.vocab, start, place)
         self._weights = weights
         self._decoder = Decoder(weights)
-        self._kept = KeptStore(kept_tokens)
+        self._kept = KeptStore(min(kept_tokens, max_slots * capabilities.max_length))
         self._prompts = PromptStore(self._decoder, self._kept)
         self._slots = self._empty_slots()
         self._scratch = Scratch(place)
