@@ -218,12 +218,12 @@ class EngineCounters:
     swap_s: float = 0.0
 
     def started(self, request: Request, kept_tokens: int = 0) -> None:
-        """A request got a row, for the first time or again. The keys and values of so many of its leading
-        tokens were there already."""
+        """A request got a row, for the first time or again. If again, the keys and values of `kept_tokens` of
+        its leading tokens were there already."""
         first, again = read_tokens(request, kept_tokens)
         self.prompt_tokens += first
         self.reprefilled_tokens += again
-        self.kept_tokens += kept_tokens if request.sampled else 0
+        self.kept_tokens += kept_tokens
 
     @contextmanager
     def step(self) -> Iterator[None]:

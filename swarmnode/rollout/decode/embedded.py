@@ -225,7 +225,8 @@ class EmbeddedEngine(TorchEngine):
     ) -> None:
         """`max_length` bounds prompt and completion together; by default what the model was made for. Each of
         `max_versions` policies that are live at once holds a copy of the model's layers. `kept_tokens` bounds
-        what is kept for a next turn (None: `kept.KEPT_TOKENS`); 0 keeps nothing."""
+        what is kept for a next turn (None: `kept.KEPT_TOKENS`), and so does what all rows could hold; 0 keeps
+        nothing."""
         place = torch.device(device) if device is not None else model.device
         weights = FusedWeights(model, place)
         capabilities = Capabilities(
@@ -335,7 +336,8 @@ class EmbeddedEngine(TorchEngine):
             from swarmnode.rollout.decode.kept import KEPT_TOKENS, KeptStore
 
             limit = KEPT_TOKENS if self._kept_tokens is None else self._kept_tokens
-            kept = self._prompts.kept = KeptStore(limit)
+            rows_hold = self.capabilities.max_running * self.capabilities.max_length
+            kept = self._prompts.kept = KeptStore(min(limit, rows_hold))
         kept.add(policy, token_ids, self._slots.cache_of(row))
 
     def _clear(self) -> None:

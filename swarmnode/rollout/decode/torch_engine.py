@@ -281,7 +281,8 @@ class TorchEngine(ABC):
         positions = [len(request.prompt_ids) + len(request.sampled) for request in requests]
         self._sampler.write(index, sampling, positions)
         self._stops.write(index, sampling)
-        for row, request, own_kept in zip(rows, requests, kept, strict=True):
+        for row, request, found in zip(rows, requests, kept, strict=True):
+            own_kept = found if request.sampled else 0
             self._counters.started(request, own_kept)
             policy = self._policy(request.version)
             self._running[row] = running = Running(request, policy, self._tick + 1, own_kept)

@@ -10,9 +10,12 @@ import torch
 from transformers import PreTrainedModel
 
 from swarmnode.native import compiler
+from swarmnode.rollout.decode import embedded
+from swarmnode.rollout.decode.decoder import Decoder
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
-from swarmnode.rollout.decode.kept import KeptStore
+from swarmnode.rollout.decode.kept import KeptConversation, KeptStore, continue_batch
 from swarmnode.rollout.decode.running import DecodePolicy
+from swarmnode.rollout.decode.weights import Layers
 from swarmnode.rollout.engine import BASE_VERSION, Engine, InFlight, Output, Request
 from swarmnode.rollout.shared import SharedEngine, versions_needed
 from tests.conversations import Talk
@@ -132,6 +135,26 @@ def test_between_two_updates_everything_is_kept(tiny: PreTrainedModel, run: Run)
     engine = EmbeddedEngine(tiny, ())
     play(engine, run, True, talks(6), within=updating)
     assert engine.stats().kept_tokens > engine.stats().reprefilled_tokens
+
+
+def test_turns_that_begin_together_share_a_pass_over_what_is_new(
+    tiny: PreTrainedModel, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[list[int]] = []
+
+    def counting(
+        decoder: Decoder, layers: Layers, sequences: list[tuple[int, ...]], kept: list[KeptConversation]
+    ):
+        passes.append([len(ids) - one.computed for ids, one in zip(sequences, kept, strict=True)])
+        return continue_batch(decoder, layers, sequences, kept)
+
+    monkeypatch.setattr(embedded, "continue_batch", counting)
+    engine = EmbeddedEngine(tiny, ())
+    outputs = run(engine, [talk.request(goes_on=True) for talk in talks(8)])
+    ended = [t.with_said(outputs[t.name].sampled) for t in talks(8) if outputs[t.name].finish == "stop"]
+    run(engine, [talk.told((7,) * (1 + i)).request(goes_on=True) for i, talk in enumerate(ended)])
+    assert passes == [[2 + i for i in range(len(ended))]]
+    assert len(ended) > 3
 
 
 def stopped(engine: Engine, run: Run, **options: int) -> Talk:
