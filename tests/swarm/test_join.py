@@ -74,14 +74,6 @@ def test_without_partial_rollouts_a_run_in_two_parts_equals_one_in_one_piece(joi
     assert adapter(parts, 4) == adapter(whole, 4)
 
 
-def test_starting_fresh_begins_at_round_one_and_deletes_nothing(join: Join) -> None:
-    join(*ALONE, "--rounds", "2").summary()
-    fresh = join(*ALONE, "--rounds", "1", "--fresh")
-    assert fresh.summary()["rounds"] == 1
-    rounds = sorted(path.parent.name for path in fresh.paths.checkpoints.rglob("state.json"))
-    assert rounds == ["round-00000001", "round-00000002"]
-
-
 def test_a_running_node_answers_status_and_a_second_one_is_told_what_to_do(join: Join) -> None:
     node = join()
     node.until_round(1)
@@ -102,7 +94,9 @@ def test_status_without_a_node_says_so(tmp_path: Path) -> None:
     assert done.returncode == 1 and "no node is running" in done.stderr
 
 
-def test_eval_and_export_take_up_the_newest_checkpoint(join: Join, quick_model: Path, tmp_path: Path) -> None:
+def test_eval_and_export_take_up_the_newest_checkpoint_and_starting_fresh_deletes_none(
+    join: Join, quick_model: Path, tmp_path: Path
+) -> None:
     node = join(*ALONE, "--rounds", "2")
     node.summary()
     same = ("--home", str(node.home), "--model", str(quick_model), "--preset", "tiny")
@@ -116,6 +110,11 @@ def test_eval_and_export_take_up_the_newest_checkpoint(join: Join, quick_model: 
     assert_merged_equals_adapter(quick_model, tmp_path / "adapter", tmp_path / "merged")
     assert "exists already" in swarmnode("export", str(tmp_path / "merged"), *same).stderr
 
+    fresh = join(*ALONE, "--rounds", "1", "--fresh")
+    assert fresh.summary()["rounds"] == 1
+    rounds = sorted(path.parent.name for path in fresh.paths.checkpoints.rglob("state.json"))
+    assert rounds == ["round-00000001", "round-00000002"]
+
 
 def assert_merged_equals_adapter(base: Path, adapter_folder: Path, merged_folder: Path) -> None:
     import torch
@@ -127,20 +126,6 @@ def assert_merged_equals_adapter(base: Path, adapter_folder: Path, merged_folder
     merged = AutoModelForCausalLM.from_pretrained(merged_folder).eval()
     with torch.no_grad():
         torch.testing.assert_close(merged(ids).logits, model(ids).logits, atol=1e-4, rtol=1e-4)
-
-
-def test_a_custom_task_is_trained_on(join: Join, tmp_path: Path) -> None:
-    task = tmp_path / "shout.py"
-    task.write_text(
-        "def examples(seed):\n"
-        "    for number in range(1000):\n"
-        "        yield {'prompt': f'say {seed % 1000} {number}:'}\n\n\n"
-        "def reward(completions, **columns):\n"
-        "    return [float(len(text) % 2) for text in completions]\n"
-    )
-    assert swarmnode("task", "check", str(task)).returncode == 0
-    summary = join(*ALONE, "--rounds", "2", "--task", str(task)).summary()
-    assert 0 <= summary["reward_first"] <= 1
 
 
 def test_the_task_of_the_readme_is_learnt(join: Join, tiny_model: Path, tmp_path: Path) -> None:
@@ -208,12 +193,6 @@ def test_a_corrupt_checkpoint_is_set_aside_and_the_one_before_is_used(join: Join
     assert list(newest.parent.glob("damaged-round-00000003-*"))
 
 
-def test_with_every_seed_down_training_starts_all_the_same(join: Join) -> None:
-    nobody = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
-    node = join(nobody, "--rounds", "2")
-    assert node.summary()["rounds"] == 2
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 3 MB."""
@@ -259,9 +238,13 @@ def fill(path: Path) -> None:
     path.write_bytes(b"x" * max(0, free - 60_000))
 
 
-def test_a_reader_that_goes_away_does_not_stop_the_training(tmp_path: Path, quick_model: Path) -> None:
-    command = [sys.executable, "-m", "swarmnode", "join", *ALONE, "--home", str(tmp_path / "piped")]
-    policy = ["--model", str(quick_model), "--preset", "tiny", "--rounds", "5"]
+def test_neither_seeds_that_are_down_nor_a_reader_that_goes_away_stop_the_training(
+    tmp_path: Path, quick_model: Path
+) -> None:
+    nobody = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
+    command = [sys.executable, "-m", "swarmnode", "join", nobody, "--home", str(tmp_path / "piped")]
+    settings = ["--set", "network.listen=127.0.0.1", "--set", "tasks.eval_examples=8"]
+    policy = ["--model", str(quick_model), "--preset", "tiny", "--rounds", "5", *settings]
     node = subprocess.Popen([*command, *policy], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert node.stdout is not None and node.stderr is not None
     node.stderr.readline()

@@ -38,14 +38,10 @@ def reward(completions, **columns):
 """
 HANGS = {
     "sleeps": "        import time; time.sleep(3600)",
-    "spins": "        while True: pass",
     "holds the interpreter": "        import re; re.match(r'(a+)+$', 'a' * 40 + 'b')",
     "catches everything": (
         "        while True:\n            try:\n                while True: pass\n"
         "            except BaseException: pass"
-    ),
-    "starts a thread": (
-        "        import threading, time; threading.Thread(target=time.sleep, args=(3600,)).start()"
     ),
 }
 ROUNDS = 3
@@ -67,12 +63,9 @@ def task_that_hangs(
 @pytest.mark.parametrize(
     ("kind", "number", "overlap"),
     [
-        ("sleeps", signal.SIGTERM, "--overlap"),
-        ("spins", signal.SIGINT, "--no-overlap"),
+        # More ways to hang are in tests/unit/tasks/test_process.py: to a node they are one.
         ("holds the interpreter", signal.SIGTERM, "--overlap"),
-        ("holds the interpreter", signal.SIGINT, "--no-overlap"),
-        ("catches everything", signal.SIGTERM, "--no-overlap"),
-        ("starts a thread", signal.SIGTERM, "--no-overlap"),
+        ("catches everything", signal.SIGINT, "--no-overlap"),
     ],
 )
 def test_a_signal_ends_the_node_with_a_checkpoint_whatever_a_reward_does(
@@ -87,6 +80,8 @@ def test_a_signal_ends_the_node_with_a_checkpoint_whatever_a_reward_does(
     assert before["stopped"] == "stopped on request"
     assert before["rounds"] == before["saved_round"] >= ROUNDS - 1
 
+    if overlap == "--no-overlap":
+        return  # One of them goes on: what it saved is told above of both.
     mark.unlink()
     again = join(*SETTINGS, "--task", str(task), "--rounds", str(before["rounds"] + 1))
     assert again.summary()["rounds"] == before["rounds"] + 1
