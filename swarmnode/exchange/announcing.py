@@ -75,6 +75,8 @@ def compose(
     task is an environment, and its texts are transcripts."""
     if group.author != key.peer_id:
         raise Rejected(Reason.NOT_OURS)
+    if in_turns:
+        group = _that_ended(group)
     if not MIN_GROUP_SIZE <= len(group.completions) <= MAX_GROUP_SIZE:
         raise Rejected(Reason.GROUP_SIZE)
     require_advantage(group)
@@ -99,6 +101,21 @@ def give(group: RolloutGroup, composed: Composed, *, in_turns: bool = False) -> 
         for completion in group.completions
     )
     return Given(composed.body, replace(group, completions=completions), fingerprint(_body(group, in_turns)))
+
+
+def _that_ended(group: RolloutGroup) -> RolloutGroup:
+    """An environment's group without the episodes that were cut or could not be judged: no receiver would play
+    them to an end."""
+    ended = [
+        place
+        for place, completion in enumerate(group.completions)
+        if completion.finish != "length" and group.scores[place]
+    ]
+    return replace(
+        group,
+        completions=tuple(group.completions[place] for place in ended),
+        scores=tuple(group.scores[place] for place in ended),
+    )
 
 
 def _packed(group: RolloutGroup, in_turns: bool) -> tuple[RolloutGroup, bytes]:

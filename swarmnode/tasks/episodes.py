@@ -294,7 +294,9 @@ def _plain(value: Any) -> Any:
     dump = getattr(value, "model_dump", None)
     if dump is not None:
         return dump()
-    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
+    if isinstance(value, type) or not dataclasses.is_dataclass(value):
+        return value
+    return dataclasses.asdict(value)
 
 
 def bounded(text: str) -> str:
