@@ -1,7 +1,5 @@
 """Two functions as tools: the policy calls them in turns of its own, then answers."""
 
-import random
-
 import swarmnode as sn
 
 
@@ -24,15 +22,14 @@ def double(number: int) -> int:
     return 2 * number
 
 
-def examples(seed):
-    rng = random.Random(seed)
-    while True:
-        left, right = rng.randrange(100), rng.randrange(100)
-        yield {
-            "prompt": f"Twice {left} + {right}? Use add(1, 2) and double(3).",
-            "answer": str(2 * (left + right)),
-        }
+def row(left, right):
+    return {
+        "prompt": f"Twice {left} + {right}? add(1, 2) and double(3) help.",
+        "answer": f"{2 * (left + right)}",
+    }
 
+
+ROWS = [row(left, right) for left in range(40) for right in range(40)]
 
 if __name__ == "__main__":
-    print(sn.run(examples, "exact_match", tools=[add, double], rounds=20))
+    print(sn.run(ROWS, "exact_match", tools=[add, double], rounds=20))

@@ -104,8 +104,8 @@ def give(group: RolloutGroup, composed: Composed, *, in_turns: bool = False) -> 
 
 
 def _that_ended(group: RolloutGroup) -> RolloutGroup:
-    """An environment's group without the episodes that were cut or could not be judged: no receiver would play
-    them to an end."""
+    """An environment's group without the episodes that were cut or could not be judged: no receiver would
+    play them to an end."""
     ended = [
         place
         for place, completion in enumerate(group.completions)
