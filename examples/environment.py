@@ -25,7 +25,7 @@ class Guessing:
         return float(self.found)
 
 
+ROWS = [{"prompt": f"Game {number}.\n", "seed": number} for number in range(500)]
+
 if __name__ == "__main__":
-    print(
-        sn.run([{"prompt": f"Game {n}.\n", "seed": n} for n in range(500)], environment=Guessing, rounds=20)
-    )
+    print(sn.run(ROWS, environment=Guessing, rounds=20))

@@ -146,12 +146,21 @@ def _body(group: RolloutGroup, in_turns: bool) -> Body:
 def _answer(completion: Completion, in_turns: bool) -> Answer:
     if completion.finish == "abort":
         raise Rejected(Reason.UNFINISHED)
-    text = tuple(turn.said for turn in turns_of(completion.text)) if in_turns else completion.text
+    text = _said(completion.text) if in_turns else completion.text
     if (sum(map(len, text)) if in_turns else len(text)) > MAX_COMPLETION_CHARS:
         raise Rejected(Reason.TOO_LONG)
-    if in_turns and not 1 <= len(text) <= MAX_EPISODE_TURNS:
-        raise Rejected(Reason.UNPLAYABLE, f"{len(text)} turns")
     return Answer(text, completion.finish)
+
+
+def _said(text: str) -> tuple[str, ...]:
+    """What the policy said in a transcript, turn by turn. Raises Rejected."""
+    try:
+        saids = tuple(turn.said for turn in turns_of(text))
+    except ValueError as error:
+        raise Rejected(Reason.UNFINISHED, str(error)) from error
+    if not 1 <= len(saids) <= MAX_EPISODE_TURNS:
+        raise Rejected(Reason.UNPLAYABLE, f"{len(saids)} turns")
+    return saids
 
 
 def _header(group: RolloutGroup, body: bytes, *, swarm: str, model: ModelLabel, now: float) -> Header:

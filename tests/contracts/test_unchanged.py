@@ -278,13 +278,14 @@ def multiply(left: int, right: int) -> int:
 
 def examples(seed):
     for number in range(100):
-        yield {"prompt": [{"role": "user", "content": f"({number} + 1) * 3?"}], "answer": str((number + 1) * 3)}
+        question = [{"role": "user", "content": f"({number} + 1) * 3?"}]
+        yield {"prompt": question, "answer": str((number + 1) * 3)}
 
 
 def reward(completions, answer, **kwargs):
     return [float(messages[-1]["content"].strip() == right) for messages, right in zip(completions, answer)]
 '''
-"""Functions and a reward as they are passed to TRL's GRPOTrainer(tools=[add, multiply], reward_funcs=reward)."""
+"""Functions and a reward as they are passed to TRL's GRPOTrainer(tools=..., reward_funcs=reward)."""
 
 SHOP = '''
 class Shop:
