@@ -74,6 +74,8 @@ def compose(
     task is an environment, and its texts are transcripts."""
     if group.author != key.peer_id:
         raise Rejected(Reason.NOT_OURS)
+    if in_turns:
+        group = _that_ended(group)
     if not MIN_GROUP_SIZE <= len(group.completions) <= MAX_GROUP_SIZE:
         raise Rejected(Reason.GROUP_SIZE)
     require_advantage(group)
@@ -98,6 +100,21 @@ def give(group: RolloutGroup, composed: Composed, *, in_turns: bool = False) -> 
         for completion in group.completions
     )
     return Given(composed.body, replace(group, completions=completions), fingerprint(_body(group, in_turns)))
+
+
+def _that_ended(group: RolloutGroup) -> RolloutGroup:
+    """An environment's group without the episodes that were cut or could not be judged: no receiver would
+    play them to an end."""
+    ended = [
+        place
+        for place, completion in enumerate(group.completions)
+        if completion.finish != "length" and group.scores[place]
+    ]
+    return replace(
+        group,
+        completions=tuple(group.completions[place] for place in ended),
+        scores=tuple(group.scores[place] for place in ended),
+    )
 
 
 def _packed(group: RolloutGroup, in_turns: bool) -> tuple[RolloutGroup, bytes]:
@@ -125,22 +142,26 @@ def _body(group: RolloutGroup, in_turns: bool) -> Body:
     )
 
 
-def _said(text: str) -> tuple[str, ...]:
-    """What the policy said, turn by turn."""
-    from swarmnode.chat import turns_of
-
-    return tuple(turn.said for turn in turns_of(text))
-
-
 def _answer(completion: Completion, in_turns: bool) -> Answer:
     if completion.finish == "abort":
         raise Rejected(Reason.UNFINISHED)
     text = _said(completion.text) if in_turns else completion.text
     if (sum(map(len, text)) if in_turns else len(text)) > MAX_COMPLETION_CHARS:
         raise Rejected(Reason.TOO_LONG)
-    if in_turns and not 1 <= len(text) <= MAX_EPISODE_TURNS:
-        raise Rejected(Reason.UNPLAYABLE, f"{len(text)} turns")
     return Answer(text, completion.finish)
+
+
+def _said(text: str) -> tuple[str, ...]:
+    """What the policy said in a transcript, turn by turn. Raises Rejected."""
+    from swarmnode.chat import turns_of
+
+    try:
+        saids = tuple(turn.said for turn in turns_of(text))
+    except ValueError as error:
+        raise Rejected(Reason.UNFINISHED, str(error)) from error
+    if not 1 <= len(saids) <= MAX_EPISODE_TURNS:
+        raise Rejected(Reason.UNPLAYABLE, f"{len(saids)} turns")
+    return saids
 
 
 def _header(group: RolloutGroup, body: bytes, *, swarm: str, model: ModelLabel, now: float) -> Header:

@@ -228,6 +228,7 @@ class Reason(StrEnum):
     NO_TOKENS = "no_tokens"
     TOO_LONG = "too_long"
     UNPLAYABLE = "unplayable"
+    UNFINISHED = "unfinished"
     LONG_PROMPT = "long_prompt"
     COPIED = "copied"
     UNSCORABLE = "unscorable"
@@ -252,7 +253,6 @@ class Reason(StrEnum):
     # A group of our own was not announced.
     NOT_OURS = "not_ours"
     GROUP_SIZE = "group_size"
-    UNFINISHED = "unfinished"
     PRIVATE = "private"
     PACED = "paced"
     HOST_DOWN = "host_down"
@@ -280,8 +280,10 @@ PENALTIES: dict[Reason, float] = {
     Reason.BAD_REQUEST: 10,
     # Honest peers may have other limits or tokenizers, or say the same by chance.
     Reason.TOO_LONG: 4,
-    # Honest episodes may have been cut by their author's own limits.
+    # Environments that draw by lot where they promise not to are somebody's mistake, not an attack.
     Reason.UNPLAYABLE: 4,
+    # An author's own limit of turns may end an honest episode.
+    Reason.UNFINISHED: 1,
     Reason.COPIED: 4,
     Reason.INTERNAL: 4,
     # Honest peers keep to nine tenths of their allowance; a network that held messages back may bunch them.

@@ -1,6 +1,6 @@
 """Episodes of strangers, played again: what their policy said, and what our own environment says to it.
 
-Answer.text, turn by turn -> [EpisodeReplay.play] -> task.observe (in the strangers' process) -> Completion
+Answer.text, turn by turn -> [EpisodeReplay.read] -> task.observe (in the strangers' process) -> Completion
   -> validation.py
 
 Nothing that a stranger's environment is said to have observed is ever read: it does not travel. An episode
@@ -32,12 +32,14 @@ class EpisodeReplay:
     encode_turns: EncodeTurns
     max_completion_tokens: int
     clock: Callable[[], float]
+    refusal: Reason = Reason.UNFINISHED
+    """Why episodes were dropped: UNPLAYABLE, once one was that no honest policy could have played."""
     _began: float = field(init=False)
 
     def __post_init__(self) -> None:
         self._began = self.clock()
 
-    def play(self, answers: Sequence[Answer]) -> list[Completion | None]:
+    def read(self, answers: Sequence[Answer]) -> list[Completion | None]:
         """The answers in our tokens, as many as there was time for; None for those that do not play. Raises
         Rejected, JudgementLost."""
         played: list[Completion | None] = []
@@ -55,17 +57,20 @@ class EpisodeReplay:
     def _turns(self, saids: Sequence[str]) -> tuple[Turn, ...] | None:
         """The episode; () where it ends elsewhere; None: there was no time."""
         turns: list[Turn] = []
-        if len(saids) > self.task.most_turns:
-            return ()
-        for said in saids:
+        most = self.task.most_turns
+        for said in saids[:most]:
             if self.clock() - self._began > PLAY_S:
                 return None
             observed = self._observed([*turns, Turn(said)])
-            is_last = len(turns) + 1 == len(saids)
+            turns.append(Turn(said, observed or ()))
             if observed is None:
-                return (*turns, Turn(said)) if is_last else ()
-            turns.append(Turn(said, observed))
-        return (*turns[:-1], Turn(saids[-1])) if len(saids) == self.task.most_turns else ()
+                break
+        if len(turns) < len(saids):
+            self.refusal = Reason.UNPLAYABLE
+            return ()
+        if turns[-1].observed and len(turns) < most:
+            return ()
+        return (*turns[:-1], Turn(saids[-1]))
 
     def _observed(self, turns: Sequence[Turn]) -> "tuple[dict[str, str], ...] | None":
         try:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from swarmnode.errors import JudgementLost, JudgementOverran, Rejected, TaskError
 from swarmnode.exchange.limits import (
@@ -237,37 +237,55 @@ def _look_at(
     completions: list[Completion] = []
     scores: list[Scores] = []
     began, unfit = rules.clock(), 0
-    read_part = _reader(task, example, policy_version, rules)
+    reader = _reader(task, example, policy_version, rules)
     for part in parts(len(answers), rules.answers_per_group, rules.rng):
         if completions and rules.clock() - began > rules.look_s:
             break
-        read = read_part([answers[place] for place in part])
+        read = reader.read([answers[place] for place in part])
         fitting = [completion for completion in read if completion is not None]
         unfit += len(read) - len(fitting)
         completions += fitting
         if unfit >= len(completions):
-            reason = Reason.UNPLAYABLE if is_environment(task) else Reason.TOO_LONG
-            raise Rejected(reason, f"{unfit} of {unfit + len(completions)} answers are none that we take")
+            raise Rejected(
+                reader.refusal, f"{unfit} of {unfit + len(completions)} answers are none that we take"
+            )
         scores += _score(task, example, fitting) if fitting else ()
     if not any(completion.token_ids for completion in completions):
         raise Rejected(Reason.NO_TOKENS, "answers without a token")
     return tuple(completions), tuple(scores)
 
 
-_ReadPart = Callable[[Sequence[Answer]], Sequence[Completion | None]]
-"""Answers in our tokens, as many as there was time for. None: an answer that we do not take."""
+class _Reader(Protocol):
+    """Reads the answers to one example."""
+
+    refusal: Reason
+    """Why it left answers out."""
+
+    def read(self, answers: Sequence[Answer]) -> Sequence[Completion | None]:
+        """Answers in our tokens, as many as there was time for. None: one that we do not take."""
+        ...
 
 
-def _reader(task: Task, example: Example, policy_version: int, rules: BodyRules) -> _ReadPart:
+@dataclass(slots=True)
+class _TextReader:
+    policy_version: int
+    rules: BodyRules
+    refusal: Reason = Reason.TOO_LONG
+
+    def read(self, answers: Sequence[Answer]) -> list[Completion | None]:
+        return [_completion(answer, self.policy_version, self.rules) for answer in answers]
+
+
+def _reader(task: Task, example: Example, policy_version: int, rules: BodyRules) -> _Reader:
     """How answers to an example are read: those of an environment are played again."""
     if not is_environment(task):
-        return lambda answers: [_completion(answer, policy_version, rules) for answer in answers]
+        return _TextReader(policy_version, rules)
     if rules.encode_turns is None:
         raise Rejected(Reason.UNSCORABLE, "this node plays no episodes")
     from swarmnode.exchange.replay import EpisodeReplay
 
     longest = rules.max_completion_tokens
-    return EpisodeReplay(task, example, policy_version, rules.encode_turns, longest, rules.clock).play
+    return EpisodeReplay(task, example, policy_version, rules.encode_turns, longest, rules.clock)
 
 
 def _completion(answer: Answer, policy_version: int, rules: BodyRules) -> Completion | None:

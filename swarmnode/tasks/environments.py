@@ -34,7 +34,7 @@ from swarmnode.tasks.rewards import Reward, call_reward
 from swarmnode.tasks.task import MAX_INDEX, Task
 from swarmnode.tasks.tool_calls import read_turn
 from swarmnode.tasks.tools import Tool, parameters_of, tools_from
-from swarmnode.types import CHAT_MARK, Example, Message, messages_of, tools_of
+from swarmnode.types import Example, Message, messages_of, tools_of
 
 MOST_TURNS = 8
 """Turns of the policy, where the environment does not say."""
@@ -299,8 +299,10 @@ def as_turns(text: str) -> tuple[Turn, ...]:
     >>> as_turns("42")
     (Turn(said='42', observed=()),)
     """
-    turns = turns_of(text) if text.startswith(CHAT_MARK) else ()
-    return turns or (Turn(text),)
+    try:
+        return turns_of(text) or (Turn(text),)
+    except ValueError:
+        return (Turn(text),)
 
 
 def conversation(example: Example, turns: Sequence[Turn]) -> list[dict[str, Any]]:

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from swarmnode.chat import Turn, transcript
 from swarmnode.config_layers import load_config
 from swarmnode.node.assemble import start_tasks
 from swarmnode.tasks.judged import draw_round
 from swarmnode.tasks.process import IsolatedTask
-from swarmnode.tasks.task import Task, is_held_out, redraw, score_strictly
+from swarmnode.tasks.task import Task, is_environment, is_held_out, redraw, score_strictly
 from swarmnode.types import Example
 
 MOST_LINES = 3
@@ -251,4 +252,108 @@ def test_a_task_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert isinstance(task, IsolatedTask)
         example = one_of(task)
         assert task.score(example, [example.columns["answer"], "no"]) == [{"right": 1.0}, {"right": 0.0}]
+    assert len(lines) <= MOST_LINES
+
+
+CALCULATOR = '''
+def add(left: int, right: int) -> int:
+    """Adds two numbers.
+
+    Args:
+        left: The first.
+        right: The second.
+    """
+    return left + right
+
+
+def multiply(left: int, right: int) -> int:
+    """Multiplies two numbers.
+
+    Args:
+        left: The first.
+        right: The second.
+    """
+    return left * right
+
+
+def examples(seed):
+    for number in range(100):
+        question = [{"role": "user", "content": f"({number} + 1) * 3?"}]
+        yield {"prompt": question, "answer": str((number + 1) * 3)}
+
+
+def reward(completions, answer, **kwargs):
+    return [float(messages[-1]["content"].strip() == right) for messages, right in zip(completions, answer)]
+'''
+"""Functions and a reward as they are passed to TRL's GRPOTrainer(tools=..., reward_funcs=reward)."""
+
+SHOP = '''
+class Shop:
+    def reset(self, price, **kwargs) -> str:
+        self.price, self.paid = price, 0
+        return f" It costs {price}."
+
+    def pay(self, amount: int) -> str:
+        """Puts money on the counter.
+
+        Args:
+            amount: How much.
+        """
+        self.paid += amount
+        return f"{self.price - self.paid} to go"
+
+    def change(self) -> int:
+        """Asks for the change."""
+        return max(0, self.paid - self.price)
+
+    def get_reward(self) -> float:
+        return float(self.paid == self.price)
+
+
+def examples(seed):
+    for number in range(1, 100):
+        yield {"prompt": f"Buy apple {number}.", "price": number}
+'''
+"""As it is passed to TRL's GRPOTrainer(environment_factory=Shop)."""
+
+
+def answered(task: Task, example: Example, saids: Sequence[str]) -> tuple[Turn, ...]:
+    assert is_environment(task)
+    turns: list[Turn] = []
+    for said in saids:
+        turns.append(Turn(said, task.observe(example, [*turns, Turn(said)]) or ()))
+    return tuple(turns)
+
+
+def test_a_multi_turn_environment_with_two_tools(tmp_path: Path) -> None:
+    lines = ["tools = [add, multiply]"]
+    (tmp_path / "calculator.py").write_text("\n".join([CALCULATOR, *lines]))
+    lines.append(f"--task {tmp_path / 'calculator.py'}")
+    with ExitStack() as stack:
+        task = joined(stack, lines[1].split())
+        example = one_of(task)
+        number = int(example.columns["answer"]) // 3
+        calls = [{"name": "add", "arguments": {"left": number - 1, "right": 1}}]
+        calls.append({"name": "multiply", "arguments": {"left": number, "right": 3}})
+        said = [f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls]
+        turns = answered(task, example, [*said, example.columns["answer"]])
+        assert [m["content"] for t in turns for m in t.observed] == [str(number), str(3 * number)]
+        assert task.score(example, [transcript(turns), transcript([Turn("no")])]) == [
+            {"reward": 1.0},
+            {"reward": 0.0},
+        ]
+    assert len(lines) <= MOST_LINES
+
+
+def test_an_environment_factory_of_trl_with_two_tools(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(SHOP)
+    lines = [f"--task {tmp_path / 'shop.py'}:Shop"]
+    with ExitStack() as stack:
+        task = joined(stack, lines[0].split())
+        example = one_of(task)
+        price = example.columns["price"]
+        assert example.messages[-1]["content"].endswith(f" It costs {price}.")
+        turns = answered(task, example, [f"pay({price})", "change()", "Thanks."])
+        assert [m["content"] for t in turns for m in t.observed] == ["0 to go", "0"]
+        assert task.score(example, [transcript(turns)]) == [{"environment": 1.0}]
     assert len(lines) <= MOST_LINES

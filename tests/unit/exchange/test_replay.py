@@ -147,18 +147,18 @@ SOUND = ("5", "0")
 
 
 @pytest.mark.parametrize(
-    "hostile",
+    ("hostile", "reason"),
     [
-        pytest.param(("5", "0", "9"), id="a turn behind the end"),
-        pytest.param(("5",), id="an end before it"),
-        pytest.param(("5",) * 5, id="more turns than there are"),
-        pytest.param(("9" * 5000, "0"), id="too long for us"),
-        pytest.param(("5", '\x02[["0",[["user","You won."]]]]'), id="a transcript in a turn"),
-        pytest.param(('5"]]],["0",[]]]\x02', "x"), id="marks that end a transcript"),
+        pytest.param(("5", "0", "9"), "unplayable", id="a turn behind the end"),
+        pytest.param(("5",), "unfinished", id="an end before it"),
+        pytest.param(("5",) * 5, "unplayable", id="more turns than there are"),
+        pytest.param(("9" * 5000, "0"), "unfinished", id="too long for us"),
+        pytest.param(("5", '\x02[["0",[["user","You won."]]]]'), "unfinished", id="a transcript in a turn"),
+        pytest.param(('5"]]],["0",[]]]\x02', "x"), "unfinished", id="marks that end a transcript"),
     ],
 )
 def test_an_episode_that_does_not_play_so_is_dropped(
-    game: Environment, key: NodeKey, rules: BodyRules, hostile: tuple[str, ...]
+    game: Environment, key: NodeKey, rules: BodyRules, hostile: tuple[str, ...], reason: str
 ) -> None:
     composed = composed_of(group_of(game, key, SOUND, ["0"]), key)
     data = with_answers(composed, SOUND, ("0",), hostile)
@@ -167,7 +167,20 @@ def test_an_episode_that_does_not_play_so_is_dropped(
     data = with_answers(composed, SOUND, hostile)
     with pytest.raises(Rejected) as caught:
         check_body(data, announced(composed, key, data), rules)
-    assert caught.value.reason == "unplayable"
+    assert caught.value.reason == reason
+
+
+def test_episodes_that_were_cut_or_not_judged_stay_at_home(game: Environment, key: NodeKey) -> None:
+    group = group_of(game, key, ["5", "0"], ["0"], ["7", "3"], ["7", "0"])
+    first, second, third, fourth = group.completions
+    cut = replace(
+        group,
+        completions=(first, second, replace(third, finish="length"), fourth),
+        scores=(*group.scores[:3], {}),
+    )
+    composed = composed_of(cut, key)
+    assert [answer.text for answer in decode_body(composed.body).answers] == [("5", "0"), ("0",)]
+    assert composed.header.reward_mean == 1.5
 
 
 def test_all_the_turns_that_there_are_need_no_end(game: Environment, key: NodeKey, rules: BodyRules) -> None:
