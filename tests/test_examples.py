@@ -39,9 +39,9 @@ def test_docstrings_comments_and_empty_lines_are_no_code() -> None:
     assert lines_of_code('"""Doc."""\n\n# why\nx = 1  # so\n') == 1
 
 
-TRAINED = ("notebook", "own_task", "watched")
-"""Examples that are about the node. The others are about tasks: those are drawn and judged as a node has
-them, and only the training is left out."""
+TRAINED = ("environment", "notebook", "own_task", "refine", "watched")
+"""Examples that are about the node, or that it plays. The others are about tasks: those are drawn and judged
+as a node has them, and only the training is left out."""
 
 TASKS = sorted(path for path in FOLDER.glob("*.py") if path.stem not in TRAINED)
 

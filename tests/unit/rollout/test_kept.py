@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from swarmnode.native import compiler
-from swarmnode.rollout.decode import embedded
+from swarmnode.rollout.decode import kept as kept_module
 from swarmnode.rollout.decode.decoder import Decoder
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.decode.kept import KeptConversation, KeptStore, continue_batch
@@ -148,7 +148,7 @@ def test_turns_that_begin_together_share_a_pass_over_what_is_new(
         passes.append([len(ids) - one.computed for ids, one in zip(sequences, kept, strict=True)])
         return continue_batch(decoder, layers, sequences, kept)
 
-    monkeypatch.setattr(embedded, "continue_batch", counting)
+    monkeypatch.setattr(kept_module, "continue_batch", counting)
     engine = EmbeddedEngine(tiny, ())
     outputs = run(engine, [talk.request(goes_on=True) for talk in talks(8)])
     ended = [t.with_said(outputs[t.name].sampled) for t in talks(8) if outputs[t.name].finish == "stop"]
