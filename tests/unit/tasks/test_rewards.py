@@ -246,7 +246,7 @@ def test_scores_are_named_and_follow_the_completions():
 def test_every_builtin_reward_is_found_by_its_name_alone():
     loose = {"exact_match", "numeric_match", "boxed_match", "think_format", "answer_tags", "concise"}
     strict = {"strict_numeric_match", "strict_boxed_match", "worked_numeric_match"}
-    assert loose | strict | {"passes_tests"} == set(builtin_rewards())
+    assert loose | strict | {"passes_tests", "majority_vote"} == set(builtin_rewards())
     for name in builtin_rewards():
         assert load_reward(name).__name__ == name
 
