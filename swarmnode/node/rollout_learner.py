@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import replace
 from math import floor
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -33,14 +34,16 @@ from swarmnode.rollout.engine import Engine, PolicyUpdate, SamplingParams
 from swarmnode.rollout.schedule.group import Answered, Budget, PassRate, Renderer, completion_seed, probe_size
 from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.rollout.schedule.state import PartialSettings
-from swarmnode.tasks.curriculum import Level, first_levels, levels_after
 from swarmnode.tasks.judged import ExampleStream, OwnJudge, StreamPlace, WantedExamples
 from swarmnode.tasks.loader import spec_of
-from swarmnode.tasks.task import Task, judges_groups, redraw, score_strictly
+from swarmnode.tasks.task import Task, judges_groups, levels_of, redraw, score_strictly
 from swarmnode.training.checkpoint import Measure, Waiting
 from swarmnode.training.evaluation import evaluate
 from swarmnode.training.records import Counters, Evaluation, TrainReport
 from swarmnode.types import Example, ExampleKey, RolloutGroup
+
+if TYPE_CHECKING:
+    from swarmnode.tasks.curriculum import Level
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +57,8 @@ class UntrainedRollouts(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """`PartialRollouts.state`."""
     pass_rates: dict[str, PassRate] = {}
     """Pass rates of tasks, where budgets depend on them (rollout/schedule/group.py)."""
-    levels: dict[str, Level] = {}
-    """Where the policy stands in tasks that have levels."""
+    levels: dict[str, tuple[int, float, float]] = {}
+    """Where the policy stands in tasks that have levels (curriculum.py)."""
 
 
 class RolloutLearner(ABC):
@@ -88,7 +91,7 @@ class RolloutLearner(ABC):
         self._versions_ahead = versions_ahead
         settings = partial_settings(config.rollout, versions_ahead, alone=config.node.policies == 1)
         self._rollouts = PartialRollouts(engine, renderer, settings, self._sampling, seed=seed)
-        self._levels = first_levels(tasks)
+        self._levels = _first_levels(tasks)
         self._levels_before: dict[int, Mapping[str, Level]] = {}
         """Levels when these rounds began: who goes on from a checkpoint counts their answers again."""
         self._examples = WantedExamples(self._stream())
@@ -177,8 +180,12 @@ class RolloutLearner(ABC):
         seconds = time.perf_counter() - started
         return RoundRollouts(tuple(groups) if complete else (), tokens, seconds, complete, self._generation())
 
-    def _moved(self, groups: Sequence[RolloutGroup]) -> dict[str, Level]:
+    def _moved(self, groups: Sequence[RolloutGroup]) -> "dict[str, Level]":
         """The levels after a round's groups."""
+        if not self._levels:
+            return {}
+        from swarmnode.tasks.curriculum import levels_after
+
         after = levels_after(self._levels, self._tasks, groups)
         for name, level in after.items():
             if level.level != self._levels[name].level:
@@ -305,7 +312,9 @@ class RolloutLearner(ABC):
             ) from error
         # At a start the trainer is not ahead of the engine yet: what was complete is as fresh as it looks.
         self._rollouts.restore(state.rollouts, self._redraw, older=self._versions_ahead)
-        self._levels = {name: state.levels.get(name, level) for name, level in self._levels.items()}
+        self._levels = {
+            name: level._make(state.levels.get(name, level)) for name, level in self._levels.items()
+        }
         self._examples = WantedExamples(self._stream(state.place))
         if self._budget is not None:
             self._budget.rates = state.pass_rates
@@ -349,6 +358,14 @@ class RolloutLearner(ABC):
             swap_s=engine.swap_s,
             kv_use=engine.kv_use,
         )
+
+
+def _first_levels(tasks: Mapping[str, Task]) -> "dict[str, Level]":
+    if not any(levels_of(task) > 1 for task in tasks.values()):
+        return {}
+    from swarmnode.tasks.curriculum import first_levels
+
+    return first_levels(tasks)
 
 
 def scored(answered: Answered, tasks: Mapping[str, Task], author: str, version: int) -> RolloutGroup:

@@ -8,8 +8,7 @@ evaluation, asks at all levels in turn.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-
-import msgspec
+from typing import NamedTuple
 
 from swarmnode.tasks.task import Task, levels_of
 from swarmnode.types import RolloutGroup
@@ -28,7 +27,7 @@ UP, DOWN = 0.75, 0.1
 PASSING_REWARD = 1.0
 
 
-class Level(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Level(NamedTuple):
     """Where a policy stands in one task, counted from 0, and how its answers there did lately."""
 
     level: int = 0
