@@ -19,7 +19,8 @@ from swarmnode.rollout.engine import Engine, SamplingParams
 from swarmnode.rollout.schedule.group import Answered, Renderer
 from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.rollout.schedule.state import PartialSettings
-from swarmnode.tasks.task import Task, draw_held_out, is_environment, score_completions
+from swarmnode.tasks.judged import JudgedTask
+from swarmnode.tasks.task import Isolated, Task, draw_held_out, is_environment, score_completions
 from swarmnode.training.records import Evaluation, PassAt
 from swarmnode.types import Example, Scores, mean_or_none, total_reward
 
@@ -141,8 +142,16 @@ def conversation_rules(tasks: Mapping[str, Task], config: Config) -> "Conversati
 
     limits = config.tasks
     return ConversationRules(
-        environments, limits.max_turns, limits.turn_timeout_s, config.rollout.max_turn_tokens
+        environments,
+        limits.max_turns,
+        limits.turn_timeout_s,
+        config.rollout.max_turn_tokens,
+        frozenset(name for name, task in environments.items() if _is_isolated(task)),
     )
+
+
+def _is_isolated(task: Task) -> bool:
+    return isinstance(task.task if isinstance(task, JudgedTask) else task, Isolated)
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST_ASKED = 16
-"""Episodes that are asked at the same time, each in a thread. Many environments answer one after the other,
-and the time of an answer counts from when it is asked for."""
+"""Episodes that are asked at the same time, each in a thread."""
 
 MOST_STUCK = 64
 """Threads that overran and did not return. With so many, no environment is asked."""
@@ -58,10 +57,18 @@ class ConversationRules:
     """Longest that an environment may take to answer one turn."""
     max_turn_tokens: int | None = None
     """Longest turn of the policy. None: the whole completion is bounded and nothing else."""
+    one_by_one: frozenset[str] = frozenset()
+    """Environments in processes of their own: those end what takes too long by themselves, and a question
+    waits there for those before it."""
 
     def environment_of(self, example: Example) -> Environment | None:
         """None: nobody answers to this example's answers."""
         return self.environments.get(example.key.task)
+
+    def patience_s(self, example: Example) -> float:
+        """Seconds until nobody waits for an answer any more."""
+        ahead = MOST_ASKED if example.key.task in self.one_by_one else 1
+        return ahead * self.turn_timeout_s
 
     def most_turns(self, example: Example) -> int:
         """Turns that the policy has with this example at most."""
@@ -244,7 +251,7 @@ class Conversations:
         asked = question.answer
         if asked is None or asked.done():
             return False
-        return self._clock() - question.began >= self.rules.turn_timeout_s
+        return self._clock() - question.began >= self.rules.patience_s(question.group.example)
 
     # ---- what becomes of a member ----
 
@@ -264,7 +271,7 @@ class Conversations:
 
     def _leave_behind(self, question: _Question) -> None:
         self._leave(question)
-        limit = self.rules.turn_timeout_s
+        limit = self.rules.patience_s(question.group.example)
         lost = JudgementOverran(
             f"the environment {question.group.example.key.task} did not answer within {limit:g} s"
         )

@@ -14,7 +14,7 @@ from swarmnode.chat import Turn, turns_of
 from swarmnode.errors import CheckpointError, JudgementLost, TaskError
 from swarmnode.rollout.engine import PolicyUpdate, Request, SamplingParams
 from swarmnode.rollout.fake import Answer, FakeEngine, by_turns
-from swarmnode.rollout.schedule.conversations import ConversationRules
+from swarmnode.rollout.schedule.conversations import MOST_ASKED, ConversationRules
 from swarmnode.rollout.schedule.group import Answered, Renderer
 from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.rollout.schedule.state import PartialSettings
@@ -193,6 +193,14 @@ def test_an_environment_that_overruns_costs_its_completion_the_reward_and_nothin
     assert rewards == {0: ({},) * 3, 1: ({"right": 1.0},) * 3}
     assert [one.broken_off for one in completions(groups)].count(True) == 3
     assert "did not answer within 10 s" in caplog.text
+
+
+def test_what_answers_one_by_one_has_the_time_of_all_that_are_asked_at_once() -> None:
+    task = TwoTools()
+    alone = ConversationRules({task.name: task}, 16, turn_timeout_s=10.0)
+    in_line = replace(alone, one_by_one=frozenset({task.name}))
+    example = next(stream(task))
+    assert (alone.patience_s(example), in_line.patience_s(example)) == (10.0, MOST_ASKED * 10.0)
 
 
 def test_an_environment_that_dies_costs_no_round_and_one_that_is_broken_ends_it() -> None:
