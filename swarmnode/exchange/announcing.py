@@ -16,7 +16,6 @@ import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from swarmnode.chat import turns_of
 from swarmnode.errors import Rejected
 from swarmnode.exchange.limits import (
     MAX_COMPLETION_CHARS,
@@ -154,6 +153,8 @@ def _answer(completion: Completion, in_turns: bool) -> Answer:
 
 def _said(text: str) -> tuple[str, ...]:
     """What the policy said in a transcript, turn by turn. Raises Rejected."""
+    from swarmnode.chat import turns_of
+
     try:
         saids = tuple(turn.said for turn in turns_of(text))
     except ValueError as error:

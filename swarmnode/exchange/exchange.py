@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from swarmnode.errors import ConfigError, IdentityError, NetworkError, Rejected
 from swarmnode.exchange.announcing import Composed, ModelLabel, Neighbourhood, compose, give
@@ -33,7 +33,6 @@ from swarmnode.exchange.limits import (
 from swarmnode.exchange.messages import Announcement, Arrival, hash_body
 from swarmnode.exchange.planes import BodyPlane, HeaderPlane, topics_to_listen_to
 from swarmnode.exchange.record import FORMAT, Door, Record, Recorder, load, restore_standings, saved_standings
-from swarmnode.exchange.replay import EncodeTurns
 from swarmnode.exchange.reputation import ExchangeStats, Ledger, Reputation, TokenBucket
 from swarmnode.exchange.selection import Claims, meeting_places
 from swarmnode.exchange.validation import BodyRules, Encode, PromptIds, check_header
@@ -41,6 +40,9 @@ from swarmnode.identity.keys import NodeKey
 from swarmnode.network.host import Host
 from swarmnode.tasks.task import Task, is_environment, is_exchangeable
 from swarmnode.types import ExampleKey, RolloutGroup
+
+if TYPE_CHECKING:
+    from swarmnode.exchange.playback import EncodeTurns
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +73,7 @@ class Exchange:
         rng: random.Random | None = None,
         neighbourhood: Neighbourhood | None = None,
         record: Path | None = None,
-        encode_turns: EncodeTurns | None = None,
+        encode_turns: "EncodeTurns | None" = None,
     ) -> None:
         """`encode` and `prompt_ids` give the local policy's tokens of an answer and of a prompt,
         `encode_turns` of an episode (None: episodes of others are not used); `model_size` is its number of

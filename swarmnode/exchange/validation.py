@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from swarmnode.errors import JudgementLost, JudgementOverran, Rejected, TaskError
 from swarmnode.exchange.limits import (
@@ -46,7 +46,6 @@ from swarmnode.exchange.messages import (
     narrowed,
     parts,
 )
-from swarmnode.exchange.replay import EncodeTurns, EpisodeReplay
 from swarmnode.identity.keys import unseal
 from swarmnode.tasks.task import Task, is_environment, redraw, score_strictly
 from swarmnode.types import (
@@ -58,6 +57,9 @@ from swarmnode.types import (
     Scores,
     one_span,
 )
+
+if TYPE_CHECKING:
+    from swarmnode.exchange.playback import EncodeTurns
 
 HEADER_CONTEXT = f"swarmnode/{PROTOCOL}/rollout-header"
 
@@ -83,7 +85,7 @@ class BodyRules:
     max_completion_tokens: int
     answers_per_group: int = MAX_GROUP_SIZE
     """Most answers of a group that are looked at at once, and kept."""
-    encode_turns: EncodeTurns | None = None
+    encode_turns: "EncodeTurns | None" = None
     """The local policy's tokens of an episode. None: nothing of environments is used."""
     look_s: float = LOOK_S
     rng: random.Random = field(default_factory=random.Random)
@@ -280,8 +282,10 @@ def _reader(task: Task, example: Example, policy_version: int, rules: BodyRules)
         return _TextReader(policy_version, rules)
     if rules.encode_turns is None:
         raise Rejected(Reason.UNSCORABLE, "this node plays no episodes")
+    from swarmnode.exchange.playback import Playback
+
     longest = rules.max_completion_tokens
-    return EpisodeReplay(task, example, policy_version, rules.encode_turns, longest, rules.clock)
+    return Playback(task, example, policy_version, rules.encode_turns, longest, rules.clock)
 
 
 def _completion(answer: Answer, policy_version: int, rules: BodyRules) -> Completion | None:
