@@ -296,7 +296,7 @@ def _plain(value: Any) -> Any:
         return dump()
     if isinstance(value, type) or not dataclasses.is_dataclass(value):
         return value
-    return dataclasses.asdict(value)
+    return dataclasses.asdict(cast(Any, value))
 
 
 def bounded(text: str) -> str:
