@@ -42,7 +42,7 @@ from swarmnode.tasks.task import Task, is_environment, is_exchangeable
 from swarmnode.types import ExampleKey, RolloutGroup
 
 if TYPE_CHECKING:
-    from swarmnode.exchange.replay import EncodeTurns
+    from swarmnode.exchange.playback import EncodeTurns
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ and the stream protocol carry the version, and any other shape is malformed. The
 its type.
 
 An answer of a task that answers back travels as what the policy said, turn by turn: whoever gets it plays the
-episode again (replay.py).
+episode again (playback.py).
 
 Nothing is decoded before its size is bounded. A body must be one zstd frame that states its size, with
 nothing behind it: the size is checked before a byte is decompressed, so a bomb costs its author a ban and us

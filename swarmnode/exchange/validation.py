@@ -59,7 +59,7 @@ from swarmnode.types import (
 )
 
 if TYPE_CHECKING:
-    from swarmnode.exchange.replay import EncodeTurns
+    from swarmnode.exchange.playback import EncodeTurns
 
 HEADER_CONTEXT = f"swarmnode/{PROTOCOL}/rollout-header"
 
@@ -282,10 +282,10 @@ def _reader(task: Task, example: Example, policy_version: int, rules: BodyRules)
         return _TextReader(policy_version, rules)
     if rules.encode_turns is None:
         raise Rejected(Reason.UNSCORABLE, "this node plays no episodes")
-    from swarmnode.exchange.replay import EpisodeReplay
+    from swarmnode.exchange.playback import Playback
 
     longest = rules.max_completion_tokens
-    return EpisodeReplay(task, example, policy_version, rules.encode_turns, longest, rules.clock)
+    return Playback(task, example, policy_version, rules.encode_turns, longest, rules.clock)
 
 
 def _completion(answer: Answer, policy_version: int, rules: BodyRules) -> Completion | None:

@@ -5,9 +5,9 @@ evaluation.py -> [majority_at_k] -> maj@k
 
 This is the reward of test-time reinforcement learning (TTRL, Zuo et al. 2025, arXiv 2504.16084): nobody needs
 to know an answer. ETTRL (Liu et al. 2025, arXiv 2508.11356) has the same reward and looks at entropies of
-tokens in sampling and in the advantage, which are no business of a judge. Neither paper says what a tie is:
-TTRL's code takes the answer that came first, which rewards chance. Here a tie is no majority and nobody has a
-reward, which is unknown and not zero.
+tokens in sampling and in the advantage, which are no business of a judge. To let the
+first of equally many win would reward chance: here a tie is no majority and nobody has a reward, which is
+unknown and not zero.
 
 A policy that agrees with itself is not right by that. So what is held out is judged otherwise: by the true
 answer where the task has one, and by the vote of the other answers where it has none.

@@ -20,9 +20,11 @@ from swarmnode.tasks.functions import as_task
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.portrait import portrait_of
 from swarmnode.tasks.process import isolate
-from swarmnode.tasks.task import Environment, is_environment
+from swarmnode.tasks.task import Environment, is_environment, load_source
 from swarmnode.tasks.template import write_template
 from swarmnode.types import Example, messages_of, tools_of
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 TWO_TOOLS = '''
 def add(left: int, right: int) -> int:
@@ -563,3 +565,42 @@ def test_an_environment_that_answers_by_lot_must_stay_at_home(tmp_path: Path, ex
     assert not report.episode.same
     errors = [finding.what for finding in report.findings if finding.level == "error"]
     assert errors == (["the same words are answered differently the second time"] if exchangeable else [])
+
+
+# ---- examples/ ----
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said", "answers", "score"),
+    [
+        (
+            "two_tools",
+            {"tools": ("add", "double")},
+            ["add(0, 1)", "double: 1", "2"],
+            ["1", "2"],
+            {"correct": 1.0},
+        ),
+        ("environment", {"environment": "Guessing"}, ["guess: 9", "It is 9."], ["lower"], {OWN_REWARD: 0.0}),
+        (
+            "refine",
+            {"environment": "Refining"},
+            ["198", "a", "b", "They differ.", "198"],
+            ["another way", "another way", "where do", "Now give"],
+            {OWN_REWARD: 1.0},
+        ),
+    ],
+)
+def test_the_examples_play(
+    name: str, options: dict[str, Any], said: list[str], answers: list[str], score: dict[str, float]
+) -> None:
+    module = vars(load_source(EXAMPLES / f"{name}.py").module)
+    given = {
+        key: [module[one] for one in names] if isinstance(names, tuple) else module[names]
+        for key, names in options.items()
+    }
+    task = as_task(module["ROWS"][:2], **given)
+    assert is_environment(task)
+    example = next(one for one in task.examples(0) if one.columns.get("answer", "") in ("", "2", "198"))
+    turns = play(task, example, said)
+    assert all(part in text for part, text in zip(answers, observed(turns), strict=True))
+    assert task.score(example, [transcript(turns)]) == [score]

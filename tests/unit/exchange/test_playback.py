@@ -12,7 +12,8 @@ import pytest
 from swarmnode.chat import Turn, transcript, turns_of
 from swarmnode.errors import Rejected
 from swarmnode.exchange.announcing import Composed, ModelLabel, compose, give
-from swarmnode.exchange.limits import MAX_EPISODE_TURNS, PLAY_S
+from swarmnode.exchange.exchange import Exchange
+from swarmnode.exchange.limits import MAX_EPISODE_TURNS, PLAY_S, ExchangeSettings
 from swarmnode.exchange.messages import (
     Announcement,
     Answer,
@@ -24,6 +25,7 @@ from swarmnode.exchange.messages import (
 )
 from swarmnode.exchange.validation import BodyRules, CheckedBody, Judge, check_body
 from swarmnode.identity.keys import NodeKey
+from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.tasks.functions import as_task
 from swarmnode.tasks.process import IsolatedTask, isolate
 from swarmnode.tasks.task import Environment, draw_train, is_environment, score_strictly
@@ -308,3 +310,47 @@ def test_bodies_of_old_are_read_as_before(composed: Composed) -> None:
     rows = msgspec.msgpack.decode(msgspec.msgpack.encode(body))
     assert all(isinstance(text, str) for text, _ in rows[-1])
     assert isinstance(body, Body)
+
+
+def exchange_of(host: MemoryHost, key: NodeKey, task: Environment) -> Exchange:
+    return Exchange(
+        host,
+        key,
+        {task.name: task},
+        encode=encode,
+        encode_turns=encode_turns,
+        prompt_ids=prompt_ids,
+        settings=ExchangeSettings(swarm="test", patience_s=30.0),
+        model_family="tiny",
+        model_size=1,
+        clock=lambda: NOW,
+    )
+
+
+async def test_an_episode_goes_from_one_node_to_another(
+    game: Environment, key: NodeKey, other_key: NodeKey
+) -> None:
+    network = MemoryNetwork()
+    theirs = as_task(ROWS, environment=Countdown)
+    assert is_environment(theirs)
+    async with network.host(key.peer_id) as here, network.host(other_key.peer_id) as there:
+        await there.connect(here.address)
+        async with exchange_of(here, key, game) as author, exchange_of(there, other_key, theirs) as receiver:
+            group = group_of(game, key, ["5", "2", "0"], ["0"])
+            await author.publish([group])
+            (received,) = await receiver.collect(2, 0, 30.0)
+    assert received.scores == group.scores
+    assert [one.given for one in received.completions] == [one.given for one in group.completions]
+
+
+class AtHome(Countdown):
+    exchangeable = False
+
+
+async def test_nothing_of_an_environment_that_stays_at_home_leaves(key: NodeKey) -> None:
+    task = as_task(ROWS, environment=AtHome)
+    assert is_environment(task)
+    async with MemoryNetwork().host(key.peer_id) as host, exchange_of(host, key, task) as exchange:
+        await exchange.publish([group_of(task, key, ["5", "0"], ["0"])])
+        stats = exchange.stats()
+    assert (stats.published, stats.unpublished, stats.bytes_out) == (0, {"private": 1}, 0)

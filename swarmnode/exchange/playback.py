@@ -1,6 +1,6 @@
 """Episodes of strangers, played again: what their policy said, and what our own environment says to it.
 
-Answer.text, turn by turn -> [EpisodeReplay.read] -> task.observe (in the strangers' process) -> Completion
+Answer.text, turn by turn -> [Playback.read] -> task.observe (in the strangers' process) -> Completion
   -> validation.py
 
 Nothing that a stranger's environment is said to have observed is ever read: it does not travel. An episode
@@ -23,7 +23,7 @@ EncodeTurns = Callable[[Sequence[Turn], FinishReason], tuple[tuple[int, ...], tu
 
 
 @dataclass(slots=True)
-class EpisodeReplay:
+class Playback:
     """The answers to one example, played one after the other."""
 
     task: Environment
