@@ -16,9 +16,18 @@ from typing import Any, cast
 
 import msgspec
 
+from swarmnode.config import JudgeConfig
 from swarmnode.errors import TaskError
 from swarmnode.tasks.builtin import StableRandom
-from swarmnode.tasks.rewards import Reward, load_reward, named_rewards, score_with
+from swarmnode.tasks.rewards import (
+    RemoteReward,
+    Reward,
+    are_exchangeable,
+    judge_of,
+    load_reward,
+    named_rewards,
+    score_with,
+)
 from swarmnode.tasks.rows import read_row, user_text
 from swarmnode.tasks.specs import TaskKind, TaskSpec
 from swarmnode.tasks.tables import MAX_ROW_BYTES, Columns, PlacedRow, read_table, take
@@ -33,7 +42,7 @@ PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "instruction", "i
 ANSWER_COLUMNS = ("answer", "solution", "ground_truth", "target", "output", "response", "label")
 """Where no setting says otherwise, the first of these that a set has."""
 
-OPTIONS = ("reward", "prompt", "answer", "system", "split", "private")
+OPTIONS = ("reward", "judge", "prompt", "answer", "system", "split", "private")
 
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
@@ -63,6 +72,8 @@ def load_data(spec: TaskSpec) -> DataTask:
     """Read a data set, check every row, load its rewards. Raises TaskError, with the place of a bad row."""
     spec.only(*OPTIONS)
     rewards = named_rewards(spec.options.get("reward", ()))
+    if (judge := spec.one("judge")) is not None:
+        rewards["judge"] = judge_of(JudgeConfig.model_validate_json(judge))
     name, digest = name_of(spec), hashlib.blake2b(digest_size=8)
     for text in [digest_of(reward) for reward in rewards.values()] or ["exact_match"]:
         digest.update(f"{text}\n".encode())
@@ -79,7 +90,7 @@ def load_data(spec: TaskSpec) -> DataTask:
         raise TaskError(f"{spec.name} has no rows", hint="write at least a few hundred")
     private = (spec.one("private") or "false").lower() in ("true", "1", "yes")
     judges = rewards or {"correct": load_reward("exact_match")}
-    return DataTask(name, digest.hexdigest(), rows, judges, exchangeable=not private)
+    return DataTask(name, digest.hexdigest(), rows, judges, not private and are_exchangeable(judges.values()))
 
 
 def name_of(spec: TaskSpec) -> str:
@@ -115,6 +126,8 @@ def shuffled(name: str, count: int) -> Iterator[int]:
 
 def digest_of(function: Callable[..., Any]) -> str:
     """What tells one function from another of its name: the text of the file that it stands in."""
+    if isinstance(function, RemoteReward):
+        return function.version
     inner: Any = inspect.unwrap(function)
     if not inspect.isroutine(inner):
         inner = cast(Any, type(inner))

@@ -18,7 +18,14 @@ from typing import Any
 from swarmnode.errors import TaskError
 from swarmnode.tasks.data import shuffled
 from swarmnode.tasks.loader import TASK_NAME, FileTask
-from swarmnode.tasks.rewards import Reward, load_reward, named_rewards, score_with
+from swarmnode.tasks.rewards import (
+    RemoteReward,
+    Reward,
+    are_exchangeable,
+    load_reward,
+    named_rewards,
+    score_with,
+)
 from swarmnode.tasks.task import Task, is_exchangeable, is_task
 from swarmnode.types import Example
 
@@ -50,8 +57,8 @@ class RewardedTask:
 
     @property
     def exchangeable(self) -> bool:
-        """Whether the other task is."""
-        return is_exchangeable(self.task)
+        """Whether the other task is, and others would get the same scores."""
+        return is_exchangeable(self.task) and are_exchangeable(self.rewards.values())
 
     def examples(self, seed: int) -> Iterator[Example]:
         """The other task's examples, under this task's version."""
@@ -84,10 +91,11 @@ def as_task(given: Task | Draw | Rows, rewards: Sequence[RewardSpec] = ()) -> Ta
         name = getattr(given, "__name__", "task")
         name = "task" if name in NAMELESS or not TASK_NAME.fullmatch(name) else name
         version = _digest([source_of(given), *map(source_of, judges.values())])
-        return FileTask(name, version, _place_of(given), given, judges)
+        return FileTask(name, version, _place_of(given), given, judges, are_exchangeable(judges.values()))
     if isinstance(given, Sequence) and not isinstance(given, str | bytes) and len(given):
         version = _digest([_text_of(given), *map(source_of, judges.values())])
-        return FileTask("rows", version, Path("<rows>"), partial(_in_order, given, version), judges)
+        draw = partial(_in_order, given, version)
+        return FileTask("rows", version, Path("<rows>"), draw, judges, are_exchangeable(judges.values()))
     raise TaskError(
         f"{given!r:.80} is no task",
         hint="pass a name, a file, a function examples(seed), a list of examples, or an object with name,"
@@ -103,6 +111,8 @@ def rewarded(task: Task, rewards: Mapping[str, Reward]) -> Task:
 def source_of(function: Callable[..., Any]) -> str:
     """What a function does, as text: its source; where there is none, its byte code, which differs between
     versions of Python. Names outside of it that it uses are not followed."""
+    if isinstance(function, RemoteReward):
+        return function.version
     try:
         return inspect.getsource(function)
     except (OSError, TypeError):

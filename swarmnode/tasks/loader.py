@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING, Any
 
 from swarmnode.errors import TaskError
 from swarmnode.tasks.builtin import BUILTIN_TASKS, OurOwn
-from swarmnode.tasks.rewards import Reward, load_reward, score_with
+from swarmnode.tasks.rewards import Reward, are_exchangeable, load_reward, score_with
 from swarmnode.tasks.task import Isolated, Task, load_source, where
 from swarmnode.types import Example, ExampleKey
 
@@ -271,8 +271,8 @@ def _load_import(asked: "TaskSpec") -> Task:
         )
     rewards = _rewards(found.module)
     version = _version(found.module, found.digest, found.path)
-    kept = _exchangeable(found.module)
-    return _named(FileTask(found.name, version, found.path, found.value, rewards, kept))
+    exchangeable = _exchangeable(found.module, rewards)
+    return _named(FileTask(found.name, version, found.path, found.value, rewards, exchangeable))
 
 
 def _named(task: Task) -> Task:
@@ -293,12 +293,12 @@ def _load_file(path: Path, text: str | None) -> Task:
         )
     version = _version(source.module, source.digest, path)
     rewards = _rewards(source.module)
-    return FileTask(path.stem, version, source.path, draw, rewards, _exchangeable(source.module))
+    return FileTask(path.stem, version, source.path, draw, rewards, _exchangeable(source.module, rewards))
 
 
-def _exchangeable(module: ModuleType) -> bool:
-    """`exchangeable = False` in a file keeps its rollouts at home."""
-    return bool(vars(module).get("exchangeable", True))
+def _exchangeable(module: ModuleType, rewards: Mapping[str, Reward]) -> bool:
+    """`exchangeable = False` in a file keeps its rollouts at home, and so does a judge that only we ask."""
+    return bool(vars(module).get("exchangeable", True)) and are_exchangeable(rewards.values())
 
 
 def _rewards(module: ModuleType) -> dict[str, Reward]:
