@@ -8,8 +8,8 @@ which nothing can end when it hangs. The three take turns.
 
 `wait_share`: seconds from the last answer of a round to its last score, over the seconds of the round, as the
 node itself counts them; real nodes with the tiny policy, the worse of the built-in tasks as the preset has
-them (rounds of 0.1 s) and of the judge that waits (32 groups of 8, answers of up to 128 tokens, refill: some
-seconds a round). Beside it the same with one process, and in rounds of a second, where 50 ms are more.
+them (rounds of 0.1 s) and of the judge that waits (32 groups of 8 in 64 slots, answers of up to 128 tokens,
+refill: some seconds a round). Beside it the same with one process, and in rounds of a second, where 50 ms are more.
 
 `rounds_lost`: rounds that a node did not finish whose judge hangs now and then; `deadlines`: what each hang
 cost, in deadlines; `rounds_ratio`: rounds a second beside the same node whose judge never hangs.
@@ -66,7 +66,12 @@ ALONE = {
     "node.seed": 0,
     "tasks.score_timeout_s": 5.0,
 }
-LONG_ROUNDS = {"rollout.mode": "refill", "rollout.overlap": "on", "rollout.max_tokens": 128}
+LONG_ROUNDS = {
+    "rollout.mode": "refill",
+    "rollout.overlap": "on",
+    "rollout.max_tokens": 128,
+    "rollout.slots": 64,
+}
 DEADLINE_S = 1.0
 ONE_IN = 60
 """Groups of which one hangs the runaway judge."""
@@ -207,7 +212,8 @@ def waiting(
     }
     if plan is FULL:
         kinds["wait_share_50ms_1_worker"] = judge, plan.long_rounds, {**LONG_ROUNDS, "tasks.workers": 1}
-        kinds["wait_share_50ms_short_rounds"] = judge, plan.long_rounds, {**LONG_ROUNDS, "rollout.groups": 8}
+        short = {**LONG_ROUNDS, "rollout.groups": 8}
+        kinds["wait_share_50ms_short_rounds"] = judge, plan.long_rounds, short
     found: dict[str, list[NodeRun]] = {name: [] for name in kinds}
     for _ in rounds(1 if plan is QUICK else 2, share=0.7):
         for name, (task, count, settings) in kinds.items():

@@ -23,6 +23,10 @@ DATA_SUFFIXES = (".jsonl", ".csv", ".parquet")
 """Files with these endings are data sets."""
 
 
+PUZZLE_NAMES = ("countdown", "sudoku")
+"""The tasks of puzzles.py, which are imported where one of them is asked for."""
+
+
 class TaskKind(StrEnum):
     """Where a task is looked for."""
 
@@ -104,9 +108,8 @@ def parse_spec(spec: str) -> TaskSpec:
 def _is_ours(name: str) -> bool:
     """Whether a built-in task has this name, which a folder of the same name has not: that is `./NAME`."""
     from swarmnode.tasks.builtin import BUILTIN_TASKS
-    from swarmnode.tasks.puzzles import PUZZLES
 
-    return name in {"builtin", *(task.name for task in (*BUILTIN_TASKS, *PUZZLES))}
+    return name in {"builtin", *PUZZLE_NAMES, *(task.name for task in BUILTIN_TASKS)}
 
 
 def absolute(spec: TaskSpec) -> TaskSpec:
