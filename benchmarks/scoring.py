@@ -9,7 +9,8 @@ which nothing can end when it hangs. The three take turns.
 `wait_share`: seconds from the last answer of a round to its last score, over the seconds of the round, as the
 node itself counts them; real nodes with the tiny policy, the worse of the built-in tasks as the preset has
 them (rounds of 0.1 s) and of the judge that waits (32 groups of 8 in 64 slots, answers of up to 128 tokens,
-refill: some seconds a round). Beside it the same with one process, and in rounds of a second, where 50 ms are more.
+refill: rounds of some seconds). Beside it the same with one process, and with 8 groups a round, where 50 ms
+are more.
 
 `rounds_lost`: rounds that a node did not finish whose judge hangs now and then; `deadlines`: what each hang
 cost, in deadlines; `rounds_ratio`: rounds a second beside the same node whose judge never hangs.

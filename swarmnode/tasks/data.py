@@ -36,7 +36,7 @@ from swarmnode.types import Example, ExampleKey, Message, messages_of
 MAX_ROWS = 2_000_000
 
 MAX_KEPT_BYTES = 2 << 30
-"""Rows stay in the memory of the task's two processes."""
+"""Rows stay in the memory of each process of the task."""
 
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "instruction", "input", "query")
 ANSWER_COLUMNS = ("answer", "solution", "ground_truth", "target", "output", "response", "label")
