@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from ipaddress import IPv4Address
 from typing import Any, Literal, get_origin
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
@@ -148,6 +149,63 @@ class PolicyConfig(Section):
         return names
 
 
+class JudgeConfig(Section):
+    """A judge behind a URL (tasks/http_judge.py), as the table [tasks.judge]."""
+
+    url: str = ""
+    """An OpenAI-compatible endpoint such as http://localhost:8000/v1, with `model`; or what takes
+    {"prompt", "completions", "columns"} by POST and gives {"scores": [...]}. Empty: there is none."""
+    model: str = ""
+    """The model that judges each answer. Empty: the URL gives scores itself."""
+    prompt: str = (
+        "Question:\n{prompt}\n\nAnswer:\n{completion}\n\nHow good is the answer, from 0 (wrong) to 1 (right)?"
+        " Reply with one number and nothing else."
+    )
+    """What the model is asked: {prompt}, {completion} and any {column} are filled in."""
+    read: str = r"^\s*(\d+(?:\.\d+)?)\s*$"
+    """Regular expression whose first group is the number; of several matches the last."""
+    lowest: float = 0.0
+    """The smallest number that is believed."""
+    highest: float = 1.0
+    """The largest number that is believed. Any other is as none at all."""
+    key_env: str = ""
+    """The environment variable that holds the key. It is read when the judge is asked, and never written."""
+    max_tokens: int = Field(default=512, ge=1)
+    """Longest reply of the model."""
+    concurrency: int = Field(default=8, ge=1, le=256)
+    """Requests of one process at the same time."""
+    timeout_s: float = Field(default=60.0, gt=0)
+    """Longest that the answers to one example may take, attempts and waits included. Then they have no
+    reward."""
+    tries: int = Field(default=5, ge=1, le=20)
+    """Attempts at one request that finds the judge busy, broken or unclear."""
+    cached: int = Field(default=100_000, ge=0)
+    """Judgements kept on disk, so that nothing is asked twice. 0: none."""
+    exchangeable: bool = False
+    """Every node has this judge and gets the same scores of it, so rollouts may leave this one."""
+
+    @field_validator("url")
+    @classmethod
+    def _url_is_one_without_a_password(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if url and (parts.scheme not in ("http", "https") or not parts.hostname):
+            raise ValueError("a URL begins with http:// or https://")
+        if parts.username or parts.password:
+            raise ValueError("no password in a URL: name the variable that holds the key in key_env")
+        return url
+
+    @field_validator("read")
+    @classmethod
+    def _read_has_a_group(cls, pattern: str) -> str:
+        try:
+            groups = re.compile(pattern).groups
+        except re.error as error:
+            raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+        if not groups:
+            raise ValueError(f"{pattern!r} has no group around the number")
+        return pattern
+
+
 class TasksConfig(Section):
     names: tuple[str, ...] = ("builtin",)
     """Built-in task names, `builtin` for all eight, task files, `package.module:attribute`, or data sets: a
@@ -192,9 +250,17 @@ class TasksConfig(Section):
     curriculum: bool = False
     """Ask data sets of reasoning-gym at the level of their curriculum that the policy has reached: the next
     one from three answers in four right, the one before below one in ten."""
+    judge: JudgeConfig = JudgeConfig()
+    """A judge of data sets behind a URL, as a table [tasks.judge], beside those in `reward`."""
     private: bool = False
     """Announce no rollout of ours to anyone. Without, rollouts of data sets leave with the number of their
     row and never its text, and only a node with the same rows can use them."""
+
+    @model_validator(mode="after")
+    def _a_judge_ends_before_its_process_is_ended(self) -> "TasksConfig":
+        if self.judge.url and self.judge.timeout_s >= self.score_timeout_s:
+            raise ValueError("tasks.judge.timeout_s must be below tasks.score_timeout_s")
+        return self
 
 
 class RolloutConfig(Section):

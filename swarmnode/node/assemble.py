@@ -57,6 +57,7 @@ well."""
 
 ABOUT_DATA: Mapping[str, str] = {
     "reward": "reward",
+    "judge": "judge",
     "prompt": "prompt_column",
     "answer": "answer_column",
     "system": "system_prompt",
@@ -95,7 +96,7 @@ def specs_of(config: TasksConfig) -> tuple[str, ...]:
     >>> specs_of(TasksConfig(names=("rev", "q.jsonl"), reward=("numeric_match",)))
     ('rev', 'q.jsonl?reward=numeric_match')
     """
-    about = [option for option, setting in ABOUT_DATA.items() if getattr(config, setting)]
+    about = [option for option, setting in ABOUT_DATA.items() if _value(config, setting)]
     if not about and not config.reasoning_gym and not config.curriculum:
         return config.names
     from swarmnode.tasks.specs import TaskKind, parse_spec, with_defaults
@@ -126,13 +127,20 @@ def _takes(spec: "TaskSpec", option: str) -> bool:
     return spec.kind in (TaskKind.DATA, TaskKind.HUB) or (spec.kind == TaskKind.GYM and option == "system")
 
 
+def _value(config: TasksConfig, setting: str) -> str | tuple[str, ...]:
+    """A setting as an option of a name says it; empty: it is not set."""
+    if setting == "judge":
+        return config.judge.model_dump_json(exclude_defaults=True) if config.judge.url else ""
+    return getattr(config, setting)
+
+
 def _said(config: TasksConfig, spec: "TaskSpec") -> dict[str, tuple[str, ...]]:
     """What the settings say of one task, as options of its name."""
     from swarmnode.tasks.specs import TaskKind
 
     said: dict[str, tuple[str, ...]] = {}
     for option, setting in ABOUT_DATA.items():
-        value: str | tuple[str, ...] = getattr(config, setting)
+        value = _value(config, setting)
         if value and _takes(spec, option):
             said[option] = (value,) if isinstance(value, str) else value
     if spec.kind == TaskKind.GYM:

@@ -15,10 +15,19 @@ from typing import Any
 
 import msgspec
 
+from swarmnode.config import JudgeConfig
 from swarmnode.errors import TaskError
 from swarmnode.tasks.builtin import StableRandom
 from swarmnode.tasks.digests import judged_version
-from swarmnode.tasks.rewards import Reward, judge_groups, load_reward, named_rewards, score_with
+from swarmnode.tasks.rewards import (
+    Reward,
+    are_exchangeable,
+    judge_groups,
+    judge_of,
+    load_reward,
+    named_rewards,
+    score_with,
+)
 from swarmnode.tasks.rows import read_row, user_text
 from swarmnode.tasks.specs import JUDGED_ELSEWHERE, TaskKind, TaskSpec
 from swarmnode.tasks.tables import MAX_ROW_BYTES, Columns, PlacedRow, read_table, take
@@ -27,13 +36,13 @@ from swarmnode.types import Example, ExampleKey, Message, messages_of
 MAX_ROWS = 2_000_000
 
 MAX_KEPT_BYTES = 2 << 30
-"""Rows stay in the memory of the task's two processes."""
+"""Rows stay in the memory of each process of the task."""
 
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "instruction", "input", "query")
 ANSWER_COLUMNS = ("answer", "solution", "ground_truth", "target", "output", "response", "label")
 """Where no setting says otherwise, the first of these that a set has."""
 
-OPTIONS = ("reward", "prompt", "answer", "system", "split", "private")
+OPTIONS = ("reward", "judge", "prompt", "answer", "system", "split", "private")
 
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
@@ -70,6 +79,8 @@ def load_data(spec: TaskSpec) -> DataTask:
     named = spec.options.get("reward", ())
     elsewhere = named == JUDGED_ELSEWHERE
     rewards = {} if elsewhere else named_rewards(named)
+    if not elsewhere and (judge := spec.one("judge")) is not None:
+        rewards["judge"] = judge_of(JudgeConfig.model_validate_json(judge))
     exact = not rewards and not elsewhere
     name, digest = name_of(spec), hashlib.blake2b(digest_size=8)
     rows: list[bytes] = []
@@ -87,7 +98,7 @@ def load_data(spec: TaskSpec) -> DataTask:
     judges = {"correct": load_reward("exact_match")} if exact else rewards
     # Who judges elsewhere makes the version of these rows and of that judge by the same rule.
     version = judged_version(digest.hexdigest(), judges) if judges else digest.hexdigest()
-    return DataTask(name, version, rows, judges, exchangeable=not private and not judge_groups(judges))
+    return DataTask(name, version, rows, judges, exchangeable=not private and are_exchangeable(judges))
 
 
 def name_of(spec: TaskSpec) -> str:

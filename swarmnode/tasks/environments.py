@@ -30,7 +30,7 @@ from swarmnode.tasks.episodes import (
     own_tools,
     place_of,
 )
-from swarmnode.tasks.rewards import Reward, call_reward
+from swarmnode.tasks.rewards import Reward, are_exchangeable, call_reward
 from swarmnode.tasks.task import MAX_INDEX, Task
 from swarmnode.tasks.tool_calls import read_turn
 from swarmnode.tasks.tools import Tool, parameters_of, tools_from
@@ -137,7 +137,8 @@ class EnvironmentTask:
 
     @property
     def exchangeable(self) -> bool:
-        return self.parts.exchangeable
+        """Whether others can play its episodes again, and would get the same scores."""
+        return self.parts.exchangeable and are_exchangeable(self.rewards)
 
     @property
     def most_turns(self) -> int:
@@ -220,7 +221,7 @@ class EnvironmentTask:
         if not past:
             return self._begun(example)
         episode = self.live.take(_place(example, past), past[-1].observed)
-        if episode is not None or not self.exchangeable:
+        if episode is not None or not self.parts.exchangeable:
             return episode
         episode = self._begun(example)
         for turn in past:
@@ -264,7 +265,7 @@ class RewardedEnvironment:
 
     @property
     def exchangeable(self) -> bool:
-        return bool(self.task.exchangeable)
+        return bool(self.task.exchangeable) and are_exchangeable(self.rewards)
 
     @property
     def most_turns(self) -> int:

@@ -18,7 +18,14 @@ from swarmnode.errors import TaskError
 from swarmnode.tasks.data import shuffled
 from swarmnode.tasks.digests import digest_of_texts, judged_version, source_of
 from swarmnode.tasks.loader import TASK_NAME, Draw, FileTask, environment_around
-from swarmnode.tasks.rewards import Reward, judge_groups, load_reward, named_rewards, score_with
+from swarmnode.tasks.rewards import (
+    Reward,
+    are_exchangeable,
+    judge_groups,
+    load_reward,
+    named_rewards,
+    score_with,
+)
 from swarmnode.tasks.task import Task, is_environment, is_exchangeable, is_task, levels_of
 from swarmnode.types import Example
 
@@ -47,12 +54,12 @@ class RewardedTask:
 
     @property
     def exchangeable(self) -> bool:
-        """Whether the other task is, and others can judge single answers as we do."""
-        return is_exchangeable(self.task) and not self.judges_groups
+        """Whether the other task is, and others would get the same scores of single answers."""
+        return is_exchangeable(self.task) and are_exchangeable(self.rewards)
 
     @property
     def levels(self) -> int:
-        """As many as the other task has."""
+        """As many levels as the other task has."""
         return levels_of(self.task)
 
     @property

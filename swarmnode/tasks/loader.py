@@ -1,7 +1,7 @@
 """Tasks are loaded by the name a user types: one of ours, or ten lines of Python in a file.
 
 "rev" | "builtin" | "path/to/my_task.py" -> [load_tasks] -> draw_round
-learner's thread, judge's thread -> [TaskLock] -> examples(seed), reward(...) of a file
+learner's thread, judge's thread -> [TaskLock] -> examples(seed), reward(...) of a script's functions
 
 A task file has at most three functions, the last two optional:
 
@@ -26,9 +26,10 @@ With `tools = [function, ...]` or `environment = Class` a file is an environment
 stays at home unless it says `exchangeable = True`.
 
 A file need not care for threads, nor for other files. Whoever writes a task thinks of one thread, and rightly
-so: `random.seed(seed)`, a parser kept at the top of the file, a connection. But a node draws and scores its
-own rollouts while it judges those of others. So one thread at a time runs the code of task files, and every
-draw runs from its beginning to its end before anything else of any task file runs: even a draw from
+so: `random.seed(seed)`, a parser kept at the top of the file, a connection. A file has processes of its own,
+each with one thread that asks it (process.py). The functions of a script run in the node, which draws and
+scores its own rollouts while it judges those of others: there one thread at a time runs their code. Here as
+there every draw runs from its beginning to its end before anything else does: even a draw from
 `random.seed(seed)` is the same on every node.
 """
 
@@ -48,7 +49,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from swarmnode.errors import TaskError
 from swarmnode.tasks.builtin import BUILTIN_TASKS, OurOwn
-from swarmnode.tasks.rewards import Reward, judge_groups, load_reward, score_with
+from swarmnode.tasks.rewards import Reward, are_exchangeable, judge_groups, load_reward, score_with
 from swarmnode.tasks.task import Isolated, Task, load_source, where
 from swarmnode.types import Example, ExampleKey
 
@@ -123,7 +124,7 @@ DRAW_GROWTH = 4
 """When they do not do, so many times more are drawn, all over again: a third more work for a whole seed."""
 
 _LOCK = TaskLock()
-"""One for all files, because there is one `random` for all files."""
+"""One for all tasks of this process, because there is one `random` for all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ class FileTask:
     @property
     def exchangeable(self) -> bool:
         """Whether others can judge single answers as we do, and nobody said that they may not."""
-        return self.may_leave and not self.judges_groups
+        return self.may_leave and are_exchangeable(self.rewards)
 
     @property
     def judges_groups(self) -> bool:

@@ -37,6 +37,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, cast, runtime_checkable
 
+from swarmnode.config import JudgeConfig
 from swarmnode.errors import TaskError
 from swarmnode.tasks.task import is_held_out, load_source, traceback_of, where
 from swarmnode.types import Example, Message, messages_of
@@ -59,10 +60,31 @@ def pieces_of(text: str) -> list[int]:
 Reward = Callable[..., Any]
 """`fn(prompts, completions, completion_ids=None, **columns) -> list[float | None]`, or a coroutine of it."""
 
+
+@runtime_checkable
+class RemoteReward(Protocol):
+    """A reward whose scores come from elsewhere, so that its code does not tell what they depend on."""
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def exchangeable(self) -> bool: ...
+
+
+def are_exchangeable(rewards: Mapping[str, Reward]) -> bool:
+    """Whether other nodes would get the same scores of all of them, also for a part of a group."""
+    elsewhere = [reward for reward in rewards.values() if isinstance(reward, RemoteReward)]
+    return not judge_groups(rewards) and all(reward.exchangeable for reward in elsewhere)
+
+
 _PACKAGE = "_swarmnode_rewards"
 """Name under which the built-in rewards are imported: `rewards` may well be the user's own package."""
 
 _MODULES = ("exact", "format", "length", "math", "strict")
+
+URLS = ("http://", "https://")
+"""How a reward begins that is the URL of a judge."""
 
 _OURS = ("swarmnode.tasks.code_tests", "swarmnode.tasks.votes")
 """Modules of swarmnode with rewards that need more of it than a plain file may."""
@@ -110,13 +132,15 @@ class TrainerState:
 
 
 def load_reward(spec: str) -> Reward:
-    """Find a reward: `exact_match` (ours), `rewards.format:think_format` (ours), `path/file.py:function` or
-    `installed.module:function`. One of another trainer is adapted, by its arguments or as
-    `verl:path/file.py:function` says (conventions.py).
+    """Find a reward: `exact_match` (ours), `rewards.format:think_format` (ours), `path/file.py:function`,
+    `installed.module:function` or the URL of a judge (http_judge.py). One of another trainer is
+    adapted, by its arguments or as `verl:path/file.py:function` says (conventions.py).
 
     >>> load_reward("exact_match")(["2+2="], ["4"], answer=["4"])
     [1.0]
     """
+    if spec.startswith(URLS):
+        return judge_of(JudgeConfig(url=spec))
     origin, _, name = spec.rpartition(":")
     if not origin:
         found = (rewards[name] for rewards in map(_rewards_in, (*_MODULES, *_OURS)) if name in rewards)
@@ -144,13 +168,21 @@ def named_rewards(rewards: Sequence[Reward | str]) -> dict[str, Reward]:
     for number, given in enumerate(rewards):
         if not isinstance(given, str) and not callable(given):
             raise TaskError(f"{given!r:.80} is no reward", hint="pass a function, or the name of one")
-        reward = load_reward(given) if isinstance(given, str) else adapted(given)
+        reward: Reward = load_reward(given) if isinstance(given, str) else adapted(given)
         name = given.rpartition(":")[2] if isinstance(given, str) else _name(given)
-        name = f"reward_{number}" if name == "<lambda>" else name
+        nameless = name == "<lambda>" or (isinstance(given, str) and given.startswith(URLS))
+        name = f"reward_{number}" if nameless else name
         if name in found:
             raise TaskError(f"two rewards are called {name}", hint="name each function once")
         found[name] = reward
     return found
+
+
+def judge_of(config: JudgeConfig) -> Reward:
+    """The judge behind a URL."""
+    from swarmnode.tasks.http_judge import HttpJudge
+
+    return HttpJudge(config)
 
 
 def _unknown(spec: str) -> TaskError:

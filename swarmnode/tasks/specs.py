@@ -26,6 +26,10 @@ JUDGED_ELSEWHERE = ("",)
 """The option `reward` of a data set that judges nothing: who names it so has a judge of its own."""
 
 
+PUZZLE_NAMES = ("countdown", "sudoku")
+"""The tasks of puzzles.py, which are imported where one of them is asked for."""
+
+
 class TaskKind(StrEnum):
     """Where a task is looked for."""
 
@@ -107,9 +111,8 @@ def parse_spec(spec: str) -> TaskSpec:
 def _is_ours(name: str) -> bool:
     """Whether a built-in task has this name, which a folder of the same name has not: that is `./NAME`."""
     from swarmnode.tasks.builtin import BUILTIN_TASKS
-    from swarmnode.tasks.puzzles import PUZZLES
 
-    return name in {"builtin", *(task.name for task in (*BUILTIN_TASKS, *PUZZLES))}
+    return name in {"builtin", *PUZZLE_NAMES, *(task.name for task in BUILTIN_TASKS)}
 
 
 def absolute(spec: TaskSpec) -> TaskSpec:

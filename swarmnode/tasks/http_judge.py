@@ -1,0 +1,346 @@
+"""A judge behind a URL as a reward: a language model that is asked about each answer, or any scorer.
+
+tasks.reward = "https://...", [tasks.judge], HttpJudge(...) of a task file
+        -> [HttpJudge] -> judgement_cache.py, or HTTP -> one number per answer, None where it could not be had
+
+Two forms. With a `model`, an OpenAI-compatible chat endpoint is asked about each answer, and the number is
+read out of what it says. Without, the URL gets {"prompt", "completions", "columns"} of a group and gives
+{"scores": [...]}, a number or null for each.
+
+A busy or broken judge is asked again until the time of the group is over. What refuses us (a wrong key, an
+unknown model) is an error. What comes back is bounded and believed only where it has the form and the range
+that were asked for. The key comes from the environment, goes into one header and nowhere else.
+"""
+
+import hashlib
+import logging
+import math
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from http.client import HTTPException, HTTPMessage
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlsplit, urlunsplit
+from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
+
+import msgspec
+
+from swarmnode.config import JudgeConfig
+from swarmnode.errors import TaskError
+from swarmnode.printable import printable
+from swarmnode.storage import resolve_paths
+from swarmnode.tasks.judgement_cache import JudgementCache
+
+logger = logging.getLogger(__name__)
+
+MAX_REPLY_BYTES = 1 << 20
+READ_BYTES = 1 << 16
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
+"""Before a second attempt, and most before any: each wait is twice the last one."""
+
+ONE_REPLY_S = 60.0
+"""Longest that one attempt may take."""
+
+PASSING = frozenset({408, 409, 425, 429})
+"""Answers below 500 that may be others in a moment."""
+
+SHOWN_CHARS = 200
+
+_PLACE = re.compile(r"\{(\w+)\}")
+
+
+class _Reason(msgspec.Struct, frozen=True):
+    content: str
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    message: _Reason
+
+
+class _ChatReply(msgspec.Struct, frozen=True):
+    """What an OpenAI-compatible endpoint says; the rest of it is left unread."""
+
+    choices: tuple[_Choice, ...]
+
+
+class _ScoresReply(msgspec.Struct, frozen=True):
+    scores: tuple[float | None, ...]
+
+
+class Unanswered(Exception):
+    """The judge said nothing that could be used, and may in a while. `wait_s`: what it asked for itself."""
+
+    def __init__(self, why: str, wait_s: float | None = None) -> None:
+        super().__init__(why)
+        self.wait_s = wait_s
+
+
+@dataclass(slots=True)
+class HttpJudge:
+    """A reward on TRL's contract. In a task file: `reward = HttpJudge(JudgeConfig(url="https://..."))`.
+
+    >>> HttpJudge(JudgeConfig(url="https://judge.example/v1", model="m")).endpoint
+    'https://judge.example/v1/chat/completions'
+    """
+
+    config: JudgeConfig
+    cache: Path | None = None
+    """Where judgements are kept; None: in the cache of this user's home."""
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    _cache: JudgementCache = field(init=False)
+    _opener: OpenerDirector = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not self.config.url:
+            raise TaskError("the judge has no URL", hint="set tasks.judge.url")
+        path = self.cache or resolve_paths().cache / "judgements.sqlite"
+        self._cache = JudgementCache(path, self.config.cached)
+        self._opener = build_opener(_NoRedirects)
+
+    @property
+    def exchangeable(self) -> bool:
+        """Whether the user promised that every node would get the same scores."""
+        return self.config.exchangeable
+
+    @property
+    def version(self) -> str:
+        """What tells this judge from another: all that its scores depend on."""
+        config = self.config
+        parts = (config.url, config.model, config.prompt, config.read, config.lowest, config.highest)
+        return hashlib.blake2b(msgspec.json.encode(parts), digest_size=8).hexdigest()
+
+    @property
+    def endpoint(self) -> str:
+        """Where requests go: with a model, to the chat completions below a URL that does not name them."""
+        url = self.config.url
+        if not self.config.model or urlsplit(url).path.endswith("/chat/completions"):
+            return url
+        parts = urlsplit(url)
+        return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/chat/completions"))
+
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        trainer_state: object = None,
+        log_extra: object = None,
+        log_metric: object = None,
+        **columns: Sequence[Any],
+    ) -> list[float | None]:
+        """A number for each completion, None where none could be had in time. Raises TaskError where the
+        judge refuses us."""
+        deadline = self.clock() + self.config.timeout_s
+        rows = [{name: values[at] for name, values in columns.items()} for at in range(len(completions))]
+        if not self.config.model:
+            return self._group(prompts[0], completions, rows[0], deadline) if completions else []
+        asked = [
+            partial(self._one, _text(prompt), _text(said), row, deadline)
+            for prompt, said, row in zip(prompts, completions, rows, strict=True)
+        ]
+        with ThreadPoolExecutor(self.config.concurrency) as threads:
+            return [future.result() for future in [threads.submit(ask) for ask in asked]]
+
+    # ---- the two forms ----
+
+    def _one(self, prompt: str, said: str, row: Mapping[str, Any], deadline: float) -> float | None:
+        words = {**{name: str(value) for name, value in row.items()}, "prompt": prompt, "completion": said}
+        body = {
+            "model": self.config.model,
+            "messages": [{"role": "user", "content": filled_in(self.config.prompt, words)}],
+            "temperature": 0,
+            "max_tokens": self.config.max_tokens,
+        }
+        scores = self._asked(_encoded(body), self._read_chat, deadline)
+        return None if scores is None else scores[0]
+
+    def _group(
+        self, prompt: Any, completions: Sequence[Any], row: Mapping[str, Any], deadline: float
+    ) -> list[float | None]:
+        columns = {name: value for name, value in row.items() if _is_json(value)}
+        body = {"prompt": prompt, "completions": list(completions), "columns": columns}
+        count = len(completions)
+        scores = self._asked(_encoded(body), partial(self._read_scores, count), deadline)
+        return [None] * count if scores is None else scores
+
+    def _read_chat(self, reply: bytes) -> list[float | None]:
+        try:
+            said = msgspec.json.decode(reply, type=_ChatReply).choices[0].message.content
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, IndexError) as error:
+            raise Unanswered(f"no chat completion: {error}") from None
+        found = [match[1] for match in re.finditer(self.config.read, said)]
+        if not found:
+            raise Unanswered(f"no number in {said!r:.{SHOWN_CHARS}}")
+        return [self._within(found[-1])]
+
+    def _read_scores(self, count: int, reply: bytes) -> list[float | None]:
+        try:
+            scores = msgspec.json.decode(reply, type=_ScoresReply).scores
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise Unanswered(f'no {{"scores": [...]}}: {error}') from None
+        if len(scores) != count:
+            raise Unanswered(f"{len(scores)} scores for {count} completions")
+        return [None if score is None else self._within(score) for score in scores]
+
+    def _within(self, number: str | float) -> float:
+        try:
+            value = float(number)
+        except ValueError:
+            raise Unanswered(f"{number!r:.{SHOWN_CHARS}} is no number") from None
+        if not (math.isfinite(value) and self.config.lowest <= value <= self.config.highest):
+            raise Unanswered(f"{value:g} is not within {self.config.lowest:g} and {self.config.highest:g}")
+        return value
+
+    # ---- asking ----
+
+    def _asked(
+        self, body: bytes, read: Callable[[bytes], list[float | None]], deadline: float
+    ) -> list[float | None] | None:
+        """What the judge says to this, now or when it was asked before; None: it could not be had."""
+        key = hashlib.blake2b(self.version.encode() + body, digest_size=16).digest()
+        if (kept := self._cache.get(key)) is not None:
+            return msgspec.json.decode(kept, type=list[float | None])
+        for attempt in range(self.config.tries):
+            try:
+                scores = read(self._posted(body, deadline))
+            except Unanswered as unanswered:
+                if not self._wait(attempt, unanswered, deadline):
+                    break
+            else:
+                self._cache.put(key, msgspec.json.encode(scores))
+                return scores
+        return None
+
+    def _wait(self, attempt: int, unanswered: Unanswered, deadline: float) -> bool:
+        """Before the next attempt. False: there is no time for one."""
+        wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**attempt) * random.uniform(0.5, 1.0)
+        if unanswered.wait_s is not None:
+            wait_s = max(wait_s, unanswered.wait_s)
+        last = attempt + 1 >= self.config.tries or self.clock() + wait_s >= deadline
+        if last:
+            logger.warning("the judge at %s gave no score: %s", self._shown_url, unanswered)
+        else:
+            self.sleep(wait_s)
+        return not last
+
+    def _posted(self, body: bytes, deadline: float) -> bytes:
+        left_s = min(ONE_REPLY_S, deadline - self.clock())
+        if left_s <= 0:
+            raise Unanswered("there is no time left")
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if self.config.key_env:
+            headers["Authorization"] = f"Bearer {self._key()}"
+        request = Request(self.endpoint, data=body, headers=headers, method="POST")
+        try:
+            with self._opener.open(request, timeout=left_s) as reply:
+                return self._whole(reply, self.clock() + left_s)
+        except HTTPError as error:
+            with error:
+                raise self._refused(error) from None
+        except (OSError, HTTPException, ValueError) as error:
+            raise Unanswered(f"{type(error).__name__}: {self._without_key(str(error))}") from None
+
+    def _whole(self, reply: Any, deadline: float) -> bytes:
+        data = b""
+        while part := reply.read1(READ_BYTES):
+            data += part
+            if len(data) > MAX_REPLY_BYTES:
+                raise Unanswered(f"a reply of more than {MAX_REPLY_BYTES} bytes")
+            if self.clock() > deadline:
+                raise Unanswered("its reply did not end in time")
+        return data
+
+    def _refused(self, error: HTTPError) -> Exception:
+        if error.code in PASSING or error.code >= 500:
+            return Unanswered(f"status {error.code}", _seconds(error.headers))
+        try:
+            said = error.read(4 * SHOWN_CHARS).decode(errors="replace")
+        except (OSError, HTTPException):
+            said = ""
+        shown = printable(self._without_key(said))[:SHOWN_CHARS]
+        return TaskError(
+            f"the judge at {self._shown_url} refuses with status {error.code}: {shown}",
+            hint="see tasks.judge.url, .model and .key_env",
+        )
+
+    def _key(self) -> str:
+        name = self.config.key_env
+        key = os.environ.get(name, "")  # noqa: TID251  the user named the variable
+        if not key:
+            raise TaskError(
+                f"{name}, which holds the key of the judge, is not set", hint=f"export {name}=..."
+            )
+        return key
+
+    def _without_key(self, text: str) -> str:
+        key = os.environ.get(self.config.key_env, "") if self.config.key_env else ""  # noqa: TID251
+        return text.replace(key, "***") if key else text
+
+    @property
+    def _shown_url(self) -> str:
+        return urlunsplit(urlsplit(self.endpoint)._replace(query="", fragment=""))
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """A redirect would take the key to another host."""
+
+    def redirect_request(
+        self, req: Request, fp: Any, code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> None:
+        return None
+
+
+def filled_in(template: str, words: Mapping[str, str]) -> str:
+    """The template with its {names} replaced, once: what an answer holds in braces stays as it is. Raises
+    TaskError for a name that there is not.
+
+    >>> filled_in("Is {completion} right?", {"completion": "{prompt}"})
+    'Is {prompt} right?'
+    """
+
+    def word(match: re.Match[str]) -> str:
+        if match[1] not in words:
+            raise TaskError(
+                f"tasks.judge.prompt names {{{match[1]}}}, which the example does not have",
+                hint=f"there are {', '.join(sorted(words))}",
+            )
+        return words[match[1]]
+
+    return _PLACE.sub(word, template)
+
+
+def _text(value: Any) -> str:
+    """A prompt or a completion as text: that of its messages, one below the other."""
+    if isinstance(value, str):
+        return value
+    several = [message["content"] for message in value]
+    return several[0] if len(several) == 1 else "\n\n".join(several)
+
+
+def _encoded(body: object) -> bytes:
+    return msgspec.json.encode(body, order="deterministic")
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        msgspec.json.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return False
+    return True
+
+
+def _seconds(headers: Any) -> float | None:
+    """What Retry-After says, where it is a number."""
+    try:
+        seconds = float(headers.get("Retry-After", ""))
+    except (TypeError, ValueError):
+        return None
+    return seconds if 0 <= seconds < 3600 else None
