@@ -23,6 +23,7 @@ turn ends (kept.py), and only what is new is computed for the next one.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -31,12 +32,22 @@ from transformers import PreTrainedModel
 from swarmnode.errors import EngineError
 from swarmnode.rollout.decode.attention import PromptAttention, Scratch, cache_attention
 from swarmnode.rollout.decode.decoder import Attention, Decoder, Lookback
-from swarmnode.rollout.decode.kept import KEPT_TOKENS, KeptStore, continue_batch
-from swarmnode.rollout.decode.running import BATCH_TOKENS, LOGITS_AT_ONCE, DecodePolicy, alike, within
+from swarmnode.rollout.decode.running import (
+    BATCH_TOKENS,
+    KEPT_TOKENS,
+    LOGITS_AT_ONCE,
+    DecodePolicy,
+    alike,
+    within,
+)
 from swarmnode.rollout.decode.slots import Slots, cache_size
 from swarmnode.rollout.decode.torch_engine import LoraPairs, TorchEngine
 from swarmnode.rollout.decode.weights import FusedWeights, Layers, longest_sequence
 from swarmnode.rollout.engine import BASE_VERSION, Capabilities, Output, PolicyUpdate, Request
+
+if TYPE_CHECKING:
+    # Loaded with the first conversation: most nodes have none.
+    from swarmnode.rollout.decode.kept import KeptStore
 
 # ---- the prompts of waiting requests ----
 
@@ -75,9 +86,10 @@ class Prompt:
 class PromptStore:
     """The prompts of the waiting requests, in the order of their first request, and the last before them."""
 
-    def __init__(self, decoder: Decoder, kept: KeptStore) -> None:
+    def __init__(self, decoder: Decoder) -> None:
+        self.kept: KeptStore | None = None
+        """What prompts may continue; None until there is anything."""
         self._decoder = decoder
-        self._kept = kept
         self._prompts: dict[PromptKey, Prompt] = {}
         self._left: dict[PromptKey, Prompt] = {}  # nobody waits with them; the last one left last
 
@@ -122,7 +134,11 @@ class PromptStore:
 
     def _continue(self, prompts: Sequence[Prompt], policy: DecodePolicy) -> list[Prompt]:
         """Compute those that continue something kept. Returns the others."""
-        found = [(prompt, self._kept.find(policy, prompt.ids)) for prompt in prompts]
+        if self.kept is None:
+            return list(prompts)
+        from swarmnode.rollout.decode.kept import continue_batch
+
+        found = [(prompt, self.kept.find(policy, prompt.ids)) for prompt in prompts]
         going_on = [(prompt, kept) for prompt, kept in found if kept is not None]
         for some in within(going_on, [len(prompt.ids) - kept.computed for prompt, kept in going_on]):
             sequences = [prompt.ids for prompt, _ in some]
@@ -232,8 +248,8 @@ class EmbeddedEngine(TorchEngine):
         super().__init__(capabilities, eos_token_ids, weights.shape.vocab, start, place)
         self._weights = weights
         self._decoder = Decoder(weights)
-        self._kept = KeptStore(min(kept_tokens, max_slots * capabilities.max_length))
-        self._prompts = PromptStore(self._decoder, self._kept)
+        self._most_kept = min(kept_tokens, max_slots * capabilities.max_length)
+        self._prompts = PromptStore(self._decoder)
         self._slots = self._empty_slots()
         self._scratch = Scratch(place)
         self._longest = 0
@@ -322,10 +338,14 @@ class EmbeddedEngine(TorchEngine):
         self._slots.release(rows)
 
     def _keep(self, row: int, policy: DecodePolicy, token_ids: Sequence[int]) -> None:
-        self._kept.add(policy, token_ids, self._slots.cache_of(row))
+        from swarmnode.rollout.decode.kept import KeptStore
+
+        if self._prompts.kept is None:
+            self._prompts.kept = KeptStore(self._most_kept)
+        self._prompts.kept.add(policy, token_ids, self._slots.cache_of(row))
 
     def _clear(self) -> None:
-        self._kept.forget()
+        self._prompts.kept = None
         self._prompts.forget()
         self._slots = self._empty_slots()
 
@@ -361,11 +381,13 @@ class EmbeddedEngine(TorchEngine):
 
     def _take_over(self, version: int, pairs: LoraPairs, staying: set[DecodePolicy]) -> None:
         super()._take_over(version, pairs, staying)
-        self._kept.forget_others(self._policies.values())
+        if self._prompts.kept is not None:
+            self._prompts.kept.forget_others(self._policies.values())
 
     def _forget_unused(self) -> None:
         super()._forget_unused()
-        self._kept.forget_others(self._policies.values())
+        if self._prompts.kept is not None:
+            self._prompts.kept.forget_others(self._policies.values())
 
     def _base(self) -> DecodePolicy:
         bare = next((policy for policy in self._policies.values() if policy.is_base), None)

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from swarmnode.native import compiler
-from swarmnode.rollout.decode import embedded
+from swarmnode.rollout.decode import kept as kept_module
 from swarmnode.rollout.decode.decoder import Decoder
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.decode.kept import KeptConversation, KeptStore, continue_batch
@@ -148,7 +148,7 @@ def test_turns_that_begin_together_share_a_pass_over_what_is_new(
         passes.append([len(ids) - one.computed for ids, one in zip(sequences, kept, strict=True)])
         return continue_batch(decoder, layers, sequences, kept)
 
-    monkeypatch.setattr(embedded, "continue_batch", counting)
+    monkeypatch.setattr(kept_module, "continue_batch", counting)
     engine = EmbeddedEngine(tiny, ())
     outputs = run(engine, [talk.request(goes_on=True) for talk in talks(8)])
     ended = [t.with_said(outputs[t.name].sampled) for t in talks(8) if outputs[t.name].finish == "stop"]
@@ -163,6 +163,11 @@ def stopped(engine: Engine, run: Run, version: int | None = None) -> Talk:
     output = run(engine, [talk.request(goes_on=True)])["a"]
     assert output.finish == "stop"
     return talk.with_said(output.sampled)
+
+
+def kept_in(engine: EmbeddedEngine) -> int:
+    """Tokens whose keys and values it keeps."""
+    return 0 if engine._prompts.kept is None else engine._prompts.kept.tokens
 
 
 def endless(talk: Talk) -> Request:
@@ -194,7 +199,7 @@ def test_only_what_stops_and_may_go_on_is_kept(tiny: PreTrainedModel, run: Run) 
     engine = EmbeddedEngine(tiny, ())
     run(engine, [talk.request(goes_on=False) for talk in talks(4)])
     run(engine, [endless(talk) for talk in talks(4)])
-    assert engine._kept.tokens == 0
+    assert kept_in(engine) == 0
 
 
 def test_a_turn_that_is_aborted_goes_on_from_what_was_kept_before_it(tiny: PreTrainedModel, run: Run) -> None:
@@ -226,7 +231,7 @@ def test_sleep_and_another_policy_forget_and_the_base_is_always_live(tiny: PreTr
     engine.set_policy(random_policy(tiny, 1))
     talk = stopped(engine, run)
     engine.set_policy(random_policy(tiny, 2))
-    assert engine._kept.tokens == 0
+    assert kept_in(engine) == 0
     of_base = stopped(engine, run, version=BASE_VERSION)
     engine.set_policy(random_policy(tiny, 3))
     assert again_in(engine, run, of_base) > 0
@@ -248,7 +253,7 @@ def test_a_version_that_stays_live_keeps_its_conversations(tiny: PreTrainedModel
     assert outputs["a"].kept_tokens == len(talk.prompt) + len(talk.said) - 1
     assert outputs["a"].token_ids == expected.token_ids
     assert engine.stats().live_versions == (2,)
-    assert engine._kept.tokens == 0
+    assert kept_in(engine) == 0
 
 
 def test_policies_that_share_an_engine_keep_their_own(tiny: PreTrainedModel, run: Run) -> None:
