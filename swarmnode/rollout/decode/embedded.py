@@ -32,13 +32,21 @@ from transformers import PreTrainedModel
 from swarmnode.errors import EngineError
 from swarmnode.rollout.decode.attention import PromptAttention, Scratch, cache_attention
 from swarmnode.rollout.decode.decoder import Attention, Decoder, Lookback
-from swarmnode.rollout.decode.running import BATCH_TOKENS, LOGITS_AT_ONCE, DecodePolicy, alike, within
+from swarmnode.rollout.decode.running import (
+    BATCH_TOKENS,
+    KEPT_TOKENS,
+    LOGITS_AT_ONCE,
+    DecodePolicy,
+    alike,
+    within,
+)
 from swarmnode.rollout.decode.slots import Slots, cache_size
 from swarmnode.rollout.decode.torch_engine import LoraPairs, TorchEngine
 from swarmnode.rollout.decode.weights import FusedWeights, Layers, longest_sequence
 from swarmnode.rollout.engine import BASE_VERSION, Capabilities, Output, PolicyUpdate, Request
 
 if TYPE_CHECKING:
+    # Loaded with the first conversation: most nodes have none.
     from swarmnode.rollout.decode.kept import KeptStore
 
 # ---- the prompts of waiting requests ----
@@ -79,9 +87,9 @@ class PromptStore:
     """The prompts of the waiting requests, in the order of their first request, and the last before them."""
 
     def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
         self.kept: KeptStore | None = None
-        """What was kept of conversations; None: there never was one."""
+        """What prompts may continue; None until there is anything."""
+        self._decoder = decoder
         self._prompts: dict[PromptKey, Prompt] = {}
         self._left: dict[PromptKey, Prompt] = {}  # nobody waits with them; the last one left last
 
@@ -221,12 +229,11 @@ class EmbeddedEngine(TorchEngine):
         max_length: int | None = None,
         device: torch.device | str | None = None,
         max_versions: int = 4,
-        kept_tokens: int | None = None,
+        kept_tokens: int = KEPT_TOKENS,
     ) -> None:
         """`max_length` bounds prompt and completion together; by default what the model was made for. Each of
         `max_versions` policies that are live at once holds a copy of the model's layers. `kept_tokens` bounds
-        what is kept for a next turn (None: `kept.KEPT_TOKENS`), and so does what all rows could hold; 0 keeps
-        nothing."""
+        what is kept for a next turn, and so does what all rows could hold; 0 keeps nothing."""
         place = torch.device(device) if device is not None else model.device
         weights = FusedWeights(model, place)
         capabilities = Capabilities(
@@ -241,7 +248,7 @@ class EmbeddedEngine(TorchEngine):
         super().__init__(capabilities, eos_token_ids, weights.shape.vocab, start, place)
         self._weights = weights
         self._decoder = Decoder(weights)
-        self._kept_tokens = kept_tokens
+        self._most_kept = min(kept_tokens, max_slots * capabilities.max_length)
         self._prompts = PromptStore(self._decoder)
         self._slots = self._empty_slots()
         self._scratch = Scratch(place)
@@ -331,14 +338,11 @@ class EmbeddedEngine(TorchEngine):
         self._slots.release(rows)
 
     def _keep(self, row: int, policy: DecodePolicy, token_ids: Sequence[int]) -> None:
-        if (kept := self._prompts.kept) is None:
-            # Only conversations need it.
-            from swarmnode.rollout.decode.kept import KEPT_TOKENS, KeptStore
+        from swarmnode.rollout.decode.kept import KeptStore
 
-            limit = KEPT_TOKENS if self._kept_tokens is None else self._kept_tokens
-            rows_hold = self.capabilities.max_running * self.capabilities.max_length
-            kept = self._prompts.kept = KeptStore(min(limit, rows_hold))
-        kept.add(policy, token_ids, self._slots.cache_of(row))
+        if self._prompts.kept is None:
+            self._prompts.kept = KeptStore(self._most_kept)
+        self._prompts.kept.add(policy, token_ids, self._slots.cache_of(row))
 
     def _clear(self) -> None:
         self._prompts.kept = None
@@ -377,14 +381,11 @@ class EmbeddedEngine(TorchEngine):
 
     def _take_over(self, version: int, pairs: LoraPairs, staying: set[DecodePolicy]) -> None:
         super()._take_over(version, pairs, staying)
-        self._forget_kept()
+        if self._prompts.kept is not None:
+            self._prompts.kept.forget_others(self._policies.values())
 
     def _forget_unused(self) -> None:
         super()._forget_unused()
-        self._forget_kept()
-
-    def _forget_kept(self) -> None:
-        """Let go of what was kept under policies that are gone."""
         if self._prompts.kept is not None:
             self._prompts.kept.forget_others(self._policies.values())
 

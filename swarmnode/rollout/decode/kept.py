@@ -22,10 +22,6 @@ from swarmnode.rollout.decode.running import DecodePolicy
 from swarmnode.rollout.decode.slots import cache_size
 from swarmnode.rollout.decode.weights import Layers
 
-KEPT_TOKENS = 1 << 16
-"""Most tokens whose keys and values are kept for a next turn: 64 conversations of a thousand. A token takes
-2 * layers * kv_heads * head_dim numbers, 112 KiB in Qwen3-0.6B."""
-
 BASE = object()
 """The mark of the model without any adapter."""
 
@@ -84,10 +80,6 @@ class KeptStore:
         if found is not None:
             self._use(found)
         return found
-
-    def forget(self) -> None:
-        """Let all of them go."""
-        self._kept.clear()
 
     def forget_others(self, live: Iterable[DecodePolicy]) -> None:
         """Let those go whose policy is none of these. The base can always be asked for."""

@@ -110,6 +110,10 @@ PADDING = 16
 LONG = 512
 """From this length on only sequences of equal length share a batch: it needs no mask, which is quadratic."""
 
+KEPT_TOKENS = 1 << 16
+"""Most tokens whose keys and values are kept for a next turn: 64 conversations of a thousand. A token takes
+2 * layers * kv_heads * head_dim numbers, 112 KiB in Qwen3-0.6B."""
+
 LOGITS_AT_ONCE = 1 << 24
 """Logits held at once: 64 MiB in float32."""
 

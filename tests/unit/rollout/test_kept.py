@@ -165,6 +165,11 @@ def stopped(engine: Engine, run: Run, version: int | None = None) -> Talk:
     return talk.with_said(output.sampled)
 
 
+def kept_in(engine: EmbeddedEngine) -> int:
+    """Tokens whose keys and values it keeps."""
+    return 0 if engine._prompts.kept is None else engine._prompts.kept.tokens
+
+
 def endless(talk: Talk) -> Request:
     """A turn that only its length ends."""
     request = talk.request(goes_on=True)
@@ -190,17 +195,11 @@ def test_a_conversation_that_goes_on_differently_finds_nothing(tiny: PreTrainedM
     assert again_in(engine, run, talk) == len(talk.prompt) + len(talk.said) - 1
 
 
-def kept_tokens(engine: EmbeddedEngine) -> int:
-    """Tokens whose keys and values are kept for a next turn."""
-    kept = engine._prompts.kept
-    return 0 if kept is None else kept.tokens
-
-
 def test_only_what_stops_and_may_go_on_is_kept(tiny: PreTrainedModel, run: Run) -> None:
     engine = EmbeddedEngine(tiny, ())
     run(engine, [talk.request(goes_on=False) for talk in talks(4)])
     run(engine, [endless(talk) for talk in talks(4)])
-    assert kept_tokens(engine) == 0
+    assert kept_in(engine) == 0
 
 
 def test_a_turn_that_is_aborted_goes_on_from_what_was_kept_before_it(tiny: PreTrainedModel, run: Run) -> None:
@@ -232,7 +231,7 @@ def test_sleep_and_another_policy_forget_and_the_base_is_always_live(tiny: PreTr
     engine.set_policy(random_policy(tiny, 1))
     talk = stopped(engine, run)
     engine.set_policy(random_policy(tiny, 2))
-    assert kept_tokens(engine) == 0
+    assert kept_in(engine) == 0
     of_base = stopped(engine, run, version=BASE_VERSION)
     engine.set_policy(random_policy(tiny, 3))
     assert again_in(engine, run, of_base) > 0
@@ -254,7 +253,7 @@ def test_a_version_that_stays_live_keeps_its_conversations(tiny: PreTrainedModel
     assert outputs["a"].kept_tokens == len(talk.prompt) + len(talk.said) - 1
     assert outputs["a"].token_ids == expected.token_ids
     assert engine.stats().live_versions == (2,)
-    assert kept_tokens(engine) == 0
+    assert kept_in(engine) == 0
 
 
 def test_policies_that_share_an_engine_keep_their_own(tiny: PreTrainedModel, run: Run) -> None:
