@@ -170,6 +170,7 @@ def _isolate(spec: str, config: TasksConfig) -> Task:
         unconfined=config.sandbox == "optional",
         workers=config.workers,
         memory_mb=config.memory_mb,
+        turn_timeout_s=config.turn_timeout_s,
     )
 
 

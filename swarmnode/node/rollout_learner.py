@@ -34,7 +34,7 @@ from swarmnode.rollout.engine import Engine, PolicyUpdate, SamplingParams
 from swarmnode.rollout.schedule.group import Answered, Budget, PassRate, Renderer, completion_seed, probe_size
 from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.rollout.schedule.state import PartialSettings
-from swarmnode.tasks.judged import ExampleStream, OwnJudge, StreamPlace, WantedExamples
+from swarmnode.tasks.judged import ExampleStream, JudgedEnvironment, OwnJudge, StreamPlace, WantedExamples
 from swarmnode.tasks.loader import spec_of
 from swarmnode.tasks.task import Task, judges_groups, levels_of, redraw, score_completions
 from swarmnode.training.checkpoint import Measure, Waiting
@@ -282,6 +282,9 @@ class RolloutLearner(ABC):
         return tuple(spec for spec in found if spec is not None)
 
     def _score(self, answered: Answered, version: int) -> RolloutGroup:
+        task = self._tasks[answered.example.key.task]
+        if isinstance(task, JudgedEnvironment) and all(one.broken_off for one in answered.completions):
+            task.broke_off()
         return scored(answered, self._tasks, self._author, version)
 
     def _score_more(self, answered: Answered, probe: RolloutGroup | None) -> RolloutGroup:

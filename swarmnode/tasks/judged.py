@@ -96,6 +96,10 @@ class OwnJudge:
             self._has_judged.add(name)
             self._in_a_row[name] = 0
 
+    def has_judged(self, name: str) -> bool:
+        """Whether this task ever judged anything."""
+        return name in self._has_judged
+
     def has_failed(self, name: str, error: JudgementLost | TaskError) -> None:
         """Count it and tell of it. Raises TaskError where it is the last that is put up with."""
         if self.stopped.done():
@@ -210,13 +214,26 @@ class JudgedEnvironment(JudgedTask):
     def __init__(self, task: Environment, judge: OwnJudge) -> None:
         super().__init__(task, judge)
         self.most_turns = task.most_turns
+        self.failure: JudgementLost | TaskError = JudgementLost(f"the environment {self.name} did not answer")
+        """The last one of a turn."""
         self._observe = task.observe
 
     def observe(self, example: Example, turns: "Sequence[Turn]") -> tuple[Message, ...] | None:
-        """Raises JudgementLost once the judge is stopped, and what the environment raises."""
+        """Raises JudgementLost where the environment fails, and once the judge is stopped; TaskError where it
+        fails before it ever judged anything."""
         if self._judge.stopped.done():
             raise JudgementLost("the node is stopping")
-        return self._observe(example, turns)
+        try:
+            return self._observe(example, turns)
+        except (JudgementLost, TaskError) as error:
+            self.failure = error
+            if isinstance(error, JudgementLost) or not self._judge.has_judged(self.name):
+                raise
+            raise JudgementLost(error.message, hint=error.hint) from error
+
+    def broke_off(self) -> None:
+        """All conversations about one example have broken off. Raises TaskError where too many did."""
+        self._judge.has_failed(self.name, self.failure)
 
 
 def _judged(task: Task, judge: OwnJudge) -> JudgedTask:

@@ -117,17 +117,19 @@ class TaskProcess:
         random_hashes: bool = False,
         printed: Callable[[str], None] | None = None,
         known: KnownTask | None = None,
+        turn_timeout_s: float | None = None,
     ) -> None:
         """`load_wait_s`: how long one request waits while the file is loaded; None: until it is.
         `random_hashes`: strings hash otherwise than in any other process (of those tasks whose authors can
         mend what depends on it). `printed`: what becomes of lines
         that the task prints; None: they are logged. `known`: what was loaded before; anything else is an
-        error from now on."""
+        error from now on. `turn_timeout_s`: of an environment's answer to one turn; None: as of anything."""
         spec = parse_spec(load.spec)
         self.name, self._path = spec.short, spec.path
         self._same_hashes = spec.kind == TaskKind.GYM
         self._load = load
         self._timeout_s = timeout_s
+        self._turn_timeout_s = timeout_s if turn_timeout_s is None else turn_timeout_s
         self._load_timeout_s = load_timeout_s
         self._load_wait_s = load_wait_s
         self._random_hashes = random_hashes
@@ -156,7 +158,7 @@ class TaskProcess:
             if self._interrupts != interrupts:
                 raise self._stopped()
             self._ready()
-            return self._asked(request, self._timeout_s)
+            return self._asked(request, self._limit_s(request))
 
     @property
     def resident_bytes(self) -> int:
@@ -253,7 +255,7 @@ class TaskProcess:
             return self._received(slow)
         except TimeoutError:
             self._told_slow = True
-            what, limit = _doing(self.name, request), self._timeout_s
+            what, limit = _doing(self.name, request), self._limit_s(request)
             logger.warning("%s has not returned for %g s; it is given up after %g s", what, SLOW_S, limit)
         return self._received(deadline)
 
@@ -265,9 +267,12 @@ class TaskProcess:
 
     def _lost(self, request: Request, seconds: float) -> JudgementLost:
         what = _doing(self.name, request)
-        if seconds < self._timeout_s:
+        if seconds < (limit := self._limit_s(request)):
             return JudgementLost(f"{what} ended the process it runs in: {self._ending()}")
-        return JudgementOverran(f"{what} did not return within {self._timeout_s:g} s", hint=self._where())
+        return JudgementOverran(f"{what} did not return within {limit:g} s", hint=self._where())
+
+    def _limit_s(self, request: Request) -> float:
+        return self._turn_timeout_s if isinstance(request, Observe) else self._timeout_s
 
     def _where(self) -> str:
         """Where the task's code was when it was given up, as a hint."""

@@ -12,7 +12,7 @@ import pytest
 
 import swarmnode as sn
 from swarmnode.chat import Turn, transcript
-from swarmnode.errors import JudgementLost, TaskError
+from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
 from swarmnode.tasks.check import check_task
 from swarmnode.tasks.environments import OWN_REWARD, conversation
 from swarmnode.tasks.episodes import MAX_LIVE, MAX_OBSERVED_CHARS, MAX_WAIT_S, LiveEpisodes, ToolEpisode
@@ -604,3 +604,11 @@ def test_the_examples_play(
     turns = play(task, example, said)
     assert all(part in text for part, text in zip(answers, observed(turns), strict=True))
     assert task.score(example, [transcript(turns)]) == [score]
+
+
+def test_a_turn_has_a_deadline_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "stuck.py"
+    path.write_text(HANGMAN.replace("self.found.add(letter)", "import time; time.sleep(3600)"))
+    task: Any = isolate(str(path), 60.0, turn_timeout_s=0.2)
+    with task, pytest.raises(JudgementOverran, match=r"did not return within 0\.2 s"):
+        task.observe(first(task), [Turn("guess: p")])

@@ -4,8 +4,9 @@ import threading
 
 import pytest
 
+from swarmnode.chat import Turn
 from swarmnode.errors import JudgementLost, TaskError
-from swarmnode.tasks.judged import MAX_STUCK, OwnJudge
+from swarmnode.tasks.judged import MAX_STUCK, JudgedEnvironment, OwnJudge
 from swarmnode.testing import FakeTask
 from swarmnode.types import Example, ExampleKey
 
@@ -45,6 +46,16 @@ class Hanging(FakeTask):
             case ["nonsense"]:
                 return []
         return super().score(example, completions)
+
+
+class Answering(Hanging):
+    """An environment whose answers fail as its scores do."""
+
+    most_turns, exchangeable = 2, True
+
+    def observe(self, example, turns):
+        self._score(example, [turn.said for turn in turns])
+        return ()
 
 
 def judge_of(*tasks: Hanging, timeout_s: float = 30.0, max_failures: int = 3) -> OwnJudge:
@@ -164,3 +175,24 @@ def test_a_stop_lets_a_hanging_judgement_return_at_once_and_counts_nothing():
     with pytest.raises(JudgementLost):
         next(iter(judge.tasks["sum"].examples(0)))
     task.release.set()
+
+
+def test_an_environment_that_fails_breaks_off_one_conversation_and_too_many_of_them_end_the_run():
+    judge = judge_of(Answering())
+    environment = judge.tasks["sum"]
+    assert isinstance(environment, JudgedEnvironment)
+    assert environment.observe(EXAMPLE, [Turn("2")]) == ()
+    score(judge, "sum", "2")
+    for _ in range(2):
+        with pytest.raises(JudgementLost, match="ZeroDivisionError"):
+            environment.observe(EXAMPLE, [Turn("raise")])
+        environment.broke_off()
+    with pytest.raises(TaskError, match=r"given up after 3 groups .* ZeroDivisionError"):
+        environment.broke_off()
+
+
+def test_an_environment_that_fails_before_it_ever_judged_ends_the_run_at_once():
+    environment = judge_of(Answering()).tasks["sum"]
+    assert isinstance(environment, JudgedEnvironment)
+    with pytest.raises(TaskError, match=r"^reward correct failed"):
+        environment.observe(EXAMPLE, [Turn("raise")])
