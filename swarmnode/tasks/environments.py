@@ -11,6 +11,7 @@ Functions without an environment keep nothing, so there is nothing to lose.
 """
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -41,6 +42,9 @@ MOST_TURNS = 8
 
 MAX_TURNS = 64
 """The most that an environment may grant."""
+
+MAX_SCORED = 4096
+"""Episodes whose scores are kept: a group may be judged again with more answers beside them."""
 
 OWN_REWARD = "environment"
 """The name of the reward that an environment gives by itself."""
@@ -130,6 +134,10 @@ class EnvironmentTask:
     """One thread at a time runs the code of task files (task_lock)."""
     version: str
     live: LiveEpisodes = field(default_factory=LiveEpisodes)
+    scored: OrderedDict[Place, Mapping[str, float | None]] = field(
+        default_factory=OrderedDict[Place, Mapping[str, float | None]]
+    )
+    """What was said of episodes that are over, for who asks again."""
 
     @property
     def name(self) -> str:
@@ -168,14 +176,21 @@ class EnvironmentTask:
         given = {"environments": environments} if self.parts.factories else {}
         found = iter(score_turns(self.rewards, example, [told[number] for number in alive], given))
         scores: list[Mapping[str, float | None]] = []
-        for episode in episodes:
+        for episode, turns in zip(episodes, told, strict=True):
+            place = place_of(example.key, transcript(turns))
             if episode is None:
-                scores.append({})
+                scores.append(self.scored.get(place, {}))
                 continue
             own = episode.reward() if self._judges_itself(episode.environment) else None
             scores.append({**next(found), **({} if own is None else {OWN_REWARD: own})})
             close(episode)
+            self._remember(place, scores[-1])
         return scores
+
+    def _remember(self, place: Place, scores: Mapping[str, float | None]) -> None:
+        self.scored[place] = scores
+        if len(self.scored) > MAX_SCORED:
+            self.scored.popitem(last=False)
 
     def _judges_itself(self, environment: Any) -> bool:
         return environment is not None and (is_stepwise(environment) or hasattr(environment, "get_reward"))
