@@ -228,16 +228,27 @@ class EnvironmentTask:
             episode.tools = {**episode.tools, **self.parts.tools}
         return episode
 
+    def _begun_as_asked(self, example: Example) -> Episode:
+        """A new episode of a question that was drawn: `reset` must say what it said then, or the policy is
+        asked about another game than it plays. Raises TaskError."""
+        episode = self._begun(example)
+        if not messages_of(example.prompt)[-1]["content"].endswith(episode.opening):
+            raise TaskError(
+                f"reset() of the environment of {self.name} says something else each time",
+                hint="let it follow from the example's columns: seed a generator with one of them",
+            )
+        return episode
+
     def _episode(self, example: Example, past: Sequence[Turn]) -> Episode | None:
         """The episode in which this has been said and observed; None: it is gone."""
         if not self.parts.factories:
             return ToolEpisode(self.parts.tools)
         if not past:
-            return self._begun(example)
+            return self._begun_as_asked(example)
         episode = self.live.take(_place(example, past), past[-1].observed)
         if episode is not None or not self.exchangeable:
             return episode
-        episode = self._begun(example)
+        episode = self._begun_as_asked(example)
         for turn in past:
             if (episode.hear(turn.said) or ()) != turn.observed:
                 return None

@@ -267,6 +267,20 @@ def test_a_last_turn_that_was_never_answered_is_played_before_it_is_scored(tmp_p
     assert task.score(example, [transcript(turns)]) == [{OWN_REWARD: pytest.approx(2 / 3)}]
 
 
+def test_a_reset_that_says_something_else_each_time_is_refused() -> None:
+    boards = iter("abcd")
+
+    class Board(Echo):
+        def reset(self) -> tuple[str, dict[str, Any]]:
+            self.turns = 0
+            return next(boards), {}
+
+    task = as_task(None, environment=Board)
+    assert is_environment(task)
+    with pytest.raises(TaskError, match="something else each time"):
+        play(task, first(task), ["a"])
+
+
 def test_several_factories_are_chosen_by_a_column(tmp_path: Path) -> None:
     source = HANGMAN.replace("environment_factory = Hangman", "")
     source += (
