@@ -193,7 +193,7 @@ def _first(*values: Any) -> Any:
 
 
 def _text(completion: Any) -> str:
-    return completion if isinstance(completion, str) else completion[0]["content"]
+    return completion if isinstance(completion, str) else completion[-1]["content"]
 
 
 def _arguments(function: Any) -> list[str]:

@@ -11,6 +11,7 @@ Functions without an environment keep nothing, so there is nothing to lose.
 """
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -41,6 +42,9 @@ MOST_TURNS = 8
 
 MAX_TURNS = 64
 """The most that an environment may grant."""
+
+MAX_SCORED = 4096
+"""Episodes whose scores are kept: a group may be judged again with more answers beside them."""
 
 OWN_REWARD = "environment"
 """The name of the reward that an environment gives by itself."""
@@ -130,6 +134,10 @@ class EnvironmentTask:
     """One thread at a time runs the code of task files (task_lock)."""
     version: str
     live: LiveEpisodes = field(default_factory=LiveEpisodes)
+    scored: OrderedDict[Place, Mapping[str, float | None]] = field(
+        default_factory=OrderedDict[Place, Mapping[str, float | None]]
+    )
+    """What was said of episodes that are over, for who asks again."""
 
     @property
     def name(self) -> str:
@@ -169,14 +177,21 @@ class EnvironmentTask:
         given = {"environments": environments} if self.parts.factories else {}
         found = iter(score_turns(self.rewards, example, [told[number] for number in alive], given))
         scores: list[Mapping[str, float | None]] = []
-        for episode in episodes:
+        for episode, turns in zip(episodes, told, strict=True):
+            place = place_of(example.key, transcript(turns))
             if episode is None:
-                scores.append({})
+                scores.append(self.scored.get(place, {}))
                 continue
             own = episode.reward() if self._judges_itself(episode.environment) else None
             scores.append({**next(found), **({} if own is None else {OWN_REWARD: own})})
             close(episode)
+            self._remember(place, scores[-1])
         return scores
+
+    def _remember(self, place: Place, scores: Mapping[str, float | None]) -> None:
+        self.scored[place] = scores
+        if len(self.scored) > MAX_SCORED:
+            self.scored.popitem(last=False)
 
     def _judges_itself(self, environment: Any) -> bool:
         return environment is not None and (is_stepwise(environment) or hasattr(environment, "get_reward"))
@@ -214,16 +229,27 @@ class EnvironmentTask:
             episode.tools = {**episode.tools, **self.parts.tools}
         return episode
 
+    def _begun_as_asked(self, example: Example) -> Episode:
+        """A new episode of a question that was drawn: `reset` must say what it said then, or the policy is
+        asked about another game than it plays. Raises TaskError."""
+        episode = self._begun(example)
+        if not messages_of(example.prompt)[-1]["content"].endswith(episode.opening):
+            raise TaskError(
+                f"reset() of the environment of {self.name} says something else each time",
+                hint="let it follow from the example's columns: seed a generator with one of them",
+            )
+        return episode
+
     def _episode(self, example: Example, past: Sequence[Turn]) -> Episode | None:
         """The episode in which this has been said and observed; None: it is gone."""
         if not self.parts.factories:
             return ToolEpisode(self.parts.tools)
         if not past:
-            return self._begun(example)
+            return self._begun_as_asked(example)
         episode = self.live.take(_place(example, past), past[-1].observed)
         if episode is not None or not self.parts.exchangeable:
             return episode
-        episode = self._begun(example)
+        episode = self._begun_as_asked(example)
         for turn in past:
             if (episode.hear(turn.said) or ()) != turn.observed:
                 return None

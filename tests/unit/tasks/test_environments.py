@@ -237,6 +237,13 @@ def test_an_episode_that_is_gone_is_played_again_only_where_it_may_be(tmp_path: 
     assert at_home.score(first(at_home), [transcript(turns), "pea"]) == [{}, {OWN_REWARD: 0.0}]
 
 
+def test_an_episode_that_is_over_may_be_scored_again(tmp_path: Path) -> None:
+    task = loaded(tmp_path, HANGMAN.replace("exchangeable = True", ""))
+    example = first(task)
+    told = [transcript(play(task, example, ["guess: p", "guess: a", "pea"]))]
+    assert task.score(example, told) == task.score(example, [*told, "?"])[:1] != [{}]
+
+
 def test_a_transcript_with_observations_that_were_not_made_has_no_reward(tmp_path: Path) -> None:
     task = loaded(tmp_path, HANGMAN)
     forged = [Turn("guess: x", ({"role": "tool", "content": "pea"},)), Turn("pea")]
@@ -258,6 +265,20 @@ def test_a_last_turn_that_was_never_answered_is_played_before_it_is_scored(tmp_p
     example = first(task)
     turns = [*play(task, example, ["guess: p"]), Turn("guess: a")]
     assert task.score(example, [transcript(turns)]) == [{OWN_REWARD: pytest.approx(2 / 3)}]
+
+
+def test_a_reset_that_says_something_else_each_time_is_refused() -> None:
+    boards = iter("abcd")
+
+    class Board(Echo):
+        def reset(self) -> tuple[str, dict[str, Any]]:
+            self.turns = 0
+            return next(boards), {}
+
+    task = as_task(None, environment=Board)
+    assert is_environment(task)
+    with pytest.raises(TaskError, match="something else each time"):
+        play(task, first(task), ["a"])
 
 
 def test_several_factories_are_chosen_by_a_column(tmp_path: Path) -> None:
@@ -331,6 +352,18 @@ def test_an_environment_of_openenv_brings_its_own_questions() -> None:
     assert observed(turns)[2] == "error: 99 is forbidden"
     assert turns[-1].observed == ()
     assert task.score(example, [transcript(turns)])[0][OWN_REWARD] == pytest.approx(1.0 - 0.125 * 1)
+
+
+def test_one_that_is_installed_needs_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "import random\nclass Coin:\n    def reset(self, seed):\n        return f'Toss {seed}.', {}\n"
+    source += "    def step(self, said):\n        return '', float(said == 'heads'), True, {}\n"
+    (tmp_path / "coins.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    task = load_task("coins:Coin")
+    assert is_environment(task)
+    example = first(task)
+    assert example.prompt == f"Toss {example.columns['seed']}."
+    assert task.score(example, [transcript(play(task, example, ["heads"]))]) == [{OWN_REWARD: 1.0}]
 
 
 def test_an_environment_of_gymnasium() -> None:
