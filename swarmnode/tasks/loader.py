@@ -21,6 +21,8 @@ that end with one of the user. Then rewards get messages too.
 Further functions named `reward_...` add to the reward. The task is called after the file.
 
 `exchangeable = False` in a file keeps its rollouts at home: no other node could draw its examples again.
+`each_alone = True` says that its rewards look at each answer by itself: parts of a large group are judged at
+the same time then (process.py).
 
 A file need not care for threads, nor for other files. Whoever writes a task thinks of one thread, and rightly
 so: `random.seed(seed)`, a parser kept at the top of the file, a connection. A file has processes of its own,
@@ -132,6 +134,8 @@ class FileTask:
     draw: Callable[[int], Iterable[Any]]
     rewards: Mapping[str, Reward]
     exchangeable: bool = True
+    each_alone: bool = False
+    """Its rewards look at each answer by itself, so that parts of a group may be judged apart."""
 
     def examples(self, seed: int) -> Iterator[Example]:
         """The file's own examples. Raises TaskError when it fails or yields something else.
@@ -294,7 +298,9 @@ def _load_file(path: Path, text: str | None) -> Task:
         )
     version = _version(source.module, source.digest, path)
     rewards = _rewards(source.module)
-    return FileTask(path.stem, version, source.path, draw, rewards, _exchangeable(source.module, rewards))
+    exchangeable = _exchangeable(source.module, rewards)
+    each_alone = bool(vars(source.module).get("each_alone", False))
+    return FileTask(path.stem, version, source.path, draw, rewards, exchangeable, each_alone)
 
 
 def _exchangeable(module: ModuleType, rewards: Mapping[str, Reward]) -> bool:

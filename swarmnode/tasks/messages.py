@@ -74,9 +74,12 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
+    """What the process has loaded. `each_alone`: its rewards look at each answer by itself."""
+
     name: str
     version: str
     exchangeable: bool = True
+    each_alone: bool = False
 
 
 class DrawnExample(msgspec.Struct, frozen=True):

@@ -26,7 +26,7 @@ import msgspec
 
 from swarmnode.errors import SwarmnodeError, notes_of
 from swarmnode.tasks.draws import draw_digest
-from swarmnode.tasks.loader import load_task
+from swarmnode.tasks.loader import FileTask, load_task
 from swarmnode.tasks.messages import (
     Digest,
     Digested,
@@ -157,7 +157,9 @@ def _load(request: Request) -> tuple[TaskWorker, Loaded]:
     if request.memory_mb is not None:
         _limit_memory(request.memory_mb << 20)
     task = load_task(request.spec, request.text)
-    return TaskWorker(task), Loaded(task.name, task.version, is_exchangeable(task))
+    return TaskWorker(task), Loaded(
+        task.name, task.version, is_exchangeable(task), isinstance(task, FileTask) and task.each_alone
+    )
 
 
 def _limit_memory(size_bytes: int) -> None:
