@@ -55,7 +55,7 @@ JUDGES = {
     "cpu": "    sum(number * number for number in range(16_000 * len(completions)))\n" + RETURN,
     "wait": "    time.sleep(0.05)\n" + RETURN,
 }
-HANGS = "    import zlib\n    while zlib.crc32(completions[0].encode()) % {one_in} == 0: pass\n" + RETURN
+HANGS = "    import zlib\n    while zlib.crc32(completions[0].encode()) % {one_in} == 7: pass\n" + RETURN
 NEVER = 2**32
 ANSWERS = [f"answer {number} abcdefgh" for number in range(8)]
 SKIPPED = 2
@@ -198,7 +198,7 @@ def run_node(task: str, model: Path, count: int, settings: Mapping[str, Any]) ->
         len(seen) - SKIPPED,
         ended - began,
         after.generation.score_wait_s - before.generation.score_wait_s,
-        after.generation.unjudged_groups,
+        after.generation.unjudged_groups - before.generation.unjudged_groups,
     )
 
 

@@ -21,6 +21,8 @@ that end with one of the user. Then rewards get messages too.
 Further functions named `reward_...` add to the reward. The task is called after the file.
 
 `exchangeable = False` in a file keeps its rollouts at home: no other node could draw its examples again.
+`each_alone = True` says that its rewards look at each answer by itself: parts of a large group are judged at
+the same time then (process.py).
 
 With `tools = [function, ...]` or `environment = Class` a file is an environment (environments.py), which
 stays at home unless it says `exchangeable = True`.
@@ -139,6 +141,8 @@ class FileTask:
     """None: an environment says what is asked."""
     rewards: Mapping[str, Reward]
     may_leave: bool = True
+    each_alone: bool = False
+    """Its rewards look at each answer by itself, so that parts of a group may be judged apart."""
 
     @property
     def exchangeable(self) -> bool:
@@ -320,7 +324,8 @@ def _task_of(
     found = _own_rewards(module)
     rewards = found or {"correct": load_reward("exact_match")}
     if environment is None and tools is None:
-        return FileTask(name, version, path, cast(Draw, draw), rewards, _exchangeable(module))
+        each_alone = bool(vars(module).get("each_alone", False)) and not judge_groups(rewards)
+        return FileTask(name, version, path, cast(Draw, draw), rewards, _exchangeable(module), each_alone)
     return environment_around(
         FileTask(name, version, path, cast(Draw, draw), rewards), tools, environment, vars(module), own=found
     )

@@ -84,6 +84,8 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
+    """What the process has loaded. `each_alone`: its rewards look at each answer by itself."""
+
     name: str
     version: str
     exchangeable: bool = True
@@ -91,6 +93,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     levels: int = 1
     most_turns: int | None = None
     """None: it is no environment."""
+    each_alone: bool = False
 
 
 class DrawnExample(msgspec.Struct, frozen=True):

@@ -23,9 +23,12 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from io import BufferedReader
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -80,6 +83,9 @@ cores, and those that compute take them from training."""
 
 SMALL_BYTES = 512 << 20
 """A task whose process takes more (a data set, a model that judges) has one, where nobody set a number."""
+
+PART_ANSWERS = 16
+"""Fewest answers to an example that are judged apart from its others."""
 
 SAME_HASHES = {"PYTHONHASHSEED": "0"}
 """Some data sets of reasoning-gym draw from the order of a set, which differs by process otherwise. Their
@@ -402,6 +408,7 @@ class IsolatedTask(Isolated):
         self.levels = loaded.levels
         if loaded.most_turns is not None:
             self.most_turns = loaded.most_turns
+        self._each_alone = loaded.each_alone
 
     def examples(self, seed: int) -> Iterator[Example]:
         """The file's own examples, with those columns that can be written down."""
@@ -419,6 +426,14 @@ class IsolatedTask(Isolated):
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
         """Scores by the file's own rewards, for the example as its process draws it."""
+        several = parts_of(completions, self.workers if self._each_alone else 1)
+        if len(several) == 1:
+            return self._scored(example, completions)
+        with ThreadPoolExecutor(len(several)) as threads:
+            found = threads.map(partial(self._scored, example), several)
+            return [scores for part in found for scores in part]
+
+    def _scored(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
         key = example.key
         asked = Score(key.seed, key.index, example.prompt, tuple(completions))
         scored = self._process.ask(asked, self._affinity(key))
@@ -479,6 +494,17 @@ class IsolatedTask(Isolated):
     def _example(self, seed: int, index: int, row: DrawnExample) -> Example:
         key = ExampleKey(self.name, self.version, seed, index)
         return Example(key, row.prompt, row.columns, row.conversational)
+
+
+def parts_of(completions: Sequence[str], most: int) -> list[Sequence[str]]:
+    """A large group in parts of about the same size, at most so many, in order.
+
+    >>> [len(part) for part in parts_of("a" * 64, most=3)], len(parts_of("a" * 16, most=3))
+    ([22, 21, 21], 1)
+    """
+    count = max(1, min(most, len(completions) // PART_ANSWERS))
+    ends = [-(-len(completions) * number // count) for number in range(count + 1)]
+    return [completions[start:end] for start, end in pairwise(ends)]
 
 
 def isolate(

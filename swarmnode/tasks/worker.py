@@ -27,7 +27,7 @@ import msgspec
 from swarmnode.chat import Turn
 from swarmnode.errors import JudgementLost, SwarmnodeError, notes_of
 from swarmnode.tasks.draws import draw_digest
-from swarmnode.tasks.loader import load_task
+from swarmnode.tasks.loader import FileTask, load_task
 from swarmnode.tasks.messages import (
     Digest,
     Digested,
@@ -194,10 +194,16 @@ def _load(request: Request) -> tuple[TaskWorker, Loaded]:
     if request.memory_mb is not None:
         _limit_memory(request.memory_mb << 20)
     task = load_task(request.spec, request.text)
-    turns = task.most_turns if is_environment(task) else None
-    return TaskWorker(task), Loaded(
-        task.name, task.version, is_exchangeable(task), judges_groups(task), levels_of(task), turns
+    known = Loaded(
+        task.name,
+        task.version,
+        is_exchangeable(task),
+        judges_groups=judges_groups(task),
+        levels=levels_of(task),
+        most_turns=task.most_turns if is_environment(task) else None,
+        each_alone=isinstance(task, FileTask) and task.each_alone,
     )
+    return TaskWorker(task), known
 
 
 def _limit_memory(size_bytes: int) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from swarmnode.cli.app import app
+from swarmnode.cli.app import app, main
 from swarmnode.errors import StorageError, TaskError
 from swarmnode.tasks.check import check_task
 
@@ -125,3 +125,28 @@ def test_a_check_runs_programs_as_the_settings_of_a_node_say(tmp_path: Path) -> 
     assert "ready to train on" in run("check", str(file), "--set", "tasks.sandbox=optional")
     refused = CliRunner().invoke(app, ["task", "check", str(file)])
     assert refused.exit_code == 1 and "only None" in refused.stdout
+
+
+BROKEN = """
+def examples(seed):
+    yield "1+1=", "2"
+
+def marks(text):
+    return 1 / len(text)
+
+def reward(completions, **columns):
+    return [marks(text) for text in completions]
+"""
+
+
+def test_the_traceback_of_a_reward_is_shown_to_whoever_wrote_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text(BROKEN)
+    monkeypatch.setattr("sys.argv", ["swarmnode", "task", "show", str(file)])
+    with pytest.raises(SystemExit):
+        main()
+    shown = capsys.readouterr().err
+    assert f'File "{file}", line 6, in marks' in shown and "in reward" in shown
+    assert "error: reward reward failed: ZeroDivisionError('division by zero')" in shown

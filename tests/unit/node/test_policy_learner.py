@@ -10,7 +10,7 @@ import pytest
 
 from swarmnode.config import Config
 from swarmnode.config_layers import load_config
-from swarmnode.errors import CheckpointError, ConfigError
+from swarmnode.errors import CheckpointError, ConfigError, TaskError
 from swarmnode.model.base_model import load_base_model
 from swarmnode.model.policy import Policy
 from swarmnode.node.learner import Overlap, RoundRollouts
@@ -94,6 +94,29 @@ def test_a_round_has_whole_scored_groups_and_says_how_they_were_generated(make: 
     generation = rollouts.generation
     assert (generation.engine, generation.mode) == ("embedded", "sync")
     assert (generation.running, generation.groups_in_flight) == (0, 0)
+
+
+def test_a_reward_that_fails_costs_its_groups_until_it_has_failed_too_often(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    score, judged = Odd.score, list[Example]()
+
+    def fails_after_one(self: Odd, example: Example, completions: Sequence[str]) -> list[Scores]:
+        judged.append(example)
+        if len(judged) > 1:
+            raise TaskError("reward odd failed")
+        return score(self, example, completions)
+
+    monkeypatch.setattr(Odd, "score", fails_after_one)
+    learner = make("tasks.max_failures=2")
+    with pytest.raises(TaskError, match="given up after 2 groups one after the other"):
+        learner.rollouts(1)
+    learner.close()
+    judged.clear()
+    rollouts = make("tasks.max_failures=99").rollouts(1)
+    scored = [group for group in rollouts.groups if None not in group.rewards]
+    assert (len(rollouts.groups), len(scored), rollouts.generation.unjudged_groups) == (4, 1, 3)
+    assert rollouts.generation.score_wait_s > 0
 
 
 @pytest.mark.parametrize("mode", ["sync", "refill", "april"])

@@ -10,6 +10,8 @@ import pytest
 
 from swarmnode.config import TasksConfig
 from swarmnode.node.assemble import start_tasks, tasks_for_strangers
+from swarmnode.tasks.judged import OwnJudge
+from swarmnode.tasks.task import Isolated
 
 TASK = """
 from swarmnode.tasks import sandbox
@@ -33,6 +35,30 @@ def test_programs_do_without_a_sandbox_only_where_somebody_said_so(
         for (task,) in (own.values(), tasks_for_strangers(stack, own).values()):
             example = next(iter(task.examples(1)))
             assert task.score(example, ["!"]) == [{"reward": allowed}]
+
+
+LIMITED = """
+import resource
+
+def examples(seed):
+    yield {"prompt": "?"}
+
+def reward(completions, **columns):
+    return [resource.getrlimit(resource.RLIMIT_DATA)[0] / 2**20 for _ in completions]
+"""
+
+
+def test_as_many_processes_as_are_set_have_the_memory_that_is_set(tmp_path: Path) -> None:
+    path = tmp_path / "limited.py"
+    path.write_text(LIMITED)
+    with ExitStack() as stack:
+        own = start_tasks(stack, TasksConfig(names=(str(path),), workers=3, memory_mb=512))
+        theirs = tasks_for_strangers(stack, own)
+        for task, workers in ((own["limited"], 3), (theirs["limited"], 1)):
+            assert isinstance(task, Isolated)
+            assert task.workers == OwnJudge({task.name: task}, 1.0).width == workers
+            example = next(iter(task.examples(1)))
+            assert task.score(example, ["!"]) == [{"reward": 512.0}]
 
 
 BUILTIN_ALONE = """

@@ -12,6 +12,7 @@ import pytest
 
 from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
 from swarmnode.tasks.loader import load_task, spec_of
+from swarmnode.tasks.messages import Score
 from swarmnode.tasks.process import IsolatedTask, isolate
 from swarmnode.types import Example
 
@@ -205,6 +206,23 @@ def test_while_one_process_hangs_the_other_judges(start: Start) -> None:
         with pytest.raises(JudgementOverran):
             hanging.result()
     assert judged > 1
+
+
+def test_parts_of_a_large_group_are_judged_apart_where_the_file_says_so(start: Start) -> None:
+    body = "    return [float(len(completions)) for _ in completions]\n"
+    whole = start(with_reward(body), workers=2)
+    parted = start("each_alone = True\n" + with_reward(body), workers=2, name="parted.py")
+    for task, sizes in ((whole, [33] * 33), (parted, [17] * 17 + [16] * 16)):
+        scores = task.score(first(task)[0], ["a"] * 33)
+        assert [named["reward"] for named in scores] == sizes
+
+
+def test_what_a_process_draws_that_is_lost_can_still_be_judged_by_another(start: Start) -> None:
+    task = start("import random\n\ndef examples(seed):\n    yield f'{random.random()}', '1'\n", workers=2)
+    (example,) = first(task)
+    task._process.ask(Score(0, 0, "another", ("1",)), affinity=1)
+    task._process._slots.reverse()
+    assert task.score(example, ["1"]) == [{"correct": 1.0}]
 
 
 def test_what_a_reward_does_wrong_is_the_error_that_it_is_here(start: Start) -> None:
