@@ -95,8 +95,7 @@ class Renderer:
             raise ModelError("this tokenizer has no EOS token", hint="pass eos_token_ids")
         self.eos_token_ids = tuple(eos_token_ids)
         self._template_options = dict(template_options or {})
-        added = self._tokenizer.added_tokens_decoder.values()
-        self._marks = marks_of(str(token) for token in added if token.special)
+        self._marks = marks_of(_special_tokens(self._tokenizer))
 
     def prompt_ids(self, text: str) -> tuple[int, ...]:
         """A task's prompt as the policy expects it: its conversation in the form of the chat template; where
@@ -186,6 +185,14 @@ class Renderer:
         """Token ids for an answer that we only know as text, with EOS where its author stopped by itself."""
         ids = self._said_ids(text)
         return (*ids, self.eos_token_ids[0]) if finish == "stop" else ids
+
+
+def _special_tokens(tokenizer: Any) -> list[str]:
+    """How the tokens are spelt that a tokenizer reads out of a text and leaves out of a decoded one."""
+    try:
+        return [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    except NotImplementedError:
+        return []  # That of mistral-common, which reads none out of a text.
 
 
 def marks_of(tokens: Iterable[str]) -> re.Pattern[str] | None:
