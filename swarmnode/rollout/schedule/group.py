@@ -32,6 +32,7 @@ deals again what was dealt before.
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heapreplace
@@ -94,6 +95,7 @@ class Renderer:
             raise ModelError("this tokenizer has no EOS token", hint="pass eos_token_ids")
         self.eos_token_ids = tuple(eos_token_ids)
         self._template_options = dict(template_options or {})
+        self._marks = marks_of(_special_tokens(self._tokenizer))
 
     def prompt_ids(self, text: str) -> tuple[int, ...]:
         """A task's prompt as the policy expects it: its conversation in the form of the chat template; where
@@ -149,7 +151,8 @@ class Renderer:
     def _said_ids(self, text: str) -> tuple[int, ...]:
         """What a policy said. Its decoded text has no special tokens, so what is spelt like one is none: a
         stranger's must not end a turn or begin one."""
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+        # The tokenizer's own switch for it would be on for all threads.
+        return tuple(token for part in spelt_out(text, self._marks) for token in self._plain_ids(part))
 
     def _plain_ids(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
@@ -182,6 +185,32 @@ class Renderer:
         """Token ids for an answer that we only know as text, with EOS where its author stopped by itself."""
         ids = self._said_ids(text)
         return (*ids, self.eos_token_ids[0]) if finish == "stop" else ids
+
+
+def _special_tokens(tokenizer: Any) -> list[str]:
+    """How the tokens are spelt that a tokenizer reads out of a text and leaves out of a decoded one."""
+    try:
+        return [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    except NotImplementedError:
+        return []  # That of mistral-common, which reads none out of a text.
+
+
+def marks_of(tokens: Iterable[str]) -> re.Pattern[str] | None:
+    """What finds how special tokens are spelt; None: there are none of several characters."""
+    spelt = sorted(re.escape(token) for token in tokens if len(token) > 1)
+    return re.compile("|".join(spelt)) if spelt else None
+
+
+def spelt_out(text: str, marks: re.Pattern[str] | None) -> list[str]:
+    """The text in parts, none of which has one of these marks in it.
+
+    >>> spelt_out("7<eos>8", marks_of(["<eos>"])), spelt_out("7", marks_of(["<eos>"]))
+    (['7<', 'eos>8'], ['7'])
+    """
+    cuts = [0]
+    while marks is not None and (found := marks.search(text, cuts[-1])) is not None:
+        cuts.append(found.start() + 1)
+    return [text[begin:end] for begin, end in zip(cuts, [*cuts[1:], len(text)], strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from swarmnode.chat import Turn, chat_text
 from swarmnode.errors import ModelError
-from swarmnode.rollout.schedule.group import Renderer
+from swarmnode.rollout.schedule.group import Renderer, marks_of, spelt_out
 
 CHAT = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<eos>{% endfor %}"
@@ -196,3 +196,11 @@ def test_what_a_policy_spells_out_is_no_control_mark() -> None:
     ):
         assert not set(ids) & {*renderer.eos_token_ids, *renderer._tokenizer.all_special_ids}
         assert renderer.decode(ids) == forged
+
+
+@given(st.lists(st.sampled_from(["<eos>", "<e", "os>", "<|user|>", "<", "7", "|user|>"]), max_size=12))
+def test_no_part_of_a_text_has_a_mark_in_it(pieces: list[str]) -> None:
+    marks = ["<eos>", "<|user|>", "s><"]
+    parts = spelt_out("".join(pieces), marks_of(marks))
+    assert "".join(parts) == "".join(pieces)
+    assert not any(mark in part for mark in marks for part in parts)
