@@ -13,7 +13,7 @@ refill: rounds of some seconds). Beside it the same with one process, and with 8
 are more.
 
 `rounds_lost`: rounds that a node did not finish whose judge hangs now and then; `deadlines`: how long rounds
-waited for each hang, in deadlines; `rounds_ratio`: rounds a second beside the same node whose judge never hangs.
+waited for each hang, in deadlines; `rounds_ratio`: rounds a second beside one whose judge never hangs.
 """
 
 import tempfile
