@@ -17,7 +17,7 @@ SURFACE = {
     "export": "folder --best --config --home --merged --model --policy --preset --set",
     "task list": "--json",
     "task show": "task --count --json --seed",
-    "task check": "task --json",
+    "task check": "task --config --home --json --preset --set",
     "task new": "file",
     "task try": "task --base --best --config --count --greedy --home --json --model --policy --preset"
     " --samples --seed --set",
