@@ -12,8 +12,8 @@ them (rounds of 0.1 s) and of the judge that waits (32 groups of 8 in 64 slots, 
 refill: rounds of some seconds). Beside it the same with one process, and with 8 groups a round, where 50 ms
 are more.
 
-`rounds_lost`: rounds that a node did not finish whose judge hangs now and then; `deadlines`: what each hang
-cost, in deadlines; `rounds_ratio`: rounds a second beside the same node whose judge never hangs.
+`rounds_lost`: rounds that a node did not finish whose judge hangs now and then; `deadlines`: how long rounds
+waited for each hang, in deadlines; `rounds_ratio`: rounds a second beside one whose judge never hangs.
 """
 
 import tempfile
@@ -27,7 +27,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from common import arguments, interleaved, middle, ratios, report, rounds
+from common import arguments, interleaved, middle, parts, ratios, report, rounds
 
 import swarmnode as sn
 from swarmnode.model.tiny import build_tiny
@@ -118,7 +118,7 @@ def throughput(
     folder: Path, plan: Plan, claims: dict[str, float], spread: dict[str, tuple[float, float]]
 ) -> None:
     """One judge after the other, its three contenders in turns."""
-    for judge, body in JUDGES.items():
+    for (judge, body), share in parts(list(JUDGES.items())):
         path = task_file(folder, judge, body)
         contenders = {
             "in_process": (load_task(path), 1),
@@ -131,7 +131,7 @@ def throughput(
                 for name, (task, threads) in contenders.items()
             },
             plan.repeats,
-            share=0.2,
+            share=0.3 * share,
         )
         for task, _ in contenders.values():
             if isinstance(task, IsolatedTask):
@@ -237,12 +237,11 @@ def runaway(
     calm = task_file(folder, "calm", HANGS.format(one_in=NEVER))
     count = plan.long_rounds
     undisturbed, disturbed = (run_node(task, model, count, settings) for task in (calm, hanging))
-    extra_s = disturbed.seconds / disturbed.rounds - undisturbed.seconds / undisturbed.rounds
     hangs = max(1, disturbed.lost_groups)
     figures = {
         "rounds_lost": float(count - disturbed.rounds),
         "hangs": float(disturbed.lost_groups),
-        "deadlines": extra_s * disturbed.rounds / (hangs * DEADLINE_S),
+        "deadlines": (disturbed.wait_s - undisturbed.wait_s) / (hangs * DEADLINE_S),
         "rounds_ratio": (disturbed.rounds / disturbed.seconds) / (undisturbed.rounds / undisturbed.seconds),
     }
     for name, value in figures.items():
