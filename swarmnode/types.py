@@ -173,6 +173,15 @@ class Completion:
         return min((span.version for span in self.spans), default=None)
 
 
+def in_turns(text: str) -> bool:
+    """Whether what a policy wrote stands for the turns of a conversation (chat.transcript).
+
+    >>> in_turns('\\x02[["7",[]]]'), in_turns("7")
+    (True, False)
+    """
+    return text.startswith(CHAT_MARK)
+
+
 @dataclass(frozen=True, slots=True)
 class RolloutGroup:
     """One example with G completions and their scores: the unit of exchange and of training."""

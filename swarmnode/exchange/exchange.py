@@ -38,7 +38,7 @@ from swarmnode.exchange.selection import Claims, meeting_places
 from swarmnode.exchange.validation import BodyRules, Encode, PromptIds, check_header
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.host import Host
-from swarmnode.tasks.task import Task, is_environment, is_exchangeable
+from swarmnode.tasks.task import Task, is_environment, may_be_exchanged
 from swarmnode.types import ExampleKey, RolloutGroup
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ class Exchange:
 
     async def _announce(self, composed: Composed) -> None:
         task = self._tasks.get(composed.header.task)
-        if self._settings.private or (task is not None and not is_exchangeable(task)):
+        if self._settings.private or (task is not None and not may_be_exchanged(task)):
             raise Rejected(Reason.PRIVATE, "it stays at home")
         if not self._pace.take(now=self._clock()):
             raise Rejected(Reason.PACED, "others would not hear more of us in this time")

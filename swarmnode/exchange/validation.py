@@ -47,7 +47,7 @@ from swarmnode.exchange.messages import (
     parts,
 )
 from swarmnode.identity.keys import unseal
-from swarmnode.tasks.task import Task, is_environment, redraw, score_strictly
+from swarmnode.tasks.task import Task, is_environment, may_be_exchanged, redraw, score_strictly
 from swarmnode.types import (
     MIN_REWARD_SPREAD,
     Completion,
@@ -137,6 +137,8 @@ def check_fits(header: Header, settings: ExchangeSettings, tasks: Mapping[str, T
     task = tasks.get(header.task)
     if task is None or task.version != header.version:
         raise Rejected(Reason.OTHER_TASK)
+    if is_environment(task) and not may_be_exchanged(task):
+        raise Rejected(Reason.OTHER_TASK, "its episodes are not played for others here")
     if header.reward_std is None or header.reward_std < MIN_REWARD_SPREAD:
         raise Rejected(Reason.NO_SPREAD, "by its author's own account it teaches nothing")
     if header.body_bytes > largest_body(header.group_size, settings.max_completion_tokens):

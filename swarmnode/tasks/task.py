@@ -271,6 +271,12 @@ def levels_of(task: object) -> int:
     return task.levels if isinstance(task, HasLevels) else 1
 
 
+def may_be_exchanged(task: object) -> bool:
+    """Whether rollouts of a task may leave this node, and come to it. Strangers' episodes are played where
+    they can be ended: an environment in the node's own process would be theirs to stop."""
+    return is_exchangeable(task) and (isinstance(task, Isolated) or not is_environment(task))
+
+
 MAX_ABS_REWARD = 1e6
 """The largest absolute reward, ours or claimed. NaN and the infinities fall outside of any bound, and so do
 numbers whose squares would overflow."""

@@ -72,6 +72,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     """A policy of ours sampled the end of text behind it."""
     given: tuple[Stretch, ...] = ()
     """Tokens of it that an environment wrote. Books of before there were environments have none."""
+    in_turns: bool = False
+    """It is a conversation with an environment."""
 
     def __post_init__(self) -> None:
         check_given(self.given, len(self.token_ids))

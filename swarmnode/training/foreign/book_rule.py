@@ -26,7 +26,7 @@ from swarmnode.training.foreign import sharing_gauge as marking
 from swarmnode.training.foreign.book import Book, BookCandidate, Entries, Entry, Mend
 from swarmnode.training.foreign.lessons import Lessons, Replay, Rule, SharingRule, as_they_are, pack, unpack
 from swarmnode.training.foreign.sharing_gauge import TaskMarks, needs_of
-from swarmnode.types import Completion, RolloutGroup
+from swarmnode.types import Completion, RolloutGroup, in_turns
 
 
 class BookState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -103,7 +103,8 @@ class BookRule(Rule):
 
     def _replay(self, entry: Entry) -> Replay:
         ends = entry.ended or self._settings.teach_ends
-        return Replay(entry.prompt, entry.token_ids, self._settings.book_weight, ends, entry.own, entry.given)
+        weight = self._settings.book_weight
+        return Replay(entry.prompt, entry.token_ids, weight, ends, entry.own, entry.given, entry.in_turns)
 
 
 class OwnBook(BookRule):
@@ -148,4 +149,5 @@ def _entry(answer: BookCandidate) -> Entry:
         answer.own,
         answer.ended,
         answer.given,
+        in_turns(answer.text),
     )

@@ -62,6 +62,8 @@ class Replay:
     """We found it ourselves."""
     given: tuple[Stretch, ...] = ()
     """Tokens of it that an environment wrote."""
+    in_turns: bool = False
+    """It is a conversation with an environment."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Episodes of strangers: what was said travels, and is played again in our own environment."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -23,12 +23,20 @@ from swarmnode.exchange.messages import (
     encode_body,
     hash_body,
 )
-from swarmnode.exchange.validation import BodyRules, CheckedBody, Judge, check_body
+from swarmnode.exchange.validation import BodyRules, CheckedBody, Judge, check_body, check_fits
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.tasks.functions import as_task
 from swarmnode.tasks.process import IsolatedTask, isolate
-from swarmnode.tasks.task import Environment, draw_train, is_environment, score_strictly
+from swarmnode.tasks.task import (
+    Environment,
+    Isolated,
+    Task,
+    draw_train,
+    is_environment,
+    may_be_exchanged,
+    score_strictly,
+)
 from swarmnode.types import Completion, Example, FinishReason, RolloutGroup, Stretch, one_span
 
 from .conftest import encode, prompt_ids
@@ -312,7 +320,33 @@ def test_bodies_of_old_are_read_as_before(composed: Composed) -> None:
     assert isinstance(body, Body)
 
 
-def exchange_of(host: MemoryHost, key: NodeKey, task: Environment) -> Exchange:
+class Apart(Isolated):
+    """An environment as if it ran in a process of its own."""
+
+    def __init__(self, task: Environment) -> None:
+        self.task = task
+        self.name, self.version, self.exchangeable = task.name, task.version, task.exchangeable
+        self.most_turns, self.observe = task.most_turns, task.observe
+
+    spec, workers = "", 1
+
+    def examples(self, seed: int) -> Iterator[Example]:
+        return iter(self.task.examples(seed))
+
+    def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
+        return self.task.score(example, completions)
+
+    def for_strangers(self, timeout_s: float) -> Isolated:
+        return self
+
+    def interrupt(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def exchange_of(host: MemoryHost, key: NodeKey, task: Task) -> Exchange:
     return Exchange(
         host,
         key,
@@ -335,12 +369,25 @@ async def test_an_episode_goes_from_one_node_to_another(
     assert is_environment(theirs)
     async with network.host(key.peer_id) as here, network.host(other_key.peer_id) as there:
         await there.connect(here.address)
-        async with exchange_of(here, key, game) as author, exchange_of(there, other_key, theirs) as receiver:
+        author, receiver = exchange_of(here, key, Apart(game)), exchange_of(there, other_key, Apart(theirs))
+        async with author, receiver:
             group = group_of(game, key, ["5", "2", "0"], ["0"])
             await author.publish([group])
             (received,) = await receiver.collect(2, 0, 30.0)
     assert received.scores == group.scores
     assert [one.given for one in received.completions] == [one.given for one in group.completions]
+
+
+def test_an_environment_in_the_process_of_the_node_is_played_for_nobody_else(
+    game: Environment, key: NodeKey
+) -> None:
+    header = composed_of(group_of(game, key, ["5", "2", "0"], ["0"]), key).header
+    assert may_be_exchanged(Apart(game)) and not may_be_exchanged(game)
+    settings = ExchangeSettings(swarm="test")
+    check_fits(header, settings, {game.name: Apart(game)})
+    with pytest.raises(Rejected) as refused:
+        check_fits(header, settings, {game.name: game})
+    assert refused.value.reason == "other_task"
 
 
 class AtHome(Countdown):

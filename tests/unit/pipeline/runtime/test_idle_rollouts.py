@@ -42,6 +42,9 @@ class Letters:
     def encode_completion(self, text: str, finish: str) -> tuple[int, ...]:
         return tuple(text.encode()) or (0,)
 
+    def encode_turns(self, turns: Sequence[object], finish: str) -> tuple[tuple[int, ...], tuple[()]]:
+        raise AssertionError("nobody answers back here")
+
 
 class Calculator(FakeEngine):
     """Right every other time. Its steps move the clock of the stage."""

@@ -11,7 +11,7 @@ from swarmnode.config import TrainingConfig
 from swarmnode.errors import CheckpointError
 from swarmnode.training.foreign.book import BookCandidate
 from swarmnode.training.foreign.book_rule import BookRule
-from swarmnode.training.foreign.lessons import SharingRule
+from swarmnode.training.foreign.lessons import GroupLesson, SharingRule
 from swarmnode.training.foreign.mender import Mender
 from swarmnode.training.foreign.mending import Reading, ReadingRequest
 from swarmnode.training.foreign.rescue import Rescue
@@ -113,3 +113,19 @@ def test_what_a_stranger_never_said_is_no_sample() -> None:
     rule = BookRule(SharingRule(teach_ends=False))
     rule.lessons([], [silent], version=1)
     assert replays(rule) == []
+
+
+def test_what_strangers_say_to_an_environment_counts_by_how_likely_it_is_to_us() -> None:
+    """A right answer that asks nothing is known to those who saw what our environment says."""
+    blind = answered([([9], 1.0), ([8, 9], 0.0)], author="stranger", finish="length")
+    talks = tuple(replace(one, text=transcript([Turn("9")])) for one in blind.completions)
+    group = replace(blind, completions=talks)
+    assert [sample.shaped for sample in lesson_samples(GroupLesson(group), RULES) or ()] == [True, True]
+    assert not any(sample.shaped for sample in lesson_samples(GroupLesson(blind), RULES) or ())
+    own_group = replace(group, author="me")
+    for one, shaped in ((group, True), (own_group, False)):
+        rule = BookRule(SharingRule())
+        rule.lessons([one] if one is own_group else [], [] if one is own_group else [one], version=1)
+        restarted = BookRule(SharingRule())
+        restarted.restore(rule.state())
+        assert [sample.shaped for sample in replays(restarted)] == [shaped]
