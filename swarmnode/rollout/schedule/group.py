@@ -127,8 +127,8 @@ class Renderer:
         new = [name for name in silent if name not in self._looked_for]
         if new and plain == self._shown(messages, tools):
             logger.warning(
-                "the policy is not told of its tools %s: this model's chat template leaves them out. Say in the"
-                " prompt what they do and how they are called, or take another --model",
+                "the policy is not told of its tools %s: its chat template does not show them. Say in"
+                " the prompt what they do and how they are called, or take another --model",
                 ", ".join(new),
             )
         self._looked_for.update(names)
