@@ -15,7 +15,15 @@ from swarmnode.chat import Turn, transcript
 from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
 from swarmnode.tasks.check import check_task
 from swarmnode.tasks.environments import OWN_REWARD, conversation
-from swarmnode.tasks.episodes import MAX_LIVE, MAX_OBSERVED_CHARS, MAX_WAIT_S, LiveEpisodes, ToolEpisode
+from swarmnode.tasks.episodes import (
+    MAX_LIVE,
+    MAX_OBSERVED_CHARS,
+    MAX_WAIT_S,
+    LiveEpisodes,
+    ToolEpisode,
+    step_result,
+    text_of,
+)
 from swarmnode.tasks.functions import as_task
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.portrait import portrait_of
@@ -377,18 +385,99 @@ def test_an_environment_of_gymnasium() -> None:
     assert task.score(example, [transcript(turns)]) == [{OWN_REWARD: 6.0}]
 
 
+class LikeNumpys:
+    """A number or a truth value that is none of Python's, as those of numpy are."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def item(self) -> Any:
+        return self.value
+
+
 @pytest.mark.parametrize(
-    ("given", "options"),
+    ("result", "known"),
     [
-        (None, {"environment": 3}),
-        (None, {"environment": dict}),
-        ([("a", "b")], {"tools": []}),
-        ([("a", "b")], {"tools": [len]}),
+        (("x", LikeNumpys(0.5), LikeNumpys(True), {}), ("x", 0.5, True)),
+        (("x", LikeNumpys(2), LikeNumpys(False), False, {}), ("x", 2.0, False)),
+        (("x", 1, False, LikeNumpys(True), {}), ("x", 1.0, True)),
     ],
 )
-def test_what_is_no_environment_is_refused(given: Any, options: dict[str, Any]) -> None:
-    with pytest.raises(TaskError):
+def test_numbers_of_a_step_may_be_numpys(result: Any, known: Any) -> None:
+    assert step_result(result) == known
+
+
+@pytest.mark.parametrize(
+    "result", [("x", "1", True, {}), ("x", 1.0, "no", {}), ("x", 1.0, LikeNumpys([True]), {}), ("x", 1.0, 3)]
+)
+def test_a_step_that_returns_something_else_is_refused(result: Any) -> None:
+    with pytest.raises(TaskError, match=r"of the environment (returned|gave the reward)"):
+        step_result(result)
+
+
+class Late:
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "told"),
+    [
+        (None, {"environment": 3}, "3 makes no environment. name the class"),
+        (None, {"environment": Echo()}, "makes no environment. name the class"),
+        (None, {"environment": Late}, r"argument: 'url'. pass them: environment = lambda: Late\("),
+        (None, {"environment": dict}, r"it has no reset\(\). write def reset"),
+        ([("a", "b")], {"tools": []}, "there are 0 tools"),
+        ([("a", "b")], {"tools": [len]}, "len has no|len cannot|of tool len"),
+        ([("a", "b")], {"tools": print}, "tools is <built-in function print>, no list. list functions"),
+    ],
+)
+def test_what_is_no_environment_is_refused(given: Any, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(TaskError, match=told):
         as_task(given, **options)
+
+
+@pytest.mark.parametrize(
+    ("assigned", "told"),
+    [
+        ("environment = object()", "<object object at .* makes no environment. name the class"),
+        ("environment_factory = 5", "5 makes no environment. name the class"),
+        ("tools = print", "tools is <built-in function print>, no list"),
+    ],
+)
+def test_a_file_whose_environment_is_none_is_refused(tmp_path: Path, assigned: str, told: str) -> None:
+    with pytest.raises(TaskError, match=told):
+        loaded(tmp_path, f"def examples(seed):\n    yield '?', '1'\n{assigned}")
+
+
+def test_a_module_that_a_file_imports_is_no_environment(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text("import json as tools\ndef examples(seed):\n    yield '?', '1'\n")
+    assert not is_environment(load_task(str(tmp_path / "plain.py")))
+
+
+class Guessing:
+    """Has a tool."""
+
+    def reset(self) -> None: ...
+
+    def guess(self, letter: str) -> str:
+        """Guesses a letter."""
+        return "method"
+
+
+def test_a_function_takes_the_place_of_no_method() -> None:
+    def guess(letter: str) -> str:
+        """Guesses a letter."""
+        return "function"
+
+    with pytest.raises(TaskError, match="two tools are called guess"):
+        list(as_task(["?"], tools=[guess], environment=Guessing).examples(0))
+
+
+def test_what_a_tool_returns_keeps_all_its_fields() -> None:
+    told = {"reward": 3, "done": False, "metadata": {}, "none": None}
+    assert text_of(told) == '{"reward": 3, "done": false, "metadata": {}, "none": null}'
+    assert text_of({"note": "hi"}) == '{"note": "hi"}'
 
 
 # ---- what is kept ----
