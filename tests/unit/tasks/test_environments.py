@@ -1,10 +1,11 @@
 """Tools and environments that people have, as tasks that answer back."""
 
 import random
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from swarmnode.tasks.functions import as_task
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.portrait import portrait_of
 from swarmnode.tasks.process import isolate
+from swarmnode.tasks.rehearsal import Rehearsal, difference_of
 from swarmnode.tasks.task import Environment, is_environment, load_source
 from swarmnode.tasks.template import write_template
 from swarmnode.types import Example, messages_of, tools_of
@@ -686,7 +688,24 @@ def test_an_environment_that_answers_by_lot_must_stay_at_home(tmp_path: Path, ex
     assert report.episode is not None
     assert not report.episode.same
     errors = [finding.what for finding in report.findings if finding.level == "error"]
-    assert errors == (["the same words are answered differently the second time"] if exchangeable else [])
+    told = f"the same words are answered differently the second time: {report.episode.difference}"
+    assert errors == ([told] if exchangeable else [])
+    assert re.fullmatch(r"turn \d, .*: '.+', then '.+'", report.episode.difference)
+
+
+def test_answers_that_differ_are_shown_from_there_on() -> None:
+    def heard(text: str) -> Rehearsal:
+        call = '<tool_call>{"name": "now"}</tool_call>'
+        return Rehearsal((Turn(call, ({"role": "tool", "content": text},)),), {"won": 1.0})
+
+    assert difference_of(heard("7"), heard("7")) == ""
+    told = difference_of(heard("a" * 900 + "b"), heard("a" * 900 + "c" * 900))
+    assert told.startswith(
+        "turn 1, '{\"name\": \"now\"}': '...aaaaaaaaaaaaaaaaaaaab', then '...aaaaaaaaaaaaaaaaaaaac"
+    )
+    assert len(told) < 200
+    lost = replace(heard("7"), scores={"won": 0.0})
+    assert difference_of(heard("7"), lost) == "the rewards: {'won': 1.0}, then {'won': 0.0}"
 
 
 # ---- examples/ ----
