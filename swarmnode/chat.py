@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from swarmnode.types import CHAT_MARK, Message
+from swarmnode.types import CHAT_MARK, Message, messages_of
 
 ROLES = ("system", "developer", "user", "assistant")
 
@@ -38,6 +38,19 @@ def chat_text(messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str
             return said
     plain = [{"role": message["role"], "content": message["content"]} for message in messages]
     return CHAT_MARK + _written({"tools": list(tools), "messages": plain} if tools else plain)
+
+
+def asked_of(prompt: str) -> str:
+    """A prompt as people read it: what the user says last, and what was said before it by whom, without the
+    schemas of tools.
+
+    >>> brief = {"role": "system", "content": "Be brief."}
+    >>> asked_of(chat_text([brief, {"role": "user", "content": "2 + 2 ="}]))
+    '2 + 2 = (before: system: Be brief.)'
+    """
+    *before, last = messages_of(prompt)
+    said = ", ".join(f"{message['role']}: {message['content']}" for message in before)
+    return f"{last['content']} (before: {said})" if before else last["content"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ from swarmnode.cli.settings import (
 if TYPE_CHECKING:
     from swarmnode.node.tryout import TriedExample
     from swarmnode.tasks.check import TaskReport
-    from swarmnode.tasks.portrait import TaskPortrait
+    from swarmnode.tasks.portrait import ShownExample, TaskPortrait
+    from swarmnode.types import Example
 
 app = typer.Typer(help="List, look at, check, try and begin tasks.", no_args_is_help=True)
 
@@ -195,14 +196,16 @@ def _describe(report: "TaskReport") -> Iterator[str]:
     """What was measured, what was found, and what to do about it."""
     yield f"task {report.task}, version {report.version}"
     if report.sample is not None:
-        yield f"  first example     {_asked(report.sample.prompt)!r}  {dict(report.sample.columns)}"
+        yield f"  first example     {_asked(report.sample)}  {dict(report.sample.columns)}"
     yield f"  drawn             {report.drawn} examples, {_number(report.draws_per_s, ',.0f')} per second"
     yield f"  distinct prompts  {_number(report.distinct_share, '.1%')}"
     yield f"  held out          {_number(report.held_out_share, '.1%')} (for evaluation, never trained on)"
     yield f"  scored            {_number(report.scores_per_s, ',.0f')} completions per second"
     yield f"  lets through      {_let_through(report)}"
     if (episode := report.episode) is not None:
-        alike = "answered the same each time" if episode.same else "not answered the same each time"
+        alike = "answered the same each time"
+        if not episode.same:
+            alike = f"not answered the same each time: {episode.difference}"
         yield f"  episode           {len(episode.turns)} turns, {alike}"
     for finding in report.findings:
         yield f"  {finding.level}: {finding.what}. {finding.advice}"
@@ -232,7 +235,7 @@ def _portray(portrait: "TaskPortrait") -> Iterator[str]:
         yield f"  turns     at most {portrait.most_turns}{tools}"
     for sample in portrait.samples:
         held_out = "  (held out)" if sample.held_out else ""
-        yield f"  {_asked(sample.prompt)!r}  {dict(sample.columns)}{held_out}"
+        yield f"  {_asked(sample)}  {dict(sample.columns)}{held_out}"
 
 
 def _played(tried: "TriedExample") -> Iterator[str]:
@@ -240,21 +243,17 @@ def _played(tried: "TriedExample") -> Iterator[str]:
     from swarmnode.printable import printable
 
     held_out = "  (held out)" if tried.held_out else ""
-    yield f"\n{tried.task}: {_asked(tried.prompt)!r}  {dict(tried.columns)}{held_out}"
+    yield f"\n{tried.task}: {_asked(tried)}  {dict(tried.columns)}{held_out}"
     for answer in tried.answers:
         several = ", ".join(f"{name} {_number(value, 'g')}" for name, value in answer.scores.items())
         cut = "  (cut off)" if answer.finish == "length" else ""
         yield f"  {_number(answer.reward, 'g'):>8}  {printable(repr(answer.text))}{cut}  [{several}]"
 
 
-def _asked(prompt: str) -> str | list[dict[str, str]]:
-    """A prompt without the schemas of its tools: what the user says, or all messages where there are more."""
-    from swarmnode.types import messages_of, tools_of
+def _asked(one: "Example | ShownExample | TriedExample") -> str:
+    from swarmnode.chat import asked_of
 
-    messages = messages_of(prompt)
-    if not tools_of(prompt):
-        return prompt
-    return messages[0]["content"] if len(messages) == 1 else messages
+    return repr(asked_of(one.prompt))
 
 
 def _only(task: str) -> dict[str, Any]:

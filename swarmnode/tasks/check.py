@@ -21,7 +21,7 @@ from swarmnode.errors import JudgementLost, TaskError
 from swarmnode.tasks.draws import SEEDS, draw
 from swarmnode.tasks.probes import INJECTIONS, WRONG_ANSWERS, find_right, passed_with
 from swarmnode.tasks.process import IsolatedTask, isolate
-from swarmnode.tasks.rehearsal import rehearse
+from swarmnode.tasks.rehearsal import difference_of, rehearse
 from swarmnode.tasks.task import Task, is_environment, is_held_out, score_strictly
 from swarmnode.types import Example, Scores, total_reward
 
@@ -57,8 +57,13 @@ class EpisodeReport:
 
     turns: tuple[Turn, ...]
     scores: Scores
-    same: bool
-    """Whether a second time and another process gave the same observations and rewards."""
+    difference: str
+    """What was answered or scored otherwise a second time or in another process; empty: nothing."""
+
+    @property
+    def same(self) -> bool:
+        """Whether each time gave the same observations and rewards."""
+        return not self.difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +174,12 @@ def _judge_draws(
 
 def _judge_repeatability(task: IsolatedTask, load: Callable[..., IsolatedTask]) -> Iterator[TaskFinding]:
     here = task.digest()
+    for name, kind in here.no_data.items():
+        yield TaskFinding(
+            "warning",
+            f"the column {name!r} is of type {kind}, which is no data: nobody can tell if it stays the same",
+            "yield texts, numbers, lists and dictionaries: a reward or reset() can make objects of them",
+        )
     if here != task.digest():
         yield TaskFinding(
             "error",
@@ -236,15 +247,16 @@ def _judge_episode(
         first, second = rehearse(task, examples[0]), rehearse(task, examples[0])
         with load(random_hashes=True) as fresh:
             assert is_environment(fresh)
-            same = first == second == rehearse(fresh, examples[0])
+            other = rehearse(fresh, examples[0])
     except (TaskError, JudgementLost) as error:
         return None, [TaskFinding("error", f"no episode can be played: {error.message}", error.hint)]
+    difference = difference_of(first, second) or difference_of(first, other)
     found: list[TaskFinding] = []
-    if task.exchangeable and not same:
+    if task.exchangeable and difference:
         found.append(
             TaskFinding(
                 "error",
-                "the same words are answered differently the second time",
+                f"the same words are answered differently the second time: {difference}",
                 "leave out `exchangeable = True`, or draw what happens from the example's columns",
             )
         )
@@ -252,7 +264,7 @@ def _judge_episode(
         found.append(
             TaskFinding("warning", "the episode that was tried has no reward", "it may need better words")
         )
-    return EpisodeReport(first.turns, first.scores, same), found
+    return EpisodeReport(first.turns, first.scores, difference), found
 
 
 def _lets_through(task: Task, examples: Sequence[Example]) -> dict[str, float] | None:

@@ -6,7 +6,11 @@ task -> [draw, draw_digest] -> check.py, worker.py
 import hashlib
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
+import msgspec
+
+from swarmnode.tasks.messages import Digested
 from swarmnode.tasks.task import Task
 from swarmnode.types import Example
 
@@ -22,9 +26,25 @@ def draw(task: Task) -> Iterator[Example]:
         yield from islice(task.examples(seed), EXAMPLES_PER_SEED)
 
 
-def draw_digest(task: Task) -> str:
-    """One digest of everything that is drawn: prompts, columns and their order."""
+def draw_digest(task: Task) -> Digested:
+    """One digest of everything that is drawn: prompts, columns and their order. Of what is no data (an object
+    of a class) only its type can be compared."""
     state = hashlib.blake2b(digest_size=16)
+    no_data: dict[str, str] = {}
     for example in draw(task):
-        state.update(repr((example.key, example.prompt, sorted(example.columns.items()))).encode())
-    return state.hexdigest()
+        columns: list[tuple[str, Any]] = []
+        for name, value in sorted(example.columns.items()):
+            if not is_data(value):
+                value = no_data[name] = type(value).__name__
+            columns.append((name, value))
+        state.update(repr((example.key, example.prompt, columns)).encode())
+    return Digested(state.hexdigest(), no_data)
+
+
+def is_data(value: Any) -> bool:
+    """Whether a column can be written down."""
+    try:
+        msgspec.msgpack.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return False
+    return True

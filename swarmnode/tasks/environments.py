@@ -11,6 +11,7 @@ Functions without an environment keep nothing, so there is nothing to lose.
 """
 
 import hashlib
+import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -108,11 +109,29 @@ def parts_of(
 
 def judge_themselves(parts: EnvironmentParts) -> bool:
     """Whether these environments say how it went; one of each is made. Raises TaskError."""
-    made = [called("making an instance", factory) for factory in parts.factories.values()]
+    made = [called("making an instance", _without_arguments(one)) for one in parts.factories.values()]
     for one in made:
         if not hasattr(one, "reset"):
-            raise TaskError(f"{type(one).__name__} is no environment: it has no reset()")
+            raise TaskError(
+                f"{type(one).__name__} is no environment: it has no reset()",
+                hint="write def reset(self, **columns); what it returns stands at the end of the prompt",
+            )
     return bool(made) and all(is_stepwise(one) or hasattr(one, "get_reward") for one in made)
+
+
+def _without_arguments(factory: Callable[..., Any]) -> Callable[[], Any]:
+    """The same. Raises TaskError where it takes arguments, as nobody passes any."""
+    try:
+        inspect.signature(factory).bind()
+    except TypeError as error:
+        name = getattr(factory, "__name__", "Env")
+        raise TaskError(
+            f"{name} makes no environment without arguments: {error}",
+            hint=f"pass them: environment = lambda: {name}(...)",
+        ) from error
+    except ValueError:
+        pass  # One of C need not tell.
+    return factory
 
 
 def blank_rows(seed: int) -> Iterator[dict[str, Any]]:
@@ -226,7 +245,7 @@ class EnvironmentTask:
             )
         episode = begin(called(f"{self.name}: making", factory), example.columns, self.parts.action)
         if isinstance(episode, ToolEpisode) and self.parts.tools:
-            episode.tools = {**episode.tools, **self.parts.tools}
+            episode.tools = tools_from([*episode.tools.values(), *self.parts.tools.values()])
         return episode
 
     def _begun_as_asked(self, example: Example) -> Episode:

@@ -111,7 +111,7 @@ class StepEpisode:
         observation, reward, self._over = step_result(result)
         if reward is not None:
             self._return = (self._return or 0.0) + reward
-        return None if self._over else _observed(text_of(observation))
+        return None if self._over else _observed(observation_text(observation))
 
     def reward(self) -> float | None:
         """The sum of the steps' rewards; None: no step gave one."""
@@ -122,7 +122,7 @@ def begin(environment: Any, columns: Mapping[str, Any], action: Callable[[str], 
     """A new episode of an object that was just made. Raises TaskError where it cannot be reset."""
     said = called("reset()", environment.reset, columns)
     if is_stepwise(environment):
-        return StepEpisode(environment, action or action_of(environment), text_of(_shown(said)))
+        return StepEpisode(environment, action or action_of(environment), observation_text(_shown(said)))
     return ToolEpisode(_methods(environment), environment, "" if said is None else text_of(said))
 
 
@@ -237,10 +237,8 @@ def step_result(result: Any) -> tuple[Any, float | None, bool]:
     ('hot', 0.5, False)
     """
     match result:
-        case (observation, reward, bool(done), _):
-            return observation, as_number(reward, "step()"), done
-        case (observation, reward, bool(ended), bool(cut), _):
-            return observation, as_number(reward, "step()"), ended or cut
+        case (observation, reward, *ends, _) if len(ends) in (1, 2) and all(map(_is_truth, ends)):
+            return observation, as_number(reward, "step()"), any(map(_scalar, ends))
         case _ if hasattr(result, "done"):
             reward = as_number(getattr(result, "reward", None), "step()")
             return _shown(result), reward, bool(result.done)
@@ -264,9 +262,23 @@ def as_number(value: Any, what: str) -> float | None:
     """A reward as an environment gives it. Raises TaskError for what is none."""
     if value is None:
         return None
-    if not isinstance(value, Real) or not math.isfinite(value):
+    number = _scalar(value)
+    if not isinstance(number, Real) or not math.isfinite(number):
         raise TaskError(f"{what} of the environment gave the reward {value!r:.40}", hint="a finite number")
-    return float(value)
+    return float(number)
+
+
+def _scalar(value: Any) -> Any:
+    """A number of numpy's or a tensor's as Python has it; anything else as it is."""
+    item = getattr(value, "item", None)
+    try:
+        return item() if callable(item) else value
+    except (TypeError, ValueError, RuntimeError):
+        return value  # An array of several.
+
+
+def _is_truth(value: Any) -> bool:
+    return isinstance(_scalar(value), bool)
 
 
 HIDDEN = frozenset({"done", "reward", "metadata"})
@@ -274,19 +286,32 @@ HIDDEN = frozenset({"done", "reward", "metadata"})
 
 
 def text_of(value: Any) -> str:
-    """What an environment or a tool returned, as the policy reads it.
+    """What a tool returned, or `reset` beside tools, as the policy reads it.
 
     >>> text_of({"board": "..x", "done": False}), text_of(7), text_of(None)
-    ('..x', '7', '')
+    ('{"board": "..x", "done": false}', '7', '')
     """
     value = _plain(value)
     if isinstance(value, Mapping):
         fields = {str(name): one for name, one in cast(Mapping[Any, Any], value).items()}
-        shown = {name: one for name, one in fields.items() if name not in HIDDEN and one is not None}
-        if len(shown) == 1 and isinstance(next(iter(shown.values())), str):
-            return bounded(next(iter(shown.values())))
-        value = json.dumps(shown, ensure_ascii=False, default=str)
+        value = json.dumps(fields, ensure_ascii=False, default=str)
     return "" if value is None else bounded(str(value))
+
+
+def observation_text(value: Any) -> str:
+    """What `step` or `reset` showed, as the policy reads it: without what is not for it.
+
+    >>> observation_text({"board": "..x", "done": False}), observation_text({"x": 1, "reward": 2.0})
+    ('..x', '{"x": 1}')
+    """
+    value = _plain(value)
+    if not isinstance(value, Mapping):
+        return text_of(value)
+    fields = {str(name): one for name, one in cast(Mapping[Any, Any], value).items()}
+    shown = {name: one for name, one in fields.items() if name not in HIDDEN and one is not None}
+    if len(shown) == 1 and isinstance(next(iter(shown.values())), str):
+        return bounded(next(iter(shown.values())))
+    return text_of(shown)
 
 
 def _plain(value: Any) -> Any:

@@ -106,7 +106,10 @@ def as_task(
     source = _source(given, own or {"correct": load_reward("exact_match")}, environment)
     if tools is None and environment is None:
         return source
-    used = [*(tools or ()), *([] if environment is None else _factories(environment))]
+    from swarmnode.tasks.tools import listed
+
+    used = [] if tools is None else [*listed(tools)]
+    used += [] if environment is None else _factories(environment)
     digest = digest_of_texts([source.version, *map(source_of, filter(callable, used))])
     return environment_around(replace(source, version=digest), tools, environment, {}, own=own)
 

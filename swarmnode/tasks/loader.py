@@ -359,18 +359,25 @@ def environment_around(
 
 
 def _tools(module: ModuleType) -> Sequence[object] | None:
-    """The list that a file calls `tools`."""
-    found = vars(module).get("tools")
-    return cast(Sequence[object], found) if isinstance(found, list | tuple) else None
+    """The list that a file calls `tools`. Raises TaskError for what is no list."""
+    found = _assigned(module, "tools")
+    if found is None:
+        return None
+    from swarmnode.tasks.tools import listed
+
+    return listed(found)
 
 
 def _environment(module: ModuleType) -> object:
-    """What a file calls its environment, or what makes one; None: it has none."""
-    for name in ("environment", "environment_factory"):
-        found = vars(module).get(name)
-        if callable(found) or isinstance(found, Mapping):
-            return cast(object, found)
-    return None
+    """What a file calls its environment; None: it has none."""
+    names = ("environment", "environment_factory")
+    return next((one for name in names if (one := _assigned(module, name)) is not None), None)
+
+
+def _assigned(module: ModuleType, name: str) -> object:
+    """What a file calls so. None: nothing, or a module that it imports."""
+    found: object = vars(module).get(name)
+    return None if isinstance(found, ModuleType) else found
 
 
 def _require_seed(draw: object, path: Path) -> None:

@@ -127,7 +127,10 @@ class OtherExample(msgspec.Struct, frozen=True, tag=True):
 
 
 class Digested(msgspec.Struct, frozen=True, tag=True):
+    """What is drawn, in short. `no_data`: columns that cannot be written down, and their types."""
+
     digest: str
+    no_data: dict[str, str] = {}
 
 
 Reply = Failure | Loaded | Drawn | Scored | Observed | OtherExample | Digested

@@ -34,7 +34,7 @@ from typing import IO, Any, cast
 
 import msgspec
 
-from swarmnode.chat import Turn
+from swarmnode.chat import Turn, asked_of
 from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.messages import (
@@ -360,9 +360,9 @@ class TaskProcess:
 def _doing(name: str, request: Request) -> str:
     match request:
         case Score(prompt=prompt):
-            return f"the reward of task {name} on the example {prompt!r:.80}"
+            return f"the reward of task {name} on the example {asked_of(prompt)!r:.80}"
         case Observe(prompt=prompt):
-            return f"the environment of task {name} in the example {prompt!r:.80}"
+            return f"the environment of task {name} in the example {asked_of(prompt)!r:.80}"
         case Draw(seed=seed):
             return f"examples({seed}) of task {name}"
         case _:
@@ -457,11 +457,11 @@ class IsolatedTask(Isolated):
             raise JudgementLost(observed.lost)
         return observed.messages
 
-    def digest(self) -> str:
+    def digest(self) -> Digested:
         """The digest of all that is drawn, drawn anew."""
         digested = self._process.ask(Digest())
         assert isinstance(digested, Digested)
-        return digested.digest
+        return digested
 
     def for_strangers(self, timeout_s: float) -> "IsolatedTask":
         pool = _pool_of(self._load, timeout_s, 1, known=self._known, load_wait_s=timeout_s)

@@ -10,7 +10,7 @@ what the environment says to it.
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, cast
 
 from swarmnode.chat import Turn, transcript
@@ -20,6 +20,9 @@ from swarmnode.types import Example, Scores, tools_of
 
 WORDS = ("1", "?", "a", "yes", "2")
 """What is said where there are no tools to call."""
+
+SHOWN_BEFORE = 20
+"""Characters shown of what two answers have in common, before they differ."""
 
 _SAMPLES: Mapping[str, Any] = {
     "integer": 1,
@@ -51,6 +54,35 @@ def rehearse(task: Environment, example: Example) -> Rehearsal:
     turns[-1] = Turn(turns[-1].said)
     (scores,) = score_strictly(task, example, [transcript(turns)])
     return Rehearsal(tuple(turns), scores)
+
+
+def difference_of(one: Rehearsal, other: Rehearsal) -> str:
+    """Where two episodes first differ, in short: the turn, what was said in it and what was answered each
+    time; empty: nowhere.
+
+    >>> said = Rehearsal((Turn("roll()", ({"role": "tool", "content": "4"},)),), {})
+    >>> difference_of(said, Rehearsal((Turn("roll()"),), {}))
+    "turn 1, 'roll()': '4', then ''"
+    """
+    for number, (here, there) in enumerate(zip(one.turns, other.turns, strict=False), 1):
+        if here != there:
+            said = here.said.removeprefix("<tool_call>").removesuffix("</tool_call>")
+            return f"turn {number}, {said!r:.80}: {_apart(_heard(here), _heard(there))}"
+    if one != other:
+        return f"the rewards: {dict(one.scores)}, then {dict(other.scores)}"
+    return ""
+
+
+def _heard(turn: Turn) -> str:
+    return "\n".join(message["content"] for message in turn.observed)
+
+
+def _apart(one: str, other: str) -> str:
+    """Two texts from where they differ on, with a little of what stands before."""
+    alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    start = max(0, alike - SHOWN_BEFORE)
+    cut = "..." if start else ""
+    return f"{cut + one[start:]!r:.80}, then {cut + other[start:]!r:.80}"
 
 
 def _lines(example: Example) -> Iterator[str]:

@@ -11,7 +11,7 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Union, cast, get_args, get_origin
 
@@ -63,12 +63,19 @@ def tool_of(given: object) -> Tool:
     return Tool(name, {"type": "function", "function": _described(name, given)}, given)
 
 
+def listed(tools: object) -> Sequence[object]:
+    """What a file or a script calls its tools. Raises TaskError for what is no list."""
+    if not isinstance(tools, list | tuple):
+        raise TaskError(f"tools is {tools!r:.80}, no list", hint="list functions: tools = [add, look_up]")
+    return cast(Sequence[object], tools)
+
+
 def tools_from(given: Iterable[object]) -> dict[str, Tool]:
     """Tools by name. Raises TaskError."""
     found: dict[str, Tool] = {}
     for tool in map(tool_of, given):
         if tool.name in found:
-            raise TaskError(f"two tools are called {tool.name}", hint="name each function once")
+            raise TaskError(f"two tools are called {tool.name}", hint="rename one function or method")
         found[tool.name] = tool
     if not 0 < len(found) <= MAX_TOOLS:
         raise TaskError(f"there are {len(found)} tools", hint=f"offer 1 to {MAX_TOOLS}")

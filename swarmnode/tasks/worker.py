@@ -20,17 +20,16 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import msgspec
 
 from swarmnode.chat import Turn
 from swarmnode.errors import JudgementLost, SwarmnodeError, notes_of
-from swarmnode.tasks.draws import draw_digest
+from swarmnode.tasks.draws import draw_digest, is_data
 from swarmnode.tasks.loader import FileTask, load_task
 from swarmnode.tasks.messages import (
     Digest,
-    Digested,
     Draw,
     Drawn,
     DrawnExample,
@@ -103,7 +102,7 @@ class TaskWorker:
             case Observe():
                 return self._observe(request)
             case Digest():
-                return Digested(draw_digest(self._task))
+                return draw_digest(self._task)
 
     def _draw(self, seed: int, start: int, count: int) -> Drawn:
         drawing = self._drawing(seed, start + count)
@@ -151,17 +150,8 @@ class TaskWorker:
 
 
 def _row(example: Example) -> DrawnExample:
-    return DrawnExample(
-        example.prompt, {k: v for k, v in example.columns.items() if _can_be_sent(v)}, example.conversational
-    )
-
-
-def _can_be_sent(value: Any) -> bool:
-    try:
-        msgspec.msgpack.encode(value)
-    except (TypeError, ValueError, OverflowError, RecursionError):
-        return False
-    return True
+    columns = {name: value for name, value in example.columns.items() if is_data(value)}
+    return DrawnExample(example.prompt, columns, example.conversational)
 
 
 def serve(channel: socket.socket, trace: int) -> None:

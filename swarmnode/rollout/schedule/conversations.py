@@ -126,7 +126,9 @@ class Conversations:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`budget`: the most tokens of a completion, by its example and its place in the group."""
+        """`budget`: the most tokens of a completion, by its example and its place in the group. Raises
+        ModelError where the policy's chat template can hold no conversation."""
+        renderer.observation_ids(({"role": "tool", "content": "7"},))
         self.rules = rules
         self._renderer = renderer
         self._budget = budget

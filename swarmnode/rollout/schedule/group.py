@@ -32,8 +32,10 @@ deals again what was dealt before.
 
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from heapq import heapify, heapreplace
 from typing import TYPE_CHECKING, Any, Literal
@@ -58,6 +60,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from swarmnode.chat import Turn
+
+logger = logging.getLogger(__name__)
 
 Ended = Literal["stop", "length"]
 """Why a completion is whole: what is aborted goes on."""
@@ -95,29 +99,55 @@ class Renderer:
             raise ModelError("this tokenizer has no EOS token", hint="pass eos_token_ids")
         self.eos_token_ids = tuple(eos_token_ids)
         self._template_options = dict(template_options or {})
+        self._looked_for: set[str] = set()
+        """Tools of which it is known whether the policy is told of them."""
         self._marks = marks_of(_special_tokens(self._tokenizer))
 
     def prompt_ids(self, text: str) -> tuple[int, ...]:
         """A task's prompt as the policy expects it: its conversation in the form of the chat template; where
         there is none, what is said in it, one after the other."""
-        messages = messages_of(text)
+        messages, tools = messages_of(text), tools_of(text)
+        shown = self._shown(messages, tools)
+        if not {tool["function"]["name"] for tool in tools} <= self._looked_for:
+            self._look_for_tools(messages, tools)
+        # A template has written the special tokens already.
+        return tuple(self._tokenizer.encode(shown, add_special_tokens=not self._tokenizer.chat_template))
+
+    def _shown(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         if not self._tokenizer.chat_template:
-            return tuple(self._tokenizer.encode("\n\n".join(message["content"] for message in messages)))
-        # The template has written the special tokens already.
-        return self._plain_ids(self._chat(messages, tools_of(text)))
+            return "\n\n".join(message["content"] for message in messages)
+        return self._chat(messages, tools)
+
+    def _look_for_tools(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
+        """Warn, once for each tool, where neither the chat template nor the prompt tells of it."""
+        names = [str(tool["function"]["name"]) for tool in tools]
+        plain = self._shown(messages)
+        # A tool may be called like a word: what tells of it writes add(1, 2), add: or `add`.
+        silent = [name for name in names if not re.search(rf"(?<!\w){re.escape(name)}[^\w\s]", plain)]
+        new = [name for name in silent if name not in self._looked_for]
+        if new and plain == self._shown(messages, tools):
+            logger.warning(
+                "the policy is not told of its tools %s: its chat template does not show them. Say in"
+                " the prompt what they do and how they are called, or take another --model",
+                ", ".join(new),
+            )
+        self._looked_for.update(names)
 
     def observation_ids(self, observed: Sequence[Message]) -> tuple[int, ...]:
         """What an environment says, as the policy reads it behind a turn of its own that ended with EOS, and
         what opens its next turn: what the chat template writes there; without one, lines of text.
 
         Raises ModelError where the template has no way to say it."""
+        lines = "\n".join(message["content"] for message in observed)
         if not self._tokenizer.chat_template:
-            return self._plain_ids("\n" + "\n".join(message["content"] for message in observed) + "\n")
-        behind = self._behind_a_turn(observed)
-        if any(message["content"].strip() not in behind for message in observed):
-            # Many templates know no role but the user's and the assistant's.
-            behind = self._behind_a_turn([{**message, "role": "user"} for message in observed])
-        return self._plain_ids(behind)
+            return self._plain_ids(f"\n{lines}\n")
+        # Many templates know no role but the user's and the assistant's: they raise, or leave out the rest.
+        # Those want the two to take turns, so that several messages are one.
+        with suppress(ModelError):
+            behind = self._behind_a_turn(observed)
+            if all(message["content"].strip() in behind for message in observed):
+                return self._plain_ids(behind)
+        return self._plain_ids(self._behind_a_turn([{"role": "user", "content": lines}]))
 
     def _behind_a_turn(self, observed: Sequence[Message]) -> str:
         asked, said = {"role": "user", "content": "."}, {"role": "assistant", "content": A_TURN}
@@ -169,9 +199,10 @@ class Renderer:
             )
         except TemplateError as error:
             roles = ", ".join(message["role"] for message in messages)
+            system = "say what the system says in the user's message, or " if "system" in roles else ""
             raise ModelError(
                 f"this model's chat template does not take messages of {roles}: {error}",
-                hint="say what the system says in the user's message, or take another --model",
+                hint=f"{system}take another --model",
             ) from error
 
     def decode(self, token_ids: Sequence[int]) -> str:

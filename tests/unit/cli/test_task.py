@@ -61,6 +61,16 @@ def test_a_file_is_shown_with_version_rewards_and_questions(odd: Path) -> None:
     assert "'7 0='" in text
 
 
+def test_of_a_conversation_is_shown_what_was_said(tmp_path: Path) -> None:
+    brief = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2 ="}]
+    (tmp_path / "talk.py").write_text(
+        f"def examples(seed):\n    yield {{'prompt': {brief}, 'answer': '4'}}\n"
+    )
+    for command in ("show", "check"):
+        result = CliRunner().invoke(app, ["task", command, str(tmp_path / "talk.py")])
+        assert "'2 + 2 = (before: system: Be brief.)'" in result.output
+
+
 def test_all_tasks_can_be_shown_at_once() -> None:
     assert len(json.loads(run("show", "builtin", "--json", "--count", "1"))) == 8
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from swarmnode.chat import Turn, turns_of
-from swarmnode.errors import CheckpointError, JudgementLost, TaskError
+from swarmnode.errors import CheckpointError, JudgementLost, ModelError, TaskError
 from swarmnode.rollout.engine import PolicyUpdate, Request, SamplingParams
 from swarmnode.rollout.fake import Answer, FakeEngine, by_turns
 from swarmnode.rollout.schedule.conversations import MOST_ASKED, ConversationRules
@@ -20,7 +20,7 @@ from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.rollout.schedule.state import PartialSettings
 from swarmnode.tasks.judged import OwnJudge
 from swarmnode.tasks.task import is_environment, score_completions
-from swarmnode.types import Completion, Example, ExampleKey, sampled_places
+from swarmnode.types import Completion, Example, ExampleKey, Message, sampled_places
 from tests.two_tools import Letters, TwoTools, last_words, lost, said, skilled, sum_of
 
 RENDERER = cast(Renderer, Letters())
@@ -213,6 +213,20 @@ def test_an_environment_that_dies_costs_no_round_and_one_that_is_broken_ends_it(
 
     with pytest.raises(TaskError, match="is broken"):
         one_round(TwoTools(broken))
+
+
+class Speechless(Letters):
+    """A renderer whose chat template has no way to say what an environment said."""
+
+    def observation_ids(self, observed: Sequence[Message]) -> tuple[int, ...]:
+        raise ModelError("it leaves out what the assistant said")
+
+
+def test_a_policy_that_can_hold_no_conversation_is_found_out_before_it_is_asked() -> None:
+    rules, mute = ConversationRules({}, max_turns=2, turn_timeout_s=1.0), cast(Renderer, Speechless())
+    settings = PartialSettings("sync", groups=1, group_size=1, max_lag=1)
+    with pytest.raises(ModelError, match="leaves out"):
+        PartialRollouts(FakeEngine(SKILLED), mute, settings, SamplingParams(9), seed=0, conversations=rules)
 
 
 def interrupted(task: TwoTools, steps: int) -> bytes:

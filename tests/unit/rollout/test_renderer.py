@@ -183,6 +183,46 @@ def test_a_template_that_knows_no_tools_hears_of_them_from_the_user() -> None:
     assert given == ((9, 9 + len("[INST] 7 [/INST]") + 1),)
 
 
+REFUSES = """{%- for m in messages %}{%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}
+{{- raise_exception('roles must alternate') }}{%- endif %}
+{%- if m.role not in ('user', 'assistant') %}{{- raise_exception('only two roles') }}{%- endif %}
+{{- '[' + m.role + '] ' + m.content + eos_token }}{%- endfor %}"""
+"""As Llama 2 and Gemma have it: another role is an error, and so are two messages of the user."""
+
+
+def test_a_template_that_refuses_tools_hears_of_them_from_the_user() -> None:
+    renderer = Renderer(byte_tokenizer(REFUSES))
+    ids = renderer.observation_ids((*SEVEN, {"role": "tool", "content": "8"}))
+    assert renderer._tokenizer.decode(ids) == "[user] 7\n8<eos>"
+
+
+def test_a_template_that_can_hold_no_conversation_says_so() -> None:
+    once = "{% for m in messages %}{% if loop.index > 2 %}{{ raise_exception('one question') }}{% endif %}"
+    renderer = Renderer(byte_tokenizer(once + "{{ m.content }}{% endfor %}"))
+    with pytest.raises(ModelError, match=r"messages of user, assistant, user: one question. take another"):
+        renderer.observation_ids(SEVEN)
+
+
+@pytest.mark.parametrize(
+    ("template", "asked", "told"),
+    [
+        (QWEN, "Add 3 and 4!", True),
+        (STRICT, "You may add 3 and 4.", False),
+        (STRICT, "3 + 4? Call add(1, 2).", True),
+        (None, "You may add 3 and 4.", False),
+    ],
+)
+def test_a_policy_that_is_not_told_of_its_tools_is_told_of_once(
+    template: str | None, asked: str, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    renderer = Renderer(byte_tokenizer(template))
+    for _ in range(2):
+        renderer.prompt_ids(chat_text([{"role": "user", "content": asked}], [TOOL]))
+    assert [record.getMessage()[:43] for record in caplog.records] == (
+        [] if told else ["the policy is not told of its tools add: th"]
+    )
+
+
 def test_without_a_template_an_observation_is_a_line() -> None:
     assert PLAIN.decode(PLAIN.observation_ids(SEVEN)) == "\n7\n"
 

@@ -82,6 +82,18 @@ def test_the_order_of_a_hash_is_noticed_although_one_process_agrees_with_itself(
     assert errors(report) == ["another process draws other examples"]
 
 
+def test_a_column_that_is_no_data_is_named_and_not_blamed_on_chance(check):
+    report = check(
+        GOOD.replace("yield f", "yield {'prompt': f").replace(
+            '=", str(number + 1)', """=", 'answer': str(number + 1), 'board': type('Board', (), {})()}"""
+        )
+    )
+    assert errors(report) == []
+    assert warnings(report) == [
+        "the column 'board' is of type Board, which is no data: nobody can tell if it stays the same"
+    ]
+
+
 def test_an_unstable_reward_is_noticed(check):
     source = "import itertools\nticks = itertools.count()\n"
     report = check(

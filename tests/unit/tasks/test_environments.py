@@ -1,10 +1,11 @@
 """Tools and environments that people have, as tasks that answer back."""
 
 import random
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,20 @@ from swarmnode.chat import Turn, transcript
 from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
 from swarmnode.tasks.check import check_task
 from swarmnode.tasks.environments import OWN_REWARD, conversation
-from swarmnode.tasks.episodes import MAX_LIVE, MAX_OBSERVED_CHARS, MAX_WAIT_S, LiveEpisodes, ToolEpisode
+from swarmnode.tasks.episodes import (
+    MAX_LIVE,
+    MAX_OBSERVED_CHARS,
+    MAX_WAIT_S,
+    LiveEpisodes,
+    ToolEpisode,
+    step_result,
+    text_of,
+)
 from swarmnode.tasks.functions import as_task
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.portrait import portrait_of
 from swarmnode.tasks.process import isolate
+from swarmnode.tasks.rehearsal import Rehearsal, difference_of
 from swarmnode.tasks.task import Environment, is_environment, load_source
 from swarmnode.tasks.template import write_template
 from swarmnode.types import Example, messages_of, tools_of
@@ -377,18 +387,99 @@ def test_an_environment_of_gymnasium() -> None:
     assert task.score(example, [transcript(turns)]) == [{OWN_REWARD: 6.0}]
 
 
+class LikeNumpys:
+    """A number or a truth value that is none of Python's, as those of numpy are."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def item(self) -> Any:
+        return self.value
+
+
 @pytest.mark.parametrize(
-    ("given", "options"),
+    ("result", "known"),
     [
-        (None, {"environment": 3}),
-        (None, {"environment": dict}),
-        ([("a", "b")], {"tools": []}),
-        ([("a", "b")], {"tools": [len]}),
+        (("x", LikeNumpys(0.5), LikeNumpys(True), {}), ("x", 0.5, True)),
+        (("x", LikeNumpys(2), LikeNumpys(False), False, {}), ("x", 2.0, False)),
+        (("x", 1, False, LikeNumpys(True), {}), ("x", 1.0, True)),
     ],
 )
-def test_what_is_no_environment_is_refused(given: Any, options: dict[str, Any]) -> None:
-    with pytest.raises(TaskError):
+def test_numbers_of_a_step_may_be_numpys(result: Any, known: Any) -> None:
+    assert step_result(result) == known
+
+
+@pytest.mark.parametrize(
+    "result", [("x", "1", True, {}), ("x", 1.0, "no", {}), ("x", 1.0, LikeNumpys([True]), {}), ("x", 1.0, 3)]
+)
+def test_a_step_that_returns_something_else_is_refused(result: Any) -> None:
+    with pytest.raises(TaskError, match=r"of the environment (returned|gave the reward)"):
+        step_result(result)
+
+
+class Late:
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "told"),
+    [
+        (None, {"environment": 3}, "3 makes no environment. name the class"),
+        (None, {"environment": Echo()}, "makes no environment. name the class"),
+        (None, {"environment": Late}, r"argument: 'url'. pass them: environment = lambda: Late\("),
+        (None, {"environment": dict}, r"it has no reset\(\). write def reset"),
+        ([("a", "b")], {"tools": []}, "there are 0 tools"),
+        ([("a", "b")], {"tools": [len]}, "len has no|len cannot|of tool len"),
+        ([("a", "b")], {"tools": print}, "tools is <built-in function print>, no list. list functions"),
+    ],
+)
+def test_what_is_no_environment_is_refused(given: Any, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(TaskError, match=told):
         as_task(given, **options)
+
+
+@pytest.mark.parametrize(
+    ("assigned", "told"),
+    [
+        ("environment = object()", "<object object at .* makes no environment. name the class"),
+        ("environment_factory = 5", "5 makes no environment. name the class"),
+        ("tools = print", "tools is <built-in function print>, no list"),
+    ],
+)
+def test_a_file_whose_environment_is_none_is_refused(tmp_path: Path, assigned: str, told: str) -> None:
+    with pytest.raises(TaskError, match=told):
+        loaded(tmp_path, f"def examples(seed):\n    yield '?', '1'\n{assigned}")
+
+
+def test_a_module_that_a_file_imports_is_no_environment(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text("import json as tools\ndef examples(seed):\n    yield '?', '1'\n")
+    assert not is_environment(load_task(str(tmp_path / "plain.py")))
+
+
+class Guessing:
+    """Has a tool."""
+
+    def reset(self) -> None: ...
+
+    def guess(self, letter: str) -> str:
+        """Guesses a letter."""
+        return "method"
+
+
+def test_a_function_takes_the_place_of_no_method() -> None:
+    def guess(letter: str) -> str:
+        """Guesses a letter."""
+        return "function"
+
+    with pytest.raises(TaskError, match="two tools are called guess"):
+        list(as_task(["?"], tools=[guess], environment=Guessing).examples(0))
+
+
+def test_what_a_tool_returns_keeps_all_its_fields() -> None:
+    told = {"reward": 3, "done": False, "metadata": {}, "none": None}
+    assert text_of(told) == '{"reward": 3, "done": false, "metadata": {}, "none": null}'
+    assert text_of({"note": "hi"}) == '{"note": "hi"}'
 
 
 # ---- what is kept ----
@@ -597,7 +688,24 @@ def test_an_environment_that_answers_by_lot_must_stay_at_home(tmp_path: Path, ex
     assert report.episode is not None
     assert not report.episode.same
     errors = [finding.what for finding in report.findings if finding.level == "error"]
-    assert errors == (["the same words are answered differently the second time"] if exchangeable else [])
+    told = f"the same words are answered differently the second time: {report.episode.difference}"
+    assert errors == ([told] if exchangeable else [])
+    assert re.fullmatch(r"turn \d, .*: '.+', then '.+'", report.episode.difference)
+
+
+def test_answers_that_differ_are_shown_from_there_on() -> None:
+    def heard(text: str) -> Rehearsal:
+        call = '<tool_call>{"name": "now"}</tool_call>'
+        return Rehearsal((Turn(call, ({"role": "tool", "content": text},)),), {"won": 1.0})
+
+    assert difference_of(heard("7"), heard("7")) == ""
+    told = difference_of(heard("a" * 900 + "b"), heard("a" * 900 + "c" * 900))
+    assert told.startswith(
+        "turn 1, '{\"name\": \"now\"}': '...aaaaaaaaaaaaaaaaaaaab', then '...aaaaaaaaaaaaaaaaaaaac"
+    )
+    assert len(told) < 200
+    lost = replace(heard("7"), scores={"won": 0.0})
+    assert difference_of(heard("7"), lost) == "the rewards: {'won': 1.0}, then {'won': 0.0}"
 
 
 # ---- examples/ ----
