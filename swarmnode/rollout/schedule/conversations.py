@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING
 from swarmnode.errors import JudgementLost, JudgementOverran
 from swarmnode.rollout.engine import Request
 from swarmnode.rollout.schedule.group import OpenCompletion, OpenGroup, Renderer, turns_so_far
-from swarmnode.tasks.daemon_threads import in_daemon_thread
+from swarmnode.tasks.daemon_threads import ThreadWork, in_daemon_thread
+from swarmnode.tasks.loader import leave_behind
 from swarmnode.tasks.task import Environment
 from swarmnode.types import Example, Message
 
@@ -108,7 +109,7 @@ class _Question:
     place: int
     turns: "Sequence[Turn]"
     began: float = 0.0
-    answer: "Future[Observed | None] | None" = None
+    answer: ThreadWork[Observed | None] | None = None
     """None: no thread is free yet."""
     has_thread: bool = False
     """A thread of those that there may be is at work on it."""
@@ -208,7 +209,7 @@ class Conversations:
         self._questions.append(question)
         self._left = [answer for answer in self._left if not answer.done()]
         if len(self._left) >= MOST_STUCK:
-            question.answer = Future()
+            question.answer = ThreadWork()
             lost = JudgementOverran(f"{len(self._left)} answers of environments never came")
             question.answer.set_exception(lost)
             return
@@ -244,6 +245,7 @@ class Conversations:
             if question.answer is None:
                 self._waiting.remove(question)
                 return
+        leave_behind(question.answer.thread)
         self._left.append(question.answer)
         self._free(question)
 
