@@ -326,7 +326,9 @@ async def serve(member: PolicyNode, company: Company) -> Summary:
                 # Before the node waits for the work in hand, which may wait for nobody but us.
                 member.leave()
     except BaseExceptionGroup as group:
-        raise plain_error(group) from group
+        error = plain_error(group)
+        # A group of one says the same once more.
+        raise error from (group if len(group.exceptions) > 1 else error.__cause__)
     finally:
         remove_running(paths.running)
 
