@@ -139,6 +139,8 @@ class Conversations:
         self._played_elsewhere: set[str] = set()
         """Members whose environment has heard nothing of them in this process, by request name."""
         self._told: set[str] = set()
+        """Tasks of which it was said that a conversation broke off."""
+        self._told_of_restart = False
         self._lock = threading.Lock()
         """The lock of what follows: a thread that is done starts the next one."""
         self._waiting: deque[_Question] = deque()
@@ -201,6 +203,7 @@ class Conversations:
         for group in [question.group for question in self._questions]:
             self.forget(group)
         self._played_elsewhere.clear()
+        self._told_of_restart = False
 
     # ---- asking ----
 
@@ -283,8 +286,11 @@ class Conversations:
         """A conversation that another process began, and this one cannot play again, starts over."""
         name = group.request_id(place)
         if name in self._played_elsewhere and not isinstance(lost, JudgementOverran):
+            level = logging.DEBUG if self._told_of_restart else logging.INFO
+            left = len(self._played_elsewhere)
+            logger.log(level, "conversations from before the restart (%d at most) start over: %s", left, lost)
+            self._told_of_restart = True
             self._played_elsewhere.discard(name)
-            logger.info("a conversation about %s starts over: %s", group.name, lost)
             group.members[place] = OpenCompletion()
             return
         self._break_off(group, place, lost)
