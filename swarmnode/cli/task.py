@@ -24,6 +24,7 @@ from swarmnode.cli.settings import (
 )
 
 if TYPE_CHECKING:
+    from swarmnode.config import TasksConfig
     from swarmnode.node.tryout import TriedExample
     from swarmnode.tasks.check import TaskReport
     from swarmnode.tasks.portrait import TaskPortrait
@@ -66,15 +67,31 @@ def show(
     task: Spec,
     seed: Seed = 0,
     count: Annotated[int, typer.Option("--count", min=1, max=100, help="How many examples.")] = 5,
+    home: Home = None,
+    preset: Preset = None,
+    config: ConfigFile = None,
+    set_: Assignments = None,
     json: Json = False,
 ) -> None:
     """Print a task's name, version, rewards and examples, and whether peers can exchange it.
 
-    Exchange means: a peer with the same task draws an example again and judges the answers by itself.
+    Exchange means: a peer with the same task draws an example again and judges the answers by itself. The
+    settings are those of a node: its sandbox, its limits, its rewards of data sets.
     """
+    tasks = _settings_for(task, home, preset, config, set_)
+    from swarmnode.node.assemble import specs_of
     from swarmnode.tasks.portrait import portraits_of
 
-    portraits = portraits_of(task, seed=seed, count=count)
+    (spec,) = specs_of(tasks)
+    portraits = portraits_of(
+        spec,
+        seed=seed,
+        count=count,
+        timeout_s=tasks.score_timeout_s,
+        unconfined=tasks.sandbox == "optional",
+        memory_mb=tasks.memory_mb,
+        turn_timeout_s=tasks.turn_timeout_s,
+    )
     if json:
         _print_json(portraits)
         return
@@ -166,13 +183,10 @@ def check(
     within tasks.score_timeout_s is an error of the report. Exits with 1 when something would keep it from
     training.
     """
-    settings = load_settings(
-        home=home, preset=preset, config_file=config, assignments=set_, flags=_only(task)
-    )
+    tasks = _settings_for(task, home, preset, config, set_)
     from swarmnode.node.assemble import specs_of
     from swarmnode.tasks.check import check_task
 
-    tasks = settings.config.tasks
     (spec,) = specs_of(tasks)
     report = check_task(
         spec,
@@ -197,7 +211,8 @@ def _describe(report: "TaskReport") -> Iterator[str]:
     if report.sample is not None:
         yield f"  first example     {_asked(report.sample.prompt)!r}  {dict(report.sample.columns)}"
     yield f"  drawn             {report.drawn} examples, {_number(report.draws_per_s, ',.0f')} per second"
-    yield f"  distinct prompts  {_number(report.distinct_share, '.1%')}"
+    again = "" if report.rows is None else f" of the {report.rows} that every seed draws"
+    yield f"  distinct prompts  {_number(report.distinct_share, '.1%')}{again}"
     yield f"  held out          {_number(report.held_out_share, '.1%')} (for evaluation, never trained on)"
     yield f"  scored            {_number(report.scores_per_s, ',.0f')} completions per second"
     yield f"  lets through      {_let_through(report)}"
@@ -255,6 +270,16 @@ def _asked(prompt: str) -> str | list[dict[str, str]]:
     if not tools_of(prompt):
         return prompt
     return messages[0]["content"] if len(messages) == 1 else messages
+
+
+def _settings_for(
+    task: str, home: Path | None, preset: str | None, config: Path | None, set_: list[str] | None
+) -> "TasksConfig":
+    """What a node that has only this task would do with it."""
+    settings = load_settings(
+        home=home, preset=preset, config_file=config, assignments=set_, flags=_only(task)
+    )
+    return settings.config.tasks
 
 
 def _only(task: str) -> dict[str, Any]:
