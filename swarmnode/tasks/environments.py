@@ -111,7 +111,10 @@ def judge_themselves(parts: EnvironmentParts) -> bool:
     made = [called("making an instance", factory) for factory in parts.factories.values()]
     for one in made:
         if not hasattr(one, "reset"):
-            raise TaskError(f"{type(one).__name__} is no environment: it has no reset()")
+            raise TaskError(
+                f"{type(one).__name__} is no environment: it has no reset()",
+                hint="write: def reset(self, **columns), which may return what the question ends with",
+            )
     return bool(made) and all(is_stepwise(one) or hasattr(one, "get_reward") for one in made)
 
 

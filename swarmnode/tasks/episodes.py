@@ -176,7 +176,8 @@ def called(what: str, function: Callable[..., Any], columns: Mapping[str, Any] |
     try:
         return waited(function(**accepted(function, columns or {})))
     except (Exception, SystemExit) as error:
-        raise TaskError(f"{what} of the environment failed: {error!r}", hint=where(error)) from error
+        hint = where(error) or "it is called without arguments, but for columns that it takes by name"
+        raise TaskError(f"{what} of the environment failed: {error!r}", hint=hint) from error
 
 
 def heard(tool: Callable[..., Any], **arguments: Any) -> str:

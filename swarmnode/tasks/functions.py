@@ -17,7 +17,7 @@ from typing import Any, cast
 from swarmnode.errors import TaskError
 from swarmnode.tasks.data import shuffled
 from swarmnode.tasks.digests import digest_of_texts, judged_version, source_of
-from swarmnode.tasks.loader import TASK_NAME, Draw, FileTask, environment_around
+from swarmnode.tasks.loader import TASK_NAME, Draw, FileTask, environment_around, require_list
 from swarmnode.tasks.rewards import (
     Reward,
     are_exchangeable,
@@ -97,6 +97,7 @@ def as_task(
     ['1+1=', '2+2=']
     """
     own = named_rewards(rewards)
+    require_list(tools)
     if is_task(given):
         if tools is not None or environment is not None:
             raise TaskError(

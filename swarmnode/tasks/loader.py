@@ -377,7 +377,14 @@ def environment_around(
 def _tools(module: ModuleType) -> Sequence[object] | None:
     """The list that a file calls `tools`."""
     found = vars(module).get("tools")
+    require_list(found)
     return cast(Sequence[object], found) if isinstance(found, list | tuple) else None
+
+
+def require_list(tools: object) -> None:
+    """A single function is no list of them. Raises TaskError."""
+    if inspect.isroutine(tools):
+        raise TaskError(f"tools is the function {tools.__name__}", hint=f"list it: [{tools.__name__}]")
 
 
 def _environment(module: ModuleType) -> object:
@@ -386,6 +393,11 @@ def _environment(module: ModuleType) -> object:
         found = vars(module).get(name)
         if callable(found) or isinstance(found, Mapping):
             return cast(object, found)
+        if hasattr(found, "reset"):
+            raise TaskError(
+                f"{name} is a {type(found).__name__}, and each episode needs one of its own",
+                hint=f"write {name} = {type(found).__name__}, without the brackets",
+            )
     return None
 
 
