@@ -151,7 +151,7 @@ def try_(
     rollout = settings.config.rollout
     sampling = SamplingParams(rollout.max_tokens, 0.0 if greedy else rollout.temperature, rollout.top_p)
     with ExitStack() as stack:
-        tasks = start_tasks(stack, settings.config.tasks)
+        tasks = start_tasks(stack, settings.config.tasks, settings.paths.home)
         with Screen() as screen:
             opened = partial(open_policy, base=base, best=best, progress=screen.progress)
             local, called = opened(settings.config, settings.model, settings.paths)

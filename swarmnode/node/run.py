@@ -162,7 +162,7 @@ def _take_seats(
         key = take_identity(stack, place)
         if number == 0:
             forget_earlier_runs(paths)
-        tasks = start_tasks(stack, own.tasks) if given is None else given
+        tasks = start_tasks(stack, own.tasks, paths.home) if given is None else given
         if model != "tiny":
             find_model(model)
         check_addresses(own.network)
