@@ -4,6 +4,7 @@ import swarmnode as sn
 
 SETTINGS = {
     "tasks.curriculum": True,
+    "rollout.max_prompt_tokens": 256,  # the tiny policy of a machine without a GPU would have 64
     "tasks.system_prompt": "Think, then write your answer between <answer> and </answer>.",
 }
 

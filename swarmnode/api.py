@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from swarmnode.config import Config
 from swarmnode.config_layers import Settings, load_settings
-from swarmnode.errors import ConfigError, ModelError, TaskError
+from swarmnode.errors import ConfigError, ModelError, SwarmnodeError, TaskError
 from swarmnode.node.status import NodeStatus, Summary
 from swarmnode.tasks.functions import RewardSpec, Rows, as_task, rewarded
 from swarmnode.tasks.loader import Draw
@@ -174,6 +174,9 @@ class Node:
                 if self._stopping:
                     member.request_stop()
                 return asyncio.run(serve(member, Company([member], takes_signals=False)))
+        except SwarmnodeError as error:
+            # It says what to do; where in the node it was noticed is of no use to a script.
+            raise error.with_traceback(None) from None
         finally:
             self._request_stop, self._fresh, self._stopping = _nothing, False, False
             self._running.release()

@@ -28,6 +28,12 @@ class Paths:
     cache: Path
 
     @property
+    def home(self) -> Path | None:
+        """The one folder that holds all of these; None: they are those of XDG."""
+        root = self.cache.parent
+        return root if (self.config, self.cache) == (root / "config", root / "cache") else None
+
+    @property
     def user_config(self) -> Path:
         return self.config / "config.toml"
 

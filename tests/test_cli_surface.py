@@ -16,7 +16,7 @@ SURFACE = {
     " --samples --set --shots --suite --task",
     "export": "folder --best --config --home --merged --model --policy --preset --set",
     "task list": "--json",
-    "task show": "task --count --json --seed",
+    "task show": "task --config --count --home --json --preset --seed --set",
     "task check": "task --config --home --json --preset --set",
     "task new": "file --environment",
     "task try": "task --base --best --config --count --greedy --home --json --model --policy --preset"

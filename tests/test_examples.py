@@ -8,14 +8,17 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 import swarmnode
 from swarmnode.api import GivenTask, rewards_of, tasks_of
 from swarmnode.node.assemble import start_tasks
+from swarmnode.rollout.schedule.group import Renderer
 from swarmnode.storage import resolve_paths
 from swarmnode.tasks.functions import RewardSpec
 from swarmnode.tasks.task import draw_train, score_strictly
@@ -48,7 +51,7 @@ TASKS = sorted(path for path in FOLDER.glob("*.py") if path.stem not in TRAINED)
 
 @pytest.mark.parametrize("path", TASKS, ids=lambda path: path.stem)
 def test_the_task_of_an_example_is_drawn_and_judged_and_it_is_short(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = path.read_text()
     assert lines_of_code(source) <= MOST_LINES
@@ -63,14 +66,18 @@ def test_the_task_of_an_example_is_drawn_and_judged_and_it_is_short(
     monkeypatch.setenv("SWARMNODE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(sys, "path", [*sys.path])
     told: list[float | None] = []
+    renderer = Renderer(AutoTokenizer.from_pretrained(tiny_model))
 
     def judged(task: GivenTask, reward: Sequence[RewardSpec] | RewardSpec = (), **options: Any) -> None:
         options.pop("samples", None)
-        node = swarmnode.Node(task, reward, home=tmp_path / "home", **options)
+        node = swarmnode.Node(task, reward, **{"model": "tiny", "home": tmp_path / "home", **options})
         with ExitStack() as stack:
             tasks = tasks_of(stack, task, rewards_of(reward), node.config)
             for one in (tasks or start_tasks(stack, node.config.tasks)).values():
-                example = next(iter(draw_train(one, 0)))
+                asked = list(islice(draw_train(one, 0), 32))
+                longest = max(len(renderer.prompt_ids(example.prompt)) for example in asked)
+                assert longest <= node.config.rollout.max_prompt_tokens
+                example = asked[0]
                 answer = str(example.columns.get("answer", "1"))
                 texts = [answer, f"so \\boxed{{{answer}}}", answer, "?", *map(str, range(50))]
                 told.extend(map(total_reward, score_strictly(one, example, texts)))

@@ -24,6 +24,7 @@ from swarmnode.cli.settings import (
 )
 
 if TYPE_CHECKING:
+    from swarmnode.config import TasksConfig
     from swarmnode.node.tryout import TriedExample
     from swarmnode.tasks.check import TaskReport
     from swarmnode.tasks.portrait import ShownExample, TaskPortrait
@@ -67,15 +68,31 @@ def show(
     task: Spec,
     seed: Seed = 0,
     count: Annotated[int, typer.Option("--count", min=1, max=100, help="How many examples.")] = 5,
+    home: Home = None,
+    preset: Preset = None,
+    config: ConfigFile = None,
+    set_: Assignments = None,
     json: Json = False,
 ) -> None:
     """Print a task's name, version, rewards and examples, and whether peers can exchange it.
 
-    Exchange means: a peer with the same task draws an example again and judges the answers by itself.
+    Exchange means: a peer with the same task draws an example again and judges the answers by itself. The
+    settings are those of a node: its sandbox, its limits, its rewards of data sets.
     """
+    tasks = _settings_for(task, home, preset, config, set_)
+    from swarmnode.node.assemble import specs_of
     from swarmnode.tasks.portrait import portraits_of
 
-    portraits = portraits_of(task, seed=seed, count=count)
+    (spec,) = specs_of(tasks)
+    portraits = portraits_of(
+        spec,
+        seed=seed,
+        count=count,
+        timeout_s=tasks.score_timeout_s,
+        unconfined=tasks.sandbox == "optional",
+        memory_mb=tasks.memory_mb,
+        turn_timeout_s=tasks.turn_timeout_s,
+    )
     if json:
         _print_json(portraits)
         return
@@ -135,7 +152,7 @@ def try_(
     rollout = settings.config.rollout
     sampling = SamplingParams(rollout.max_tokens, 0.0 if greedy else rollout.temperature, rollout.top_p)
     with ExitStack() as stack:
-        tasks = start_tasks(stack, settings.config.tasks)
+        tasks = start_tasks(stack, settings.config.tasks, settings.paths.home)
         with Screen() as screen:
             opened = partial(open_policy, base=base, best=best, progress=screen.progress)
             local, called = opened(settings.config, settings.model, settings.paths)
@@ -167,13 +184,10 @@ def check(
     within tasks.score_timeout_s is an error of the report. Exits with 1 when something would keep it from
     training.
     """
-    settings = load_settings(
-        home=home, preset=preset, config_file=config, assignments=set_, flags=_only(task)
-    )
+    tasks = _settings_for(task, home, preset, config, set_)
     from swarmnode.node.assemble import specs_of
     from swarmnode.tasks.check import check_task
 
-    tasks = settings.config.tasks
     (spec,) = specs_of(tasks)
     report = check_task(
         spec,
@@ -198,7 +212,8 @@ def _describe(report: "TaskReport") -> Iterator[str]:
     if report.sample is not None:
         yield f"  first example     {_asked(report.sample)}  {dict(report.sample.columns)}"
     yield f"  drawn             {report.drawn} examples, {_number(report.draws_per_s, ',.0f')} per second"
-    yield f"  distinct prompts  {_number(report.distinct_share, '.1%')}"
+    again = "" if report.rows is None else f" of the {report.rows} that every seed draws"
+    yield f"  distinct prompts  {_number(report.distinct_share, '.1%')}{again}"
     yield f"  held out          {_number(report.held_out_share, '.1%')} (for evaluation, never trained on)"
     yield f"  scored            {_number(report.scores_per_s, ',.0f')} completions per second"
     yield f"  lets through      {_let_through(report)}"
@@ -254,6 +269,16 @@ def _asked(one: "Example | ShownExample | TriedExample") -> str:
     from swarmnode.chat import asked_of
 
     return repr(asked_of(one.prompt))
+
+
+def _settings_for(
+    task: str, home: Path | None, preset: str | None, config: Path | None, set_: list[str] | None
+) -> "TasksConfig":
+    """What a node that has only this task would do with it."""
+    settings = load_settings(
+        home=home, preset=preset, config_file=config, assignments=set_, flags=_only(task)
+    )
+    return settings.config.tasks
 
 
 def _only(task: str) -> dict[str, Any]:

@@ -353,6 +353,7 @@ class Judge:
 
     async def _run_in_thread(self, work: Callable[[], T]) -> T:
         from swarmnode.tasks.daemon_threads import in_daemon_thread
+        from swarmnode.tasks.loader import leave_behind
 
         judged = in_daemon_thread(work)
         waited = asyncio.wrap_future(judged)
@@ -365,6 +366,7 @@ class Judge:
             raise Rejected(Reason.SCORE_TIMEOUT, f"no result after {self._timeout_s:g} s") from error
         finally:
             if not judged.done():
+                leave_behind(judged.thread)
                 self._count_until_it_returns(judged)
         try:
             return judged.result()

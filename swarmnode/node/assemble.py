@@ -79,9 +79,10 @@ class LocalPolicy:
     store: "CheckpointStore"
 
 
-def start_tasks(stack: ExitStack, config: TasksConfig) -> dict[str, Task]:
-    """Load the tasks by name; the stack ends their processes. Raises TaskError."""
-    load = partial(_isolate, config=config)
+def start_tasks(stack: ExitStack, config: TasksConfig, home: Path | None = None) -> dict[str, Task]:
+    """Load the tasks by name; the stack ends their processes. `home`: where the node lives. Raises
+    TaskError."""
+    load = partial(_isolate, config=config, home=home)
     tasks = {task.name: task for task in load_tasks(specs_of(config), load)}
     for task in tasks.values():
         if isinstance(task, Isolated):
@@ -161,7 +162,7 @@ def tasks_for_strangers(stack: ExitStack, tasks: Mapping[str, Task]) -> dict[str
     return beside
 
 
-def _isolate(spec: str, config: TasksConfig) -> Task:
+def _isolate(spec: str, config: TasksConfig, home: Path | None) -> Task:
     from swarmnode.tasks.process import isolate
 
     return isolate(
@@ -171,6 +172,7 @@ def _isolate(spec: str, config: TasksConfig) -> Task:
         workers=config.workers,
         memory_mb=config.memory_mb,
         turn_timeout_s=config.turn_timeout_s,
+        home=home,
     )
 
 

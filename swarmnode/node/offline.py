@@ -79,7 +79,7 @@ def evaluate_offline(
         if tasks is None:
             newest = checkpoint or local.store.latest()
             named = config.tasks if tasks_named else _trained_on(config.tasks, newest)
-            tasks = start_tasks(stack, named)
+            tasks = start_tasks(stack, named, paths.home)
         judge = OwnJudge(tasks, config.tasks.score_timeout_s, max_failures=config.tasks.max_failures)
         result = evaluate(
             local.engine,

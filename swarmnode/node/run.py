@@ -162,7 +162,7 @@ def _take_seats(
         key = take_identity(stack, place)
         if number == 0:
             forget_earlier_runs(paths)
-        tasks = start_tasks(stack, own.tasks) if given is None else given
+        tasks = start_tasks(stack, own.tasks, paths.home) if given is None else given
         if model != "tiny":
             find_model(model)
         check_addresses(own.network)
@@ -326,7 +326,9 @@ async def serve(member: PolicyNode, company: Company) -> Summary:
                 # Before the node waits for the work in hand, which may wait for nobody but us.
                 member.leave()
     except BaseExceptionGroup as group:
-        raise plain_error(group) from group
+        error = plain_error(group)
+        # A group of one says the same once more.
+        raise error from (group if len(group.exceptions) > 1 else error.__cause__)
     finally:
         remove_running(paths.running)
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from swarmnode.chat import Turn
 from swarmnode.config import TasksConfig
 from swarmnode.errors import JudgementLost, TaskError
-from swarmnode.tasks.draws import SEEDS, draw
+from swarmnode.tasks.draws import EXAMPLES_PER_SEED, SEEDS, draw
 from swarmnode.tasks.probes import INJECTIONS, WRONG_ANSWERS, find_right, passed_with
 from swarmnode.tasks.process import IsolatedTask, isolate
 from swarmnode.tasks.rehearsal import difference_of, rehearse
@@ -74,6 +74,7 @@ class TaskReport:
     version: str
     drawn: int
     distinct_share: float | None
+    """Prompts that differ from all others of their seed: a finite set is read again by every seed."""
     held_out_share: float | None
     draws_per_s: float | None
     scores_per_s: float | None
@@ -84,6 +85,8 @@ class TaskReport:
     findings: tuple[TaskFinding, ...]
     episode: EpisodeReport | None = None
     """None: the task does not answer, or no episode could be played."""
+    rows: int | None = None
+    """Examples that a seed has. None: it has more than were drawn."""
 
     @property
     def ok(self) -> bool:
@@ -116,11 +119,12 @@ def check_task(
         episode, episode_findings = _judge_episode(task, load, examples)
         lets_through = None if scores_per_s is None else _lets_through(task, examples[:SCORED_EXAMPLES])
         prompts = [example.prompt for example in examples]
+        seeds = Counter(example.key.seed for example in examples)
         return TaskReport(
             task=task.name,
             version=task.version,
             drawn=len(examples),
-            distinct_share=len(set(prompts)) / len(prompts) if prompts else None,
+            distinct_share=_distinct_share(examples) if examples else None,
             held_out_share=sum(map(is_held_out, prompts)) / len(prompts) if prompts else None,
             draws_per_s=len(examples) / draw_s if examples else None,
             scores_per_s=scores_per_s,
@@ -128,7 +132,12 @@ def check_task(
             lets_through=lets_through,
             findings=(*findings, *score_findings, *episode_findings, *_careless(lets_through)),
             episode=episode,
+            rows=seeds[SEEDS[0]] if 0 < seeds[SEEDS[0]] < EXAMPLES_PER_SEED else None,
         )
+
+
+def _distinct_share(examples: Sequence[Example]) -> float:
+    return len({(example.key.seed, example.prompt) for example in examples}) / len(examples)
 
 
 def _isolated(spec: str, timeout_s: float, **options: Any) -> IsolatedTask:
@@ -163,7 +172,7 @@ def _judge_draws(
     except (TaskError, JudgementLost) as error:
         yield TaskFinding("error", f"the second draw failed: {error.message}", error.hint)
         return
-    yield from _judge_variety(task, [example.prompt for example in examples])
+    yield from _judge_variety(task, examples)
     if len(examples) / draw_s < SLOW_DRAWS_PER_S:
         yield TaskFinding(
             "warning",
@@ -196,7 +205,8 @@ def _judge_repeatability(task: IsolatedTask, load: Callable[..., IsolatedTask]) 
             )
 
 
-def _judge_variety(task: Task, prompts: list[str]) -> Iterator[TaskFinding]:
+def _judge_variety(task: Task, examples: Sequence[Example]) -> Iterator[TaskFinding]:
+    prompts = [example.prompt for example in examples]
     held_out = sum(map(is_held_out, prompts))
     if held_out == 0:
         yield TaskFinding(
@@ -206,10 +216,9 @@ def _judge_variety(task: Task, prompts: list[str]) -> Iterator[TaskFinding]:
         yield TaskFinding(
             "error", "every drawn prompt is held out for evaluation", "ask more different questions"
         )
-    if len(set(prompts)) < len(prompts) / 2:
-        share = 1 - len(set(prompts)) / len(prompts)
+    if (distinct := _distinct_share(examples)) < 0.5:
         yield TaskFinding(
-            "warning", f"{share:.0%} of prompts are repetitions", "the policy may learn them by heart"
+            "warning", f"{1 - distinct:.0%} of prompts are repetitions", "the policy may learn them by heart"
         )
     seed, neighbour = (next(iter(task.examples(seed)), None) for seed in SEEDS[:2])
     if seed and neighbour and seed.prompt == neighbour.prompt:

@@ -1,6 +1,7 @@
 """Work that may never end, in a thread that keeps nobody from leaving.
 
 judged.py, exchange/validation.py, hub.py, model/hub.py -> [in_daemon_thread] -> a Future with a deadline
+who waits no longer -> loader.py leave_behind(its thread): a lock that it holds is free
 """
 
 import threading
@@ -12,14 +13,20 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def in_daemon_thread(work: Callable[[], T]) -> "Future[T]":
+class ThreadWork(Future[T]):
+    """What becomes of work in a thread of its own."""
+
+    thread: threading.Thread | None = None
+
+
+def in_daemon_thread(work: Callable[[], T]) -> ThreadWork[T]:
     """Start `work` in a thread that never holds up the exit of the process, as those of an executor would.
 
     A thread cannot be ended: one that overruns is left behind. What work raises is the result's exception; an
     attempt to end the process (sys.exit) is a RuntimeError. The work has the caller's context variables, so
     that what it logs is said in the name of the caller's policy.
     """
-    judged: Future[T] = Future()
+    judged = ThreadWork[T]()
     judged.set_running_or_notify_cancel()
 
     def judge() -> None:
@@ -32,5 +39,6 @@ def in_daemon_thread(work: Callable[[], T]) -> "Future[T]":
         else:
             judged.set_result(value)
 
-    threading.Thread(target=copy_context().run, args=(judge,), name="judge", daemon=True).start()
+    judged.thread = threading.Thread(target=copy_context().run, args=(judge,), name="judge", daemon=True)
+    judged.thread.start()
     return judged

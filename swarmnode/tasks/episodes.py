@@ -102,11 +102,11 @@ class StepEpisode:
             return None
         try:
             action = self.action(said)
-        except Exception as error:  # noqa: BLE001  a type of the user's does not like what the policy said
+        except (Exception, SystemExit) as error:  # noqa: BLE001  a type of the user's does not like what the policy said
             return _observed(f"error: {error}")
         try:
             result = waited(self.environment.step(action))
-        except Exception as error:  # noqa: BLE001  what a step raises is for the policy to read
+        except (Exception, SystemExit) as error:  # noqa: BLE001  what a step raises is for the policy to read
             return _observed(f"error: {error}")
         observation, reward, self._over = step_result(result)
         if reward is not None:
@@ -163,7 +163,10 @@ def waited(result: Any) -> Any:
         return result
 
     async def coming() -> Any:
-        return await result
+        try:
+            return await result
+        except SystemExit as error:  # It would end the loop of all the others.
+            raise RuntimeError(f"it raised {error!r}") from error
 
     return asyncio.run_coroutine_threadsafe(coming(), _loop()).result()
 
@@ -172,8 +175,9 @@ def called(what: str, function: Callable[..., Any], columns: Mapping[str, Any] |
     """Call the user's code with those columns that it takes. Raises TaskError."""
     try:
         return waited(function(**accepted(function, columns or {})))
-    except Exception as error:
-        raise TaskError(f"{what} of the environment failed: {error!r}", hint=where(error)) from error
+    except (Exception, SystemExit) as error:
+        hint = where(error) or "it is called without arguments, but for columns that it takes by name"
+        raise TaskError(f"{what} of the environment failed: {error!r}", hint=hint) from error
 
 
 def heard(tool: Callable[..., Any], **arguments: Any) -> str:

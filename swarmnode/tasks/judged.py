@@ -28,10 +28,11 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, cycle, islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from swarmnode.errors import JudgementLost, JudgementOverran, SwarmnodeError, TaskError, notes_of
 from swarmnode.tasks.builtin import OurOwn
+from swarmnode.tasks.rewards import Reward
 from swarmnode.tasks.task import (
     MAX_SEED,
     Environment,
@@ -137,6 +138,14 @@ def _advice(error: SwarmnodeError) -> str:
     return f"{ADVICE}; {MORE_TIME}" if isinstance(error, JudgementOverran) else ADVICE
 
 
+@runtime_checkable
+class Rewarded(Protocol):
+    """A task that tells what judges it."""
+
+    @property
+    def rewards(self) -> Mapping[str, Reward]: ...
+
+
 class JudgedTask:
     """A task of one's own policy. Answers whose judgement is lost have no reward."""
 
@@ -185,6 +194,7 @@ class JudgedTask:
 
     def _scored_in_thread(self, work: Callable[[], T]) -> T:
         from swarmnode.tasks.daemon_threads import in_daemon_thread
+        from swarmnode.tasks.loader import leave_behind
 
         judge = self._judge
         if judge.stuck >= MAX_STUCK:
@@ -195,14 +205,21 @@ class JudgedTask:
         if judged.done():
             return self._result_of(judged)
         judge.stuck += 1
+        leave_behind(judged.thread)
         judged.add_done_callback(lambda _: self._returned())
-        raise JudgementOverran(f"the reward of task {self.name} did not return within {judge.timeout_s:g} s")
+        raise JudgementOverran(f"{self._rewards} did not return within {judge.timeout_s:g} s")
 
     def _result_of(self, judged: "Future[T]") -> T:
         try:
             return judged.result()
         except MemoryError as error:
-            raise JudgementLost(f"the reward of task {self.name} ran out of memory") from error
+            raise JudgementLost(f"{self._rewards} ran out of memory") from error
+
+    @property
+    def _rewards(self) -> str:
+        """Who judges, by the names that its functions have."""
+        names = ", ".join(self.task.rewards) if isinstance(self.task, Rewarded) else ""
+        return f"the reward {names} of task {self.name}" if names else f"the reward of task {self.name}"
 
     def _returned(self) -> None:
         self._judge.stuck -= 1

@@ -43,13 +43,14 @@ import re
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakSet
 
-from swarmnode.errors import TaskError
+from swarmnode.errors import JudgementLost, TaskError
 from swarmnode.tasks.builtin import BUILTIN_TASKS, OurOwn
 from swarmnode.tasks.rewards import Reward, are_exchangeable, judge_groups, load_reward, score_with
 from swarmnode.tasks.task import Isolated, Task, load_source, where
@@ -65,49 +66,58 @@ PATIENCE_S = 60.0
 learner this much and no more. The exchange gives up sooner (ExchangeSettings.score_timeout_s)."""
 
 
-@dataclass(slots=True)
-class _Holder:
-    """The lock that the present holder has to give back."""
-
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    thread: int | None = None
-
-
 class TaskLock:
     """A lock that is fair, that its holder may take again, and that does not wait for ever.
 
-    A thread cannot be killed. One that hangs inside is left behind, and the others go on without it.
+    A thread cannot be killed. One that hangs inside is left behind, and the others go on without it: at once
+    where nobody waits for its work any more, else when their patience ends.
     """
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self._patience_s = patience_s
         self._next = threading.Lock()
-        self._holder = _Holder()
+        self._changed = threading.Condition()
+        self._holder: threading.Thread | None = None
+        self._left_behind = WeakSet[threading.Thread]()
 
     @contextmanager
     def taken(self) -> Generator[None, None, None]:
         """Be the only thread in here, for the length of a `with` block."""
-        if self._holder.thread == threading.get_ident():
+        thread = threading.current_thread()
+        if self._holder is thread:
             yield
             return
-        holder = self._wait()
+        self._wait(thread)
         try:
             yield
         finally:
-            holder.thread = None
-            holder.lock.release()
+            self._give_back(thread)
 
-    def _wait(self) -> _Holder:
+    def leave_behind(self, thread: threading.Thread) -> None:
+        """Nobody waits for the work of this thread any more: it keeps no others out, and does not come in."""
+        with self._changed:
+            self._left_behind.add(thread)
+            self._changed.notify_all()
+        self._give_back(thread)
+
+    def _wait(self, thread: threading.Thread) -> None:
         # Whoever waits holds `_next`: a thread that comes back at once queues behind it.
-        with self._next:
-            if not self._holder.lock.acquire(timeout=self._patience_s):
+        with self._next, self._changed:
+            if not self._changed.wait_for(
+                lambda: self._holder is None or thread in self._left_behind, self._patience_s
+            ):
                 logger.warning(
                     "a task has been busy for over %g s; going on without waiting", self._patience_s
                 )
-                self._holder = _Holder()
-                self._holder.lock.acquire()
-            self._holder.thread = threading.get_ident()
-            return self._holder
+            if thread in self._left_behind:
+                raise JudgementLost("nobody waits for this judgement any more")
+            self._holder = thread
+
+    def _give_back(self, thread: threading.Thread) -> None:
+        with self._changed:
+            if self._holder is thread:
+                self._holder = None
+                self._changed.notify_all()
 
 
 Draw = Callable[[int], Iterable[Any]]
@@ -127,6 +137,12 @@ DRAW_GROWTH = 4
 
 _LOCK = TaskLock()
 """One for all tasks of this process, because there is one `random` for all of them."""
+
+
+def leave_behind(thread: threading.Thread | None) -> None:
+    """Let the tasks of this process go on without a thread that overran; None: there was none."""
+    if thread is not None:
+        _LOCK.leave_behind(thread)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,14 +199,14 @@ class FileTask:
                 return
             known, count = count, count * DRAW_GROWTH
 
-    def _draw_at_once(self, seed: int, count: int) -> tuple[list[Any], Exception | None]:
+    def _draw_at_once(self, seed: int, count: int) -> tuple[list[Any], BaseException | None]:
         """The first `count` rows, or those before the first failure, and the failure."""
         rows: list[Any] = []
         assert self.draw is not None
         with _LOCK.taken():
             try:
                 rows.extend(islice(self.draw(seed), count))
-            except Exception as error:  # noqa: BLE001  raised once the rows before it have been used
+            except (Exception, SystemExit) as error:  # noqa: BLE001  raised once the rows before it have been used
                 return rows, error
         return rows, None
 

@@ -6,7 +6,6 @@ SPEC -> process.py -> [portraits_of] -> TaskPortrait
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -55,15 +54,16 @@ class TaskPortrait:
     """Names of the tools that its first example offers."""
 
 
-def portraits_of(spec: str, *, seed: int = 0, count: int = 5) -> list[TaskPortrait]:
-    """The portraits of all tasks that a spec names, the code of files in processes of their own. Raises
-    TaskError, JudgementLost.
+def portraits_of(spec: str, *, seed: int = 0, count: int = 5, **options: Any) -> list[TaskPortrait]:
+    """The portraits of all tasks that a spec names, the code of files in processes of their own. `options`:
+    those of `isolate`. Raises TaskError, JudgementLost.
 
     >>> len(portraits_of("builtin", count=1))
     8
     """
     with ExitStack() as stack:
-        tasks = load_tasks([spec], partial(isolate, timeout_s=TasksConfig().score_timeout_s))
+        limits = {"timeout_s": TasksConfig().score_timeout_s, **options}
+        tasks = load_tasks([spec], lambda one: isolate(one, **limits))
         for task in tasks:
             if isinstance(task, Isolated):
                 stack.enter_context(task)

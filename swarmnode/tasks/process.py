@@ -515,19 +515,21 @@ def isolate(
     unconfined: bool = False,
     workers: int | None = 1,
     memory_mb: int | None = None,
+    home: Path | None = None,
     **options: Any,
 ) -> Task:
     """Load a task as `load_task` does, the code of others in processes of its own. Who gets it closes it.
 
     Built-in tasks are ours and end: they stay here, unless `builtin`. `unconfined`: programs that its rewards
     run do without a sandbox where there is none. `workers`: most processes (None: MOST_WORKERS, or one where
-    it is large). `memory_mb`: most that one of them may take. `options`: those of TaskProcess.
+    it is large). `memory_mb`: most that one of them may take. `home`: where the node lives (None:
+    as the environment says). `options`: those of TaskProcess.
     """
     asked = parse_spec(spec)
     if asked.kind != TaskKind.BUILTIN:
         asked = absolute(asked)
         text = read_source(Path(asked.name)) if asked.kind == TaskKind.FILE else None
-        load = Load(str(asked), text, unconfined, memory_mb)
+        load = Load(str(asked), text, unconfined, memory_mb, None if home is None else str(home))
     elif builtin:
         load = Load(load_task(spec).name, None)
     else:

@@ -304,7 +304,7 @@ def call_reward(
         values = _listed(result, len(completions))
     except (TaskError, MemoryError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         failed = TaskError(f"reward {_name(reward)} failed: {error!r}", hint=where(error))
         failed.add_note(traceback_of(error))
         raise failed from error
@@ -399,16 +399,22 @@ def _listed(result: Any, count: int) -> list[Any] | None:
 
 def _checked(reward: Reward, result: Any, values: list[Any] | None, count: int) -> list[float | None]:
     if values is None:
-        raise TaskError(f"reward {_name(reward)} returned {type(result).__name__}, not a list")
+        raise _odd(reward, f"returned {type(result).__name__}, not a list")
     if len(values) != count:
-        raise TaskError(f"reward {_name(reward)} returned {len(values)} values for {count} completions")
+        raise _odd(reward, f"returned {len(values)} values for {count} completions")
     return [None if value is None else _finite(reward, value) for value in values]
+
+
+def _odd(reward: Reward, what: str) -> TaskError:
+    return TaskError(
+        f"reward {_name(reward)} {what}", hint="return a list with one number, or None, for each completion"
+    )
 
 
 def _finite(reward: Reward, value: Any) -> float:
     # True and False are numbers, and numpy's are Real: all are fine answers to "is it right?"
     if not isinstance(value, Real):
-        raise TaskError(f"reward {_name(reward)} returned a {type(value).__name__}, not a number or None")
+        raise _odd(reward, f"returned a {type(value).__name__}, not a number or None")
     try:
         number = float(value)
     except OverflowError:

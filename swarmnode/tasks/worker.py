@@ -181,6 +181,8 @@ def _load(request: Request) -> tuple[TaskWorker, Loaded]:
     if not isinstance(request, Load):
         raise SwarmnodeError("the first request must be Load")
     allow_unconfined(request.unconfined)
+    if request.home is not None:
+        os.environ["SWARMNODE_HOME"] = request.home  # noqa: TID251  for what a task keeps, such as judgements
     if request.memory_mb is not None:
         _limit_memory(request.memory_mb << 20)
     task = load_task(request.spec, request.text)

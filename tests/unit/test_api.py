@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,17 @@ def test_a_callback_may_stop_the_run_and_what_it_raises_ends_it(options: dict[st
 
     with pytest.raises(ZeroDivisionError, match="in the callback"):
         sn.run(letters, rounds=50, on_round=fails, **options)
+
+
+def test_a_reward_that_fails_is_one_error_with_the_line_that_failed(options: dict[str, Any]) -> None:
+    def leaves(completions: list[str], **columns: object) -> list[float]:
+        sys.exit(4)
+
+    with pytest.raises(TaskError, match=r"leaves failed: SystemExit\(4\). see .*test_api.py") as caught:
+        sn.run(letters, leaves, rounds=1, **options)
+    told = "".join(traceback.format_exception(caught.value))
+    assert told.count("Traceback") == 2 and "Group" not in told
+    assert told.endswith("sys.exit(4)\nSystemExit: 4\n") and len(told.splitlines()) < 25
 
 
 async def test_a_notebook_runs_a_node_though_its_thread_has_a_loop(options: dict[str, Any]) -> None:

@@ -68,7 +68,7 @@ def run_pipeline(config: Config, model: str, paths: Paths, *, fresh: bool) -> En
     with ExitStack() as stack:
         screen = stack.enter_context(Screen(paths.logs / "node.log"))
         key = take_identity(stack, paths)
-        tasks = start_tasks(stack, config.tasks)
+        tasks = start_tasks(stack, config.tasks, paths.home)
         seat = Seat(0, config, paths, key, seed_of(config, key.peer_id), tasks)
         check_addresses(config.network)
         check_status_port(config.node)

@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING
 from swarmnode.errors import JudgementLost, JudgementOverran
 from swarmnode.rollout.engine import Request
 from swarmnode.rollout.schedule.group import OpenCompletion, OpenGroup, Renderer, turns_so_far
-from swarmnode.tasks.daemon_threads import in_daemon_thread
+from swarmnode.tasks.daemon_threads import ThreadWork, in_daemon_thread
+from swarmnode.tasks.loader import leave_behind
 from swarmnode.tasks.task import Environment
 from swarmnode.types import Example, Message
 
@@ -108,7 +109,7 @@ class _Question:
     place: int
     turns: "Sequence[Turn]"
     began: float = 0.0
-    answer: "Future[Observed | None] | None" = None
+    answer: ThreadWork[Observed | None] | None = None
     """None: no thread is free yet."""
     has_thread: bool = False
     """A thread of those that there may be is at work on it."""
@@ -140,6 +141,8 @@ class Conversations:
         self._played_elsewhere: set[str] = set()
         """Members whose environment has heard nothing of them in this process, by request name."""
         self._told: set[str] = set()
+        """Tasks of which it was said that a conversation broke off."""
+        self._told_of_restart = False
         self._lock = threading.Lock()
         """The lock of what follows: a thread that is done starts the next one."""
         self._waiting: deque[_Question] = deque()
@@ -202,6 +205,7 @@ class Conversations:
         for group in [question.group for question in self._questions]:
             self.forget(group)
         self._played_elsewhere.clear()
+        self._told_of_restart = False
 
     # ---- asking ----
 
@@ -210,7 +214,7 @@ class Conversations:
         self._questions.append(question)
         self._left = [answer for answer in self._left if not answer.done()]
         if len(self._left) >= MOST_STUCK:
-            question.answer = Future()
+            question.answer = ThreadWork()
             lost = JudgementOverran(f"{len(self._left)} answers of environments never came")
             question.answer.set_exception(lost)
             return
@@ -246,6 +250,7 @@ class Conversations:
             if question.answer is None:
                 self._waiting.remove(question)
                 return
+        leave_behind(question.answer.thread)
         self._left.append(question.answer)
         self._free(question)
 
@@ -283,8 +288,11 @@ class Conversations:
         """A conversation that another process began, and this one cannot play again, starts over."""
         name = group.request_id(place)
         if name in self._played_elsewhere and not isinstance(lost, JudgementOverran):
+            level = logging.DEBUG if self._told_of_restart else logging.INFO
+            left = len(self._played_elsewhere)
+            logger.log(level, "conversations from before the restart (%d at most) start over: %s", left, lost)
+            self._told_of_restart = True
             self._played_elsewhere.discard(name)
-            logger.info("a conversation about %s starts over: %s", group.name, lost)
             group.members[place] = OpenCompletion()
             return
         self._break_off(group, place, lost)

@@ -10,6 +10,7 @@ import pytest
 
 from swarmnode.config import TasksConfig
 from swarmnode.node.assemble import start_tasks, tasks_for_strangers
+from swarmnode.storage import resolve_paths
 from swarmnode.tasks.judged import OwnJudge
 from swarmnode.tasks.task import Isolated
 
@@ -35,6 +36,19 @@ def test_programs_do_without_a_sandbox_only_where_somebody_said_so(
         for (task,) in (own.values(), tasks_for_strangers(stack, own).values()):
             example = next(iter(task.examples(1)))
             assert task.score(example, ["!"]) == [{"reward": allowed}]
+
+
+def test_what_a_task_keeps_lies_in_the_home_of_the_node(tmp_path: Path) -> None:
+    path = tmp_path / "where.py"
+    path.write_text(
+        "from swarmnode.storage import resolve_paths\n"
+        "def examples(seed):\n    yield str(resolve_paths().cache), ''\n"
+    )
+    home = resolve_paths(tmp_path / "home")
+    with ExitStack() as stack:
+        own = start_tasks(stack, TasksConfig(names=(str(path),)), home.home)
+        for (task,) in (own.values(), tasks_for_strangers(stack, own).values()):
+            assert next(iter(task.examples(1))).prompt == str(home.cache)
 
 
 LIMITED = """

@@ -218,6 +218,16 @@ def test_few_questions_over_and_over_are_noticed(check):
     assert any("two seeds begin" in what for what in warnings(report))
 
 
+def test_a_small_set_that_every_seed_reads_again_repeats_nothing(check):
+    report = check(
+        "import random\ndef examples(seed):\n"
+        "    rows = [(f'{i} + 1 =', str(i + 1)) for i in range(100)]\n"
+        "    random.Random(seed).shuffle(rows)\n    return rows\n"
+    )
+    assert (report.rows, report.drawn, report.distinct_share) == (100, 300, 1.0)
+    assert not any("repetitions" in what for what in warnings(report))
+
+
 def test_a_task_that_cannot_be_loaded_is_no_report(check):
     with pytest.raises(TaskError, match="syntax error"):
         check("def examples(seed)")

@@ -227,6 +227,15 @@ def test_a_failing_reward_says_where():
     assert f"{__file__} line {reward.__code__.co_firstlineno + 1}" in caught.value.hint
 
 
+def test_a_reward_that_wants_to_end_the_process_has_failed():
+    def reward(completions):
+        sys.exit(4)
+
+    with pytest.raises(TaskError, match=r"reward failed: SystemExit\(4\)") as caught:
+        call(reward)
+    assert f"{__file__} line {reward.__code__.co_firstlineno + 1}" in caught.value.hint
+
+
 @pytest.mark.parametrize("column", ["prompts", "completion_ids", "trainer_state"])
 def test_a_column_may_not_be_named_after_an_argument(column):
     with pytest.raises(TaskError, match=column):

@@ -3,6 +3,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+from swarmnode.errors import JudgementLost
 from swarmnode.tasks.loader import TaskLock
 
 
@@ -62,11 +63,40 @@ def test_a_thread_that_hangs_is_left_behind_and_may_still_end_later(caplog):
         assert "going on without waiting" in caplog.text
         release.set()
         hanging.join(timeout=30)
-        with ThreadPoolExecutor(max_workers=1) as thread, turn.taken():
-            assert not thread.submit(turn._holder.lock.acquire, blocking=False).result()
+        assert turn._holder is threading.current_thread()
     with turn.taken():
         pass
     assert caplog.text.count("going on") == 1
+
+
+def test_whoever_is_not_waited_for_any_more_keeps_nobody_out_and_does_not_come_in(caplog):
+    turn, release, inside = TaskLock(patience_s=600.0), threading.Event(), threading.Event()
+    refused = []
+
+    def hang():
+        with turn.taken():
+            inside.set()
+            release.wait()
+
+    def queue():
+        try:
+            with turn.taken():
+                raise AssertionError
+        except JudgementLost as lost:
+            refused.append(lost)
+
+    hanging, queued = threading.Thread(target=hang), threading.Thread(target=queue)
+    hanging.start()
+    inside.wait()
+    queued.start()
+    turn.leave_behind(queued)
+    queued.join(timeout=30)
+    turn.leave_behind(hanging)
+    with turn.taken():
+        release.set()
+        hanging.join(timeout=30)
+        assert turn._holder is threading.current_thread()
+    assert len(refused) == 1 and not caplog.text
 
 
 def test_a_failure_inside_gives_the_turn_back():
