@@ -62,7 +62,7 @@ def portraits_of(spec: str, *, seed: int = 0, count: int = 5, **options: Any) ->
     8
     """
     with ExitStack() as stack:
-        limits = {"timeout_s": TasksConfig().score_timeout_s, **options}
+        limits: dict[str, Any] = {"timeout_s": TasksConfig().score_timeout_s, **options}
         tasks = load_tasks([spec], lambda one: isolate(one, **limits))
         for task in tasks:
             if isinstance(task, Isolated):

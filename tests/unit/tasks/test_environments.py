@@ -277,26 +277,6 @@ def test_a_last_turn_that_was_never_answered_is_played_before_it_is_scored(tmp_p
     assert task.score(example, [transcript(turns)]) == [{OWN_REWARD: pytest.approx(2 / 3)}]
 
 
-HAS_RESET = "class Env:\n    def reset(self): pass\n    def get_reward(self): return 1.0\n"
-
-
-@pytest.mark.parametrize(
-    ("source", "hint"),
-    [
-        (HAS_RESET + "environment = Env()\n", "environment = Env, without the brackets"),
-        ("class Env: pass\nenvironment = Env\n", "def reset(self, "),
-        ("class Env:\n    def __init__(self, url): pass\nenvironment = Env\n", "called without arguments"),
-        ('def add(a: int):\n    """Adds."""\ntools = add\n', "list it: [add]"),
-    ],
-)
-def test_what_makes_no_environment_is_answered_with_the_next_step(
-    source: str, hint: str, tmp_path: Path
-) -> None:
-    with pytest.raises(TaskError) as caught:
-        loaded(tmp_path, source + "def examples(seed):\n    yield '?', '!'\n")
-    assert hint in caught.value.hint
-
-
 def test_an_environment_that_wants_to_end_the_process_has_failed(tmp_path: Path) -> None:
     source = HAS_RESET.replace("pass", "raise SystemExit(2)") + "environment = Env\n"
     task = loaded(tmp_path, source + "def examples(seed):\n    yield '?', '!'\n")
