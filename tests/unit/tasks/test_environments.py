@@ -277,6 +277,9 @@ def test_a_last_turn_that_was_never_answered_is_played_before_it_is_scored(tmp_p
     assert task.score(example, [transcript(turns)]) == [{OWN_REWARD: pytest.approx(2 / 3)}]
 
 
+HAS_RESET = "class Env:\n    def reset(self): pass\n    def get_reward(self): return 1.0\n"
+
+
 def test_an_environment_that_wants_to_end_the_process_has_failed(tmp_path: Path) -> None:
     source = HAS_RESET.replace("pass", "raise SystemExit(2)") + "environment = Env\n"
     task = loaded(tmp_path, source + "def examples(seed):\n    yield '?', '!'\n")
