@@ -210,7 +210,7 @@ class Fetcher:
             if announcement.given is not None:
                 self._take_over(announcement, announcement.given)
                 continue
-            self._fetching[chosen.author] = (chosen.trust, asyncio.get_running_loop().time())
+            self._fetching[chosen.author] = (chosen.trust, _now_s())
             fetches.create_task(self._acquire(announcement), name=f"fetch from {announcement.author}")
 
     def _take_over(self, announcement: Announcement, given: Given) -> None:
@@ -223,7 +223,7 @@ class Fetcher:
     def _running(self) -> "Counter[Trust]":
         """Fetches under way. One of a proven author that takes long counts as that of a slow one: others need
         not wait until it is given up."""
-        now = asyncio.get_running_loop().time()
+        now = _now_s()
         return Counter(
             "slow" if trust == "proven" and now - began > SLOW_S else trust
             for trust, began in self._fetching.values()
@@ -274,7 +274,7 @@ class Fetcher:
         return [one for one in headers if one.header.task not in unfit] if unfit else headers
 
     def _may_judge(self, trust: Trust) -> bool:
-        return self._judge_time.is_left(trust, self._arrive().at)
+        return self._judge_time.is_left(trust, _now_s())
 
     def _hears_newcomers(self) -> bool:
         """Whether there is room for a group of theirs, and they have not given us too much in vain."""
@@ -295,23 +295,23 @@ class Fetcher:
         return (
             self._buffer.by_author[author] < share
             and reputation.may_be_asked(author, now)
+            and reputation.has_judge_time(author, _now_s())
             and not reputation.is_banned(author, now)
         )
 
     async def _acquire(self, announcement: Announcement) -> None:
         """The whole way of one group. The peer boundary: nothing that happens here reaches anything else."""
         author, reputation = announcement.author, self._ledger.reputation
-        loop = asyncio.get_running_loop()
-        began, body, took_s = loop.time(), b"", 0.0
+        began, body, took_s = _now_s(), b"", 0.0
 
         def judged(seconds: float) -> None:
             nonlocal took_s
             took_s += seconds
-            self._judge_time.took(author, self.trust_of(author), seconds, self._arrive().at)
+            self._judge_time.took(author, self.trust_of(author), seconds, _now_s())
 
         try:
             body = await self._bodies.fetch(announcement, timeout_s=self._patience_s(author))
-            took_s = loop.time() - began
+            took_s = _now_s() - began
             checked = await self._judge.run(lambda: check_body(body, announcement, self._rules), judged)
             self._unfit.fitted(announcement.header.task, self._arrive().at)
             self._accept(announcement, body, checked)
@@ -402,3 +402,7 @@ class Fetcher:
             max_age_s=self._settings.max_age_s,
             max_age_versions=self._settings.max_age_versions,
         )
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -207,12 +207,14 @@ class Reputation:
         return self._givers.keys()
 
     def may_be_asked(self, peer: str, now: float) -> bool:
-        """Whether the pause after its last failure is over, it would not have to refuse us, and our judge has
-        time for it."""
+        """Whether the pause after its last failure is over, and it would not have to refuse us."""
         standing = self._known(peer)
-        return standing is None or (
-            now >= standing.ask_again_at and standing.asks.has(now=now) and standing.judging.has(0.0, now=now)
-        )
+        return standing is None or (now >= standing.ask_again_at and standing.asks.has(now=now))
+
+    def has_judge_time(self, author: str, now: float) -> bool:
+        """Whether our judge has time left for this author."""
+        standing = self._known(author)
+        return standing is None or standing.judging.has(0.0, now=now)
 
     def was_judged(self, author: str, took_s: float, now: float) -> None:
         """Judging a group of this author took so long, whatever came of it."""
@@ -294,24 +296,24 @@ class Reputation:
 
 
 class JudgeTime:
-    """What the judge may still work for strangers: for proven authors together, and for all others together.
-    Those cannot use up what these have."""
+    """What the judge may still work for strangers: for proven authors together, for all others together, and
+    for each alone. Time is handed in, by a clock that nobody sets."""
 
     def __init__(self, reputation: Reputation) -> None:
-        self._reputation = reputation
+        self.reputation = reputation
         self._left = {
             proven: TokenBucket(rate_per_s=JUDGE_S_PER_S, burst=JUDGE_BURST_S) for proven in (False, True)
         }
 
     def is_left(self, trust: Trust, now: float) -> bool:
-        """Whether a group of an author of this kind may be judged now."""
+        """Whether authors of this kind may have a group judged now."""
         return trust == "neighbour" or self._left[trust == "proven"].has(0.0, now=now)
 
     def took(self, author: str, trust: Trust, seconds: float, now: float) -> None:
         """A judgement of this author's took so long, whatever came of it."""
         self.is_left(trust, now)  # The time until now is made up for first.
         self._left[trust == "proven"].owe(seconds)
-        self._reputation.was_judged(author, seconds, now)
+        self.reputation.was_judged(author, seconds, now)
 
 
 class Unfit:
