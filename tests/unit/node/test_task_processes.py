@@ -94,7 +94,7 @@ def test_strangers_episodes_are_played_in_a_process_that_yields_and_keeps_those_
     path = tmp_path / "game.py"
     path.write_text(STRANGERS)
     with ExitStack() as stack:
-        own = start_tasks(stack, TasksConfig(names=(str(path),)))
+        own = start_tasks(stack, TasksConfig(names=(str(path),), workers=1))
         theirs = tasks_for_strangers(stack, own)
 
         def said(task: Any) -> list[list[str]]:
