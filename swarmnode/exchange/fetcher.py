@@ -269,8 +269,8 @@ class Fetcher:
 
     def _usable(self, author: str) -> Sequence[Announcement]:
         """An author's headers of tasks that are not given up."""
-        unfit = self._unfit.tasks(self._arrive().at)
         headers = self._pool.waiting[author]
+        unfit = () if self._is_neighbour(author) else self._unfit.tasks(self._arrive().at)
         return [one for one in headers if one.header.task not in unfit] if unfit else headers
 
     def _may_judge(self, trust: Trust) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from swarmnode.chat import Turn, transcript
-from swarmnode.errors import JudgementOverran, Rejected, TaskError
+from swarmnode.errors import Rejected, TaskError
 from swarmnode.exchange.limits import MAX_CHARS_PER_TOKEN, PLAY_S, Reason
 from swarmnode.exchange.messages import Answer
 from swarmnode.tasks.task import Environment
@@ -81,8 +81,6 @@ class Playback:
             return self.task.observe(self.example, turns)
         except TaskError as error:
             raise Rejected(Reason.UNSCORABLE, error.message) from error
-        except JudgementOverran as error:
-            raise Rejected(Reason.PLAY_TIMEOUT, error.message) from error
 
     def _is_too_long(self, turns: Sequence[Turn], left: int) -> bool:
         """Whether an episode cannot fit any more, with so many characters still to be said."""

@@ -333,6 +333,7 @@ class Unfit:
         if len(authors) < UNFIT_AUTHORS or now < self._fitted_at.get(task, -UNFIT_S) + UNFIT_S:
             return False
         self._until[task] = now + UNFIT_S
+        del self._overran[task]
         return True
 
     def fitted(self, task: str, now: float) -> None:

@@ -166,12 +166,25 @@ def check_body(data: bytes, announcement: Announcement, rules: BodyRules) -> Che
     if (body.author, body.key, len(body.answers)) != (announcement.author, header.key, header.group_size):
         raise Rejected(Reason.BODY_MISMATCH, "the body belongs to another header")
     task = rules.tasks[header.task]
-    example = _redraw(task, header)
-    _check_prompt(example.prompt, rules)
-    completions, scores = _look_at(body.answers, task, example, header.policy_version, rules)
-    group = RolloutGroup(example, completions, scores, announcement.author, header.policy_version)
+    try:
+        group = _judged(body.answers, task, announcement, rules)
+    except JudgementOverran as error:
+        if not is_environment(task):
+            raise
+        # It may be slow for everybody, and its author need not know.
+        raise Rejected(Reason.PLAY_TIMEOUT, error.message) from error
     kept = narrowed(group, rules.answers_per_group, rules.rng)
     return CheckedBody(kept, fingerprint(body), is_false_claim(header, group))
+
+
+def _judged(
+    answers: Sequence[Answer], task: Task, announcement: Announcement, rules: BodyRules
+) -> RolloutGroup:
+    header = announcement.header
+    example = _redraw(task, header)
+    _check_prompt(example.prompt, rules)
+    completions, scores = _look_at(answers, task, example, header.policy_version, rules)
+    return RolloutGroup(example, completions, scores, announcement.author, header.policy_version)
 
 
 def require_advantage(group: RolloutGroup) -> None:

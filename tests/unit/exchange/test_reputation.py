@@ -237,7 +237,7 @@ def test_a_task_that_overruns_for_three_authors_and_fits_for_nobody_is_given_up_
     assert unfit.overran("slow", "c", 3.0)
     assert unfit.tasks(3.0 + UNFIT_S - 1) == {"slow"}
     assert unfit.tasks(3.0 + UNFIT_S) == frozenset()
-    assert unfit.overran("slow", "a", 4.0 + UNFIT_S)
+    assert not unfit.overran("slow", "c", 4.0 + UNFIT_S)
 
 
 def test_a_few_identities_cannot_shut_a_task_of_which_others_groups_fit():
