@@ -14,7 +14,8 @@ SwarmnodeError                     what happened; `hint`: what to do next
 ├── TaskError                      a task cannot be found, loaded, drawn or scored
 │   └── SandboxError               a stranger's program cannot be run, for want of isolation or otherwise
 ├── JudgementLost                  the process of a task's code died, or was ended: what it did is unknown
-│   └── JudgementOverran           it had not answered at its deadline
+│   ├── JudgementOverran           it had not answered at its deadline
+│   └── StillLoading               its process was not ready for it yet
 ├── ModelError                     a model cannot be found, loaded or does not fit
 ├── EngineError                    a rollout engine cannot be had, refused something or stopped working
 │   └── RequestRefused             a request that no such engine would accept, now or later
@@ -102,6 +103,10 @@ class SandboxError(TaskError):
 
 class JudgementLost(SwarmnodeError):
     exit_code = 6
+
+
+class StillLoading(JudgementLost):
+    """A judgement waited for a process that still loads its task."""
 
 
 class JudgementOverran(JudgementLost):

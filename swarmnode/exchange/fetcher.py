@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from swarmnode.errors import HostDown, Rejected
@@ -23,7 +23,9 @@ from swarmnode.exchange.limits import (
     MAX_SEEN,
     MAX_STUCK_JUDGEMENTS,
     NEWCOMER_PATIENCE_S,
+    PLAY_S,
     SLOW_S,
+    UNFIT_S,
     VAIN_BYTES_BURST,
     VAIN_BYTES_PER_S,
     ExchangeSettings,
@@ -32,7 +34,7 @@ from swarmnode.exchange.limits import (
 from swarmnode.exchange.messages import Announcement, Arrival, Given, narrowed
 from swarmnode.exchange.planes import BodyPlane
 from swarmnode.exchange.record import RecentlySeen
-from swarmnode.exchange.reputation import Ledger, TokenBucket
+from swarmnode.exchange.reputation import JudgeTime, Ledger, TokenBucket, Unfit
 from swarmnode.exchange.selection import (
     Candidate,
     Trust,
@@ -91,6 +93,8 @@ class Fetcher:
         self._arrive = arrive
         self._rng = rng
         self._judge = Judge(settings.score_timeout_s)
+        self._judge_time = JudgeTime(ledger.reputation)
+        self._unfit = Unfit()
         self._is_neighbour = is_neighbour
         self._connected: frozenset[str] = frozenset()
         self.seen = RecentlySeen(max_keys=MAX_SEEN, ttl_s=settings.max_age_s + MAX_CLOCK_SKEW_S)
@@ -197,7 +201,7 @@ class Fetcher:
             chosen = choose(self._candidates(), self._running(), slots, self._rng)
             if chosen is None:
                 return
-            headers = self._pool.waiting[chosen.author]
+            headers = self._usable(chosen.author)
             # What others answered to an example of ours says most about our own answers to it.
             headers = [one for one in headers if one.header.key in self.answered] or headers
             tasks = [waiting.header.task for waiting in headers]
@@ -206,7 +210,7 @@ class Fetcher:
             if announcement.given is not None:
                 self._take_over(announcement, announcement.given)
                 continue
-            self._fetching[chosen.author] = (chosen.trust, asyncio.get_running_loop().time())
+            self._fetching[chosen.author] = (chosen.trust, _now_s())
             fetches.create_task(self._acquire(announcement), name=f"fetch from {announcement.author}")
 
     def _take_over(self, announcement: Announcement, given: Given) -> None:
@@ -219,7 +223,7 @@ class Fetcher:
     def _running(self) -> "Counter[Trust]":
         """Fetches under way. One of a proven author that takes long counts as that of a slow one: others need
         not wait until it is given up."""
-        now = asyncio.get_running_loop().time()
+        now = _now_s()
         return Counter(
             "slow" if trust == "proven" and now - began > SLOW_S else trust
             for trust, began in self._fetching.values()
@@ -239,6 +243,7 @@ class Fetcher:
         """Authors with headers waiting who may be asked now."""
         slots, running, known = self._settings.fetch_concurrency, self._running(), len(self._known())
         full = {trust for trust, count in running.items() if count >= slots_of(trust, slots)}
+        full |= {trust for trust in ("slow", "newcomer", "proven") if not self._may_judge(trust)}
         if not self._hears_newcomers():
             full.add("newcomer")
         share = author_share(self._target, known)
@@ -254,10 +259,22 @@ class Fetcher:
                 reputation.failures(author),
                 reputation.accepted(author),
                 author in self._connected,
+                reputation.judge_s(author),
             )
             for author in waiting
-            if (trust := self.trust_of(author)) not in full and self._may_ask(author, trust, share)
+            if (trust := self.trust_of(author)) not in full
+            and self._may_ask(author, trust, share)
+            and self._usable(author)
         ]
+
+    def _usable(self, author: str) -> Sequence[Announcement]:
+        """An author's headers of tasks that are not given up."""
+        headers = self._pool.waiting[author]
+        unfit = () if self._is_neighbour(author) else self._unfit.tasks(self._arrive().at)
+        return [one for one in headers if one.header.task not in unfit] if unfit else headers
+
+    def _may_judge(self, trust: Trust) -> bool:
+        return self._judge_time.is_left(trust, _now_s())
 
     def _hears_newcomers(self) -> bool:
         """Whether there is room for a group of theirs, and they have not given us too much in vain."""
@@ -278,21 +295,30 @@ class Fetcher:
         return (
             self._buffer.by_author[author] < share
             and reputation.may_be_asked(author, now)
+            and reputation.has_judge_time(author, _now_s())
             and not reputation.is_banned(author, now)
         )
 
     async def _acquire(self, announcement: Announcement) -> None:
         """The whole way of one group. The peer boundary: nothing that happens here reaches anything else."""
         author, reputation = announcement.author, self._ledger.reputation
-        loop = asyncio.get_running_loop()
-        began, body = loop.time(), b""
+        began, body, took_s = _now_s(), b"", 0.0
+
+        def judged(seconds: float) -> None:
+            nonlocal took_s
+            took_s += seconds
+            self._judge_time.took(author, self.trust_of(author), seconds, _now_s())
+
         try:
             body = await self._bodies.fetch(announcement, timeout_s=self._patience_s(author))
-            took_s = loop.time() - began
-            checked = await self._judge.run(lambda: check_body(body, announcement, self._rules))
+            took_s = _now_s() - began
+            checked = await self._judge.run(lambda: check_body(body, announcement, self._rules), judged)
+            self._unfit.fitted(announcement.header.task, self._arrive().at)
             self._accept(announcement, body, checked)
             reputation.did_deliver(author, took_s)
         except Rejected as rejected:
+            if rejected.reason == Reason.PLAY_TIMEOUT:
+                self._overran(announcement)
             self._was_in_vain(author, rejected.reason, len(body))
             self._ledger.drop(rejected.reason, author, str(rejected))
         except HostDown:
@@ -307,6 +333,17 @@ class Fetcher:
             self._fetching.pop(author, None)
             self._progress.set()
             self.wake()
+
+    def _overran(self, announcement: Announcement) -> None:
+        task = announcement.header.task
+        if self._unfit.overran(task, announcement.author, self._arrive().at):
+            logger.warning(
+                "episodes of %s take longer here than strangers' may (%g s a group): no groups of it are"
+                " fetched for %g s",
+                task,
+                PLAY_S,
+                UNFIT_S,
+            )
 
     def _patience_s(self, author: str) -> float:
         """How long a fetch from this author may take."""
@@ -365,3 +402,7 @@ class Fetcher:
             max_age_s=self._settings.max_age_s,
             max_age_versions=self._settings.max_age_versions,
         )
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

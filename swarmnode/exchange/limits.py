@@ -180,9 +180,32 @@ LOOK_S = 0.25
 """A wide group is judged part by part, each as large as what we train on of it, and no part is begun after
 this time: so it takes the judge hardly longer than a narrow one. What is not looked at is not used."""
 
-PLAY_S = 10.0
-"""A group's episodes are played again one after the other, and none goes on after this time: half of what a
-judgement may take. What was not played to its end is not used."""
+PLAY_S = 3.0
+"""A group's episodes are played again one after the other, and none goes on after this time; nor may a single
+answer of the environment take longer. What was not played to its end is not used."""
+
+JUDGE_S_PER_S = 0.2
+"""Seconds that the judge may work for strangers in each second: for proven authors together, and as much for
+all others together. Turns that cost seconds took the cores from training before, and held up the rest."""
+
+JUDGE_BURST_S = 5.0
+"""A round's groups come at once: a hundred of the usual ones, or one that overruns."""
+
+AUTHOR_JUDGE_S_PER_S = 0.1
+"""The same for one author: several groups a second where they take 30 ms, one in ten seconds where they take
+one."""
+
+AUTHOR_JUDGE_BURST_S = 2.0
+
+THRIFTY_S = 0.1
+"""Authors whose groups take the judge no longer are fetched from alike; others the less often, the longer."""
+
+UNFIT_AUTHORS = 3
+"""So many different authors whose episodes overran PLAY_S, and nobody's that did not: our environment itself
+is too slow for it."""
+
+UNFIT_S = 600.0
+"""So long nothing of such a task is fetched; nor is one given up that fitted so lately."""
 
 MAX_STUCK_JUDGEMENTS = 4
 """Scoring threads that overran and cannot be killed; with more, nothing is judged until one returns."""
@@ -233,6 +256,7 @@ class Reason(StrEnum):
     COPIED = "copied"
     UNSCORABLE = "unscorable"
     SCORE_TIMEOUT = "score_timeout"
+    PLAY_TIMEOUT = "play_timeout"
     JUDGE_STUCK = "judge_stuck"
     ZERO_ADVANTAGE = "zero_advantage"
     INTERNAL = "internal"
@@ -284,6 +308,8 @@ PENALTIES: dict[Reason, float] = {
     Reason.UNPLAYABLE: 4,
     # An author's own limit of turns may end an honest episode.
     Reason.UNFINISHED: 1,
+    # Environments may be slow for everybody; the time itself comes out of an allowance.
+    Reason.PLAY_TIMEOUT: 1,
     Reason.COPIED: 4,
     Reason.INTERNAL: 4,
     # Honest peers keep to nine tenths of their allowance; a network that held messages back may bunch them.

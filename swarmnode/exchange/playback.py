@@ -5,7 +5,8 @@ Answer.text, turn by turn -> [Playback.read] -> task.observe (in the strangers' 
 
 Nothing that a stranger's environment is said to have observed is ever read: it does not travel. An episode
 that does not end where its author's did is dropped: turns behind its end, or an end before it, unless it has
-all the turns that there are. Token ids are ours, and so are the stretches of them that nobody is trained on.
+all the turns that there are. One that is too long for us is not played on. Token ids are ours, and so are the
+stretches of them that nobody is trained on.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +34,7 @@ class Playback:
     max_completion_tokens: int
     clock: Callable[[], float]
     refusal: Reason = Reason.UNFINISHED
-    """Why episodes were dropped: UNPLAYABLE, once one was that no honest policy could have played."""
+    """Why episodes were dropped: UNFINISHED, until one was for more than its author's own limit of turns."""
     _began: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -46,19 +47,23 @@ class Playback:
         for answer in answers:
             if not isinstance(answer.text, tuple):
                 raise Rejected(Reason.MALFORMED_BODY, "an answer of an environment's task without turns")
-            turns = self._turns(answer.text) if self._may_fit(sum(map(len, answer.text))) else ()
+            turns = self._turns(answer.text)
             if turns is None:
                 break
             played.append(self._completion(turns))
         if not played:
-            raise Rejected(Reason.UNSCORABLE, f"no episode came to its end within {PLAY_S:g} s")
+            raise Rejected(Reason.PLAY_TIMEOUT, f"no episode came to its end within {PLAY_S:g} s")
         return played
 
     def _turns(self, saids: Sequence[str]) -> tuple[Turn, ...] | None:
-        """The episode; () where it ends elsewhere; None: there was no time."""
+        """The episode; () where it ends elsewhere or is too long; None: there was no time."""
         turns: list[Turn] = []
         most = self.task.most_turns
+        left = sum(map(len, saids))
         for said in saids[:most]:
+            if self._is_too_long(turns, left):
+                return self._refused(Reason.TOO_LONG)
+            left -= len(said)
             if self.clock() - self._began > PLAY_S:
                 return None
             observed = self._observed([*turns, Turn(said)])
@@ -66,8 +71,7 @@ class Playback:
             if observed is None:
                 break
         if len(turns) < len(saids):
-            self.refusal = Reason.UNPLAYABLE
-            return ()
+            return self._refused(Reason.UNPLAYABLE)
         if turns[-1].observed and len(turns) < most:
             return ()
         return (*turns[:-1], Turn(saids[-1]))
@@ -78,13 +82,25 @@ class Playback:
         except TaskError as error:
             raise Rejected(Reason.UNSCORABLE, error.message) from error
 
+    def _is_too_long(self, turns: Sequence[Turn], left: int) -> bool:
+        """Whether an episode cannot fit any more, with so many characters still to be said."""
+        if not self._may_fit(len(transcript(turns)) + left):
+            return True
+        return bool(turns) and len(self.encode_turns(turns, "length")[0]) > self.max_completion_tokens
+
+    def _refused(self, reason: Reason) -> tuple[Turn, ...]:
+        if self.refusal == Reason.UNFINISHED:
+            self.refusal = reason
+        return ()
+
     def _completion(self, turns: tuple[Turn, ...]) -> Completion | None:
-        text = transcript(turns)
-        if not turns or not self._may_fit(len(text)):
+        if not turns:
             return None
+        text = transcript(turns)
         # "length": nobody knows whether the author's policy ended its last turn (validation.py).
-        token_ids, given = self.encode_turns(turns, "length")
-        if len(token_ids) > self.max_completion_tokens:
+        token_ids, given = self.encode_turns(turns, "length") if self._may_fit(len(text)) else (None, ())
+        if token_ids is None or len(token_ids) > self.max_completion_tokens:
+            self._refused(Reason.TOO_LONG)
             return None
         spans = one_span(self.policy_version, len(token_ids))
         return Completion(text, token_ids, None, spans, "length", given=given)

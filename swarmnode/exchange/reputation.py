@@ -18,8 +18,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from swarmnode.exchange.limits import (
+    AUTHOR_JUDGE_BURST_S,
+    AUTHOR_JUDGE_S_PER_S,
     HEADERS_BURST,
     HEADERS_PER_S,
+    JUDGE_BURST_S,
+    JUDGE_S_PER_S,
     MAX_TRACKED_PEERS,
     PACE,
     PENALTIES,
@@ -27,6 +31,8 @@ from swarmnode.exchange.limits import (
     REQUESTS_BURST,
     REQUESTS_PER_S,
     SLOW_S,
+    UNFIT_AUTHORS,
+    UNFIT_S,
     Reason,
 )
 from swarmnode.exchange.selection import Trust
@@ -94,6 +100,10 @@ def _ask_bucket() -> TokenBucket:
     return TokenBucket(rate_per_s=PACE * REQUESTS_PER_S, burst=PACE * REQUESTS_BURST)
 
 
+def _judge_bucket() -> TokenBucket:
+    return TokenBucket(rate_per_s=AUTHOR_JUDGE_S_PER_S, burst=AUTHOR_JUDGE_BURST_S)
+
+
 @dataclass(slots=True)
 class Standing:
     """What is remembered of one peer."""
@@ -105,13 +115,17 @@ class Standing:
     """Fetches in a row that gave us nothing of use."""
     ask_again_at: float = 0.0
     slow: bool = False
-    """Its last body was long in coming."""
+    """Its last group was long in coming, or in being judged."""
+    judge_s: float = 0.0
+    """What judging one of its groups takes, the last ones counting most."""
     accepted: int = 0
     headers: TokenBucket = field(default_factory=_header_bucket)
     requests: TokenBucket = field(default_factory=_request_bucket)
     """What it may still ask of us."""
     asks: TokenBucket = field(default_factory=_ask_bucket)
     """What we may still ask of it, by the same rule and a little less: it need not refuse us."""
+    judging: TokenBucket = field(default_factory=_judge_bucket)
+    """Seconds that our judge may still spend on it."""
 
 
 class Reputation:
@@ -197,6 +211,23 @@ class Reputation:
         standing = self._known(peer)
         return standing is None or (now >= standing.ask_again_at and standing.asks.has(now=now))
 
+    def has_judge_time(self, author: str, now: float) -> bool:
+        """Whether our judge has time left for this author."""
+        standing = self._known(author)
+        return standing is None or standing.judging.has(0.0, now=now)
+
+    def was_judged(self, author: str, took_s: float, now: float) -> None:
+        """Judging a group of this author took so long, whatever came of it."""
+        standing = self._of(author)
+        standing.judging.has(0.0, now=now)  # The time until now is made up for first.
+        standing.judging.owe(took_s)
+        standing.judge_s = (standing.judge_s + took_s) / 2 if standing.judge_s else took_s
+
+    def judge_s(self, author: str) -> float:
+        """What judging one of this author's groups takes. 0: none was judged yet."""
+        standing = self._known(author)
+        return 0.0 if standing is None else standing.judge_s
+
     def ask(self, peer: str, now: float) -> bool:
         """Use up one of the requests that we may make of this peer; False when there is none left."""
         return self._of(peer).asks.take(now=now)
@@ -259,6 +290,60 @@ class Reputation:
         standing.score = min(FULL_SCORE, standing.score + elapsed_s * RECOVERY_PER_S)
         standing.scored_at = now
         return standing.score
+
+
+# ---- what judging takes ----
+
+
+class JudgeTime:
+    """What the judge may still work for strangers: for proven authors together, for all others together, and
+    for each alone. Time is handed in, by a clock that nobody sets."""
+
+    def __init__(self, reputation: Reputation) -> None:
+        self.reputation = reputation
+        self._left = {
+            proven: TokenBucket(rate_per_s=JUDGE_S_PER_S, burst=JUDGE_BURST_S) for proven in (False, True)
+        }
+
+    def is_left(self, trust: Trust, now: float) -> bool:
+        """Whether authors of this kind may have a group judged now."""
+        return trust == "neighbour" or self._left[trust == "proven"].has(0.0, now=now)
+
+    def took(self, author: str, trust: Trust, seconds: float, now: float) -> None:
+        """A judgement of this author's took so long, whatever came of it."""
+        self.is_left(trust, now)  # The time until now is made up for first.
+        self._left[trust == "proven"].owe(seconds)
+        self.reputation.was_judged(author, seconds, now)
+
+
+class Unfit:
+    """Tasks whose episodes our own environment does not play in time, whoever sends them."""
+
+    def __init__(self) -> None:
+        self._overran: dict[str, set[str]] = {}
+        self._fitted_at: dict[str, float] = {}
+        self._until: dict[str, float] = {}
+
+    def overran(self, task: str, author: str, now: float) -> bool:
+        """An author's episodes took too long; True: so the task is given up for a while. Not one of which
+        others' episodes fitted lately: a few identities could shut it otherwise."""
+        authors = self._overran.setdefault(task, set())
+        if len(authors) < UNFIT_AUTHORS:
+            authors.add(author)
+        if len(authors) < UNFIT_AUTHORS or now < self._fitted_at.get(task, -UNFIT_S) + UNFIT_S:
+            return False
+        self._until[task] = now + UNFIT_S
+        del self._overran[task]
+        return True
+
+    def fitted(self, task: str, now: float) -> None:
+        """A group of the task was judged in time."""
+        self._fitted_at[task] = now
+        self._overran.pop(task, None)
+
+    def tasks(self, now: float) -> frozenset[str]:
+        """Those that are given up now."""
+        return frozenset(task for task, until in self._until.items() if now < until)
 
 
 # ---- the ledger ----

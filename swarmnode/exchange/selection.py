@@ -12,7 +12,8 @@ applied to authors who earned it, and what everybody else may take is bounded to
   have a share of the fetches under way; the rest is for proven ones. A thousand identities that announce and
   never deliver occupy as much as one.
 - Among proven authors, and among slow ones, each is as likely as any other and then each of its headers: a
-  node that announces a thousand headers is no likelier to be heard than one that announces ten.
+  node that announces a thousand headers is no likelier to be heard than one that announces ten. Only those
+  whose groups take our judge longer are asked the less often for it, so that each has the same time of it.
 - Newcomers are tried in order of what they cost: those we fetched from before, those who failed least often,
   those we hold a connection to (a connection is not free), and by lot among equals.
 - Which of an author's headers is fetched follows our own need: rather tasks that we fail on. The author is
@@ -48,6 +49,7 @@ from swarmnode.exchange.limits import (
     MAX_POOL_HEADERS_PER_AUTHOR,
     MAX_WAIT_SHARE,
     NEWCOMER_SHARE,
+    THRIFTY_S,
 )
 from swarmnode.exchange.messages import Arrival, Header
 from swarmnode.types import ExampleKey
@@ -69,6 +71,8 @@ class Candidate:
     accepted: int = 0
     connected: bool = False
     """We hold a connection to it."""
+    judge_s: float = 0.0
+    """What judging one of its groups takes."""
 
 
 def choose(
@@ -79,7 +83,7 @@ def choose(
 
     >>> known, stranger = Candidate("known", "proven"), Candidate("stranger", "newcomer")
     >>> choose([known, stranger], {"newcomer": 1}, 4, random.Random(0))
-    Candidate(author='known', trust='proven', failures=0, accepted=0, connected=False)
+    Candidate(author='known', trust='proven', failures=0, accepted=0, connected=False, judge_s=0.0)
     """
     free = {trust for trust in ("neighbour", "proven", "slow", "newcomer") if _is_free(trust, running, slots)}
     first = [one for one in candidates if one.trust in ("neighbour", "proven") and one.trust in free]
@@ -88,8 +92,13 @@ def choose(
     if new and (rng.random() < NEWCOMER_SHARE or not (first or slow)):
         return rng.choice(_cheapest(new))
     if first:
-        return rng.choice(first)
-    return rng.choice(slow) if slow else None
+        return _by_time(first, rng)
+    return _by_time(slow, rng) if slow else None
+
+
+def _by_time(candidates: Sequence[Candidate], rng: random.Random) -> Candidate:
+    """One of them, each as likely as the time that its groups take the judge allows."""
+    return rng.choices(candidates, [1 / max(THRIFTY_S, one.judge_s) for one in candidates])[0]
 
 
 def choose_header(tasks: Sequence[str], needs: Mapping[str, float], rng: random.Random) -> int:
@@ -118,8 +127,8 @@ def _is_free(trust: Trust, running: Mapping[Trust, int], slots: int) -> bool:
 
 
 def _cheapest(newcomers: Sequence[Candidate]) -> list[Candidate]:
-    def cost(one: Candidate) -> tuple[int, int, bool]:
-        return (one.failures, -one.accepted, not one.connected)
+    def cost(one: Candidate) -> tuple[int, bool, int, bool]:
+        return (one.failures, one.judge_s > THRIFTY_S, -one.accepted, not one.connected)
 
     least = min(cost(one) for one in newcomers)
     return [one for one in newcomers if cost(one) == least]

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from swarmnode.errors import JudgementLost, JudgementOverran, Rejected, TaskError
+from swarmnode.errors import JudgementLost, JudgementOverran, Rejected, StillLoading, TaskError
 from swarmnode.exchange.limits import (
     CLAIM_TOLERANCE,
     LOOK_S,
@@ -168,12 +168,25 @@ def check_body(data: bytes, announcement: Announcement, rules: BodyRules) -> Che
     if (body.author, body.key, len(body.answers)) != (announcement.author, header.key, header.group_size):
         raise Rejected(Reason.BODY_MISMATCH, "the body belongs to another header")
     task = rules.tasks[header.task]
-    example = _redraw(task, header)
-    _check_prompt(example.prompt, rules)
-    completions, scores = _look_at(body.answers, task, example, header.policy_version, rules)
-    group = RolloutGroup(example, completions, scores, announcement.author, header.policy_version)
+    try:
+        group = _judged(body.answers, task, announcement, rules)
+    except JudgementOverran as error:
+        if not is_environment(task):
+            raise
+        # It may be slow for everybody, and its author need not know.
+        raise Rejected(Reason.PLAY_TIMEOUT, error.message) from error
     kept = narrowed(group, rules.answers_per_group, rules.rng)
     return CheckedBody(kept, fingerprint(body), is_false_claim(header, group))
+
+
+def _judged(
+    answers: Sequence[Answer], task: Task, announcement: Announcement, rules: BodyRules
+) -> RolloutGroup:
+    header = announcement.header
+    example = _redraw(task, header)
+    _check_prompt(example.prompt, rules)
+    completions, scores = _look_at(answers, task, example, header.policy_version, rules)
+    return RolloutGroup(example, completions, scores, announcement.author, header.policy_version)
 
 
 def require_advantage(group: RolloutGroup) -> None:
@@ -335,8 +348,9 @@ T = TypeVar("T")
 class Judge:
     """`await judge.run(work)` gives what `work()` returns or raises, or Rejected after `timeout_s`."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._timeout_s = timeout_s
+        self._clock = clock
         self._turn = asyncio.Lock()
         self._stuck = 0
 
@@ -345,11 +359,21 @@ class Judge:
         """Threads that overran and still run."""
         return self._stuck
 
-    async def run(self, work: Callable[[], T]) -> T:
+    async def run(self, work: Callable[[], T], took: Callable[[float], None] = lambda seconds: None) -> T:
+        """`took` is called with the seconds that the work took, without those that it waited for others; not
+        where a process was still being loaded, which is nobody's work."""
         async with self._turn:
             if self._stuck >= MAX_STUCK_JUDGEMENTS:
                 raise Rejected(Reason.JUDGE_STUCK, f"{self._stuck} judgements never ended")
-            return await self._run_in_thread(work)
+            began, loading = self._clock(), False
+            try:
+                return await self._run_in_thread(work)
+            except Rejected as rejected:
+                loading = isinstance(rejected.__cause__, StillLoading)
+                raise
+            finally:
+                if not loading:
+                    took(self._clock() - began)
 
     async def _run_in_thread(self, work: Callable[[], T]) -> T:
         from swarmnode.tasks.daemon_threads import in_daemon_thread

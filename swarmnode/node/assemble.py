@@ -23,7 +23,7 @@ from swarmnode.config import Config, NetworkConfig, TasksConfig
 from swarmnode.errors import ConfigError, ModelError, TaskError
 from swarmnode.exchange.announcing import Neighbourhood
 from swarmnode.exchange.exchange import Exchange
-from swarmnode.exchange.limits import MAX_GROUP_SIZE, ExchangeSettings
+from swarmnode.exchange.limits import MAX_GROUP_SIZE, PLAY_S, ExchangeSettings
 from swarmnode.hardware import find_card
 from swarmnode.identity.keys import NodeKey
 from swarmnode.models import find_model, read_config
@@ -157,7 +157,7 @@ def tasks_for_strangers(stack: ExitStack, tasks: Mapping[str, Task]) -> dict[str
     beside: dict[str, Task] = {}
     for name, task in tasks.items():
         if isinstance(task, Isolated):
-            task = stack.enter_context(task.for_strangers(STRANGERS_TIMEOUT_S))
+            task = stack.enter_context(task.for_strangers(STRANGERS_TIMEOUT_S, PLAY_S))
         beside[name] = task
     return beside
 

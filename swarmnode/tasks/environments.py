@@ -205,6 +205,8 @@ class EnvironmentTask:
             scores.append({**next(found), **({} if own is None else {OWN_REWARD: own})})
             close(episode)
             self._remember(place, scores[-1])
+        if self.live.of_one_example:
+            self.live.end_all()
         return scores
 
     def _remember(self, place: Place, scores: Mapping[str, float | None]) -> None:

@@ -22,6 +22,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import islice
 from numbers import Real
 from typing import Any, Protocol, cast, get_type_hints
 
@@ -358,6 +359,8 @@ class LiveEpisodes:
     """Episodes that wait, found by what has been said in them. Two that came to the same point are alike."""
 
     clock: Callable[[], float] = time.monotonic
+    of_one_example: bool = False
+    """Those of another example end with the first of a new one: nobody comes back to a stranger's."""
     _waiting: OrderedDict[int, _Waiting] = field(default_factory=OrderedDict[int, _Waiting])
     _at: dict[Place, list[int]] = field(default_factory=dict[Place, list[int]])
     _serial: int = 0
@@ -368,6 +371,8 @@ class LiveEpisodes:
     def put(self, place: Place, observed: tuple[Message, ...], episode: Episode) -> None:
         """Keep an episode; `observed`: what it answered last."""
         now = self.clock()
+        if self.of_one_example and any(one.place[0] != place[0] for one in islice(self._waiting.values(), 1)):
+            self.end_all()
         self._serial += 1
         self._waiting[self._serial] = _Waiting(place, observed, episode, now)
         self._at.setdefault(place, []).append(self._serial)
@@ -380,6 +385,11 @@ class LiveEpisodes:
             if not observed or self._waiting[serial].observed == observed:
                 return self._pop(serial).episode
         return None
+
+    def end_all(self) -> None:
+        """Let go of every episode."""
+        while self._waiting:
+            close(self._pop(next(iter(self._waiting))).episode)
 
     def _pop(self, serial: int) -> _Waiting:
         waiting = self._waiting.pop(serial)

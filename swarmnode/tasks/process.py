@@ -35,7 +35,7 @@ from typing import IO, Any, cast
 import msgspec
 
 from swarmnode.chat import Turn, asked_of
-from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
+from swarmnode.errors import JudgementLost, JudgementOverran, StillLoading, TaskError
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.messages import (
     Digest,
@@ -211,7 +211,7 @@ class TaskProcess:
             reply = self._received(None if deadline == math.inf else deadline)
         except TimeoutError:
             if deadline < last:
-                raise JudgementLost(f"{self._load.spec} is still being loaded") from None
+                raise StillLoading(f"{self._load.spec} is still being loaded") from None
             self._end()
             raise JudgementOverran(
                 f"{self._load.spec} was not loaded after {limit:g} s",
@@ -463,9 +463,12 @@ class IsolatedTask(Isolated):
         assert isinstance(digested, Digested)
         return digested
 
-    def for_strangers(self, timeout_s: float) -> "IsolatedTask":
-        pool = _pool_of(self._load, timeout_s, 1, known=self._known, load_wait_s=timeout_s)
-        return IsolatedTask(pool, self._load, self._known)
+    def for_strangers(self, timeout_s: float, turn_timeout_s: float | None = None) -> "IsolatedTask":
+        load = msgspec.structs.replace(self._load, strangers=True)
+        pool = _pool_of(
+            load, timeout_s, 1, known=self._known, load_wait_s=timeout_s, turn_timeout_s=turn_timeout_s
+        )
+        return IsolatedTask(pool, load, self._known)
 
     @property
     def spec(self) -> str:

@@ -213,8 +213,9 @@ class Isolated(ABC):
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]: ...
 
     @abstractmethod
-    def for_strangers(self, timeout_s: float) -> "Isolated":
-        """The same task in another process, which is started by the first request."""
+    def for_strangers(self, timeout_s: float, turn_timeout_s: float | None = None) -> "Isolated":
+        """The same task in another process, which is started by the first request and yields to all others.
+        `turn_timeout_s`: of an environment's answer to one turn; None: as of anything."""
 
     @abstractmethod
     def interrupt(self) -> None:

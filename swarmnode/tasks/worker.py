@@ -18,6 +18,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NoReturn
@@ -65,6 +66,13 @@ MAX_SEEDS = 64
 """Draws that are kept, so that judging an answer does not draw its example again."""
 
 PARENT_LOOK_S = 1.0
+
+NICENESS = 15
+"""Of a process that judges what others sent: nothing of ours waits for the cores because of it."""
+
+STRANGERS_MB = 512
+"""Memory that playing the episodes of strangers may take, besides what an environment's process has when it
+is loaded. `tasks.memory_mb` is the whole of it where that is set."""
 
 
 @dataclass(slots=True)
@@ -185,7 +193,11 @@ def _load(request: Request) -> tuple[TaskWorker, Loaded]:
         os.environ["SWARMNODE_HOME"] = request.home  # noqa: TID251  for what a task keeps, such as judgements
     if request.memory_mb is not None:
         _limit_memory(request.memory_mb << 20)
+    if request.strangers:
+        _yield_to_others()
     task = load_task(request.spec, request.text)
+    if request.strangers and is_environment(task):
+        _play_strangers(task, limited=request.memory_mb is not None)
     known = Loaded(
         task.name,
         task.version,
@@ -196,6 +208,36 @@ def _load(request: Request) -> tuple[TaskWorker, Loaded]:
         each_alone=isinstance(task, FileTask) and task.each_alone,
     )
     return TaskWorker(task), known
+
+
+def _yield_to_others() -> None:
+    """Let our own work have the cores first, where the system can. We are a session of our own: on Linux that
+    weighs as much as the node's, whatever the niceness of processes in it, unless it is nice itself."""
+    with suppress(AttributeError, OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+    with suppress(OSError), open("/proc/self/autogroup", "w") as session:
+        session.write(str(NICENESS))
+
+
+def _play_strangers(task: Task, *, limited: bool) -> None:
+    """Bound what the tools of an environment keep for strangers: episodes of one example at a time, and
+    memory, unless that is `limited`."""
+    from swarmnode.tasks.environments import EnvironmentTask
+
+    if isinstance(task, EnvironmentTask):
+        task.live.of_one_example = True
+    taken = _taken_bytes()
+    if taken is not None and not limited:
+        _limit_memory(taken + (STRANGERS_MB << 20))
+
+
+def _taken_bytes() -> int | None:
+    """Memory as `_limit_memory` counts it. None: this system does not say."""
+    try:
+        with open("/proc/self/statm") as statm:
+            return int(statm.read().split()[5]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None
 
 
 def _limit_memory(size_bytes: int) -> None:

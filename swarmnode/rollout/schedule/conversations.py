@@ -156,9 +156,13 @@ class Conversations:
         """Look at a member that the engine gave back as ended: True where its environment is asked now, and
         the member has not ended."""
         member = group.members[place]
-        if self.rules.environment_of(group.example) is None or member.finish != "stop":
+        environment = self.rules.environment_of(group.example)
+        if environment is None or member.finish != "stop":
             return False
         if member.turns >= self.rules.most_turns(group.example):
+            if member.turns < environment.most_turns:
+                # Nobody knows whether it was over: others could not play it to an end.
+                group.members[place] = replace(member, finish="length")
             return False
         group.members[place] = replace(member, finish=None, asking=True)
         self._ask(group, place)

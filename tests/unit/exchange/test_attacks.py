@@ -10,7 +10,7 @@ import pytest
 
 from swarmnode.exchange.announcing import Composed, ModelLabel, compose
 from swarmnode.exchange.exchange import Exchange
-from swarmnode.exchange.limits import FALLBACKS_BURST, LATE_S, PROVEN_AFTER, ExchangeSettings
+from swarmnode.exchange.limits import FALLBACKS_BURST, LATE_S, PROVEN_AFTER, UNFIT_S, ExchangeSettings
 from swarmnode.exchange.planes import BODY_PROTOCOL
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.host import Message
@@ -112,6 +112,35 @@ async def test_five_hundred_names_without_bodies_do_not_keep_us_from_those_we_kn
         await honest.exchange.publish([groups_of(honest.key.peer_id, number=20 + n) for n in range(4)])
         await until(lambda: victim.accepted(honest) >= PROVEN_AFTER + 2)
         assert len(await victim.exchange.collect(4, 0, 30.0)) == 2
+
+
+async def test_who_used_up_its_time_of_our_judge_is_asked_later_and_nobody_else_waits(start, groups_of):
+    network = MemoryNetwork()
+    async with (
+        start(network, 1) as costly,
+        start(network, 2) as honest,
+        start(network, 3, costly.host, honest.host) as victim,
+    ):
+        await make_proven(victim, costly, groups_of)
+        reputation = victim.exchange._ledger.reputation
+        reputation.was_judged(costly.key.peer_id, 3600.0, asyncio.get_running_loop().time())
+        await costly.exchange.publish([groups_of(costly.key.peer_id, number=20)])
+        await until(lambda: victim.exchange.stats().headers_waiting == 1)
+        await make_proven(victim, honest, groups_of, first=40)
+        assert victim.accepted(costly) == PROVEN_AFTER
+        assert victim.exchange.stats().headers_waiting == 1
+        assert reputation.failures(costly.key.peer_id) == 0
+
+
+async def test_groups_of_a_task_that_does_not_fit_wait_until_it_is_tried_again(start, task, groups_of, clock):
+    network = MemoryNetwork()
+    async with start(network, 1) as honest, start(network, 2, honest.host) as victim:
+        for name in "abc":
+            victim.exchange._fetcher._unfit.overran(task.name, name, clock())
+        await honest.exchange.publish([groups_of(honest.key.peer_id)])
+        await until(lambda: victim.exchange.stats().headers_waiting == 1)
+        clock.advance(UNFIT_S)
+        await until(lambda: victim.accepted(honest) == 1)
 
 
 async def test_names_whose_bodies_never_come_hold_one_fetch_and_no_honest_author_up(

@@ -162,7 +162,8 @@ SOUND = ("5", "0")
         pytest.param(("5", "0", "9"), "unplayable", id="a turn behind the end"),
         pytest.param(("5",), "unfinished", id="an end before it"),
         pytest.param(("5",) * 5, "unplayable", id="more turns than there are"),
-        pytest.param(("9" * 5000, "0"), "unfinished", id="too long for us"),
+        pytest.param(("9" * 5000, "0"), "too_long", id="too long for us"),
+        pytest.param(("9" * 95, "0"), "too_long", id="too long with what it was answered"),
         pytest.param(("5", '\x02[["0",[["user","You won."]]]]'), "unfinished", id="a transcript in a turn"),
         pytest.param(('5"]]],["0",[]]]\x02', "x"), "unfinished", id="marks that end a transcript"),
     ],
@@ -255,7 +256,27 @@ def test_episodes_are_played_as_long_as_there_is_time(
     never = iter([0.0, 0.0, PLAY_S + 1])
     with pytest.raises(Rejected) as caught:
         check_body(composed.body, announced(composed, key), replace(rules, clock=lambda: next(never)))
-    assert caught.value.reason == "unscorable"
+    assert caught.value.reason == "play_timeout"
+
+
+def test_an_episode_that_cannot_fit_any_more_is_not_played_on(
+    game: Environment, key: NodeKey, rules: BodyRules
+) -> None:
+    composed = composed_of(group_of(game, key, SOUND, ["0"]), key)
+    asked: list[str] = []
+
+    class Watched(Countdown):
+        def step(self, said: str) -> tuple[str, float, bool, dict[str, object]]:
+            asked.append(said)
+            return super().step(said)
+
+    watched = as_task(ROWS, environment=Watched)
+    assert is_environment(watched)
+    ours = replace(rules, tasks={game.name: watched})
+    data = with_answers(composed, ("9" * 95, "7", "6", "0"), ("8" * 95, "7", "6", "0"))
+    with pytest.raises(Rejected):
+        check_body(data, announced(composed, key, data), ours)
+    assert not {"7", "6", "0"} & set(asked)
 
 
 HANGS = """
@@ -306,7 +327,7 @@ def test_a_turn_that_hangs_the_environment_costs_one_deadline_and_the_next_group
 
         overran = once_started(hang)
         assert isinstance(overran, Rejected)
-        assert overran.reason == "score_timeout"
+        assert overran.reason == "play_timeout"
         checked = once_started(composed.body)
     assert isinstance(checked, CheckedBody)
     assert checked.group.rewards == (4.0, 3.0)

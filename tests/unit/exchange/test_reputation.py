@@ -3,7 +3,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.exchange.limits import (
+    AUTHOR_JUDGE_BURST_S,
+    AUTHOR_JUDGE_S_PER_S,
     HEADERS_BURST,
+    JUDGE_BURST_S,
+    JUDGE_S_PER_S,
     MAX_STUCK_JUDGEMENTS,
     PACE,
     PENALTIES,
@@ -11,9 +15,19 @@ from swarmnode.exchange.limits import (
     REQUESTS_BURST,
     REQUESTS_PER_S,
     SLOW_S,
+    UNFIT_S,
     Reason,
 )
-from swarmnode.exchange.reputation import FORGIVE_AT, FULL_SCORE, LONGEST_PAUSE_S, Reputation, TokenBucket
+from swarmnode.exchange.reputation import (
+    FORGIVE_AT,
+    FULL_SCORE,
+    LONGEST_PAUSE_S,
+    JudgeTime,
+    Reputation,
+    TokenBucket,
+    Unfit,
+)
+from swarmnode.exchange.selection import Trust
 
 HOUR = 3600.0
 
@@ -174,3 +188,69 @@ def test_accepted_groups_are_counted_by_peer():
         reputation.was_accepted(peer)
     reputation.may_announce("c", 0.0)
     assert reputation.accepted_by_peer() == {"a": 2, "b": 1}
+
+
+def judged(time: JudgeTime, author: str, trust: Trust, takes_s: float, until_s: float) -> float:
+    """Seconds that the judge worked for an author who always has a group waiting."""
+    now = spent_s = 0.0
+    while now < until_s:
+        if time.is_left(trust, now) and time.reputation.has_judge_time(author, now):
+            time.took(author, trust, takes_s, now)
+            spent_s += takes_s
+        now += 0.05
+    return spent_s
+
+
+def test_an_author_has_a_tenth_of_the_judge_however_long_its_groups_take():
+    for takes_s in (0.01, 1.0, 3.0):
+        spent_s = judged(JudgeTime(Reputation()), "a", "proven", takes_s, 600.0)
+        assert spent_s == pytest.approx(600 * AUTHOR_JUDGE_S_PER_S + AUTHOR_JUDGE_BURST_S, abs=takes_s + 0.1)
+
+
+def test_names_without_end_have_a_bounded_part_of_the_judge_and_nothing_of_that_of_proven_authors():
+    time, now, spent_s = JudgeTime(Reputation()), 0.0, 0.0
+    for name in range(6000):
+        now += 0.1
+        if time.is_left("newcomer", now):
+            time.took(f"name {name}", "newcomer", 3.0, now)
+            spent_s += 3.0
+    assert spent_s <= now * JUDGE_S_PER_S + JUDGE_BURST_S + 3.0
+    assert not time.is_left("newcomer", now) and not time.is_left("slow", now)
+    assert time.is_left("proven", now) and time.is_left("neighbour", now)
+
+
+def test_idle_time_before_a_long_judgement_does_not_pay_for_it_twice():
+    time = JudgeTime(Reputation())
+    time.took("a", "proven", 0.1, 0.0)
+    time.took("a", "proven", AUTHOR_JUDGE_BURST_S + 1.0, 1000.0)
+    assert not time.reputation.has_judge_time("a", 1000.0)
+    assert time.reputation.has_judge_time("a", 1000.1 + 1.0 / AUTHOR_JUDGE_S_PER_S)
+    assert time.reputation.score("a", 1000.0) == FULL_SCORE
+
+
+def test_a_task_that_overruns_for_three_authors_and_fits_for_nobody_is_given_up_for_a_while():
+    unfit = Unfit()
+    assert not unfit.overran("slow", "a", 0.0)
+    assert not unfit.overran("slow", "a", 1.0)
+    assert not unfit.overran("slow", "b", 2.0)
+    assert unfit.tasks(2.0) == frozenset()
+    assert unfit.overran("slow", "c", 3.0)
+    assert unfit.tasks(3.0 + UNFIT_S - 1) == {"slow"}
+    assert unfit.tasks(3.0 + UNFIT_S) == frozenset()
+    assert not unfit.overran("slow", "c", 4.0 + UNFIT_S)
+
+
+def test_a_few_identities_cannot_shut_a_task_of_which_others_groups_fit():
+    unfit = Unfit()
+    unfit.fitted("game", 0.0)
+    told = [unfit.overran("game", f"name {number}", 1.0 + number) for number in range(10)]
+    assert not any(told) and unfit.tasks(11.0) == frozenset()
+
+
+def test_an_environment_that_is_slow_for_everybody_bans_nobody():
+    reputation, now = Reputation(), 0.0
+    while now < 6 * 3600:
+        now += 1.0
+        if reputation.may_be_asked("a", now):
+            reputation.did_not_deliver("a", now)
+            assert not reputation.punish("a", PENALTIES[Reason.PLAY_TIMEOUT], now)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.exchange.limits import MAX_WAIT_SHARE, NEWCOMER_SHARE
+from swarmnode.exchange.limits import MAX_WAIT_SHARE, NEWCOMER_SHARE, THRIFTY_S
 from swarmnode.exchange.messages import Arrival
 from swarmnode.exchange.selection import (
     Candidate,
@@ -206,3 +206,16 @@ def test_needs_do_not_change_whom_we_hear() -> None:
         choose_header(headers[chosen.author], {"easy": 0.0, "hard": 1.0}, rng)
         heard[chosen.author] += 1
     assert heard["flood"] == pytest.approx(1000, abs=100)
+
+
+def test_authors_whose_groups_take_the_judge_long_are_asked_the_less_often_so_that_each_has_the_same_time():
+    quick = Candidate("quick", "proven", judge_s=0.02)
+    counts = chosen([quick, Candidate("costly", "proven", judge_s=9 * THRIFTY_S)], 2000)
+    assert 0.87 < counts["quick"] / 2000 < 0.93
+    counts = chosen([quick, Candidate("as quick", "proven", judge_s=THRIFTY_S)], 2000)
+    assert 0.45 < counts["quick"] / 2000 < 0.55
+
+
+def test_a_newcomer_that_costs_the_judge_seconds_comes_after_one_that_nobody_knows():
+    gave = Candidate("gave", "newcomer", accepted=3, judge_s=1.0)
+    assert chosen([gave, Candidate("new", "newcomer")], 50) == {"new": 50}

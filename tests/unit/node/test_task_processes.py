@@ -3,16 +3,19 @@
 import subprocess
 import sys
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
+from swarmnode.chat import Turn
 from swarmnode.config import TasksConfig
 from swarmnode.node.assemble import start_tasks, tasks_for_strangers
 from swarmnode.storage import resolve_paths
 from swarmnode.tasks.judged import OwnJudge
 from swarmnode.tasks.task import Isolated
+from swarmnode.tasks.worker import NICENESS
 
 TASK = """
 from swarmnode.tasks import sandbox
@@ -73,6 +76,54 @@ def test_as_many_processes_as_are_set_have_the_memory_that_is_set(tmp_path: Path
             assert task.workers == OwnJudge({task.name: task}, 1.0).width == workers
             example = next(iter(task.examples(1)))
             assert task.score(example, ["!"]) == [{"reward": 512.0}]
+
+
+STRANGERS = """
+import os, resource
+exchangeable = True
+alive = 0
+
+class Game:
+    def reset(self):
+        global alive
+        alive += 1
+        return "Play."
+
+    def step(self, said):
+        limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
+        bounded = limit != resource.RLIM_INFINITY
+        return f"{alive} {os.getpriority(os.PRIO_PROCESS, 0)} {bounded}", 0.0, False, {}
+
+    def close(self):
+        global alive
+        alive -= 1
+
+environment = Game
+"""
+
+
+def test_strangers_episodes_are_played_in_a_process_that_yields_and_keeps_those_of_one_example(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "game.py"
+    path.write_text(STRANGERS)
+    with ExitStack() as stack:
+        own = start_tasks(stack, TasksConfig(names=(str(path),), workers=1))
+        theirs = tasks_for_strangers(stack, own)
+
+        def said(task: Any) -> list[list[str]]:
+            answers = [
+                task.observe(example, [Turn(f"{number}")])[0]["content"]
+                for example in islice(task.examples(1), 3)
+                for number in range(2)
+            ]
+            return [answer.split() for answer in answers]
+
+        at_home, apart = said(own["game"]), said(theirs["game"])
+    assert [alive for alive, _, _ in at_home] == ["1", "2", "3", "4", "5", "6"]
+    assert [alive for alive, _, _ in apart] == ["1", "2", "3", "2", "3", "2"]
+    assert {(nice, bounded) for _, nice, bounded in apart} == {(str(NICENESS), "True")}
+    assert {bounded for _, _, bounded in at_home} == {"False"}
 
 
 BUILTIN_ALONE = """

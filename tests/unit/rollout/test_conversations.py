@@ -117,11 +117,17 @@ def test_requests_say_whether_they_may_go_on_and_how_long_a_turn_may_be() -> Non
     assert [request.sampling.max_tokens - request.sampled.turn_start for request in mine] == [9] * 4
 
 
-def test_the_last_turn_that_a_policy_has_is_not_answered() -> None:
+@pytest.mark.parametrize(
+    ("of_the_environment", "finish"),
+    [(2, "stop"), (16, "length")],
+    ids=["all that there are", "our own limit"],
+)
+def test_the_last_turn_that_a_policy_has_is_not_answered(of_the_environment: int, finish: str) -> None:
     task = TwoTools()
+    task.most_turns = of_the_environment
     found = completions(one_round(task, max_turns=2))
     assert {learned(one) for one in found} == {"look 0|look 1|"}
-    assert {(one.finish, last_words(one.text)) for one in found} == {("stop", "look 1")}
+    assert {(one.finish, last_words(one.text)) for one in found} == {(finish, "look 1")}
     assert set(task.played) == {1}
 
 

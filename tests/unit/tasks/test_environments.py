@@ -507,6 +507,23 @@ def test_episodes_that_wait_are_bounded_in_number_and_age() -> None:
     assert len(live) == 1
 
 
+def test_of_strangers_episodes_only_those_of_one_example_wait() -> None:
+    closed: list[object] = []
+
+    class Closing:
+        def __init__(self, name: object) -> None:
+            self.name = name
+
+        def close(self) -> None:
+            closed.append(self.name)
+
+    live = LiveEpisodes(of_one_example=True)
+    for example, said in (("a", b"1"), ("a", b"2"), ("b", b"1")):
+        live.put((example, said), (), ToolEpisode({}, Closing((example, said))))
+    assert closed == [("a", b"1"), ("a", b"2")]
+    assert len(live) == 1
+
+
 # ---- a server of the model context protocol ----
 
 SERVER = """
