@@ -24,8 +24,8 @@ READ_BYTES = 1 << 16
 class Load(msgspec.Struct, frozen=True, tag=True):
     """The first request: run this task's code. `text`: of its file; None: it is not that of one file.
     `unconfined`: what its rewards run may run without a sandbox, where there is none. `memory_mb`: most that
-    the process may take. `home`: where the node lives, if not where it would by itself. `strangers`: it judges
-    what others sent (worker.py)."""
+    the process may take. `home`: where the node lives, if not where it would by itself. `strangers`: it
+    judges what others sent (worker.py)."""
 
     spec: str
     text: str | None
