@@ -40,17 +40,22 @@ def test_a_node_generates_with_vllm_shares_and_learns(join: Join) -> None:
 
 
 def test_unfinished_rollouts_outlive_the_process(join: Join) -> None:
-    first = join(*LONG_ANSWERS)
-    first.until_round(2)
-    first.kill(signal.SIGTERM)
-    before = first.summary()
-    left = [line for line in first.rounds() if line["progress.round"] == before["rounds"]][-1]
-    assert left["generation.groups_in_flight"] > 0, "a round does not wait for the longest answer"
+    done, last = 0, {"generation.resumed": 0}
+    for _ in range(3):
+        first = join(*LONG_ANSWERS)
+        first.until_round(done + 2)
+        first.kill(signal.SIGTERM)
+        before = first.summary()
+        left = [line for line in first.rounds() if line["progress.round"] == before["rounds"]][-1]
+        assert left["generation.groups_in_flight"] > 0, "a round does not wait for the longest answer"
 
-    second = join(*LONG_ANSWERS, "--rounds", str(before["rounds"] + 2))
-    second.summary()
-    assert second.rounds()[-1]["generation.resumed"] > 0
-    assert second.rounds()[-1]["generation.reprefilled_tokens"] > 0
+        second = join(*LONG_ANSWERS, "--rounds", str(before["rounds"] + 2))
+        done = second.summary()["rounds"]
+        last = second.rounds()[-1]
+        if last["generation.resumed"] > 0:
+            break  # Else the signal came just when all that was in flight had begun, without a token yet.
+    assert last["generation.resumed"] > 0
+    assert last["generation.reprefilled_tokens"] > 0
 
 
 def test_beside_training_the_next_round_is_generated(join: Join) -> None:
