@@ -39,7 +39,7 @@ SHORT_S = 120
 LARGE_BYTES = 4 << 20
 """No sdist that is built here is longer, nor what it is built with; torch and vllm are far beyond."""
 
-EXTRAS = ("train", "quant", "plot", "pipeline", "tasks", "data", "dev")
+EXTRAS = ("train", "quant", "plot", "pipeline", "tasks", "data", "tensorboard", "dev")
 """What can stand beside either build of vLLM."""
 
 KINDS: Mapping[str, Sequence[str]] = {
@@ -130,6 +130,8 @@ def wheel_problem(names: Sequence[str]) -> str | None:
             inside = f"swarmnode/_builtin/{path.relative_to(ROOT).as_posix()}"
             if path.is_file() and "__pycache__" not in path.parts and inside not in names:
                 return f"{inside} is missing"
+    if "swarmnode/py.typed" not in names:
+        return "swarmnode/py.typed is missing: type checkers would believe nothing"
     junk = [name for name in names if JUNK.search(name) or not name.startswith("swarmnode")]
     return f"does not belong there: {', '.join(junk[:5])}" if junk else None
 
@@ -233,7 +235,7 @@ def read_resolution(installed: Sequence[Mapping[str, Any]]) -> dict[str, Resolve
         name = re.sub("[-_.]+", "-", known["name"]).lower()
         is_wheel = package["download_info"]["url"].endswith(".whl")
         found[name] = Resolved(name, known["version"], is_wheel, "\n".join(lines).encode())
-    found.pop("swarmnode", None)
+    found.pop("swarmnode-rl", None)
     return found
 
 

@@ -15,11 +15,12 @@ identity, network, tasks, rollout, exchange, model, training, node, cli and you 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from swarmnode import errors
     from swarmnode.api import Node, TrainedPolicy, evaluate, load_adapter, load_policy, run
 
 __version__ = "0.1.0"
 
-__all__ = ["Node", "TrainedPolicy", "evaluate", "load_adapter", "load_policy", "run"]
+__all__ = ["Node", "TrainedPolicy", "errors", "evaluate", "load_adapter", "load_policy", "run"]
 
 
 def __getattr__(name: str) -> Any:
@@ -28,6 +29,13 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "errors":
+        return import_module("swarmnode.errors")
+    from swarmnode.errors import ConfigError
+    from swarmnode.installing import NAMESAKE_ADVICE, find_namesake
+
+    if (namesake := find_namesake()) is not None:
+        raise ConfigError(namesake, hint=NAMESAKE_ADVICE)
     return getattr(import_module("swarmnode.api"), name)
 
 

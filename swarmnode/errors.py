@@ -113,6 +113,10 @@ class JudgementOverran(JudgementLost):
     pass
 
 
+class JudgementAbandoned(JudgementLost):
+    """Nobody waits for a judgement any more: it is not begun."""
+
+
 class ModelError(SwarmnodeError):
     exit_code = 7
 

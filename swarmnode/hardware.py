@@ -17,6 +17,8 @@ from typing import Any
 
 import psutil
 
+from swarmnode.installing import how_to_install
+
 GIB = 2**30
 NVIDIA_SMI_TIMEOUT_S = 5.0
 NVIDIA_SMI_COLUMNS = (
@@ -83,11 +85,16 @@ class Machine:
 
 def inspect_machine() -> Machine:
     """Look at this machine without loading torch (`nvidia-smi` answers for NVIDIA cards)."""
+    return Machine(_cpu_name(), psutil.cpu_count() or 1, *memory_bytes(), nvidia_gpus())
+
+
+def memory_bytes() -> tuple[int, int]:
+    """Memory of this machine, or of the container that we are in, and what of it is free."""
     memory = psutil.virtual_memory()
     total, free = memory.total, memory.available
     if (container := container_memory()) is not None:
         total, free = min(total, container[0]), min(free, container[1])
-    return Machine(_cpu_name(), psutil.cpu_count() or 1, total, free, nvidia_gpus())
+    return total, free
 
 
 def nvidia_gpus() -> tuple[Gpu, ...]:
@@ -163,7 +170,7 @@ def _same_uuid(one: str, other: str) -> bool:
 def _idle_card(gpu: Gpu, torch: TorchCuda | None) -> Card:
     """Why torch does not use a card that the driver shows, and what to do."""
     if torch is None:
-        return Card(None, f"{gpu.name} is not used: torch is not installed", "pip install 'swarmnode[train]'")
+        return Card(None, f"{gpu.name} is not used: torch is not installed", how_to_install("train"))
     if torch.built_for is None:
         return Card(
             None,

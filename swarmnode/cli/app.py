@@ -21,16 +21,18 @@ from swarmnode.printable import printable
 
 COMMANDS = {
     "join": "swarmnode.cli.join:join",
-    "swarm": "swarmnode.cli.swarm:swarm",
+    "swarm": "swarmnode.cli.swarm:app",
     "seed": "swarmnode.cli.seed:seed",
     "status": "swarmnode.cli.status:status",
     "doctor": "swarmnode.cli.doctor:doctor",
     "eval": "swarmnode.cli.evaluate:evaluate",
     "export": "swarmnode.cli.export:export",
+    "runs": "swarmnode.cli.runs:app",
     "task": "swarmnode.cli.task:app",
     "pipeline": "swarmnode.cli.pipeline:app",
     "identity": "swarmnode.cli.identity:app",
     "config": "swarmnode.cli.config:app",
+    "version": "swarmnode.cli.app:version",
 }
 """All commands, as `--help` orders them. Each is a function, or an app with commands of its own."""
 
@@ -67,16 +69,22 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
 @app.callback(invoke_without_command=True)
 def options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+    asked: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
 ) -> None:
-    if version:
-        typer.echo(f"swarmnode {__version__}")
+    if asked:
+        version()
         raise typer.Exit
+
+
+def version() -> None:
+    """Print the version."""
+    typer.echo(f"swarmnode {__version__}")
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from swarmnode.errors import ModelError
+from swarmnode.installing import how_to_install
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ def nf4_arguments(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
             reason = f"it needs a CUDA card or a CPU, and this is {device.type}"
         raise ModelError(
             f"policy.quantization = nf4 cannot be had: {reason}",
-            hint="pip install 'swarmnode[quant]', or --set policy.quantization=none",
+            hint=f"{how_to_install('quant')}, or --set policy.quantization=none",
         )
     if device.type == "cpu":
         logger.warning(

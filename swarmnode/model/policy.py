@@ -146,7 +146,8 @@ class Policy:
         if {n: t.shape for n, t in tensors.items()} != {n: t.shape for n, t in ours.items()}:
             raise CheckpointError(
                 f"the adapter in {folder} has other layers or another rank than this policy",
-                hint="start over with --fresh (nothing is deleted) or use the settings it was trained with",
+                hint="use the settings it was trained with, begin a run beside it (--run NAME), or start over"
+                " with --fresh (nothing is deleted)",
             )
         set_peft_model_state_dict(self.peft_model, tensors, adapter_name=self.adapter_name)
 

@@ -30,7 +30,7 @@ from swarmnode.network.p2pd_control import (
     Stream,
     Unusable,
 )
-from swarmnode.network.p2pd_incoming import Gate, Incoming
+from swarmnode.network.p2pd_incoming import STREAMED_BYTES, Gate, Incoming
 from swarmnode.network.p2pd_process import DaemonOptions
 from swarmnode.network.p2pd_supervisor import DaemonSupervisor
 from swarmnode.network.rpc import Cause, MessageQueue, Service, Skipped, as_heard, ask, oversized_story
@@ -117,8 +117,13 @@ class P2pdHost:
         return by_reach(_full_addresses(identity))
 
     async def peers(self) -> tuple[str, ...]:
-        connections = await self._supervisor.control.connected_peers()
-        return tuple(sorted({connection.peer_id for connection in connections}))
+        return tuple(sorted(await self.far_ends()))
+
+    async def far_ends(self) -> dict[str, tuple[str, ...]]:
+        found: dict[str, tuple[str, ...]] = {}
+        for connection in await self._supervisor.control.connected_peers():
+            found[connection.peer_id] = (*found.get(connection.peer_id, ()), *connection.addresses)
+        return found
 
     async def connect(self, address: str, *, timeout_s: float = 10.0) -> str:
         transport, peer_id = split_peer(address)
@@ -190,6 +195,7 @@ class P2pdHost:
             stream = await self._supervisor.control.open_stream(peer_id, protocol, timeout_s)
         except DaemonRefused as error:
             raise PeerUnreachable(f"no {protocol} stream to {peer_id}: {_reason(error)}") from error
+        self._gate.traffic.expects(peer_id, STREAMED_BYTES)
         return SocketStream(peer_id, *stream, received=partial(self._gate.traffic.handed, peer_id))
 
     async def advertise(self, namespace: str, *, timeout_s: float = 10.0) -> None:
@@ -300,6 +306,7 @@ class P2pdHost:
             writer.transport.abort()
 
     def _hear(self, queue: MessageQueue, frame: GossipFrame) -> None:
+        self._gate.traffic.heard(len(frame.data))
         if frame.sender == self._peer_id:
             return
         message = as_heard(queue.topic, frame.sender, frame.data)

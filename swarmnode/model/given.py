@@ -1,0 +1,110 @@
+"""A model that a script has loaded, written once to a folder that is named by its weights.
+
+Node(model=AutoModelForCausalLM...) -> [folder_of_model] -> a folder, as --model takes it
+
+A node reads its base from files: engines load it again, checkpoints name it, and the next run of the script
+has to find the same one. The folder is named by a digest of weights and tokenizer, so equal models share one,
+and checkpoints of models that differ are never mixed.
+"""
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from swarmnode.errors import ModelError, StorageError
+from swarmnode.storage import make_folder
+
+_SAFE = re.compile(r"[^A-Za-z0-9._-]+")
+
+CHUNK_BYTES = 64 << 20
+"""Of a tensor so much at a time is copied to be hashed."""
+
+
+def folder_of_model(model: Any, tokenizer: Any, models: Path) -> Path:
+    """The folder under `models` that holds this model and its tokenizer, written where it is not there yet.
+    `tokenizer` None: the one that the model's name leads to. Raises ModelError for what is no causal LM of
+    transformers whose weights are its own, StorageError."""
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        raise ModelError(
+            f"a {type(model).__name__} is no model",
+            hint=f"pass a name, a folder, or {_CAUSAL}.from_pretrained(...)",
+        )
+    if not model.can_generate():
+        raise ModelError(f"a {type(model).__name__} does not generate", hint=f"load it with {_CAUSAL}")
+    if getattr(model, "peft_config", None) or getattr(model, "_hf_peft_config_loaded", False):
+        raise ModelError(
+            "this model has an adapter on it", hint="pass model.merge_and_unload(), or the base without one"
+        )
+    if getattr(model, "hf_quantizer", None) is not None:
+        raise ModelError(
+            "this model is quantized", hint='pass its name, and settings={"policy.quantization": "nf4"}'
+        )
+    named = str(model.config.name_or_path or "")
+    tokenizer = _tokenizer_of(named) if tokenizer is None else tokenizer
+    if not callable(getattr(tokenizer, "save_pretrained", None)) or not hasattr(tokenizer, "encode"):
+        raise ModelError(f"a {type(tokenizer).__name__} is no tokenizer", hint="pass an AutoTokenizer")
+    short = _SAFE.sub("-", Path(named).name)[:40].strip(".-") or type(model).__name__
+    folder = models / f"{short}-{_digest(model, tokenizer)}"
+    if not folder.exists():
+        _write(model, tokenizer, folder)
+    return folder
+
+
+_CAUSAL = "AutoModelForCausalLM"
+
+
+def _tokenizer_of(named: str) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(named, trust_remote_code=False)
+    except (OSError, ValueError, ImportError) as error:
+        raise ModelError(
+            f"there is no tokenizer for a model of the name {named!r}", hint="pass tokenizer=..., too"
+        ) from error
+
+
+def _digest(model: Any, tokenizer: Any) -> str:
+    """Of all weights, the configurations and the tokenizer."""
+    digest = hashlib.blake2b(digest_size=8)
+    config = {**model.config.to_dict(), "_name_or_path": "", "transformers_version": ""}
+    generation = {} if model.generation_config is None else model.generation_config.to_dict()
+    said = [config, generation, sorted(tokenizer.get_vocab().items()), tokenizer.chat_template]
+    said += [tokenizer.special_tokens_map]
+    digest.update(json.dumps(said, sort_keys=True, default=str).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        for data in _bytes_of(tensor):
+            digest.update(data)
+    return digest.hexdigest()
+
+
+def _bytes_of(tensor: torch.Tensor) -> Iterator[bytes]:
+    if tensor.is_meta:
+        raise ModelError("some weights of this model are not in memory", hint="load it without device_map")
+    flat = tensor.detach().contiguous().view(-1)
+    step = max(1, CHUNK_BYTES // tensor.element_size())
+    for start in range(0, flat.numel(), step):
+        yield flat[start : start + step].cpu().view(torch.uint8).numpy().tobytes()
+
+
+def _write(model: Any, tokenizer: Any, folder: Path) -> None:
+    aside = folder.with_name(f".{folder.name}.partial")
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        make_folder(folder.parent)
+        model.save_pretrained(aside, safe_serialization=True)
+        tokenizer.save_pretrained(aside)
+        aside.rename(folder)
+    except OSError as error:
+        raise StorageError(f"cannot write {folder}: {error}", hint="check the disk and the home") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
