@@ -38,6 +38,11 @@ class Paths:
         return self.config / "config.toml"
 
     @property
+    def swarms(self) -> Path:
+        """Keys of the private swarms that this home belongs to, a file for each."""
+        return self.config / "swarms"
+
+    @property
     def identity(self) -> Path:
         return self.data / "identity" / "node.key"
 
@@ -53,6 +58,10 @@ class Paths:
     @property
     def peers(self) -> Path:
         return self.state / "peers.json"
+
+    def met_members(self, swarm: str) -> Path:
+        """Who was met in a private swarm."""
+        return self.state / "swarms" / f"{swarm}.json"
 
     @property
     def exchange_record(self) -> Path:
@@ -136,12 +145,15 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Write under another name and rename: a reader never sees half of it, a crash leaves the old file."""
+def replace_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+    """Write under another name and rename: a reader never sees half of it, a crash leaves the old file.
+
+    `mode`: who may read it, from its first moment."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        aside.write_bytes(data)
+        with open(aside, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            file.write(data)
         sync(aside)
         aside.replace(path)
     finally:

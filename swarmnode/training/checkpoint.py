@@ -36,9 +36,17 @@ from torch import Tensor
 from swarmnode.errors import CheckpointError
 from swarmnode.model.policy import Policy
 from swarmnode.storage import replace_file, sha256_of, sync, write_synced
-from swarmnode.training.records import Counters
+from swarmnode.training.records import (
+    FORMAT,
+    STATE,
+    Counters,
+    DamagedCheckpoint,
+    Measure,
+    State,
+    read_state,
+    unreadable,
+)
 
-FORMAT = 3
 ADAPTER = "adapter"
 ADAPTER_CONFIG = "adapter/adapter_config.json"
 ADAPTER_TENSORS = "adapter/adapter_model.safetensors"
@@ -46,7 +54,6 @@ OPTIMIZER = "optimizer.safetensors"
 EXCHANGE = "exchange.bin"
 ROLLOUTS = "rollouts.bin"
 RULE = "rule.bin"
-STATE = "state.json"
 RNG = "rng.cpu"
 
 DTYPES = {
@@ -61,35 +68,6 @@ DTYPES = {
 }
 ALIGNMENT = 8
 """Bytes. The header is filled up with spaces, and wide numbers come first: so every tensor is aligned."""
-
-
-class DamagedCheckpoint(CheckpointError):
-    """Its files are not those that were written."""
-
-
-class Measure(msgspec.Struct, frozen=True):
-    """What a held-out reward is a mean over. Rewards of different ones cannot be compared."""
-
-    tasks: tuple[str, ...] = ()
-    examples: int = 0
-    """Held-out examples per task."""
-
-
-class State(msgspec.Struct, frozen=True, kw_only=True):
-    """state.json."""
-
-    format: int
-    base_model: str
-    base_fingerprint: str
-    policy_version: int
-    seed: int
-    counters: Counters
-    reward: float | None
-    """Mean reward of exactly this policy on held-out draws. None: it was not evaluated in this round."""
-    measure: Measure = Measure()
-    task_specs: tuple[str, ...] = ()
-    """What it was trained on: built-in names, and paths of files on the machine that wrote this."""
-    digests: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +118,13 @@ def take_snapshot(
     *,
     measure: Measure = Measure(),  # noqa: B008 - frozen
     task_specs: tuple[str, ...] = (),
+    tasks: Mapping[str, str] | None = None,
 ) -> Snapshot:
     """Copy everything to the CPU; nothing is written. The policy must not be training meanwhile. `measure`:
-    what the last reward in `counters` was measured on."""
+    what the last reward in `counters` was measured on. `tasks`: the versions of the tasks, by name."""
     base, version = policy.base, policy.version
     return Snapshot(
-        state=state_of(base.name, base.fingerprint, version, counters, seed, measure, task_specs),
+        state=state_of(base.name, base.fingerprint, version, counters, seed, measure, task_specs, tasks),
         adapter_config=copy.deepcopy(policy.peft_model.peft_config[policy.adapter_name]),
         adapter={name: tensor.cpu().contiguous() for name, tensor in policy.adapter().items()},
         optimizer={RNG: torch.get_rng_state(), **_copied(optimizer_tensors(optimizer, policy.trainable()))},
@@ -161,6 +140,7 @@ def state_of(
     seed: int,
     measure: Measure,
     task_specs: tuple[str, ...] = (),
+    tasks: Mapping[str, str] | None = None,
 ) -> State:
     """The state of a snapshot, with `counters` copied."""
     return State(
@@ -173,6 +153,7 @@ def state_of(
         reward=counters.reward_last if counters.evaluated_round == counters.round else None,
         measure=measure,
         task_specs=task_specs,
+        tasks=dict(tasks or {}),
         digests={},
     )
 
@@ -207,25 +188,10 @@ def add_evaluation(checkpoint: Checkpoint, snapshot: Snapshot) -> None:
         reward=later.reward,
         measure=later.measure,
         task_specs=later.task_specs,
+        tasks=later.tasks,
     )
     replace_file(checkpoint.folder / STATE, _as_json(state))
     sync(checkpoint.folder)
-
-
-def read_state(folder: Path) -> State:
-    """What state.json says, without a look at the other files. Raises as `read_checkpoint` does."""
-    try:
-        state = msgspec.json.decode((folder / STATE).read_bytes(), type=_Versioned)
-        if state.format != FORMAT:
-            raise CheckpointError(
-                f"checkpoint {folder.name} has format {state.format}, this version reads {FORMAT}",
-                hint="use the version that wrote it, or start over with --fresh (nothing is deleted)",
-            )
-        return msgspec.json.decode((folder / STATE).read_bytes(), type=State)
-    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError) as error:
-        raise DamagedCheckpoint(f"checkpoint {folder.name} is damaged: {error}") from error
-    except OSError as error:
-        raise _unreadable(folder, error) from error
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -242,7 +208,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise DamagedCheckpoint(f"checkpoint {folder.name} is damaged: {error}") from error
     except OSError as error:
-        raise _unreadable(folder, error) from error
+        raise unreadable(folder, error) from error
     return Checkpoint(folder, state)
 
 
@@ -332,12 +298,6 @@ def tensor_pieces(
         yield tensors[name].view(-1).view(torch.uint8).numpy().data
 
 
-class _Versioned(msgspec.Struct, frozen=True):
-    """The part of state.json that every format has."""
-
-    format: int
-
-
 def _as_json(state: State) -> bytes:
     return json.dumps(msgspec.to_builtins(state), indent=1).encode()
 
@@ -358,7 +318,3 @@ def _restore_optimizer(policy: Policy, optimizer: torch.optim.Optimizer, tensors
         state.setdefault(names[name], {})[key] = tensor
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-
-def _unreadable(folder: Path, error: OSError) -> CheckpointError:
-    return CheckpointError(f"checkpoint {folder.name} cannot be read: {error}", hint="check the disk")

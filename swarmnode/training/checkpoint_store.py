@@ -28,23 +28,18 @@ from swarmnode.training.checkpoint import (
     read_state,
     write_files,
 )
+from swarmnode.training.runs import PREFIX
 
 logger = logging.getLogger(__name__)
-
-PREFIX = "round-"
-
-
-def has_checkpoints(root: Path, base_name: str) -> bool:
-    """Whether there is a checkpoint of any base of this name, as far as can be told before it is loaded."""
-    return any(root.glob(f"{_slug(base_name)}-*/{PREFIX}*"))
 
 
 class CheckpointStore:
     """The checkpoints of one policy: its folder holds nothing else. One process writes, others may read."""
 
-    def __init__(self, root: Path, base_name: str, fingerprint: str, *, keep: int = 3) -> None:
-        """`keep`: how many of the newest stay. The best one stays besides."""
-        self.folder = root / f"{_slug(base_name)}-{fingerprint}"
+    def __init__(self, root: Path, base_name: str, fingerprint: str, *, keep: int = 3, run: str = "") -> None:
+        """`keep`: how many of the newest stay. The best one stays besides. `run`: the name of the folder
+        (empty: it is called after the base)."""
+        self.folder = root / (run or f"{_slug(base_name)}-{fingerprint}")
         self.keep = keep
 
     def write(self, snapshot: Snapshot) -> str:
@@ -136,12 +131,13 @@ class CheckpointStore:
     def _by_reward(self) -> list[Path]:
         """Those that were evaluated, best first, by what their state says."""
         rewards: dict[Path, float] = {}
-        measure: Measure | None = None
+        measure: tuple[Measure, dict[str, str]] | None = None
         for folder in self._folders():
             with suppress(DamagedCheckpoint):
                 state = read_state(folder)
-                if state.reward is not None and measure in (None, state.measure):
-                    rewards[folder], measure = state.reward, state.measure
+                measured = state.measure, state.tasks
+                if state.reward is not None and measure in (None, measured):
+                    rewards[folder], measure = state.reward, measured
         return sorted(rewards, key=lambda folder: (rewards[folder], folder), reverse=True)
 
     def _sound(self, folder: Path) -> Checkpoint | None:

@@ -6,9 +6,11 @@ trainer.py, evaluation.py, checkpoint.py -> [records] -> node
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
+from swarmnode.errors import CheckpointError
 from swarmnode.training.foreign.sharing_gauge import SharingGauge
 
 
@@ -23,7 +25,9 @@ class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
     external_groups: int = 0
     """Groups of others that were learned from: trained on, or read for the book."""
     zero_advantage_own: int = 0
+    """Own groups of the round without a gradient: all rewards equal, or unknown."""
     zero_advantage_external: int = 0
+    """Such groups of others."""
     replayed: int = 0
     """Answers of the book that were trained on."""
     book: int = 0
@@ -37,10 +41,17 @@ class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
     pass_rates: dict[str, float] = {}
     """Running share of own answers with full marks, by task, as far as the rule counts and knows it."""
     tokens: int = 0
+    """Completion tokens trained on, in each inner epoch anew."""
     optimizer_steps: int = 0
+    """Optimizer steps taken."""
+    learning_rate: float | None = None
+    """That of the round, by training.schedule."""
     loss: float | None = None
+    """Mean loss of the steps."""
     grad_norm: float | None = None
+    """Mean gradient norm of the steps, before it is clipped."""
     clipped_share: float | None = None
+    """Share of the tokens that the clip acted on."""
     entropy: float | None = None
     """Mean entropy of the policy at the trained tokens, in nats."""
     reference_kl: float | None = None
@@ -73,6 +84,7 @@ class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
     """Cosine of strangers' part of the optimizer's steps with the gradient of our own reward (agreement.py).
     """
     seconds: float = 0.0
+    """Time that this took."""
 
 
 PassAt = Mapping[int, float | None]
@@ -93,7 +105,8 @@ class Evaluation:
     vote of other answers says what is right."""
     judged_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """Names of the rewards by task."""
-    """Mean over tasks."""
+    asked: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Examples by task that were asked and answered."""
 
 
 class Counters(msgspec.Struct, kw_only=True):
@@ -108,6 +121,11 @@ class Counters(msgspec.Struct, kw_only=True):
     external_groups_trained: dict[str, int] = {}
     sharing: SharingGauge = SharingGauge()
     """Whether what others teach helps us, and how much of it is taken."""
+
+    def of_other_tasks(self) -> "Counters":
+        """The numbers of a run that goes on with other tasks: what was measured of it was of those before."""
+        anew = {"reward_first": None, "reward_last": None, "evaluated_round": None, "sharing": SharingGauge()}
+        return msgspec.structs.replace(self, **anew)
 
 
 MOST_AUTHORS = 256
@@ -128,3 +146,68 @@ def tally(counts: Mapping[str, int], authors: Iterable[str]) -> dict[str, int]:
     kept = dict(total.most_common(MOST_AUTHORS))
     rest += sum(total.values()) - sum(kept.values())
     return {**kept, OTHERS: rest} if rest else kept
+
+
+# ---- state.json ----
+
+FORMAT = 3
+STATE = "state.json"
+
+
+class DamagedCheckpoint(CheckpointError):
+    """Its files are not those that were written."""
+
+
+class Measure(msgspec.Struct, frozen=True):
+    """What a held-out reward is a mean over. Rewards of different ones cannot be compared."""
+
+    tasks: tuple[str, ...] = ()
+    examples: int = 0
+    """Held-out examples per task."""
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """state.json."""
+
+    format: int
+    base_model: str
+    base_fingerprint: str
+    policy_version: int
+    seed: int
+    counters: Counters
+    reward: float | None
+    """Mean reward of exactly this policy on held-out draws. None: it was not evaluated in this round."""
+    measure: Measure = Measure()
+    task_specs: tuple[str, ...] = ()
+    """What it was trained on: built-in names, and paths of files on the machine that wrote this."""
+    tasks: dict[str, str] = {}
+    """The version of each task, by name, its rewards included. Empty: an earlier version of this program did
+    not note them."""
+    digests: dict[str, str]
+
+
+def read_state(folder: Path) -> State:
+    """What state.json says, without a look at the other files. Raises as `read_checkpoint` does."""
+    try:
+        state = msgspec.json.decode((folder / STATE).read_bytes(), type=_Versioned)
+        if state.format != FORMAT:
+            raise CheckpointError(
+                f"checkpoint {folder.name} has format {state.format}, this version reads {FORMAT}",
+                hint="use the version that wrote it, or start over with --fresh (nothing is deleted)",
+            )
+        return msgspec.json.decode((folder / STATE).read_bytes(), type=State)
+    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError) as error:
+        raise DamagedCheckpoint(f"checkpoint {folder.name} is damaged: {error}") from error
+    except OSError as error:
+        raise unreadable(folder, error) from error
+
+
+def unreadable(folder: Path, error: OSError) -> CheckpointError:
+    """The error of a disk that cannot be read now, which is no damage."""
+    return CheckpointError(f"checkpoint {folder.name} cannot be read: {error}", hint="check the disk")
+
+
+class _Versioned(msgspec.Struct, frozen=True):
+    """The part of state.json that every format has."""
+
+    format: int

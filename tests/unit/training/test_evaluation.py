@@ -4,17 +4,21 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from swarmnode.rollout.engine import Request, SamplingParams
-from swarmnode.rollout.fake import FakeEngine
+from swarmnode.rollout.fake import FakeEngine, by_turns
+from swarmnode.rollout.schedule.conversations import ConversationRules
+from swarmnode.rollout.schedule.group import Renderer
 from swarmnode.tasks.rewards import load_reward, score_with
 from swarmnode.testing import FakeTask
 from swarmnode.training.evaluation import evaluate, pass_at_k, powers_of_two
 from swarmnode.training.records import Evaluation
 from swarmnode.types import Example
+from tests import two_tools
+from tests.two_tools import TwoTools, last_words, said
 
 END = 1
 
@@ -113,3 +117,32 @@ def test_what_only_agrees_with_itself_does_not_read_as_right() -> None:
     assert alone.mean is None and alone.judged_by == {"sum": ("agreement",)}
     found = measured(["7", "7", "8", "7"], Agreeing(), samples=4)
     assert found.mean == 0.75 and found.majority_at == {"sum": {1: None, 2: None, 4: None}}
+
+
+def test_of_conversations_the_majority_is_of_what_was_said_last() -> None:
+    """Each looks the numbers up in another order, so no two transcripts are alike."""
+    asked: Counter[tuple[int, ...]] = Counter()
+
+    def turn(request: Request, given: Sequence[Sequence[int]]) -> tuple[int, ...]:
+        if not given:
+            asked[request.prompt_ids] += 1
+            return said(f"add {asked[request.prompt_ids]}")
+        number = int(two_tools.Letters().decode(given[0]))
+        return said("5" if number == 4 else "4")
+
+    class Sums(TwoTools):
+        def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
+            return [{"right": float(last_words(text) == "4")} for text in completions]
+
+    task, renderer = Sums(), two_tools.Letters()
+    found = evaluate(
+        FakeEngine(by_turns(turn)),
+        cast(Renderer, renderer),
+        {task.name: task},
+        SamplingParams(max_tokens=100),
+        examples=3,
+        samples=4,
+        conversations=ConversationRules({task.name: task}, max_turns=4, turn_timeout_s=60.0),
+    )
+    assert found is not None and found.mean == 0.75
+    assert found.majority_at == {task.name: {1: 0.75, 2: 0.75, 4: 1.0}}

@@ -122,13 +122,15 @@ def test_versions_and_recorded_probabilities_are_those_of_the_learned_tokens() -
     assert batch.own.mask_N.tolist() == [True] * 5 + [False] * 3
 
 
-def test_length_is_what_the_policy_wrote() -> None:
-    """With a soft limit, a long observation costs nobody reward."""
-    long = Completion("", (7,) * 8, (-1.0,) * 8, one_span(0, 8), "stop")
-    answers, scores = (long, replace(long, given=((1, 7),))), ({"r": 1.0}, {"r": 0.0})
+def test_a_soft_limit_counts_what_the_hard_one_counts() -> None:
+    """Both of two conversations that the limit cut are overlong, the one with long observations as well."""
+    cut = Completion("", (7,) * 10, (-1.0,) * 10, one_span(0, 10), "length", given=((1, 2),))
+    short = Completion("", (7,) * 3, (-1.0,) * 3, one_span(0, 3), "stop")
+    answers = (cut, replace(cut, given=((1, 9),)), short)
+    scores = ({"r": 1.0}, {"r": 1.0}, {"r": 0.5})
     group = RolloutGroup(Example(ExampleKey("t", "1", 0, 0), "?"), answers, scores, "me", 0)
     config = TrainingConfig(overlong_tokens=6, overlong_penalty=10.0)
     samples = group_samples(group, PROMPT, config, max_tokens=10)
     assert samples is not None
-    assert [one.advantage < 0 for one in samples] == [True, False]
-    assert [len(one.learned) for one in samples] == [8, 2]
+    assert samples[0].advantage == samples[1].advantage < 0 < samples[2].advantage
+    assert [len(one.learned) for one in samples] == [9, 2, 3]

@@ -2,6 +2,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from swarmnode.model.base_model import LoadedModel
 from swarmnode.model.policy import Policy
 from swarmnode.training import forward as forward_module
 from swarmnode.training import objective as objective_module
+from swarmnode.training.adam import learning_rate_at
 from swarmnode.training.losses import TokenBatch
 from swarmnode.training.packing import to_samples
 from swarmnode.training.trainer import Trainer
@@ -142,6 +144,91 @@ def test_the_ratio_is_taken_against_the_policy_before_the_round(
     assert sorted(old for _, old in seen) == pytest.approx(sorted(before.values()), abs=1e-4)
     assert seen[0][0] == pytest.approx(seen[0][1], abs=1e-6), "the first step starts at ratio 1"
     assert any(abs(new - old) > 1e-3 for new, old in seen[1:]), "later steps have moved away from it"
+
+
+@pytest.mark.parametrize("sequences_per_step", [2, 4])
+def test_inner_epochs_pass_over_all_answers_again_and_the_ratio_stays_against_the_policy_before(
+    policy: Policy, group: GroupMaker, monkeypatch: pytest.MonkeyPatch, sequences_per_step: int
+) -> None:
+    before = {len(answer): logprob(policy, answer) for answer in ([7, 1], [8, 9, 1], [10, 11, 12, 1])}
+    seen: list[tuple[int, float, float]] = []
+    original = objective_module.policy_loss
+
+    def spy(batch: TokenBatch, *args: Any) -> Any:
+        now, old = (
+            batch.logprobs_N.detach().split(list(batch.lengths)),
+            batch.prox_N.split(list(batch.lengths)),
+        )
+        seen.extend((len(n), n.sum().item(), o.sum().item()) for n, o in zip(now, old, strict=True))
+        return original(batch, *args)
+
+    monkeypatch.setattr(objective_module, "policy_loss", spy)
+    answers = [[7, 1], [8, 9, 1], [10, 11, 12, 1]]
+    trainer = trainer_for(policy, sequences_per_step=sequences_per_step, inner_epochs=3)
+    report = trainer.train([group(answers, [1.0, 0.0, 0.5])], [])
+    assert sorted(length for length, _, _ in seen) == sorted(3 * [2, 3, 4])
+    assert report.optimizer_steps == 3 * (2 if sequences_per_step == 2 else 1)
+    for length, _, old in seen:
+        assert old == pytest.approx(before[length], abs=1e-4), "the denominator moves with no epoch"
+    assert all(abs(now - old) > 1e-3 for _, now, old in seen[-3:]), "the policy has moved by the last epoch"
+    assert policy.version == 1, "they are one round"
+
+
+def test_one_inner_epoch_is_the_round_as_it_always_was(base: LoadedModel, group: GroupMaker) -> None:
+    trained: list[torch.Tensor] = []
+    for settings in (
+        {},
+        {"inner_epochs": 1, "weight_decay": 0.0, "schedule": "constant", "warmup_rounds": 0},
+    ):
+        policy = fresh_policy(base)
+        trainer_for(policy, sequences_per_step=2, **settings).train([group(ANSWERS, [1.0, 0, 0.5, 0])], [])
+        trained.append(weights(policy))
+    assert torch.equal(*trained)
+
+
+def test_the_learning_rate_follows_its_schedule_and_goes_on_with_the_version(
+    base: LoadedModel, group: GroupMaker
+) -> None:
+    def learnt(policy: Policy, rounds: int) -> list[float | None]:
+        config = TrainingConfig(learning_rate=1.0e-2, schedule="linear", warmup_rounds=2)
+        trainer = Trainer(
+            policy, config, temperature=1.0, max_tokens=16, seed=0, render=lambda prompt: PROMPT, rounds=6
+        )
+        mine = group(ANSWERS, [1.0, 0.0, 0.5, 0.0])
+        return [trainer.train([mine], []).learning_rate for _ in range(rounds)]
+
+    policy = fresh_policy(base)
+    whole = [0.5e-2, 1e-2, 1e-2, 0.75e-2, 0.5e-2, 0.25e-2]
+    assert learnt(policy, 4) == pytest.approx(whole[:4])
+    # A trainer that was started again finds the version in its checkpoint.
+    assert learnt(policy, 2) == pytest.approx(whole[4:])
+
+
+def test_a_smaller_learning_rate_moves_the_policy_less(base: LoadedModel, group: GroupMaker) -> None:
+    moved: list[float] = []
+    for warmup in (0, 10):
+        policy = fresh_policy(base)
+        before = weights(policy)
+        trainer_for(policy, warmup_rounds=warmup).train([group(ANSWERS, [1.0, 0.0, 0.5, 0.0])], [])
+        moved.append((weights(policy) - before).norm().item())
+    assert moved[1] == pytest.approx(moved[0] / 10, rel=0.01)
+
+
+def test_half_a_cosine_falls_slowly_then_fast_then_slowly_and_never_to_zero() -> None:
+    config = TrainingConfig(learning_rate=1.0, schedule="cosine")
+    rates = [learning_rate_at(config, done, rounds=8) for done in range(9)]
+    falls = [before - after for before, after in pairwise(rates)]
+    assert rates[0] == 1.0 and rates[4] == pytest.approx(0.5) and 0 < rates[7] == rates[8]
+    assert falls[0] < falls[3] > falls[6] > 0
+
+
+def test_weight_decay_pulls_the_adapter_towards_nothing(base: LoadedModel, group: GroupMaker) -> None:
+    norms: list[float] = []
+    for decay in (0.0, 0.9):
+        policy = fresh_policy(base)
+        trainer_for(policy, weight_decay=decay).train([group(ANSWERS, [1.0, 0.0, 0.5, 0.0])], [])
+        norms.append(weights(policy).norm().item())
+    assert norms[1] < norms[0]
 
 
 def test_out_of_memory_halves_the_micro_batch_and_finishes_the_round(

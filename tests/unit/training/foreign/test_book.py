@@ -1,11 +1,17 @@
 import random
+import sys
 from collections import Counter
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.training.foreign.book import AUTHOR_SHARE, Book, Entry
+from swarmnode.training.foreign import book as saved
+from swarmnode.training.foreign.book import AUTHOR_SHARE, MAX_TOKENS, Book, Entry
 
 
 def entry(
@@ -93,14 +99,13 @@ def test_a_task_without_a_pass_rate_counts_as_one_that_we_fail_on() -> None:
     assert drawn.count("unknown") > 15
 
 
-@pytest.mark.parametrize("held", [0, 1, 5, 64, 500])
-def test_a_draw_has_no_answer_twice_and_no_more_than_asked_for(held: int) -> None:
+@pytest.mark.parametrize("held", [0, 1, 5, 64, 70, 500])
+def test_a_draw_has_no_answer_twice_and_as_many_as_asked_for_where_there_are_so_many(held: int) -> None:
     book = Book(2000, 4)
     for number in range(held):
         book.add(entry(number))
     drawn = book.draw(64, {}, random.Random(0))
-    assert len({one.token_ids for one in drawn}) == len(drawn) <= min(held, 64)
-    assert bool(drawn) == bool(held)
+    assert len({one.token_ids for one in drawn}) == len(drawn) == min(held, 64)
 
 
 @pytest.mark.parametrize(("share", "most"), [(1.0, 64), (0.5, 32), (0.125, 8), (0.0, 0)])
@@ -110,8 +115,7 @@ def test_our_own_answers_take_the_places_that_strangers_may_not_have(share: floa
         book.add(entry(number, author=f"stranger {number % 9}", own=number % 9 == 0))
     drawn = book.draw(64, {}, random.Random(0), share)
     foreign = sum(not one.own for one in drawn)
-    assert foreign <= most and len(drawn) == len(set(drawn))
-    assert len(drawn) > 55, "twice as many are drawn as are wanted, and some twice"
+    assert foreign <= most and len(drawn) == len(set(drawn)) == 64
     assert foreign == most or share == 1.0
 
 
@@ -129,6 +133,56 @@ def test_what_is_not_wanted_any_more_leaves_with_its_counts() -> None:
     assert book.keep_only(lambda one: one.own) == 1
     assert (len(book), book.foreign) == (1, 0)
     assert book.add(entry(5, index=1)), "there is room for its example again"
+
+
+def lines_of_emptying(held: int) -> int:
+    """Lines of Python that run while a book of so many answers is emptied."""
+    book = Book(held, 4)
+    for number in range(held):
+        book.add(entry(number, author=f"stranger {number}", own=False))
+    lines = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> Callable[..., Any]:
+        nonlocal lines
+        lines += event == "line"
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        assert book.keep_only(lambda one: False) == held
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+def test_a_book_ten_times_as_large_is_emptied_in_ten_times_as_many_lines() -> None:
+    assert lines_of_emptying(400) <= 11 * lines_of_emptying(40)
+
+
+def test_an_answer_that_no_saved_book_may_hold_does_not_enter() -> None:
+    book = Book(10, 4)
+    assert not book.add(msgspec.structs.replace(entry(1), token_ids=(7,) * (MAX_TOKENS + 1)))
+    assert book.add(msgspec.structs.replace(entry(1), token_ids=(7,) * MAX_TOKENS))
+
+
+def test_the_oldest_leave_a_book_that_is_larger_than_a_checkpoint_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(saved, "MAX_BOOK_BYTES", 1000)
+    book = Book(100, 4)
+    for number in range(50):
+        book.add(entry(number))
+    assert 0 < len(book) < 50 and book.entries[-1].index == 49
+    assert len(msgspec.msgpack.encode(book.entries)) <= 1000
+
+
+@pytest.mark.parametrize("token", [0, 70_000, 2**32 - 1])
+@pytest.mark.parametrize("text", ["", "a question", "\U0001f600" * 300])
+def test_no_answer_takes_more_bytes_than_the_book_counts_for_it(token: int, text: str) -> None:
+    stretches = tuple((place, place + 1) for place in range(0, 60, 2))
+    long = Entry("t" * 64, "v", 2**63 - 1, 10**9, text, (token,) * 70, 0.1, "a" * 64, True, True, stretches)
+    assert len(msgspec.msgpack.encode(long)) <= long.saved_bytes
 
 
 arrivals = st.lists(

@@ -5,9 +5,11 @@ import msgspec
 import pytest
 
 from swarmnode.errors import CheckpointError
+from swarmnode.training.foreign import lessons
 from swarmnode.training.foreign.book import BookCandidate
 from swarmnode.training.foreign.book_rule import BookRule, OwnBook
 from swarmnode.training.foreign.lessons import FORMAT, SharingRule
+from swarmnode.training.foreign.wide_groups import WideGroups
 from swarmnode.types import Completion, RolloutGroup
 from tests.answered import EOS, foreign, own
 
@@ -167,6 +169,14 @@ def test_a_restart_forgets_tasks_that_are_gone_or_have_changed() -> None:
     assert "gone" not in after.needs()
 
 
+def test_answers_of_strangers_to_a_task_that_stays_at_home_now_leave_the_book() -> None:
+    one = rule()
+    theirs = foreign(([4, 5], 1.0), WRONG, index=5)
+    one.lessons([own(*MIXED), own(*MIXED, task="open")], [theirs], version=0)
+    WideGroups(one, tuple).forget_strangers({"sum"})
+    assert {(entry.task, entry.own) for entry in one.book.entries} == {("sum", True), ("open", True)}
+
+
 def test_a_smaller_book_takes_the_newest_of_a_larger_one() -> None:
     before = rule()
     before.lessons([own(([10 + n], 1.0), WRONG, index=n) for n in range(9)], [], version=0)
@@ -181,6 +191,18 @@ def test_the_state_of_another_rule_and_none_at_all_begin_with_nothing() -> None:
     after = rule("own_book")
     after.restore(before.state())
     after.restore(b"")
+    assert len(after.book) == 0
+
+
+def test_a_state_that_could_not_be_read_again_is_not_written(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = rule()
+    before.lessons([own(*MIXED)], [], version=0)
+    monkeypatch.setattr(lessons, "MAX_STATE_BYTES", len(before.state()) - 1)
+    assert before.state() == b"" and "a restart begins without it" in caplog.text
+    after = rule()
+    after.restore(before.state())
     assert len(after.book) == 0
 
 

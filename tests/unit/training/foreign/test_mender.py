@@ -1,12 +1,14 @@
 """A book's mender: our policy reads, our own copy of the task judges, and no stranger holds up the round."""
 
 import logging
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 
 from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
+from swarmnode.tasks.daemon_threads import in_daemon_thread
 from swarmnode.training.foreign.book import BookCandidate
 from swarmnode.training.foreign.book_rule import BookRule
 from swarmnode.training.foreign.cuts import Reading, ReadingRequest, looked_at
@@ -114,6 +116,23 @@ def test_a_lost_judge_is_asked_once_a_round_and_nobody_is_blamed() -> None:
     assert task.asked == 1
     task.fails_with = None
     assert texts(mend([answer(f"{AD}{STEP}")])) == [STEP]
+
+
+def test_a_judge_that_never_returns_does_not_hold_up_the_learner() -> None:
+    release = threading.Event()
+
+    class Hanging(AfterTheArrow):
+        def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
+            release.wait()
+            return super().score(example, completions)
+
+    mend = Mender(read, {"arrow": Hanging()}, Letters(), judge_limit_s=0.05)
+    try:
+        answers = [answer(f"{AD}{STEP}", author="hanger"), answer(STEP, index=1)]
+        learner = in_daemon_thread(lambda: mend(answers))
+        assert texts(learner.result(timeout=60)) == [STEP]
+    finally:
+        release.set()
 
 
 def test_a_part_that_no_judge_can_read_ends_nothing() -> None:

@@ -1,0 +1,103 @@
+"""`swarmnode runs`: the runs of a home, and how to get rid of one."""
+
+from typing import Annotated, Any
+
+import typer
+
+from swarmnode.cli.settings import Home, Json, Policy
+from swarmnode.storage import resolve_paths
+
+app = typer.Typer(
+    help="List the runs of this home, each a policy with its tasks; remove one.",
+    invoke_without_command=True,
+    no_args_is_help=False,
+)
+
+UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+@app.callback()
+def runs(context: typer.Context, home: Home = None, json: Json = False) -> None:
+    """List the runs of this home, the one that was written to last first."""
+    if context.invoked_subcommand is not None:
+        return
+    import time
+
+    import msgspec
+
+    from swarmnode.printable import printable
+    from swarmnode.training.runs import runs_in
+
+    paths = resolve_paths(home)
+    found = [
+        _described(number, run)
+        for number, place in enumerate(paths.policies())
+        for run in runs_in(place.checkpoints)
+    ]
+    if json:
+        typer.echo(msgspec.json.encode(found).decode())
+        return
+    if not found:
+        typer.echo(f"no runs in {paths.checkpoints}; `swarmnode join` begins one")
+        return
+    rows = [("run", "policy", "model", "round", "reward", "last written", "MiB", "tasks")]
+    for one in found:
+        reward = "-" if one["reward_last"] is None else format(one["reward_last"], ".3f")
+        age, size = age_text(time.time() - one["written_at"]), format(one["size_bytes"] / 2**20, ".1f")
+        rounds, tasks = "?" if one["round"] is None else str(one["round"]), ", ".join(one["tasks"])
+        number, model = str(one["policy"]), str(one["model"] or "?").rpartition("/")[2]
+        rows.append((one["name"], number, model, rounds, reward, age, size, tasks))
+    if len(paths.policies()) == 1:
+        rows = [(row[0], *row[2:]) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        typer.echo(printable("  ".join(cells).rstrip()))
+
+
+@app.command()
+def remove(
+    name: Annotated[str, typer.Argument(help="The run, as `swarmnode runs` lists it.")],
+    policy: Policy = 0,
+    home: Home = None,
+) -> None:
+    """Delete a run with all of its checkpoints. No node may be running in this home."""
+    from contextlib import nullcontext
+
+    from swarmnode.node.process import IdentityLock
+    from swarmnode.training.runs import remove_run
+
+    paths = resolve_paths(home).policy(policy)
+    # Whoever trains a run holds the lock.
+    with IdentityLock(paths.identity) if paths.identity.exists() else nullcontext():
+        run = remove_run(paths.checkpoints, name)
+    typer.echo(
+        f"removed run {run.name}" + ("" if run.state is None else f" of round {run.state.counters.round}")
+    )
+
+
+def age_text(seconds: float) -> str:
+    """How long ago, in the largest unit that fits.
+
+    >>> age_text(7300), age_text(59), age_text(0)
+    ('2 h ago', '59 s ago', '0 s ago')
+    """
+    size, unit = next(((size, unit) for size, unit in UNITS if seconds >= size), UNITS[-1])
+    return f"{max(0, int(seconds // size))} {unit} ago"
+
+
+def _described(number: int, run: Any) -> dict[str, Any]:
+    """A run as JSON has it. None: no checkpoint of it can be read."""
+    state = run.state
+    return {
+        "name": run.name,
+        "policy": number,
+        "model": None if state is None else state.base_model,
+        "tasks": run.tasks,
+        "round": None if state is None else state.counters.round,
+        "reward_first": None if state is None else state.counters.reward_first,
+        "reward_last": None if state is None else state.counters.reward_last,
+        "evaluated_round": None if state is None else state.counters.evaluated_round,
+        "written_at": run.written_at,
+        "size_bytes": run.size_bytes(),
+    }

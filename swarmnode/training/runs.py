@@ -1,0 +1,222 @@
+"""The runs of a home: each is one policy and the tasks it is trained on, and has a name and a folder.
+
+data/checkpoints/NAME/round-* -> [runs_in] -> [choose_run] -> assemble.py -> CheckpointStore
+                                           -> [newest_run] -> offline.py (eval, export, task try)
+                                           -> `swarmnode runs`; [remove_run]
+
+A start goes on with the run of the same base model and the same tasks, rewards included; other tasks get a
+run of their own beside it, which begins with the base policy. So nothing is mixed and nothing is lost. A
+person who names a run decides otherwise: it goes on with whatever tasks it is given, which its learner tells.
+"""
+
+import re
+import shutil
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarmnode.errors import CheckpointError, StorageError
+from swarmnode.training.records import STATE, State, read_state
+
+PREFIX = "round-"
+ASIDE = re.compile(r".*\.\d{8}-\d{6}")
+"""Names of runs that `--fresh` put aside."""
+MOST_IN_NAME = 3
+"""Tasks that the name of a run is made of; it counts more of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRun:
+    """A run on disk, by its newest checkpoint that can be read."""
+
+    folder: Path
+    state: State | None
+    """None: no checkpoint can be read."""
+    written_at: float
+    """Seconds since the epoch."""
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def put_aside(self) -> bool:
+        """Whether `--fresh` started over without it: only who names it goes on with it."""
+        return ASIDE.fullmatch(self.name) is not None
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Names of the tasks it is trained on; none where nobody noted them."""
+        return () if self.state is None else tuple(sorted(self.state.tasks)) or self.state.measure.tasks
+
+    def is_of(self, tasks: Mapping[str, str]) -> bool:
+        """Whether it is trained on these versions of these tasks, as far as was noted."""
+        if self.state is not None and self.state.tasks:
+            return self.state.tasks == tasks
+        return not self.tasks or set(self.tasks) == set(tasks)
+
+    def difference(self, tasks: Mapping[str, str]) -> str:
+        """How these tasks differ from those that it is trained on, in a sentence."""
+        if set(self.tasks) != set(tasks):
+            before, now = (", ".join(sorted(names)) or "unknown" for names in (self.tasks, tasks))
+            return f"the tasks were {before} and are {now} now"
+        noted = {} if self.state is None else self.state.tasks
+        changed = ", ".join(sorted(name for name in tasks if noted.get(name) != tasks[name]))
+        return f"the examples or the reward of {changed} changed"
+
+    def size_bytes(self) -> int:
+        """What it takes on the disk."""
+        total = 0
+        for file in self.folder.rglob("*"):
+            # A running node may be deleting its oldest checkpoint.
+            with suppress(OSError):
+                total += file.stat().st_size if file.is_file() else 0
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The run that a start goes on with or begins, and why in a sentence, where there is something to say."""
+
+    name: str
+    reason: str = ""
+
+
+def runs_in(root: Path) -> list[TrainingRun]:
+    """The runs of a folder of checkpoints, the one that was written to last first."""
+    folders = (folder for folder in root.glob("*") if not folder.name.startswith("."))
+    found = [run for folder in folders if (run := _read_run(folder)) is not None]
+    return sorted(found, key=lambda run: run.written_at, reverse=True)
+
+
+def choose_run(
+    known: Sequence[TrainingRun],
+    fingerprint: str,
+    tasks: Mapping[str, str],
+    *,
+    named: str = "",
+    old_name: str = "",
+) -> Choice:
+    """Which run a start belongs to. `known`: newest first; `fingerprint`: of the base model; `tasks`: version
+    by name; `named`: by a person; `old_name`: what the only run of this base was called by earlier versions.
+
+    Raises CheckpointError where the named run is of another model.
+    """
+    if named:
+        return _named(known, fingerprint, named)
+    label = label_of(tasks)
+    automatic = re.compile(rf"{re.escape(label)}(-[0-9]+)?")
+    candidates = [run for run in known if automatic.fullmatch(run.name) or run.name == old_name]
+    ours = [run for run in candidates if run.state is None or run.state.base_fingerprint == fingerprint]
+    # What cannot be read may be of these tasks: then its reader says what is wrong with it.
+    for run in sorted(ours, key=lambda run: run.state is None):
+        if run.is_of(tasks):
+            return Choice(run.name)
+    taken = {run.name for run in known}
+    names = (label if number == 1 else f"{label}-{number}" for number in range(1, len(known) + 2))
+    name = next(name for name in names if name not in taken)
+    others = [run for run in known if run.state is not None and not run.put_aside]
+    same_tasks = [run for run in others if set(run.tasks) == set(tasks)]
+    return Choice(name, _told(name, fingerprint, tasks, [*same_tasks, *others]))
+
+
+def newest_run(known: Sequence[TrainingRun], fingerprint: str, *, named: str = "") -> str | None:
+    """The run that an evaluation or an export is of: the named one, else the one of this base model that was
+    written to last. Raises CheckpointError where the named run is of another model."""
+    if named:
+        return _named(known, fingerprint, named).name
+    fitting = (run for run in known if run.state is not None and run.state.base_fingerprint == fingerprint)
+    return next((run.name for run in fitting if not run.put_aside), None)
+
+
+def only_model(known: Sequence[TrainingRun]) -> str | None:
+    """The base model of these runs, where all are of one."""
+    bases = {run.state.base_model for run in known if run.state is not None and not run.put_aside}
+    return bases.pop() if len(bases) == 1 else None
+
+
+def is_trained(known: Sequence[TrainingRun], model: str, *, named: str = "") -> bool:
+    """Whether there may be a run of this model for `newest_run`, as far as can be told before it is loaded.
+    Raises CheckpointError where none has the name."""
+    if named and named not in {run.name for run in known}:
+        raise no_such_run(named, known)
+    # The tiny policy's folder has its digest in its name.
+    wanted = Path(model).name
+    bases = (Path(run.state.base_model).name for run in known if run.state is not None and not run.put_aside)
+    return bool(named) or any(base == wanted or base.startswith(f"{wanted}-") for base in bases)
+
+
+def remove_run(root: Path, name: str) -> TrainingRun:
+    """Delete a run with all of its checkpoints. Returns what it was. Raises CheckpointError, StorageError."""
+    known = runs_in(root)
+    run = next((run for run in known if run.name == name), None)
+    if run is None:
+        raise no_such_run(name, known)
+    going = run.folder.with_name(f".{run.name}.{time.time_ns()}")
+    try:
+        run.folder.rename(going)
+        shutil.rmtree(going)
+    except OSError as error:
+        raise StorageError(
+            f"cannot remove {run.folder}: {error.strerror}", hint="check who owns that folder"
+        ) from error
+    return run
+
+
+def no_such_run(name: str, known: Iterable[TrainingRun]) -> CheckpointError:
+    """The error of a name that no run has."""
+    names = ", ".join(run.name for run in known)
+    hint = f"there are: {names}" if names else "train first (`swarmnode join`), and use the same --home"
+    return CheckpointError(f"there is no run {name} in this home", hint=hint)
+
+
+def label_of(tasks: Iterable[str]) -> str:
+    """The beginning of the name of a run that nobody named.
+
+    >>> label_of(["sort", "my task"]), label_of("abcdefgh")
+    ('my-task-sort', '8-tasks')
+    """
+    names = sorted(tasks)
+    label = "-".join(names) if len(names) <= MOST_IN_NAME else f"{len(names)}-tasks"
+    kept = "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "-" for c in label)
+    return kept[:40].strip("-_") or "run"
+
+
+def _named(known: Sequence[TrainingRun], fingerprint: str, name: str) -> Choice:
+    run = next((run for run in known if run.name == name), None)
+    if run is None:
+        return Choice(name, f"run {name} begins with the base policy")
+    if run.state is not None and run.state.base_fingerprint != fingerprint:
+        raise CheckpointError(
+            f"run {name} is of another model: {run.state.base_model}",
+            hint="use the --model it was trained with, or another name",
+        )
+    return Choice(name)
+
+
+def _told(name: str, fingerprint: str, tasks: Mapping[str, str], others: Sequence[TrainingRun]) -> str:
+    """Why a run begins, and what becomes of the likeliest one that could have been meant."""
+    begins = f"run {name} begins with the base policy"
+    if not others or others[0].state is None:
+        return begins
+    other, state = others[0], others[0].state
+    kept = f"is kept at round {state.counters.round}; `swarmnode runs` lists it"
+    if state.base_fingerprint != fingerprint:
+        return f"{begins}; run {other.name}, of another model, {kept}"
+    kept += f", and --run {other.name} goes on with it"
+    if other.is_of(tasks):
+        return f"{begins}; run {other.name} of the same tasks was named by a person and {kept}"
+    return f"{begins}: {other.difference(tasks)}; run {other.name} {kept}"
+
+
+def _read_run(folder: Path) -> TrainingRun | None:
+    """None: it holds no checkpoint of a whole policy."""
+    rounds = sorted(folder.glob(f"{PREFIX}*"), reverse=True)
+    for checkpoint in rounds:
+        with suppress(CheckpointError, OSError):
+            return TrainingRun(folder, read_state(checkpoint), (checkpoint / STATE).stat().st_mtime)
+    with suppress(OSError):
+        return TrainingRun(folder, None, folder.stat().st_mtime) if rounds else None
+    return None
