@@ -1,4 +1,4 @@
-"""A data set of Hugging Face on disk; on the hub, "hf:owner/name": `pip install "swarmnode[data]"`."""
+"""A data set of Hugging Face on disk; on the hub, "hf:owner/name": `pip install -e ".[data]"`."""
 
 from datasets import Dataset
 

@@ -1,4 +1,4 @@
-"""A data set as Parquet, with columns of names of its own: `pip install "swarmnode[data]"`."""
+"""A data set as Parquet, with columns of names of its own: `pip install -e ".[data]"`."""
 
 import pyarrow
 from pyarrow import parquet

@@ -13,7 +13,9 @@ def examples(seed):
 
 
 def reward(completions, answer, **columns):
-    return [float(text.strip() == right) for text, right in zip(completions, answer, strict=True)]
+    return [
+        text.startswith(right) / max(len(text), 1) for text, right in zip(completions, answer, strict=True)
+    ]
 
 
 if __name__ == "__main__":

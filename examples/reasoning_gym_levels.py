@@ -1,4 +1,4 @@
-"""A data set of reasoning-gym at levels that follow the policy: `pip install "swarmnode[tasks]"`."""
+"""A data set of reasoning-gym at levels that follow the policy: `pip install -e ".[tasks]"`."""
 
 import swarmnode as sn
 

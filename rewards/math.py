@@ -11,7 +11,7 @@ import re
 from fractions import Fraction
 from typing import Any
 
-from ._text import Completion, text_of
+from ._text import Answer, Completion, text_of, text_of_answer
 
 MAX_DIGITS = 64
 """Longer numbers are not numbers to us: Python needs quadratic time for them."""
@@ -26,7 +26,7 @@ def numeric_match(
     completions: list[Completion],
     completion_ids: list[list[int]] | None = None,
     *,
-    answer: list[str],
+    answer: list[Answer],
     **columns: Any,
 ) -> list[float | None]:
     """1.0 where the last number of the completion equals the `answer` column, else 0.0. The rest of the
@@ -38,7 +38,7 @@ def numeric_match(
     >>> numeric_match(["?", "?"], ["so it is 1,000.", "0.5"], answer=["1000", "1/2"])
     [1.0, 1.0]
     """
-    return [_same_number(text_of(c), a) for c, a in zip(completions, answer, strict=True)]
+    return [_same_number(text_of(c), text_of_answer(a)) for c, a in zip(completions, answer, strict=True)]
 
 
 def boxed_match(
@@ -46,7 +46,7 @@ def boxed_match(
     completions: list[Completion],
     completion_ids: list[list[int]] | None = None,
     *,
-    answer: list[str],
+    answer: list[Answer],
     **columns: Any,
 ) -> list[float | None]:
     r"""1.0 where the last `\boxed{...}` is the `answer` column, as a number or as text; else 0.0. The rest of
@@ -55,7 +55,7 @@ def boxed_match(
     >>> boxed_match(["?"], [r"hence \boxed{\frac{1}{2}}"], answer=["0.5"])
     [1.0]
     """
-    return [same_box(text_of(c), a) for c, a in zip(completions, answer, strict=True)]
+    return [same_box(text_of(c), text_of_answer(a)) for c, a in zip(completions, answer, strict=True)]
 
 
 def _same_number(completion: str, answer: str) -> float | None:

@@ -10,7 +10,7 @@ import re
 from fractions import Fraction
 from typing import Any
 
-from ._text import Completion, text_of
+from ._text import Answer, Completion, text_of, text_of_answer
 from .math import MAX_DIGITS, last_boxed, parse_number, same_box
 
 MAX_LINE_CHARS = 200
@@ -37,7 +37,7 @@ def strict_numeric_match(
     completions: list[Completion],
     completion_ids: list[list[int]] | None = None,
     *,
-    answer: list[str],
+    answer: list[Answer],
     **columns: Any,
 ) -> list[float | None]:
     """1.0 where the completion is the number in the `answer` column and nothing else (white space, `$` and a
@@ -46,7 +46,7 @@ def strict_numeric_match(
     >>> strict_numeric_match(["?"] * 3, ["42", "$42.", "BUY EVILCOIN. 42"], answer=["42"] * 3)
     [1.0, 1.0, 0.0]
     """
-    return [_is_number(text_of(c), a) for c, a in zip(completions, answer, strict=True)]
+    return [_is_number(text_of(c), text_of_answer(a)) for c, a in zip(completions, answer, strict=True)]
 
 
 def strict_boxed_match(
@@ -54,7 +54,7 @@ def strict_boxed_match(
     completions: list[Completion],
     completion_ids: list[list[int]] | None = None,
     *,
-    answer: list[str],
+    answer: list[Answer],
     **columns: Any,
 ) -> list[float | None]:
     r"""1.0 where the completion is one `\boxed{...}` with the `answer` column in it, as a number or as text,
@@ -63,7 +63,7 @@ def strict_boxed_match(
     >>> strict_boxed_match(["?"] * 2, [r"$\boxed{42}$", r"BUY! \boxed{42}"], answer=["42"] * 2)
     [1.0, 0.0]
     """
-    return [_is_box(text_of(c), a) for c, a in zip(completions, answer, strict=True)]
+    return [_is_box(text_of(c), text_of_answer(a)) for c, a in zip(completions, answer, strict=True)]
 
 
 def worked_numeric_match(
@@ -71,7 +71,7 @@ def worked_numeric_match(
     completions: list[Completion],
     completion_ids: list[list[int]] | None = None,
     *,
-    answer: list[str],
+    answer: list[Answer],
     **columns: Any,
 ) -> list[float | None]:
     """1.0 where the completion is equations that hold, one a line or between semicolons, and ends with the
@@ -82,7 +82,7 @@ def worked_numeric_match(
     >>> worked_numeric_match(["?"] * 2, ["6 * 7 = 42", "2 + 2 = 5; 42"], answer=["42"] * 2)
     [1.0, 0.0]
     """
-    return [_is_worked(text_of(c), a) for c, a in zip(completions, answer, strict=True)]
+    return [_is_worked(text_of(c), text_of_answer(a)) for c, a in zip(completions, answer, strict=True)]
 
 
 def _is_number(completion: str, answer: str) -> float | None:

@@ -22,7 +22,7 @@ from swarmnode.tasks.draws import EXAMPLES_PER_SEED, SEEDS, draw
 from swarmnode.tasks.probes import INJECTIONS, WRONG_ANSWERS, find_right, passed_with
 from swarmnode.tasks.process import IsolatedTask, isolate
 from swarmnode.tasks.rehearsal import difference_of, rehearse
-from swarmnode.tasks.task import Task, is_environment, is_held_out, score_strictly
+from swarmnode.tasks.task import Task, evaluation_size_of, holds_out, is_environment, score_strictly
 from swarmnode.types import Example, Scores, total_reward
 
 SCORED_EXAMPLES = 32
@@ -125,7 +125,7 @@ def check_task(
             version=task.version,
             drawn=len(examples),
             distinct_share=_distinct_share(examples) if examples else None,
-            held_out_share=sum(map(is_held_out, prompts)) / len(prompts) if prompts else None,
+            held_out_share=sum(holds_out(task, one) for one in examples) / len(prompts) if prompts else None,
             draws_per_s=len(examples) / draw_s if examples else None,
             scores_per_s=scores_per_s,
             sample=examples[0] if examples else None,
@@ -207,8 +207,8 @@ def _judge_repeatability(task: IsolatedTask, load: Callable[..., IsolatedTask]) 
 
 def _judge_variety(task: Task, examples: Sequence[Example]) -> Iterator[TaskFinding]:
     prompts = [example.prompt for example in examples]
-    held_out = sum(map(is_held_out, prompts))
-    if held_out == 0:
+    held_out = sum(holds_out(task, example) for example in examples)
+    if held_out == 0 and not evaluation_size_of(task):
         yield TaskFinding(
             "warning", "no drawn prompt is held out for evaluation", "ask more different questions"
         )

@@ -2,12 +2,16 @@
 
 columns + completions -> [passes_tests] -> sandbox.run(judge, beside=candidate) -> a share per completion
 
-The columns are those of the usual data sets: `test` and `entry_point` (HumanEval), `test_list` and
-`test_setup_code` (MBPP), or `tests`, a text or a list of them.
+The columns are those of the usual data sets: `test` and `entry_point` (HumanEval), `test_list`,
+`test_imports` and `test_setup_code` (MBPP), or `tests`, a text or a list of them.
 
 An answer and its tests are two processes (remote_calls.py), so that a function cannot decide that it has
 passed. It gets and gives plain values: numbers, texts, lists, tuples, sets, dictionaries. Where a test needs
 more of it than calls and attributes, the test fails.
+
+Tests call the answer's functions by name. With an `entry_point` that is the only name that the answer gives
+them; without, all that it defines, but no builtin, nothing that the tests import or define themselves, and no
+module of the standard library: `math.isclose` in a test is Python's own.
 """
 
 import ast
@@ -19,15 +23,20 @@ from pathlib import Path
 from typing import Any
 
 from swarmnode.errors import TaskError
+from swarmnode.hardware import memory_bytes
 from swarmnode.tasks import remote_calls
+from swarmnode.tasks.plain_rewards import final_answer
 from swarmnode.tasks.sandbox import Limits, run
+from swarmnode.tasks.work_clock import clock_of_work
 
 LIMITS = Limits(wall_s=6.0, cpu_s=2)
-"""What one answer and all of its tests may take. Short, since eight endless loops, or eight that sleep,
-must be judged within the 15 seconds that strangers' answers have."""
+"""What one answer and all of its tests may take. Short, since many may loop or sleep without end."""
+
+SPARE_S = 0.5
+"""An answer is not begun where it could take all but so much of the time that is left for its group."""
 
 AT_ONCE = 4
-"""Answers judged at the same time, on two cores as well: those that sleep need none."""
+"""Most answers judged at the same time, on two cores as well: those that sleep need none."""
 
 _FENCED = re.compile(
     r"^[ \t]*```[ \t]*(?:(?:[pP]ython3?|py)[ \t]*)?\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE
@@ -45,11 +54,13 @@ def passes_tests(
     tests: list[Any] | None = None,
     test: list[Any] | None = None,
     test_list: list[Any] | None = None,
+    test_imports: list[Any] | None = None,
     test_setup_code: list[str] | None = None,
     entry_point: list[str] | None = None,
     **columns: Any,
 ) -> list[float | None]:
-    """The share of tests that the function in a completion passes. None: there are no tests, or it waited.
+    """The share of tests that the function in a completion passes. None: there are no tests, it waited, or
+    those before it took the time that there was for all of them.
 
     The function is the last block of code in the completion, or all of it, or what continues the prompt.
     """
@@ -58,14 +69,35 @@ def passes_tests(
         raise TaskError("there are no tests", hint="give the column tests, test or test_list")
     count = len(completions)
     setups, names = test_setup_code or [""] * count, entry_point or [None] * count
+    imports = test_imports or [()] * count
+    clock = clock_of_work()
 
     def score(row: int) -> float | None:
-        prompt, name = _text(prompts[row]), names[row]
-        steps = [*_leading(helpers_of(prompt, name)), *steps_of(given[row], setups[row])]
-        return share_passed(code_of(_text(completions[row]), prompt, name), steps, name)
+        if clock.left_s < LIMITS.wall_s + SPARE_S:
+            return None
+        prompt, name = _asked(prompts[row]), names[row]
+        given_imports = imports[row] or ()
+        imported = [given_imports] if isinstance(given_imports, str) else given_imports
+        leading = [*imported, helpers_of(prompt, name)]
+        steps = [
+            *(step for source in leading for step in _leading(source)),
+            *steps_of(given[row], setups[row]),
+        ]
+        return share_passed(code_of(final_answer(completions[row]), prompt, name), steps, name)
 
-    with ThreadPoolExecutor(max_workers=AT_ONCE) as threads:
+    with ThreadPoolExecutor(max_workers=at_once(memory_bytes()[1], LIMITS)) as threads:
         return list(threads.map(score, range(count)))
+
+
+def at_once(free_bytes: int, limits: Limits) -> int:
+    """Returns how many answers are judged at the same time. Several processes judge, for us and for
+    strangers, and none knows of the others; but each sees what they have left of the machine, and takes half
+    of that at most for the two programs of each of its answers, or judges one after the other.
+
+    >>> at_once(64 << 30, Limits()), at_once(5 << 30, Limits()), at_once(0, Limits())
+    (4, 2, 1)
+    """
+    return max(1, min(AT_ONCE, free_bytes // 2 // (2 * limits.memory_bytes)))
 
 
 def share_passed(
@@ -175,9 +207,9 @@ def _defines(code: str, name: str | None) -> bool:
     return name is None or bool(re.search(rf"^[ \t]*(?:async )?def {re.escape(name)}\b", code, re.MULTILINE))
 
 
-def _text(message: Any) -> str:
-    """A prompt or a completion as text, whether it came as a string or as messages."""
-    return message if isinstance(message, str) else "".join(str(one.get("content") or "") for one in message)
+def _asked(prompt: Any) -> str:
+    """A prompt as text, whether it came as a string or as messages."""
+    return prompt if isinstance(prompt, str) else "".join(str(one.get("content") or "") for one in prompt)
 
 
 @cache

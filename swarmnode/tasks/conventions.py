@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from swarmnode.errors import TaskError
+from swarmnode.tasks.plain_rewards import final_answer
 from swarmnode.types import Message
 
 Columns = Mapping[str, Any]
@@ -76,7 +77,7 @@ def adapted(function: Any, convention: str | None = None) -> Any:
         **columns: Sequence[Any],
     ) -> Any:
         rows = [{name: values[at] for name, values in columns.items()} for at in range(len(completions))]
-        results: Any = judge(list(prompts), [_text(completion) for completion in completions], rows)
+        results: Any = judge(list(prompts), list(map(final_answer, completions)), rows)
         return _gathered(cast(list[Any], results)) if _waits(results) else results
 
     signature = inspect.signature(reward)
@@ -190,10 +191,6 @@ def _solved(prompt: Any, row: Columns) -> list[Message]:
 
 def _first(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
-
-
-def _text(completion: Any) -> str:
-    return completion if isinstance(completion, str) else completion[-1]["content"]
 
 
 def _arguments(function: Any) -> list[str]:

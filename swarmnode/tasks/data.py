@@ -8,14 +8,13 @@ draws a question again from its own copy: what is exchanged names a row and neve
 
 import difflib
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from swarmnode.config import JudgeConfig
 from swarmnode.errors import TaskError
 from swarmnode.tasks.builtin import StableRandom
 from swarmnode.tasks.digests import judged_version
@@ -27,10 +26,12 @@ from swarmnode.tasks.rewards import (
     load_reward,
     named_rewards,
     score_with,
+    with_weights,
 )
 from swarmnode.tasks.rows import read_row, user_text
-from swarmnode.tasks.specs import JUDGED_ELSEWHERE, TaskKind, TaskSpec
+from swarmnode.tasks.specs import JUDGED_ELSEWHERE, TaskKind, TaskSpec, parse_spec, with_defaults
 from swarmnode.tasks.tables import MAX_ROW_BYTES, Columns, PlacedRow, read_table, take
+from swarmnode.tasks.task import EVALUATION_SEED, holds_out
 from swarmnode.types import Example, ExampleKey, Message, messages_of
 
 MAX_ROWS = 2_000_000
@@ -42,7 +43,7 @@ PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "instruction", "i
 ANSWER_COLUMNS = ("answer", "solution", "ground_truth", "target", "output", "response", "label")
 """Where no setting says otherwise, the first of these that a set has."""
 
-OPTIONS = ("reward", "judge", "prompt", "answer", "system", "split", "private")
+OPTIONS = ("reward", "weight", "judge", "prompt", "answer", "system", "split", "private", "evaluation")
 
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
@@ -56,21 +57,26 @@ class DataTask:
     rows: Sequence[bytes]
     rewards: Mapping[str, Reward]
     exchangeable: bool = True
+    evaluation: Sequence[bytes] = ()
+    """The rows of its own evaluation set."""
 
     @property
     def judges_groups(self) -> bool:
         """Whether its rewards compare the answers of a group."""
         return judge_groups(self.rewards)
 
+    @property
+    def evaluation_size(self) -> int:
+        return len(self.evaluation)
+
     def examples(self, seed: int) -> Iterator[Example]:
-        """All rows once, in this seed's order."""
-        for index, number in enumerate(shuffled(f"{self.name}/{self.version}/{seed}", len(self.rows))):
-            key = ExampleKey(self.name, self.version, seed, index)
-            yield read_row(msgspec.msgpack.decode(self.rows[number]), key, self.name)
+        """All rows once, in this seed's order; those of the evaluation set in their own."""
+        for index, row in enumerate(drawn(self.rows, self.evaluation, f"{self.name}/{self.version}", seed)):
+            yield read_row(row, ExampleKey(self.name, self.version, seed, index), self.name)
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
         """What the rewards say. Raises TaskError."""
-        return score_with(self.rewards, example, completions)
+        return score_with(self.rewards, example, completions, held_out=holds_out(self, example))
 
 
 def load_data(spec: TaskSpec) -> DataTask:
@@ -80,25 +86,74 @@ def load_data(spec: TaskSpec) -> DataTask:
     elsewhere = named == JUDGED_ELSEWHERE
     rewards = {} if elsewhere else named_rewards(named)
     if not elsewhere and (judge := spec.one("judge")) is not None:
-        rewards["judge"] = judge_of(JudgeConfig.model_validate_json(judge))
+        rewards["judge"] = judge_of(judge)
+    rewards = with_weights(rewards, spec.options.get("weight", ()))
     exact = not rewards and not elsewhere
-    name, digest = name_of(spec), hashlib.blake2b(digest_size=8)
-    rows: list[bytes] = []
-    kept = 0
-    for place, row in _prepared(take(read_table(spec), MAX_ROWS, name), spec, exact=exact):
-        data = _packed(row, place)
-        digest.update(len(data).to_bytes(4, "little") + data)
-        rows.append(data)
-        kept += len(data)
-        if kept > MAX_KEPT_BYTES:
-            raise TaskError(f"{name} fills more than {MAX_KEPT_BYTES >> 30} GiB", hint="take a part of it")
+    name = name_of(spec)
+    evaluation: Sequence[bytes] = ()
+    if (measured := spec.one("evaluation")) is not None:
+        columns = {key: spec.options.get(key, ()) for key in ("prompt", "answer", "system")}
+        other = with_defaults(parse_spec(measured), columns)
+        evaluation = packed_rows(read_table(other), other, exact=exact)
+    rows = without(packed_rows(read_table(spec), spec, exact=exact), evaluation)
     if not rows:
         raise TaskError(f"{spec.name} has no rows", hint="write at least a few hundred")
     private = (spec.one("private") or "false").lower() in ("true", "1", "yes")
     judges = {"correct": load_reward("exact_match")} if exact else rewards
     # Who judges elsewhere makes the version of these rows and of that judge by the same rule.
-    version = judged_version(digest.hexdigest(), judges) if judges else digest.hexdigest()
-    return DataTask(name, version, rows, judges, exchangeable=not private and are_exchangeable(judges))
+    digest = digest_of(rows, evaluation)
+    return DataTask(
+        name,
+        judged_version(digest, judges) if judges else digest,
+        rows,
+        judges,
+        exchangeable=not private and are_exchangeable(judges),
+        evaluation=evaluation,
+    )
+
+
+def packed_rows(rows: Iterator[PlacedRow], spec: TaskSpec, *, exact: bool) -> list[bytes]:
+    """Rows, each checked and packed; `exact`: the judge is exact match. Raises TaskError, with the place of a
+    bad row."""
+    name, kept = name_of(spec), 0
+    found: list[bytes] = []
+    for place, row in _prepared(take(rows, MAX_ROWS, name), spec, exact=exact):
+        found.append(_packed(row, place))
+        kept += len(found[-1])
+        if kept > MAX_KEPT_BYTES:
+            raise TaskError(f"{name} fills more than {MAX_KEPT_BYTES >> 30} GiB", hint="take a part of it")
+    return found
+
+
+def without(rows: Sequence[bytes], evaluation: Sequence[bytes]) -> Sequence[bytes]:
+    """The rows whose question is not asked in the evaluation set, too."""
+    if not evaluation:
+        return rows
+    measured = set(prompts_of(evaluation))
+    return [row for row, prompt in zip(rows, prompts_of(rows), strict=True) if prompt not in measured]
+
+
+def prompts_of(rows: Iterable[bytes]) -> Iterator[str]:
+    """What packed rows ask."""
+    return (user_text(msgspec.msgpack.decode(row)["prompt"], "a row") for row in rows)
+
+
+def digest_of(rows: Iterable[bytes], evaluation: Sequence[bytes]) -> str:
+    """One digest of packed rows and of those they are measured with."""
+    digest = hashlib.blake2b(digest_size=8)
+    for row in rows:
+        digest.update(len(row).to_bytes(4, "little") + row)
+    if evaluation:
+        # No row is that long: without an evaluation set the digest is another one.
+        digest.update(b"\xff" * 4 + digest_of(evaluation, ()).encode())
+    return digest.hexdigest()
+
+
+def drawn(rows: Sequence[bytes], evaluation: Sequence[bytes], name: str, seed: int) -> Iterator[Any]:
+    """The rows once in the order of this seed, or the evaluation set in its own."""
+    if seed == EVALUATION_SEED:
+        return map(msgspec.msgpack.decode, evaluation)
+    return (msgspec.msgpack.decode(rows[number]) for number in shuffled(f"{name}/{seed}", len(rows)))
 
 
 def name_of(spec: TaskSpec) -> str:
@@ -181,14 +236,16 @@ def with_system(system: str, prompt: Any, place: object) -> list[Message]:
     return [{"role": "system", "content": system}, *messages]
 
 
-def _exact_answer(row: Columns, place: str) -> str:
+def _exact_answer(row: Columns, place: str) -> str | float:
     answer = row.get("answer")
-    if isinstance(answer, bool) or not isinstance(answer, str | int | float):
+    if not isinstance(answer, str | int | float):
         raise TaskError(
             f"{place} has no answer that a completion could equal: {answer!r:.80}",
-            hint="name its column: --set tasks.answer_column=NAME, or a reward: --set tasks.reward=file.py:f",
+            hint="call its column answer (or --set tasks.answer_column=NAME), or name a reward: reward=f, or"
+            " --set tasks.reward=file.py:f",
         )
-    return str(answer)
+    # 2.0 and True have two spellings each, which the reward knows.
+    return answer if isinstance(answer, bool | float) else str(answer)
 
 
 def _found(names: Sequence[str], row: Columns) -> str | None:

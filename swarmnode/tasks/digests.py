@@ -3,27 +3,38 @@
 data.py (--set tasks.reward=file.py:f), functions.py (Node(..., reward=f)) -> [judged_version] -> Task.version
 
 A function is told by its own source and by what it uses of its module: other functions, classes, numbers,
-texts. Not by its file, so that a script and a command line that name one reward mean one version, however the
-script runs the node; and not by what it imports.
+texts; and by what it uses of the modules that lie beside its own. Not by its file, so that a script and a
+command line that name one reward mean one version, however the script runs the node; and not by what is
+installed. An object that is called, a bound method and a partial are told by what they carry, too.
+
+A task file is told by its whole text, and so are the modules beside it that it imports at its top.
 """
 
 import hashlib
 import inspect
 import json
+import linecache
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import CodeType
+from functools import partial
+from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any, cast
 
 from swarmnode.tasks.rewards import RemoteReward
+from swarmnode.types import weight_of
 
 Function = Callable[..., Any]
 
 
 def judged_version(version: str, rewards: Mapping[str, Function]) -> str:
     """The version of a task's examples with these judges: the same wherever the judges were named, and in any
-    order."""
-    return digest_of_texts([version, *sorted(map(source_of, rewards.values()))])
+    order. Another weight is another judge."""
+    texts = [(source_of(reward), weight_of(name)) for name, reward in rewards.items()]
+    return digest_of_texts(
+        [version, *sorted(text if weight == 1 else f"{weight!r} {text}" for text, weight in texts)]
+    )
 
 
 def digest_of_texts(texts: Iterable[str]) -> str:
@@ -45,25 +56,88 @@ def source_of(function: Function) -> str:
     if isinstance(function, RemoteReward):
         return function.version
     found: dict[int, str] = {}
-    waiting: list[Any] = [_inner(function)]
+    waiting: list[Any] = list(_carried(function))
     while waiting:
         value = waiting.pop(0)
         if id(value) in found:
             continue
-        if _is_code(value):
+        if _is_bound(value):
+            found[id(value)] = type(value).__name__
+            waiting += _carried(value)
+        elif isinstance(value, ModuleType):
+            found[id(value)] = _own_source(value)
+        elif _is_code(value):
             found[id(value)] = _own_source(value)
             waiting += _used(value)
         elif (text := _plain(value)) is not None:
-            found[id(value)] = text
+            found[-1 - len(found)] = text  # Equal values are one object, and each counts where it stands.
     return "\n".join(found.values())
 
 
-def _inner(function: Function) -> Any:
-    """What was written: the function that others are wrapped around, or the class of an object."""
+def sources_beside(module: ModuleType) -> list[str]:
+    """The texts of the modules that lie beside this one and that it uses, and of those that they use in turn,
+    in the order of their names."""
+    found: dict[str, ModuleType] = {}
+    waiting = [module]
+    while waiting:
+        home = waiting.pop()
+        for value in list(vars(home).values()):
+            used = _module_of(value)
+            if used is not None and used.__name__ not in found and _lies_beside(used, module):
+                found[used.__name__] = used
+                waiting.append(used)
+    return [_own_source(found[name]) for name in sorted(found)]
+
+
+def _module_of(value: object) -> ModuleType | None:
+    if isinstance(value, ModuleType):
+        return value
+    return sys.modules.get(value.__module__) if _is_code(value) else None
+
+
+_NEVER_BESIDE = frozenset({"swarmnode", "rewards", *sys.stdlib_module_names})
+"""Ours, even where somebody works in a clone, and Python's: every node has them, wherever they lie."""
+
+
+def _lies_beside(used: ModuleType, home: ModuleType) -> bool:
+    """Whether a module is a file in the folder of another, or further down, that nobody installed."""
+    theirs, ours = getattr(used, "__file__", None), getattr(home, "__file__", None)
+    if theirs is None or ours is None or used is home or used.__name__.partition(".")[0] in _NEVER_BESIDE:
+        return False
+    try:
+        parts = Path(theirs).resolve().relative_to(Path(ours).resolve().parent).parts
+    except ValueError:
+        return False
+    return not {"site-packages", "dist-packages"}.intersection(parts)
+
+
+def _carried(function: Function) -> Iterator[Any]:
+    """What was written, inside of what others are wrapped around, and what it carries: the arguments of a
+    partial, the attributes of an object that is called or whose method is."""
     inner: Any = inspect.unwrap(function)
-    if inspect.isclass(inner) or inspect.isroutine(inner):
-        return inner
-    return cast(Any, type(inner))
+    if isinstance(inner, partial):
+        bound = cast(partial[Any], inner)
+        yield from _carried(bound.func)
+        yield from (*bound.args, *(part for pair in sorted(bound.keywords.items()) for part in pair))
+    elif inspect.ismethod(inner):
+        yield inner.__func__
+        if not inspect.isclass(inner.__self__):
+            yield from _attributes(inner.__self__)
+    elif inspect.isclass(inner) or inspect.isroutine(inner):
+        yield inner
+    else:
+        yield type(inner)
+        yield from _attributes(inner)
+
+
+def _attributes(value: object) -> Iterator[Any]:
+    """Names and values of what a person's object holds; ours say by themselves what tells them apart."""
+    if not type(value).__module__.startswith("swarmnode."):
+        yield from (part for pair in sorted(getattr(value, "__dict__", {}).items()) for part in pair)
+
+
+def _is_bound(value: object) -> bool:
+    return isinstance(value, partial) or inspect.ismethod(value)
 
 
 def _is_code(value: object) -> bool:
@@ -72,6 +146,7 @@ def _is_code(value: object) -> bool:
 
 def _own_source(value: Any) -> str:
     try:
+        linecache.checkcache(inspect.getfile(value))
         return inspect.getsource(value)
     except (OSError, TypeError):
         code = getattr(value, "__code__", None)
@@ -88,7 +163,9 @@ def _used(value: Any) -> Iterator[Any]:
             continue
         for name in _names(function.__code__):
             used = function.__globals__.get(name)
-            if not _is_code(used) or used.__module__ == function.__module__:
+            home = sys.modules.get(function.__module__)
+            origin = _module_of(used)
+            if origin is None or origin is home or (home is not None and _lies_beside(origin, home)):
                 yield used
         for cell in function.__closure__ or ():
             yield cell.cell_contents

@@ -24,6 +24,7 @@ from swarmnode.tasks.episodes import (
     Episode,
     LiveEpisodes,
     Place,
+    StepEpisode,
     ToolEpisode,
     begin,
     called,
@@ -32,8 +33,9 @@ from swarmnode.tasks.episodes import (
     own_tools,
     place_of,
 )
-from swarmnode.tasks.rewards import Reward, are_exchangeable, call_reward
-from swarmnode.tasks.task import MAX_INDEX, Task
+from swarmnode.tasks.plain_rewards import final_answer
+from swarmnode.tasks.rewards import Reward, are_exchangeable, call_reward, rewards_for
+from swarmnode.tasks.task import MAX_INDEX, Task, evaluation_size_of, holds_out
 from swarmnode.tasks.tool_calls import read_turn
 from swarmnode.tasks.tools import Tool, parameters_of, tools_from
 from swarmnode.types import Example, Message, messages_of, tools_of
@@ -171,6 +173,10 @@ class EnvironmentTask:
     def most_turns(self) -> int:
         return self.parts.most_turns
 
+    @property
+    def evaluation_size(self) -> int:
+        return evaluation_size_of(self.source)
+
     def examples(self, seed: int) -> Iterator[Example]:
         """The questions, with what `reset` says at their end and the tools that may be called."""
         for example in self.source.examples(seed):
@@ -194,7 +200,8 @@ class EnvironmentTask:
         alive = [number for number, episode in enumerate(episodes) if episode is not None]
         environments = [episode.environment for episode in episodes if episode is not None]
         given = {"environments": environments} if self.parts.factories else {}
-        found = iter(score_turns(self.rewards, example, [told[number] for number in alive], given))
+        rewards = rewards_for(self.rewards, example, held_out=holds_out(self, example))
+        found = iter(score_turns(rewards, example, [told[number] for number in alive], given))
         scores: list[Mapping[str, float | None]] = []
         for episode, turns in zip(episodes, told, strict=True):
             place = place_of(example.key, transcript(turns))
@@ -283,18 +290,16 @@ class EnvironmentTask:
         return observed
 
     def _played(self, example: Example, turns: Sequence[Turn]) -> Episode | None:
-        """The episode with all these turns played, so that it can be scored."""
+        """The episode with all these turns played, so that it can be scored. An action that no step has taken
+        yet is taken now; a tool that nobody called while it went on is not called for its score."""
         if self.parts.factories and (whole := self.live.take(_place(example, turns), turns[-1].observed)):
             return whole
-        episode = self._episode(example, turns[:-1])
-        if (
-            episode is not None
-            and (observed := turns[-1].observed)
-            and episode.hear(turns[-1].said) != observed
-        ):
-            return None
-        if episode is not None and not turns[-1].observed:
-            episode.hear(turns[-1].said)
+        episode, last = self._episode(example, turns[:-1]), turns[-1]
+        if episode is None or not self.parts.factories:
+            return episode
+        if last.observed or isinstance(episode, StepEpisode):
+            heard = episode.hear(last.said)
+            return None if last.observed and heard != last.observed else episode
         return episode
 
 
@@ -318,6 +323,10 @@ class RewardedEnvironment:
     def most_turns(self) -> int:
         return self.task.most_turns
 
+    @property
+    def evaluation_size(self) -> int:
+        return evaluation_size_of(self.task)
+
     def examples(self, seed: int) -> Iterator[Example]:
         """The other task's examples, under this task's version."""
         for example in self.task.examples(seed):
@@ -330,7 +339,8 @@ class RewardedEnvironment:
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
         """What these rewards say. Raises TaskError."""
-        return score_turns(self.rewards, example, [as_turns(text) for text in completions], {})
+        rewards = rewards_for(self.rewards, example, held_out=holds_out(self, example))
+        return score_turns(rewards, example, [as_turns(text) for text in completions], {})
 
 
 def version_with_environment(version: str) -> str:
@@ -372,6 +382,11 @@ def conversation(example: Example, turns: Sequence[Turn]) -> list[dict[str, Any]
             named = answer["role"] == "tool" and number < len(names)
             messages.append({**answer, **({"name": names[number]} if named else {})})
     return messages
+
+
+def final_answers(example: Example, texts: Sequence[str]) -> list[str]:
+    """What the policy said last in these transcripts, as rewards read it."""
+    return [final_answer(conversation(example, as_turns(text))) for text in texts]
 
 
 def score_turns(

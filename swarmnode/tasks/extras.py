@@ -9,10 +9,11 @@ from typing import Any
 from swarmnode.errors import TaskError
 
 
-def extra_module(name: str, provided_by: str, what: object) -> Any:
-    """A module of an optional package. Raises TaskError that names what to install.
+def extra_module(name: str, install: str, what: object) -> Any:
+    """A module of an optional package. Raises TaskError with the command that installs it.
 
-    >>> extra_module("json", "swarmnode[data]", "questions.parquet").dumps([1])
+    >>> from swarmnode.installing import how_to_install
+    >>> extra_module("json", how_to_install("data"), "questions.parquet").dumps([1])
     '[1]'
     """
     try:
@@ -21,6 +22,4 @@ def extra_module(name: str, provided_by: str, what: object) -> Any:
         package = name.partition(".")[0]
         missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == package
         trouble = "is not installed" if missing else f"cannot be imported: {error}"
-        raise TaskError(
-            f"{what} needs {package}, which {trouble}", hint=f'pip install "{provided_by}"'
-        ) from error
+        raise TaskError(f"{what} needs {package}, which {trouble}", hint=install) from error

@@ -7,15 +7,14 @@ process of its own could load. Only what the script itself passes in ever gets h
 """
 
 import inspect
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from swarmnode.errors import TaskError
-from swarmnode.tasks.data import shuffled
+from swarmnode.tasks.data import digest_of, drawn, packed_rows, prompts_of, without
 from swarmnode.tasks.digests import digest_of_texts, judged_version, source_of
 from swarmnode.tasks.loader import TASK_NAME, Draw, FileTask, environment_around
 from swarmnode.tasks.rewards import (
@@ -25,12 +24,26 @@ from swarmnode.tasks.rewards import (
     load_reward,
     named_rewards,
     score_with,
+    with_weights,
 )
-from swarmnode.tasks.task import Task, is_environment, is_exchangeable, is_task, levels_of
+from swarmnode.tasks.rows import columns_of
+from swarmnode.tasks.sources import rows_of, split
+from swarmnode.tasks.specs import TaskKind, TaskSpec
+from swarmnode.tasks.task import (
+    EVALUATION_SEED,
+    Task,
+    evaluation_size_of,
+    holds_out,
+    is_environment,
+    is_exchangeable,
+    is_task,
+    levels_of,
+)
 from swarmnode.types import Example
 
-Rows = Sequence[Any]
-"""Examples as they are, in the forms that `examples(seed)` may yield."""
+Rows = Iterable[Any]
+"""Examples as they are, in the forms that `examples(seed)` may yield: a list, a set of `datasets`, a data
+frame, a generator; or several splits by their names."""
 
 RewardSpec = Reward | str
 """A function on TRL's contract, or the name of one: `exact_match`, `file.py:function`, `module:function`."""
@@ -63,6 +76,11 @@ class RewardedTask:
         return levels_of(self.task)
 
     @property
+    def evaluation_size(self) -> int:
+        """As many examples as the other task has in an evaluation set of its own."""
+        return evaluation_size_of(self.task)
+
+    @property
     def judges_groups(self) -> bool:
         """Whether these rewards compare the answers of a group."""
         return judge_groups(self.rewards)
@@ -74,7 +92,7 @@ class RewardedTask:
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
         """What these rewards say. Raises TaskError."""
-        return score_with(self.rewards, example, completions)
+        return score_with(self.rewards, example, completions, held_out=holds_out(self, example))
 
 
 def as_task(
@@ -83,27 +101,32 @@ def as_task(
     *,
     tools: Sequence[object] | None = None,
     environment: object = None,
+    weights: Sequence[float] = (),
+    evaluation: Rows | None = None,
 ) -> Task:
     """The task that a script means by an object.
 
-    `given`: a Task; a function `examples(seed)`, as in a task file; or the examples themselves, which each
-    seed draws in another order. `rewards`: what judges it, instead of the task's own judge or, where there is
-    none, of exact match. `tools` and `environment`: as in a task file; an environment may bring its own
-    questions (`given` None). Name and version follow from the source, so nodes that run one script exchange
-    rollouts. Raises TaskError for what is no task.
+    `given`: a Task; a function `examples(seed)`, as in a task file; or the examples themselves, in whatever
+    holds rows (sources.py), which each seed draws in another order. `rewards`: what judges it, instead of the
+    task's own judge or, where there is none, of exact match; `weights`: how much each counts. `tools` and
+    `environment`: as in a task file; an environment may bring its own questions (`given` None). `evaluation`:
+    rows that it is measured on, whole; None: where `given` has several splits, one of them, else the share of
+    prompts that every node holds out. Name and version follow from the source, so nodes that run one script
+    exchange rollouts. Raises TaskError for what is no task.
 
     >>> task = as_task([("1+1=", "2"), ("2+2=", "4")])
     >>> sorted(example.prompt for example in task.examples(0))
     ['1+1=', '2+2=']
     """
-    own = named_rewards(rewards)
+    own = with_weights(named_rewards(rewards), weights)
     if is_task(given):
-        if tools is not None or environment is not None:
+        if tools is not None or environment is not None or evaluation is not None:
             raise TaskError(
                 f"{given.name} is a task already", hint="pass its examples as a list or a function"
             )
         return rewarded(given, own) if own else given
-    source = _source(given, own or {"correct": load_reward("exact_match")}, environment)
+    trained, measured = split(given)
+    source = _source(trained, own, environment, measured if evaluation is None else evaluation)
     if tools is None and environment is None:
         return source
     from swarmnode.tasks.tools import listed
@@ -114,12 +137,25 @@ def as_task(
     return environment_around(replace(source, version=digest), tools, environment, {}, own=own)
 
 
+def measured_rows(given: object) -> Any:
+    """The rows that a policy is measured on where `given` is rows: all of them, or of several splits the one
+    for that. None: it is a task, a function or nothing."""
+    if given is None or isinstance(given, str | Path) or callable(given) or is_task(given):
+        return None
+    trained, measured = split(given)
+    return trained if measured is None else measured
+
+
 def _factories(environment: Any) -> list[Any]:
     return [*environment.values()] if isinstance(environment, Mapping) else [environment]
 
 
-def _source(given: Any, judges: Mapping[str, Reward], environment: object) -> FileTask:
+def _source(given: Any, own: Mapping[str, Reward], environment: object, evaluation: object) -> FileTask:
     """What draws the examples. Raises TaskError."""
+    judges = own or {"correct": load_reward("exact_match")}
+    # An environment may judge by itself: then no row needs an answer.
+    exact = not own and environment is None
+    measured = () if evaluation is None else _packed(evaluation, exact=exact)
     if given is None and environment is not None:
         names = [getattr(one, "__name__", "") for one in _factories(environment)]
         name = names[0] if TASK_NAME.fullmatch(names[0]) else "environment"
@@ -129,17 +165,35 @@ def _source(given: Any, judges: Mapping[str, Reward], environment: object) -> Fi
         _require_seed(given)
         name = getattr(given, "__name__", "task")
         name = "task" if name in NAMELESS or not TASK_NAME.fullmatch(name) else name
-        version = judged_version(source_of(given), judges)
-        return FileTask(name, version, _place_of(given), given, judges)
-    rows = cast(Rows, given)
-    if isinstance(given, Sequence) and not isinstance(given, str | bytes) and len(rows):
-        version = judged_version(_text_of(rows), judges)
-        return FileTask("rows", version, Path("<rows>"), partial(_in_order, rows, version), judges)
-    raise TaskError(
-        f"{given!r:.80} is no task",
-        hint="pass a name, a file, a function examples(seed), a list of examples, or an object with name,"
-        " version, examples and score",
-    )
+        source = source_of(given)
+        version = judged_version(f"{source}\n{digest_of((), measured)}" if measured else source, judges)
+        draw = partial(_either, given, measured) if measured else given
+        asked = frozenset(prompts_of(measured))
+        return FileTask(name, version, _place_of(given), draw, judges, evaluated=asked)
+    rows = without(_packed(given, exact=exact), measured)
+    if not rows and not measured:
+        raise TaskError("there are no rows", hint="pass at least a few hundred")
+    version = judged_version(digest_of(rows, measured), judges)
+    draw = partial(drawn, rows, measured, f"rows/{version}")
+    return FileTask("rows", version, Path("<rows>"), draw, judges, evaluated=frozenset(prompts_of(measured)))
+
+
+def _packed(given: object, *, exact: bool) -> Sequence[bytes]:
+    """The rows that something holds, each checked. Raises TaskError where it holds none."""
+    rows = rows_of(given)
+    if rows is None:
+        raise TaskError(
+            f"{given!r:.80} is no task",
+            hint="pass a name, a file, a function examples(seed), rows (a list, a Dataset, a DataFrame, a"
+            " generator), or an object with name, version, examples and score",
+        )
+    placed = ((f"row {number}", columns_of(row, f"row {number}")) for number, row in enumerate(rows, 1))
+    return packed_rows(placed, TaskSpec(TaskKind.DATA, "rows"), exact=exact)
+
+
+def _either(draw: Draw, evaluation: Sequence[bytes], seed: int) -> Iterable[Any]:
+    """What a function draws, or the evaluation set beside it."""
+    return drawn((), evaluation, "", seed) if seed == EVALUATION_SEED else draw(seed)
 
 
 def rewarded(task: Task, rewards: Mapping[str, Reward]) -> Task:
@@ -170,18 +224,3 @@ def _place_of(function: Callable[..., Any]) -> Path:
         return Path(inspect.getsourcefile(function) or "<script>")
     except TypeError:
         return Path("<script>")
-
-
-def _text_of(rows: Rows) -> str:
-    try:
-        return json.dumps(list(rows), ensure_ascii=False, sort_keys=True)
-    except (TypeError, ValueError) as error:
-        raise TaskError(
-            f"an example cannot be written as JSON: {error}",
-            hint="peers compare tasks by their text: use texts, numbers, lists and dictionaries",
-        ) from error
-
-
-def _in_order(rows: Rows, version: str, seed: int) -> Iterator[Any]:
-    """The rows in this seed's order, as those of a data set."""
-    return (rows[number] for number in shuffled(f"rows/{version}/{seed}", len(rows)))

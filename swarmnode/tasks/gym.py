@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from swarmnode.errors import TaskError
+from swarmnode.installing import how_to_install
 from swarmnode.tasks.curriculum import MAX_LEVELS, level_of
 from swarmnode.tasks.data import with_system
 from swarmnode.tasks.extras import extra_module
@@ -94,8 +95,9 @@ class GymTask:
 
 def load_gym(spec: TaskSpec) -> GymTask:
     """Load `reasoning-gym:NAME`, its parameters behind a question mark. Raises TaskError."""
-    gym = extra_module("reasoning_gym", "swarmnode[tasks]", spec)
-    known: Mapping[str, Any] = extra_module("reasoning_gym.factory", "swarmnode[tasks]", spec).DATASETS
+    install = how_to_install("tasks")
+    gym = extra_module("reasoning_gym", install, spec)
+    known: Mapping[str, Any] = extra_module("reasoning_gym.factory", install, spec).DATASETS
     if spec.name not in known:
         close = difflib.get_close_matches(spec.name, known, n=1)
         raise TaskError(

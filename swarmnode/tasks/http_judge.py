@@ -37,6 +37,8 @@ from swarmnode.errors import TaskError
 from swarmnode.printable import printable
 from swarmnode.storage import resolve_paths
 from swarmnode.tasks.judgement_cache import JudgementCache
+from swarmnode.tasks.plain_rewards import final_answer
+from swarmnode.tasks.work_clock import clock_of_work
 
 logger = logging.getLogger(__name__)
 
@@ -52,9 +54,16 @@ ONE_REPLY_S = 60.0
 PASSING = frozenset({408, 409, 425, 429})
 """Answers below 500 that may be others in a moment."""
 
+SPARE_S = 1.0
+"""So long before nobody waits for this group any more, its answers are given up: those that have a score by
+then keep it."""
+
 SHOWN_CHARS = 200
 
 _PLACE = re.compile(r"\{(\w+)\}")
+
+_KEY = re.compile("[!-~]+")
+"""What a header takes. http.client quotes what it refuses in its error."""
 
 
 class _Reason(msgspec.Struct, frozen=True):
@@ -138,12 +147,12 @@ class HttpJudge:
     ) -> list[float | None]:
         """A number for each completion, None where none could be had in time. Raises TaskError where the
         judge refuses us."""
-        deadline = self.clock() + self.config.timeout_s
+        deadline = self.clock() + min(self.config.timeout_s, clock_of_work().left_s - SPARE_S)
         rows = [{name: values[at] for name, values in columns.items()} for at in range(len(completions))]
         if not self.config.model:
             return self._group(prompts[0], completions, rows[0], deadline) if completions else []
         asked = [
-            partial(self._one, _text(prompt), _text(said), row, deadline)
+            partial(self._one, _asked(prompt), final_answer(said), row, deadline)
             for prompt, said, row in zip(prompts, completions, rows, strict=True)
         ]
         with ThreadPoolExecutor(self.config.concurrency) as threads:
@@ -178,7 +187,7 @@ class HttpJudge:
             raise Unanswered(f"no chat completion: {error}") from None
         found = [match[1] for match in re.finditer(self.config.read, said)]
         if not found:
-            raise Unanswered(f"no number in {said!r:.{SHOWN_CHARS}}")
+            raise Unanswered(f"no number in: {self._shown(said)}")
         return [self._within(found[-1])]
 
     def _read_scores(self, count: int, reply: bytes) -> list[float | None]:
@@ -194,7 +203,7 @@ class HttpJudge:
         try:
             value = float(number)
         except ValueError:
-            raise Unanswered(f"{number!r:.{SHOWN_CHARS}} is no number") from None
+            raise Unanswered(f"no number: {self._shown(str(number))}") from None
         if not (math.isfinite(value) and self.config.lowest <= value <= self.config.highest):
             raise Unanswered(f"{value:g} is not within {self.config.lowest:g} and {self.config.highest:g}")
         return value
@@ -245,8 +254,11 @@ class HttpJudge:
         except HTTPError as error:
             with error:
                 raise self._refused(error) from None
-        except (OSError, HTTPException, ValueError) as error:
-            raise Unanswered(f"{type(error).__name__}: {self._without_key(str(error))}") from None
+        except OSError as error:
+            raise Unanswered(f"{type(error).__name__}: {self._shown(str(error))}") from None
+        except (HTTPException, ValueError) as error:
+            # They quote what was sent or received, in a spelling in which the key need not be found.
+            raise Unanswered(type(error).__name__) from None
 
     def _whole(self, reply: Any, deadline: float) -> bytes:
         data = b""
@@ -265,24 +277,33 @@ class HttpJudge:
             said = error.read(4 * SHOWN_CHARS).decode(errors="replace")
         except (OSError, HTTPException):
             said = ""
-        shown = printable(self._without_key(said))[:SHOWN_CHARS]
         return TaskError(
-            f"the judge at {self._shown_url} refuses with status {error.code}: {shown}",
+            f"the judge at {self._shown_url} refuses with status {error.code}: {self._shown(said)}",
             hint="see tasks.judge.url, .model and .key_env",
         )
 
     def _key(self) -> str:
+        """Returns what the variable holds, without the line break of a file behind it. Raises TaskError."""
         name = self.config.key_env
-        key = os.environ.get(name, "")  # noqa: TID251  the user named the variable
+        key = os.environ.get(name, "").strip()  # noqa: TID251  the user named the variable
         if not key:
             raise TaskError(
                 f"{name}, which holds the key of the judge, is not set", hint=f"export {name}=..."
             )
+        if not _KEY.fullmatch(key):
+            raise TaskError(
+                f"{name} holds no key of the judge: it has spaces, line breaks or signs beyond ASCII",
+                hint="put the key and nothing else there",
+            )
         return key
 
-    def _without_key(self, text: str) -> str:
-        key = os.environ.get(self.config.key_env, "") if self.config.key_env else ""  # noqa: TID251
-        return text.replace(key, "***") if key else text
+    def _shown(self, text: str) -> str:
+        """What the other side or the system says, as it may stand in a log: short, and without the key."""
+        if self.config.key_env:
+            key = self._key()
+            for spelt in (key, msgspec.json.encode(key)[1:-1].decode()):
+                text = text.replace(spelt, "***")
+        return printable(text)[:SHOWN_CHARS]
 
     @property
     def _shown_url(self) -> str:
@@ -317,12 +338,9 @@ def filled_in(template: str, words: Mapping[str, str]) -> str:
     return _PLACE.sub(word, template)
 
 
-def _text(value: Any) -> str:
-    """A prompt or a completion as text: that of its messages, one below the other."""
-    if isinstance(value, str):
-        return value
-    several = [message["content"] for message in value]
-    return several[0] if len(several) == 1 else "\n\n".join(several)
+def _asked(prompt: Any) -> str:
+    """A prompt as text: that of its messages, one below the other."""
+    return prompt if isinstance(prompt, str) else "\n\n".join(message["content"] for message in prompt)
 
 
 def _encoded(body: object) -> bytes:

@@ -12,6 +12,7 @@ from concurrent.futures import TimeoutError as NotDone
 from typing import Any
 
 from swarmnode.errors import TaskError
+from swarmnode.installing import how_to_install
 from swarmnode.tasks.daemon_threads import in_daemon_thread
 from swarmnode.tasks.extras import extra_module
 
@@ -31,7 +32,7 @@ def load_from_hub(name: str) -> Iterator[Mapping[str, Any]]:
             f"hf:{name} is no name of a data set", hint="write hf:owner/name or hf:owner/name:split"
         )
     repo, subset, split = found["repo"], found["subset"], found["split"] or "train"
-    datasets, trouble = extra_module("datasets", "swarmnode[data]", f"hf:{repo}"), _trouble(repo)
+    datasets, trouble = extra_module("datasets", how_to_install("data"), f"hf:{repo}"), _trouble(repo)
     if trouble is not None:
         _go_offline(datasets)
     datasets.disable_progress_bars()

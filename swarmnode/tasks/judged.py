@@ -24,13 +24,20 @@ import logging
 import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, cycle, islice
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from swarmnode.errors import JudgementLost, JudgementOverran, SwarmnodeError, TaskError, notes_of
+from swarmnode.errors import (
+    JudgementAbandoned,
+    JudgementLost,
+    JudgementOverran,
+    SwarmnodeError,
+    TaskError,
+    notes_of,
+)
 from swarmnode.tasks.builtin import OurOwn
 from swarmnode.tasks.rewards import Reward
 from swarmnode.tasks.task import (
@@ -39,12 +46,14 @@ from swarmnode.tasks.task import (
     Isolated,
     Task,
     draw_train,
+    evaluation_size_of,
     is_environment,
     is_exchangeable,
     judges_groups,
     levels_of,
     score_strictly,
 )
+from swarmnode.tasks.timed_threads import TimedThreads
 from swarmnode.types import Example, ExampleKey, Message, Scores
 
 if TYPE_CHECKING:
@@ -52,12 +61,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-
-T = TypeVar("T")
-
-
-MAX_STUCK = 4
-"""Threads that overran and cannot be ended. With more, nothing is judged in a thread until one returns."""
 
 MORE_TIME = "--set tasks.score_timeout_s=SECONDS gives it more time"
 ADVICE = "`swarmnode task check` tells which function"
@@ -73,7 +76,7 @@ class OwnJudge:
         self.lost = 0
         """Groups that have no reward because their judge failed."""
         self.stopped: Future[None] = Future()
-        self.stuck = 0
+        self.threads = TimedThreads(timeout_s, self.stopped)
         self._max_failures = max_failures
         self._in_a_row: Counter[str] = Counter()
         self._has_judged: set[str] = set()
@@ -156,6 +159,7 @@ class JudgedTask:
         self.exchangeable = is_exchangeable(task)
         self.judges_groups = judges_groups(task)
         self.levels = levels_of(task)
+        self.evaluation_size = evaluation_size_of(task)
         self._judge = judge
         self._one_at_a_time = threading.Lock()
         """Whoever writes a task for this process thinks of one thread that judges our own rollouts."""
@@ -190,39 +194,13 @@ class JudgedTask:
         if isinstance(self.task, OurOwn | Isolated):
             return judge()
         with self._one_at_a_time:
-            return self._scored_in_thread(judge)
-
-    def _scored_in_thread(self, work: Callable[[], T]) -> T:
-        from swarmnode.tasks.daemon_threads import in_daemon_thread
-        from swarmnode.tasks.loader import leave_behind
-
-        judge = self._judge
-        if judge.stuck >= MAX_STUCK:
-            raise JudgementLost(f"{judge.stuck} judgements of task {self.name} and others never ended")
-        judged = in_daemon_thread(work)
-        either: list[Future[Any]] = [judged, judge.stopped]
-        wait(either, judge.timeout_s, FIRST_COMPLETED)
-        if judged.done():
-            return self._result_of(judged)
-        judge.stuck += 1
-        leave_behind(judged.thread)
-        judged.add_done_callback(lambda _: self._returned())
-        raise JudgementOverran(f"{self._rewards} did not return within {judge.timeout_s:g} s")
-
-    def _result_of(self, judged: "Future[T]") -> T:
-        try:
-            return judged.result()
-        except MemoryError as error:
-            raise JudgementLost(f"{self._rewards} ran out of memory") from error
+            return self._judge.threads.result_of(judge, self._rewards)
 
     @property
     def _rewards(self) -> str:
         """Who judges, by the names that its functions have."""
         names = ", ".join(self.task.rewards) if isinstance(self.task, Rewarded) else ""
         return f"the reward {names} of task {self.name}" if names else f"the reward of task {self.name}"
-
-    def _returned(self) -> None:
-        self._judge.stuck -= 1
 
 
 class JudgedEnvironment(JudgedTask):
@@ -231,7 +209,10 @@ class JudgedEnvironment(JudgedTask):
     def __init__(self, task: Environment, judge: OwnJudge) -> None:
         super().__init__(task, judge)
         self.most_turns = task.most_turns
-        self.failure: JudgementLost | TaskError = JudgementLost(f"the environment {self.name} did not answer")
+        self.failure: JudgementLost | TaskError = JudgementLost(
+            f"the environment {self.name} did not answer its turns in time",
+            hint="--set tasks.turn_timeout_s=SECONDS gives each more time",
+        )
         """The last one of a turn."""
         self._observe = task.observe
 
@@ -242,6 +223,8 @@ class JudgedEnvironment(JudgedTask):
             raise JudgementLost("the node is stopping")
         try:
             return self._observe(example, turns)
+        except JudgementAbandoned:
+            raise
         except (JudgementLost, TaskError) as error:
             self.failure = error
             if isinstance(error, JudgementLost) or not self._judge.has_judged(self.name):

@@ -18,7 +18,8 @@ A task file has at most three functions, the last two optional:
 `examples` yields a (prompt, answer) pair, a dictionary with "prompt" and any other columns, or a bare prompt.
 A prompt is a text or, as [{"role": "system", "content": "..."}, {"role": "user", "content": "..."}], messages
 that end with one of the user. Then rewards get messages too.
-Further functions named `reward_...` add to the reward. The task is called after the file.
+Further functions named `reward_...` add to the reward; a list such as `reward_weights = [1, 0.5]` says how
+much each counts, in the order of the file. The task is called after the file.
 
 `exchangeable = False` in a file keeps its rollouts at home: no other node could draw its examples again.
 `each_alone = True` says that its rewards look at each answer by itself: parts of a large group are judged at
@@ -50,10 +51,18 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
-from swarmnode.errors import JudgementLost, TaskError
+from swarmnode.errors import JudgementAbandoned, TaskError
 from swarmnode.tasks.builtin import BUILTIN_TASKS, OurOwn
-from swarmnode.tasks.rewards import Reward, are_exchangeable, judge_groups, load_reward, score_with
-from swarmnode.tasks.task import Isolated, Task, load_source, where
+from swarmnode.tasks.rewards import (
+    Reward,
+    are_exchangeable,
+    judge_groups,
+    load_reward,
+    score_with,
+    with_weights,
+)
+from swarmnode.tasks.task import EVALUATION_SEED, Isolated, Task, holds_out, load_source, where
+from swarmnode.tasks.work_clock import off_the_clock
 from swarmnode.types import Example, ExampleKey
 
 if TYPE_CHECKING:
@@ -87,7 +96,8 @@ class TaskLock:
         if self._holder is thread:
             yield
             return
-        self._wait(thread)
+        with off_the_clock():
+            self._wait(thread)
         try:
             yield
         finally:
@@ -110,7 +120,7 @@ class TaskLock:
                     "a task has been busy for over %g s; going on without waiting", self._patience_s
                 )
             if thread in self._left_behind:
-                raise JudgementLost("nobody waits for this judgement any more")
+                raise JudgementAbandoned("nobody waits for this judgement any more")
             self._holder = thread
 
     def _give_back(self, thread: threading.Thread) -> None:
@@ -159,6 +169,12 @@ class FileTask:
     may_leave: bool = True
     each_alone: bool = False
     """Its rewards look at each answer by itself, so that parts of a group may be judged apart."""
+    evaluated: frozenset[str] = frozenset()
+    """The questions of its own evaluation set, which `draw` gives for EVALUATION_SEED."""
+
+    @property
+    def evaluation_size(self) -> int:
+        return len(self.evaluated)
 
     @property
     def exchangeable(self) -> bool:
@@ -177,13 +193,17 @@ class FileTask:
         """
         from swarmnode.tasks.rows import read_row
 
-        for index, row in enumerate(self._rows(seed)):
-            yield read_row(row, ExampleKey(self.name, self.version, seed, index), self.path)
+        index = 0
+        for row in self._rows(seed):
+            example = read_row(row, ExampleKey(self.name, self.version, seed, index), self.path)
+            if seed == EVALUATION_SEED or example.prompt not in self.evaluated:
+                index += 1
+                yield example
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
         """The file's own rewards."""
         with _LOCK.taken():
-            return score_with(self.rewards, example, completions)
+            return score_with(self.rewards, example, completions, held_out=holds_out(self, example))
 
     def _rows(self, seed: int) -> Iterator[Any]:
         # A generator of the file is never left waiting between two rows: what it draws from (the global
@@ -417,15 +437,21 @@ def _own_rewards(module: ModuleType) -> dict[str, Reward]:
         )
     from swarmnode.tasks.conventions import adapted
 
-    return {
+    found = {
         name.removeprefix("reward_"): adapted(function)
         for name, function in vars(module).items()
         if (name == "reward" or name.startswith("reward_")) and callable(function)
     }
+    return with_weights(found, vars(module).get("reward_weights", ()))
 
 
 def _version(module: ModuleType, digest: str, path: Path) -> str:
-    """The digest of the source, mixed with what the file's own `version()` says."""
+    """The digest of the source, mixed with that of what it imports from beside it and with what its own
+    `version()` says."""
+    from swarmnode.tasks.digests import digest_of_texts, sources_beside
+
+    if beside := sources_beside(module):
+        digest = digest_of_texts([digest, *beside])
     version = vars(module).get("version")
     if not callable(version):
         return digest

@@ -11,10 +11,11 @@ anything, so a task with such tools stays at home unless its file says `exchange
 import atexit
 import json
 import os
-import select
+import selectors
 import subprocess
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, cast
 
@@ -33,30 +34,42 @@ MAX_LINE_BYTES = 4 << 20
 MAX_PAGES = 16
 """Pages of a list of tools."""
 
+INHERITED = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
+"""Variables of our environment that a server gets, as with the protocol's own SDK. No key is one of them."""
+
 _METHOD_NOT_FOUND = -32601
 
 
-def mcp(command: str, *arguments: str, timeout_s: float = CALL_TIMEOUT_S) -> list[Tool]:
-    """The tools of a server that is started by this command. Raises TaskError.
+def mcp(
+    command: str, *arguments: str, env: Mapping[str, str] | None = None, timeout_s: float = CALL_TIMEOUT_S
+) -> list[Tool]:
+    """The tools of a server that is started by this command. `env`: variables that it gets besides those that
+    every program needs (INHERITED), such as the key of what it asks. Raises TaskError.
 
     >>> tools = mcp("uvx", "mcp-server-time")  # doctest: +SKIP
     """
-    server = McpServer((command, *arguments), timeout_s)
+    server = McpServer((command, *arguments), timeout_s, env or {})
     return [_tool(server, described) for described in server.tools()]
 
 
 class McpServer:
     """A server's program, running."""
 
-    def __init__(self, command: tuple[str, ...], timeout_s: float) -> None:
+    def __init__(
+        self, command: tuple[str, ...], timeout_s: float, env: Mapping[str, str] | None = None
+    ) -> None:
         """Starts it. Raises TaskError."""
         self.name = os.path.basename(command[0])
         self._timeout_s = timeout_s
         self._turn = threading.Lock()
         self._serial = 0
         self._unread = b""
+        ours = os.environ  # noqa: TID251  handed on, and not read
+        given = {name: ours[name] for name in INHERITED if name in ours} | dict(env or {})
         try:
-            self._program = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._program = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=given
+            )
         except OSError as error:
             hint = "is it installed, and on the PATH of the node?"
             raise TaskError(f"{command[0]} cannot be started: {error.strerror}", hint=hint) from error
@@ -129,7 +142,7 @@ class McpServer:
         while b"\n" not in self._unread:
             if len(self._unread) > MAX_LINE_BYTES:
                 raise TaskError(f"{self.name} answered {method} with more than {MAX_LINE_BYTES} bytes")
-            if not select.select([source], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if not _readable(source, max(0.0, deadline - time.monotonic())):
                 raise TaskError(f"{self.name} did not answer {method} within {self._timeout_s:g} s")
             data = os.read(source, 1 << 16)
             if not data:
@@ -144,6 +157,12 @@ class McpServer:
 
     def _gone(self) -> TaskError:
         return TaskError(f"{self.name} is not running any more", hint="what does it say when you start it?")
+
+
+def _readable(source: int, timeout_s: float) -> bool:
+    with selectors.DefaultSelector() as selector:
+        selector.register(source, selectors.EVENT_READ)
+        return bool(selector.select(timeout_s))
 
 
 def _tool(server: McpServer, described: dict[str, Any]) -> Tool:

@@ -94,6 +94,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     exchangeable: bool = True
     judges_groups: bool = False
     levels: int = 1
+    evaluation_size: int = 0
     most_turns: int | None = None
     """None: it is no environment."""
     each_alone: bool = False

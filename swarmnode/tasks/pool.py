@@ -20,6 +20,7 @@ from typing import Protocol
 from swarmnode.errors import JudgementLost, SwarmnodeError
 from swarmnode.tasks.daemon_threads import in_daemon_thread
 from swarmnode.tasks.messages import Loaded, Reply, Request
+from swarmnode.tasks.work_clock import off_the_clock
 
 logger = logging.getLogger(__name__)
 
@@ -80,9 +81,9 @@ class WorkerPool:
             return slot.runner.start()
 
     def ask(self, request: Request, affinity: int | None = None) -> Reply:
-        """Ask a process that is free. `affinity`: always the same one for the same number. Raises TaskError
-        for what the task did wrong, JudgementLost where it did not answer."""
-        with self._taken(self._interrupts, affinity) as slot:
+        """Ask a process that is free; it has a deadline of its own. `affinity`: always the same one for the
+        same number. Raises TaskError for what the task did wrong, JudgementLost where it did not answer."""
+        with off_the_clock(), self._taken(self._interrupts, affinity) as slot:
             return slot.runner.ask(request)
 
     def first_of_all(self, request: Request, is_answer: Callable[[Reply], bool]) -> Reply | None:

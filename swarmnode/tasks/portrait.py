@@ -17,9 +17,9 @@ from swarmnode.tasks.process import isolate
 from swarmnode.tasks.task import (
     Isolated,
     Task,
+    holds_out,
     is_environment,
     is_exchangeable,
-    is_held_out,
     score_strictly,
 )
 from swarmnode.types import tools_of
@@ -82,7 +82,7 @@ def portrait_of(task: Task, *, seed: int = 0, count: int = 5) -> TaskPortrait:
         raise TaskError(f"task {task.name} has no example for seed {seed}", hint="try another --seed")
     # An empty answer is one that every judge can be asked about.
     rewards = tuple(score_strictly(task, drawn[0], [""])[0])
-    held_out = [is_held_out(example.prompt) for example in drawn]
+    held_out = [holds_out(task, example) for example in drawn]
     return TaskPortrait(
         name=task.name,
         version=task.version,

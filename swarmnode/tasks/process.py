@@ -199,7 +199,10 @@ class TaskProcess:
         if self._loaded is None:
             if self._child is None:
                 self._spawn()
-                self._send(Order(self._load, None))
+                limit = self._load_timeout_s
+                self._send(
+                    Order(self._load, None), None if limit is None else self._spawned + limit + GRACE_S
+                )
             self._loaded = self._reply_to_load()
         return self._loaded
 
@@ -236,9 +239,10 @@ class TaskProcess:
 
     def _asked(self, request: Request, timeout_s: float) -> Reply:
         began, interrupts = time.monotonic(), self._interrupts
-        self._send(Order(request, timeout_s))
+        deadline = began + timeout_s + GRACE_S
+        self._send(Order(request, timeout_s), deadline)
         try:
-            reply = self._patiently_received(request, began + timeout_s + GRACE_S)
+            reply = self._patiently_received(request, deadline)
         except TimeoutError:
             reply = None
         if reply is None:
@@ -319,10 +323,11 @@ class TaskProcess:
         if self._closed:
             self._kill()
 
-    def _send(self, order: Order) -> None:
+    def _send(self, order: Order, deadline: float | None) -> None:
+        """Send an order. Reading tells where the process is gone, or took nothing until the deadline."""
         assert self._reader is not None
-        self._reader.channel.settimeout(None)
-        with suppress(ConnectionError):  # Reading tells.
+        self._reader.channel.settimeout(None if deadline is None else deadline - time.monotonic())
+        with suppress(ConnectionError, TimeoutError):
             self._reader.channel.sendall(frame(order))
 
     def _kill(self) -> None:
@@ -406,6 +411,7 @@ class IsolatedTask(Isolated):
         self.exchangeable = loaded.exchangeable
         self.judges_groups = loaded.judges_groups
         self.levels = loaded.levels
+        self.evaluation_size = loaded.evaluation_size
         if loaded.most_turns is not None:
             self.most_turns = loaded.most_turns
         self._each_alone = loaded.each_alone

@@ -15,6 +15,8 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from importlib import import_module
 from itertools import islice
 from types import ModuleType
 from typing import Any
@@ -269,25 +271,55 @@ def judge(steps: Sequence[tuple[str, bool]], entry_point: str | None) -> None:
     """Run the steps of a test in order, and write 1 or 0 for each that is one."""
     verdicts = os.dup(1)
     os.dup2(2, 1)  # What tests print is not what we say.
-    names = _names(AnswerProcess(), entry_point)
+    names = _names(AnswerProcess(), entry_point, steps)
     for source, is_test in steps:
         passed = _passes(source, names)
         if is_test:
             os.write(verdicts, b"1" if passed else b"0")
 
 
-def _names(candidate: AnswerProcess, entry_point: str | None) -> dict[str, Any]:
-    """What tests can name. Builtins stay Python's own: a candidate that defines `all` would judge itself."""
+def _names(
+    candidate: AnswerProcess, entry_point: str | None, steps: Sequence[tuple[str, bool]]
+) -> dict[str, Any]:
+    """What tests can name. What they compare with is Python's own or theirs: a candidate that defines `all`,
+    or a class `math` with an `isclose`, would judge itself."""
     try:
         defined = candidate.names()
     except Gone:
         defined = []
+    own, modules = _named_by(steps)
+    # An entry point may be a path, such as Solution().solve.
+    entries = set((entry_point or "").replace("()", "").split(".")) - {""}
+    refused = {*dir(builtins), *own, *modules}
     kept = [name for name in defined if not name.startswith("__")]
-    usable = [name for name in kept if name == entry_point or not hasattr(builtins, name)]
+    usable = [name for name in kept if (name in entries if entries else name not in refused)]
     names: dict[str, Any] = {name: Remote(candidate, name) for name in usable}
     if entry_point in names:
         names["candidate"] = names[entry_point]
+    for name in modules - names.keys():
+        with suppress(ImportError):
+            names[name] = import_module(name)
     return names | {"__name__": "tests"}
+
+
+def _named_by(steps: Sequence[tuple[str, bool]]) -> tuple[set[str], set[str]]:
+    """Names that the steps import or define, and modules of Python's that they take attributes of."""
+    import ast  # The candidate's end starts without it.
+
+    own, modules = set[str](), set[str]()
+    for source, _ in steps:
+        with suppress(SyntaxError, ValueError, RecursionError):
+            for node in ast.walk(ast.parse(source)):
+                match node:
+                    case ast.alias():
+                        own.add(node.asname or node.name.partition(".")[0])
+                    case ast.FunctionDef() | ast.ClassDef():
+                        own.add(node.name)
+                    case ast.Attribute(value=ast.Name(id=name)) if name in sys.stdlib_module_names:
+                        modules.add(name)
+                    case _:
+                        pass
+    return own, modules
 
 
 def _passes(source: str, names: dict[str, Any]) -> bool:

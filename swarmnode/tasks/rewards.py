@@ -20,12 +20,11 @@ cannot be decoded.
 
 import asyncio
 import importlib
-import importlib.util
 import inspect
+import json
 import logging
 import math
 import re
-import sys
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,8 +38,9 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 from swarmnode.config import JudgeConfig
 from swarmnode.errors import TaskError
+from swarmnode.tasks.plain_rewards import builtin
 from swarmnode.tasks.task import is_held_out, load_source, traceback_of, where
-from swarmnode.types import Example, Message, messages_of
+from swarmnode.types import WEIGHT_MARK, Example, Message, messages_of
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +78,7 @@ def are_exchangeable(rewards: Mapping[str, Reward]) -> bool:
     return not judge_groups(rewards) and all(reward.exchangeable for reward in elsewhere)
 
 
-_PACKAGE = "_swarmnode_rewards"
-"""Name under which the built-in rewards are imported: `rewards` may well be the user's own package."""
+MAX_WEIGHT = 1000.0
 
 _MODULES = ("exact", "format", "length", "math", "strict")
 
@@ -140,7 +139,7 @@ def load_reward(spec: str) -> Reward:
     [1.0]
     """
     if spec.startswith(URLS):
-        return judge_of(JudgeConfig(url=spec))
+        return judge_of(json.dumps({"url": spec}))
     origin, _, name = spec.rpartition(":")
     if not origin:
         found = (rewards[name] for rewards in map(_rewards_in, (*_MODULES, *_OURS)) if name in rewards)
@@ -160,8 +159,8 @@ def load_reward(spec: str) -> Reward:
 
 
 def named_rewards(rewards: Sequence[Reward | str]) -> dict[str, Reward]:
-    """Rewards by the names that stand in scores and metrics; the sum of all is what is learned from. Raises
-    TaskError."""
+    """Rewards by the names that stand in scores and metrics; the sum of all, each by its weight, is what is
+    learned from. Raises TaskError."""
     from swarmnode.tasks.conventions import adapted
 
     found: dict[str, Reward] = {}
@@ -178,11 +177,47 @@ def named_rewards(rewards: Sequence[Reward | str]) -> dict[str, Reward]:
     return found
 
 
-def judge_of(config: JudgeConfig) -> Reward:
-    """The judge behind a URL."""
+def with_weights(rewards: Mapping[str, Reward], weights: object) -> dict[str, Reward]:
+    """The rewards under names that end in their weights, in the order given; without weights, as they are.
+    Raises TaskError unless there is a number for each.
+
+    >>> list(with_weights({"correct": len, "format": len}, [1, 0.5]))
+    ['correct', 'format*0.5']
+    """
+    try:
+        numbers = [float(weight) for weight in cast(Iterable[Any], weights)]
+    except (TypeError, ValueError):
+        raise TaskError(f"{weights!r:.80} are no reward weights", hint="give a list of numbers") from None
+    if not numbers:
+        return dict(rewards)
+    if len(numbers) != len(rewards):
+        raise TaskError(
+            f"there are {len(numbers)} reward weights and {len(rewards)} rewards",
+            hint=f"one weight for each of {', '.join(rewards) or 'the rewards that you pass'}",
+        )
+    for weight in numbers:
+        if not abs(weight) <= MAX_WEIGHT:
+            raise TaskError(f"{weight:g} is no weight of a reward", hint=f"at most {MAX_WEIGHT:g}")
+    return {
+        name if weight == 1 else f"{name}{WEIGHT_MARK}{weight!r}": reward
+        for (name, reward), weight in zip(rewards.items(), numbers, strict=True)
+    }
+
+
+def judge_of(settings: str) -> Reward:
+    """The judge behind a URL, of these settings as JSON. Raises TaskError, which shows no value of them: one
+    may have a password in it."""
+    from pydantic import ValidationError
+
     from swarmnode.tasks.http_judge import HttpJudge
 
-    return HttpJudge(config)
+    try:
+        return HttpJudge(JudgeConfig.model_validate_json(settings))
+    except ValidationError as error:
+        first = error.errors()[0]
+        setting = ".".join(("tasks.judge", *map(str, first["loc"])))
+        why = first["msg"].removeprefix("Value error, ")
+        raise TaskError(f"{setting}: {why}", hint="`swarmnode config show --explain` explains it") from None
 
 
 def _unknown(spec: str) -> TaskError:
@@ -205,7 +240,7 @@ def _attribute(module: ModuleType, name: str) -> Any:
 @cache
 def _rewards_in(name: str) -> dict[str, Reward]:
     """The rewards of one of these modules, which is imported when none before it has what is looked for."""
-    module = _builtin(name) if name in _MODULES else importlib.import_module(name)
+    module = builtin(name) if name in _MODULES else importlib.import_module(name)
     found: dict[str, Reward] = {
         name: value
         for name, value in vars(module).items()
@@ -225,38 +260,13 @@ def _module(origin: str) -> ModuleType:
         return load_source(Path(origin)).module
     package, _, module = origin.partition(".")
     if package == "rewards" and module in _MODULES:
-        return _builtin(module)
+        return builtin(module)
     try:
         return importlib.import_module(origin)
     except ImportError as error:
         raise TaskError(
             f"cannot import {origin}: {error}", hint="is it installed in this environment?"
         ) from error
-
-
-def _builtin(module: str) -> ModuleType:
-    if _PACKAGE not in sys.modules:
-        _import_package(_builtin_folder())
-    return importlib.import_module(f"{_PACKAGE}.{module}")
-
-
-def _builtin_folder() -> Path:
-    """Where the wheel puts `rewards/`, or the repository's own in an editable install."""
-    package = Path(__file__).parents[1]
-    installed = package / "_builtin" / "rewards"
-    return installed if installed.is_dir() else package.parent / "rewards"
-
-
-def _import_package(folder: Path) -> None:
-    location = folder / "__init__.py"
-    spec = importlib.util.spec_from_file_location(
-        _PACKAGE, location, submodule_search_locations=[str(folder)]
-    )
-    if spec is None or spec.loader is None or not location.is_file():
-        raise TaskError(f"the built-in rewards are missing from {folder}", hint="install swarmnode again")
-    package = importlib.util.module_from_spec(spec)
-    sys.modules[_PACKAGE] = package
-    spec.loader.exec_module(package)
 
 
 def call_reward(
@@ -312,11 +322,15 @@ def call_reward(
 
 
 def score_with(
-    rewards: Mapping[str, Reward], example: Example, completions: Sequence[str]
+    rewards: Mapping[str, Reward],
+    example: Example,
+    completions: Sequence[str],
+    *,
+    held_out: bool | None = None,
 ) -> list[Mapping[str, float | None]]:
-    """Score the completions of one example with several named rewards: what `Task.score` returns."""
-    if is_held_out(example.prompt):
-        rewards = dict(_measured(name, reward, example) for name, reward in rewards.items())
+    """Score the completions of one example with several named rewards: what `Task.score` returns.
+    `held_out`: nobody trains on the example; None: its prompt decides."""
+    rewards = rewards_for(rewards, example, held_out=held_out)
     count = len(completions)
     prompts = [example.prompt] * count
     columns = {name: [value] * count for name, value in example.columns.items()}
@@ -326,6 +340,16 @@ def score_with(
     ]
     rows = zip(*values, strict=True) if values else [()] * count
     return [dict(zip(rewards, row, strict=True)) for row in rows]
+
+
+def rewards_for(
+    rewards: Mapping[str, Reward], example: Example, *, held_out: bool | None = None
+) -> Mapping[str, Reward]:
+    """Returns the rewards of an example: on held-out ones some have another in their place. `held_out`: see
+    `score_with`."""
+    if not (is_held_out(example.prompt) if held_out is None else held_out):
+        return rewards
+    return dict(_measured(name, reward, example) for name, reward in rewards.items())
 
 
 def _measured(name: str, reward: Reward, example: Example) -> tuple[str, Reward]:

@@ -3,36 +3,36 @@
 examples(seed) of a file, rows of a data set -> [read_row] -> Example
 """
 
-from collections.abc import Mapping
 from typing import Any, cast
 
 from swarmnode.chat import ROLES, chat_text
 from swarmnode.errors import TaskError
 from swarmnode.types import CHAT_MARK, Example, ExampleKey, Message
 
+_FORMS = 'yield (prompt, answer), {"prompt": ..., "answer": ...} or a prompt'
+
 
 def read_row(row: Any, key: ExampleKey, origin: object) -> Example:
     """The example that a row describes. `origin`: what errors say it comes from. Raises TaskError."""
-    prompt, columns = _columns(row, origin)
+    columns = dict(columns_of(row, origin))
+    if "prompt" not in columns:
+        raise TaskError(f"{origin}: examples yielded {row!r:.80}", hint=_FORMS)
+    prompt = columns.pop("prompt")
     text = user_text(prompt, origin)
     return Example(key, text, columns, conversational=not isinstance(prompt, str))
 
 
-def _columns(row: Any, origin: object) -> tuple[Any, Mapping[str, Any]]:
-    """The prompt and the other columns of what `examples` yielded."""
+def columns_of(row: Any, origin: object) -> dict[str, Any]:
+    """A row as columns: a pair is a prompt and its answer, a text a prompt. Raises TaskError."""
     match row:
         case str():
-            prompt, columns = row, {}
-        case (prompt, str(answer)):
-            columns = {"answer": answer}
-        case {"prompt": prompt, **columns}:
-            columns = cast(dict[str, Any], columns)
+            return {"prompt": row}
+        case (prompt, str() | int() | float() as answer):
+            return {"prompt": prompt, "answer": answer}
+        case dict():
+            return cast(dict[str, Any], row)
         case _:
-            raise TaskError(
-                f"{origin}: examples yielded {row!r:.80}",
-                hint='yield (prompt, answer), {"prompt": ..., "answer": ...} or a prompt, all text',
-            )
-    return prompt, columns
+            raise TaskError(f"{origin} is {row!r:.80}", hint=_FORMS)
 
 
 def user_text(prompt: Any, origin: object) -> str:

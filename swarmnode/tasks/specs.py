@@ -125,7 +125,10 @@ def absolute(spec: TaskSpec) -> TaskSpec:
             name = f"{Path(path).expanduser().absolute()}:{attribute}"
         case _:
             name = spec.name
-    return TaskSpec(spec.kind, name, spec.options)
+    options = dict(spec.options)
+    if measured := options.get("evaluation"):
+        options["evaluation"] = tuple(str(absolute(parse_spec(one))) for one in measured)
+    return TaskSpec(spec.kind, name, options)
 
 
 def with_defaults(spec: TaskSpec, options: Mapping[str, Iterable[str]]) -> TaskSpec:

@@ -17,6 +17,7 @@ from typing import IO, Any, cast
 import msgspec
 
 from swarmnode.errors import TaskError
+from swarmnode.installing import how_to_install
 from swarmnode.tasks.extras import extra_module
 from swarmnode.tasks.specs import TaskKind, TaskSpec
 
@@ -128,7 +129,7 @@ def _csv_rows(rows: Any, path: Path) -> Iterator[list[str]]:
 
 def read_parquet(path: Path) -> Iterator[PlacedRow]:
     """The rows of a Parquet file. Raises TaskError where it is none."""
-    parquet = extra_module("pyarrow.parquet", "swarmnode[data]", path)
+    parquet = extra_module("pyarrow.parquet", how_to_install("data"), path)
     try:
         batches = parquet.ParquetFile(path).iter_batches(batch_size=256)
         rows = (row for batch in batches for row in batch.to_pylist())
@@ -139,7 +140,7 @@ def read_parquet(path: Path) -> Iterator[PlacedRow]:
 
 def _folder(path: Path, split: str | None) -> Iterator[Mapping[str, Any]]:
     """What `datasets` saved to a folder: one set, or one of several splits."""
-    datasets = extra_module("datasets", "swarmnode[data]", path)
+    datasets = extra_module("datasets", how_to_install("data"), path)
     try:
         found = datasets.load_from_disk(str(path))
     except (OSError, ValueError) as error:

@@ -6,6 +6,7 @@ path given by the user -> [load_source] -> loader.py, rewards.py
 
 A task is a stream of examples for each seed. Which examples train and which are held out is not the task's
 choice: a hash of the prompt decides (`is_held_out`), so the two can never overlap, on any node, for any task.
+Only a task with an evaluation set of its own trains on all the rest; the set is part of its version.
 
 `load_source` runs a Python file of the user as a module, and is the one place where a task's code enters the
 process. Only local files that the user named are run; nothing that came over the wire ever reaches it.
@@ -120,7 +121,11 @@ MAX_INDEX = 4096
 MAX_SEED = 2**63 - 1
 
 HELD_OUT_SHARE = 5
-"""One prompt in five is held out for evaluation."""
+"""One prompt in five is held out for evaluation, of a task that has no evaluation set of its own."""
+
+EVALUATION_SEED = -1
+"""The seed that draws the evaluation set of a task that has one, whole and in its order. No peer can name
+it."""
 
 
 class Task(Protocol):
@@ -195,6 +200,7 @@ class Isolated(ABC):
     exchangeable: bool
     judges_groups: bool
     levels: int
+    evaluation_size: int
 
     @property
     @abstractmethod
@@ -272,6 +278,19 @@ def levels_of(task: object) -> int:
     return task.levels if isinstance(task, HasLevels) else 1
 
 
+@runtime_checkable
+class HasEvaluation(Protocol):
+    """A task that says how many examples its own evaluation set has; 0: it has none."""
+
+    @property
+    def evaluation_size(self) -> int: ...
+
+
+def evaluation_size_of(task: object) -> int:
+    """How many examples a task's own evaluation set has; 0 where a share of its prompts is held out."""
+    return task.evaluation_size if isinstance(task, HasEvaluation) else 0
+
+
 def may_be_exchanged(task: object) -> bool:
     """Whether rollouts of a task may leave this node, and come to it. Strangers' episodes are played where
     they can be ended: an environment in the node's own process would be theirs to stop."""
@@ -288,13 +307,23 @@ def is_held_out(prompt: str) -> bool:
     return hashlib.blake2b(prompt.encode(), digest_size=8).digest()[0] % HELD_OUT_SHARE == 0
 
 
+def holds_out(task: Task, example: Example) -> bool:
+    """Whether no node trains on an example of this task: it is of the task's own evaluation set or, where
+    there is none, its prompt decides."""
+    if evaluation_size_of(task):
+        return example.key.seed == EVALUATION_SEED
+    return is_held_out(example.prompt)
+
+
 def draw_train(task: Task, seed: int) -> Iterator[Example]:
     """Training examples of one seed: those within MAX_INDEX that are not held out."""
-    return (e for e in islice(task.examples(seed), MAX_INDEX) if not is_held_out(e.prompt))
+    return (e for e in islice(task.examples(seed), MAX_INDEX) if not holds_out(task, e))
 
 
 def draw_held_out(task: Task, seed: int) -> Iterator[Example]:
-    """Evaluation examples of one seed. No node ever trains on them."""
+    """Evaluation examples of one seed, or all of the task's own evaluation set. No node trains on them."""
+    if evaluation_size_of(task):
+        return iter(task.examples(EVALUATION_SEED))
     return (e for e in islice(task.examples(seed), MAX_INDEX) if is_held_out(e.prompt))
 
 
@@ -310,7 +339,7 @@ def redraw(task: Task, key: ExampleKey) -> Example:
     example = next(islice(task.examples(key.seed), key.index, None), None)
     if example is None:
         raise TaskError(f"{task.name} has no example {key.index} for seed {key.seed}")
-    if is_held_out(example.prompt):
+    if holds_out(task, example):
         raise TaskError(f"{task.name} example {key.index} of seed {key.seed} is held out for evaluation")
     return example
 

@@ -29,9 +29,8 @@ from swarmnode.tasks.specs import TaskSpec
 from swarmnode.tasks.task import where
 from swarmnode.types import Example, ExampleKey, Message
 
-PACKAGE = "verifiers>=0.4,<0.5"
-"""What to install. It is no extra of ours: it rules out some versions of what a node needs, and pip finds no
-common set for every machine."""
+INSTALL = 'pip install "verifiers>=0.4,<0.5"'
+"""The command for the package. It is no extra of ours: it brings some hundred packages."""
 
 MAX_TASKS = 50_000
 """So many tasks of a set are used, of an endless one the first."""
@@ -78,7 +77,7 @@ class TasksetTask:
 
     def _trace(self, task: Any, messages: Sequence[Message]) -> Any:
         """A finished conversation, the last message of which the policy wrote."""
-        trace_module = extra_module("verifiers.v1.trace", PACKAGE, self.name)
+        trace_module = extra_module("verifiers.v1.trace", INSTALL, self.name)
         data = trace_module.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
         trace = trace_module.Trace(task=data, agent=trace_module.AgentInfo(config=self.vf.AgentConfig()))
         last = len(messages) - 1
@@ -97,9 +96,9 @@ class TasksetTask:
 def load_taskset(spec: TaskSpec) -> TasksetTask:
     """Load `verifiers:NAME`. Raises TaskError for what is not there, or needs more than one answer."""
     look_here_too()
-    vf = extra_module("verifiers.v1", PACKAGE, spec)
-    loaders = extra_module("verifiers.v1.utils.loaders", PACKAGE, spec)
-    generic = extra_module("verifiers.v1.utils.generic", PACKAGE, spec)
+    vf = extra_module("verifiers.v1", INSTALL, spec)
+    loaders = extra_module("verifiers.v1.utils.loaders", INSTALL, spec)
+    generic = extra_module("verifiers.v1.utils.generic", INSTALL, spec)
     fields = {key: read_value(str(spec.one(key))) for key in spec.options if key != "private"}
     try:
         kind = loaders.taskset_class(spec.name)

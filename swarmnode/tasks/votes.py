@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from swarmnode.tasks.plain_rewards import final_answer
 from swarmnode.tasks.suites.answers import hashed, last_boxed, number_of, plain_math, tagged
 
 MAX_ANSWER_CHARS = 1000
@@ -121,4 +122,4 @@ def _chosen_is_right(answers: Sequence[str | None], passed: Sequence[bool | None
 
 
 def _answers(completions: Sequence[Any]) -> list[str | None]:
-    return [extracted(one if isinstance(one, str) else one[0]["content"]) for one in completions]
+    return [extracted(final_answer(one)) for one in completions]

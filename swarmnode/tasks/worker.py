@@ -50,8 +50,10 @@ from swarmnode.tasks.messages import (
 )
 from swarmnode.tasks.sandbox import allow_unconfined
 from swarmnode.tasks.task import (
+    EVALUATION_SEED,
     MAX_INDEX,
     Task,
+    evaluation_size_of,
     is_environment,
     is_exchangeable,
     judges_groups,
@@ -60,6 +62,7 @@ from swarmnode.tasks.task import (
     traceback_of,
     where,
 )
+from swarmnode.tasks.work_clock import WorkClock, on_the_clock
 from swarmnode.types import Example
 
 MAX_SEEDS = 64
@@ -153,7 +156,7 @@ class TaskWorker:
             while len(self._drawings) > MAX_SEEDS:
                 self._drawings.popitem(last=False)
         self._drawings.move_to_end(seed)
-        drawing.up_to(min(end, MAX_INDEX))
+        drawing.up_to(end if seed == EVALUATION_SEED else min(end, MAX_INDEX))
         return drawing
 
 
@@ -169,6 +172,7 @@ def serve(channel: socket.socket, trace: int) -> None:
         order = msgspec.msgpack.decode(data, type=Order)
         if order.timeout_s is not None:
             faulthandler.dump_traceback_later(order.timeout_s, exit=True, file=trace)
+        on_the_clock(None if order.timeout_s is None else WorkClock(order.timeout_s))
         try:
             if worker is None:
                 worker, reply = _load(order.request)
@@ -204,6 +208,7 @@ def _load(request: Request) -> tuple[TaskWorker, Loaded]:
         is_exchangeable(task),
         judges_groups=judges_groups(task),
         levels=levels_of(task),
+        evaluation_size=evaluation_size_of(task),
         most_turns=task.most_turns if is_environment(task) else None,
         each_alone=isinstance(task, FileTask) and task.each_alone,
     )

@@ -8,6 +8,7 @@ put behind the turn as given tokens, and the same request is submitted again. A 
 environment has nothing more to say, when the policy had all its turns, or when its tokens are used up.
 
 An environment that takes too long, or is lost, costs its own completion its reward and nobody anything else.
+Many are asked at once, and most can answer one at a time: what counts is how long it is at work on a turn.
 A thread cannot be ended, so those that overran are counted, and with too many of them nobody is asked any
 more until one returns. Only `partial.py` with an environment among its tasks imports this module.
 """
@@ -55,21 +56,13 @@ class ConversationRules:
     max_turns: int
     """Turns of the policy; those of the environment are fewer where it says so."""
     turn_timeout_s: float
-    """Longest that an environment may take to answer one turn."""
+    """Longest that an environment may be at work on one turn, without its wait for those before it."""
     max_turn_tokens: int | None = None
     """Longest turn of the policy. None: the whole completion is bounded and nothing else."""
-    one_by_one: frozenset[str] = frozenset()
-    """Environments in processes of their own: those end what takes too long by themselves, and a question
-    waits there for those before it."""
 
     def environment_of(self, example: Example) -> Environment | None:
         """None: nobody answers to this example's answers."""
         return self.environments.get(example.key.task)
-
-    def patience_s(self, example: Example) -> float:
-        """Seconds until nobody waits for an answer any more."""
-        ahead = MOST_ASKED if example.key.task in self.one_by_one else 1
-        return ahead * self.turn_timeout_s
 
     def most_turns(self, example: Example) -> int:
         """Turns that the policy has with this example at most."""
@@ -108,7 +101,6 @@ class _Question:
     group: OpenGroup
     place: int
     turns: "Sequence[Turn]"
-    began: float = 0.0
     answer: ThreadWork[Observed | None] | None = None
     """None: no thread is free yet."""
     has_thread: bool = False
@@ -231,8 +223,8 @@ class Conversations:
         while self._waiting and self._threads < MOST_ASKED:
             question = self._waiting.popleft()
             self._threads += 1
-            question.has_thread, question.began = True, self._clock()
-            question.answer = in_daemon_thread(partial(self._observe, question))
+            question.has_thread, limit_s = True, self.rules.turn_timeout_s
+            question.answer = in_daemon_thread(partial(self._observe, question), limit_s, self._clock)
 
     def _observe(self, question: _Question) -> Observed | None:
         example = question.group.example
@@ -260,9 +252,7 @@ class Conversations:
 
     def _overran(self, question: _Question) -> bool:
         asked = question.answer
-        if asked is None or asked.done():
-            return False
-        return self._clock() - question.began >= self.rules.patience_s(question.group.example)
+        return asked is not None and not asked.done() and asked.clock.left_s <= 0
 
     # ---- what becomes of a member ----
 
@@ -282,7 +272,7 @@ class Conversations:
 
     def _leave_behind(self, question: _Question) -> None:
         self._leave(question)
-        limit = self.rules.patience_s(question.group.example)
+        limit = self.rules.turn_timeout_s
         lost = JudgementOverran(
             f"the environment {question.group.example.key.task} did not answer within {limit:g} s"
         )

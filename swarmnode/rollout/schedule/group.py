@@ -70,10 +70,6 @@ RESUMED_FIRST = 1 << 30
 """Added to the precedence of a request that has tokens already: it goes before all that have none."""
 
 
-A_TURN = "what-the-assistant-said"
-"""Stands for a turn of the policy where only what the chat template writes behind it is wanted."""
-
-
 class Renderer:
     """How one policy reads prompts and writes answers.
 
@@ -101,7 +97,11 @@ class Renderer:
         self._template_options = dict(template_options or {})
         self._looked_for: set[str] = set()
         """Tools of which it is known whether the policy is told of them."""
-        self._marks = marks_of(_special_tokens(self._tokenizer))
+        added, template = _added_tokens(self._tokenizer), str(self._tokenizer.chat_template or "")
+        self._marks = marks_of(spelt for spelt, special in added if special)
+        written = (spelt for spelt, special in added if special or (spelt.strip() and spelt in template))
+        self._marks_of_template = marks_of(written)
+        """Those, and what else the chat template writes as one token, such as <tool_response>."""
 
     def prompt_ids(self, text: str) -> tuple[int, ...]:
         """A task's prompt as the policy expects it: its conversation in the form of the chat template; where
@@ -135,23 +135,37 @@ class Renderer:
 
     def observation_ids(self, observed: Sequence[Message]) -> tuple[int, ...]:
         """What an environment says, as the policy reads it behind a turn of its own that ended with EOS, and
-        what opens its next turn: what the chat template writes there; without one, lines of text.
+        what opens its next turn: what the chat template writes there; without one, lines of text. What is
+        spelt like a control mark in it is text, as in what a policy says.
 
         Raises ModelError where the template has no way to say it."""
+        # No text has its own digest in it. So what stands for the policy's turn is not found in what is
+        # observed, and what is put into each mark is found again in what the template wrote.
+        written = json.dumps([message["content"] for message in observed]).encode()
+        unique = hashlib.blake2b(written, digest_size=16).hexdigest()
+        shown = [
+            {**message, "content": unique.join(spelt_out(message["content"], self._marks_of_template))}
+            for message in observed
+        ]
+        text = self._observed(shown, f"what-the-assistant-said-{unique}")
+        return tuple(token for part in text.split(unique) for token in self._plain_ids(part))
+
+    def _observed(self, observed: Sequence[Message], turn: str) -> str:
         lines = "\n".join(message["content"] for message in observed)
         if not self._tokenizer.chat_template:
-            return self._plain_ids(f"\n{lines}\n")
+            return f"\n{lines}\n"
         # Many templates know no role but the user's and the assistant's: they raise, or leave out the rest.
         # Those want the two to take turns, so that several messages are one.
         with suppress(ModelError):
-            behind = self._behind_a_turn(observed)
+            behind = self._behind_a_turn(observed, turn)
             if all(message["content"].strip() in behind for message in observed):
-                return self._plain_ids(behind)
-        return self._plain_ids(self._behind_a_turn([{"role": "user", "content": lines}]))
+                return behind
+        return self._behind_a_turn([{"role": "user", "content": lines}], turn)
 
-    def _behind_a_turn(self, observed: Sequence[Message]) -> str:
-        asked, said = {"role": "user", "content": "."}, {"role": "assistant", "content": A_TURN}
-        _, found, behind = self._chat([asked, said, *observed]).rpartition(A_TURN)
+    def _behind_a_turn(self, observed: Sequence[Message], turn: str) -> str:
+        """What the chat template writes behind a turn of the policy, which `turn` stands for."""
+        asked, said = {"role": "user", "content": "."}, {"role": "assistant", "content": turn}
+        _, found, behind = self._chat([asked, said, *observed]).rpartition(turn)
         if not found:
             raise ModelError(
                 "this model's chat template leaves out what the assistant said",
@@ -218,10 +232,11 @@ class Renderer:
         return (*ids, self.eos_token_ids[0]) if finish == "stop" else ids
 
 
-def _special_tokens(tokenizer: Any) -> list[str]:
-    """How the tokens are spelt that a tokenizer reads out of a text and leaves out of a decoded one."""
+def _added_tokens(tokenizer: Any) -> list[tuple[str, bool]]:
+    """How the tokens are spelt that a tokenizer reads out of a text, and whether it leaves them out of a
+    decoded one."""
     try:
-        return [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+        return [(str(token), token.special) for token in tokenizer.added_tokens_decoder.values()]
     except NotImplementedError:
         return []  # That of mistral-common, which reads none out of a text.
 

@@ -2,7 +2,9 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Literal, cast
@@ -14,12 +16,13 @@ from swarmnode.chat import Turn, turns_of
 from swarmnode.errors import CheckpointError, JudgementLost, ModelError, TaskError
 from swarmnode.rollout.engine import PolicyUpdate, Request, SamplingParams
 from swarmnode.rollout.fake import Answer, FakeEngine, by_turns
-from swarmnode.rollout.schedule.conversations import MOST_ASKED, ConversationRules
+from swarmnode.rollout.schedule.conversations import ConversationRules
 from swarmnode.rollout.schedule.group import Answered, Renderer
 from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.rollout.schedule.state import PartialSettings
 from swarmnode.tasks.judged import OwnJudge
 from swarmnode.tasks.task import is_environment, score_completions
+from swarmnode.tasks.work_clock import off_the_clock
 from swarmnode.types import Completion, Example, ExampleKey, Message, sampled_places
 from tests.two_tools import Letters, TwoTools, last_words, lost, said, skilled, sum_of
 
@@ -201,12 +204,39 @@ def test_an_environment_that_overruns_costs_its_completion_the_reward_and_nothin
     assert "did not answer within 10 s" in caplog.text
 
 
-def test_what_answers_one_by_one_has_the_time_of_all_that_are_asked_at_once() -> None:
-    task = TwoTools()
-    alone = ConversationRules({task.name: task}, 16, turn_timeout_s=10.0)
-    in_line = replace(alone, one_by_one=frozenset({task.name}))
-    example = next(stream(task))
-    assert (alone.patience_s(example), in_line.patience_s(example)) == (10.0, MOST_ASKED * 10.0)
+def test_an_environment_that_answers_one_by_one_has_the_whole_time_for_each() -> None:
+    """Six turns of 6 s each at one lock, with 10 s for each: the last is answered after 36 s."""
+    now, all_six, lock = [0.0], threading.Barrier(6), threading.Lock()
+    queue, answered = list[int](), list[threading.Thread]()
+
+    def in_turn(example: Example, turn: int) -> None:
+        if turn > 1:
+            return
+        all_six.wait(60)
+        with off_the_clock():
+            queue.append(turn)
+            lock.acquire()
+        with releasing(lock):
+            queue.pop()
+            for before in answered:
+                before.join(60)
+            while len(queue) + len(answered) < 5:
+                time.sleep(0.001)
+            now[0] += 6.0
+            answered.append(threading.current_thread())
+
+    task = TwoTools(in_turn)
+    ours = rollouts(task, FakeEngine(SKILLED), "sync", concurrency=6, clock=lambda: now[0])
+    assert not any(one.broken_off for one in completions(list(ours.round(stream(task)))))
+    assert now[0] == 36.0
+
+
+@contextmanager
+def releasing(lock: threading.Lock) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def test_an_environment_that_dies_costs_no_round_and_one_that_is_broken_ends_it() -> None:

@@ -1,5 +1,6 @@
 """The share of a function's tests that pass: the usual data sets, and functions that would rather cheat."""
 
+from contextvars import copy_context
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from swarmnode.tasks.code_tests import Step, code_of, passes_tests, share_passed
 from swarmnode.tasks.process import isolate
 from swarmnode.tasks.rewards import call_reward, load_reward
 from swarmnode.tasks.sandbox import Limits, available
+from swarmnode.tasks.work_clock import WorkClock, on_the_clock
 
 needs_a_sandbox = pytest.mark.skipif(
     not available().confines, reason="this machine has nothing to make a sandbox of"
@@ -63,6 +65,27 @@ def share(code: str, *tests: str, name: str | None = None, limits: Limits | None
     return share_passed(code, steps, name, limits=limits or Limits(wall_s=120.0, cpu_s=1))
 
 
+def test_no_answer_is_begun_that_the_time_of_its_group_may_not_suffice_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of them waits for 6 s, of 15 that a stranger's group has."""
+    now = [0.0]
+
+    def waiting(*_: object) -> None:
+        now[0] += 6.0
+
+    monkeypatch.setattr(code_tests, "LIMITS", Limits(wall_s=6.0, cpu_s=2))
+    monkeypatch.setattr(code_tests, "AT_ONCE", 1)
+    monkeypatch.setattr(code_tests, "share_passed", waiting)
+
+    def judged() -> list[float | None]:
+        on_the_clock(WorkClock(15.0, lambda: now[0]))
+        return passes_tests(["Write f"] * 16, ["f = 1"] * 16, test_list=[["assert f(1) == 1"]] * 16)
+
+    assert copy_context().run(judged) == [None] * 16
+    assert now[0] == 12.0
+
+
 # ---- what is run ----
 
 
@@ -93,6 +116,21 @@ def test_messages_are_answers_too() -> None:
     prompt = [[{"role": "user", "content": HUMAN_EVAL_PROMPT}]]
     answer = [[{"role": "assistant", "content": BODY}]]
     assert passes_tests(prompt, answer, test=[HUMAN_EVAL_TEST], entry_point=["has_close"]) == [1.0]
+
+
+@needs_a_sandbox
+def test_what_a_tool_or_a_user_says_is_no_answer_of_the_policy() -> None:
+    """An environment that shows the solution, or a tool that echoes it, solves nothing."""
+    shown = f"```python\n{HUMAN_EVAL_PROMPT}{BODY}```"
+    for role in ("tool", "user"):
+        told = [
+            {"role": "assistant", "content": "show me"},
+            {"role": role, "content": shown},
+            {"role": "assistant", "content": "I do not know"},
+        ]
+        solved = [*told, {"role": "user", "content": "really?"}, {"role": "assistant", "content": shown}]
+        columns = {"test": [HUMAN_EVAL_TEST] * 2, "entry_point": ["has_close"] * 2}
+        assert passes_tests([HUMAN_EVAL_PROMPT] * 2, [told, solved], **columns) == [0.0, 1.0]
 
 
 @needs_a_sandbox
@@ -236,6 +274,76 @@ def test_a_forgery_passes_nothing(code: str) -> None:
         "try:\n    f('no number')\nexcept TypeError: pass\nelse: raise AssertionError",
     )
     assert share(code, *tests, name="f") == 0.0
+
+
+VOLUME = "def volume(r):\n    return 4 / 3 * math.pi * r ** 3\n"
+CLOSE = [
+    "assert math.isclose(volume(10), 4188.79, rel_tol=0.001)",
+    "assert math.isclose(volume(2), 33.51, rel_tol=0.001)",
+]
+FAKED = "class math:\n    isclose = staticmethod(lambda *a, **k: True)\ndef volume(r):\n    return 0\n"
+
+
+@needs_a_sandbox
+@pytest.mark.parametrize("imports", [None, ["import math"], "import math", []])
+def test_a_module_that_tests_use_is_pythons_own(imports: object) -> None:
+    """MBPP writes such tests; its sanitized half says in `test_imports` what they need."""
+    columns = {"test_list": [CLOSE] * 4, **({} if imports is None else {"test_imports": [imports] * 4})}
+    answers = [
+        "import math\n" + VOLUME,
+        "from math import pi\n" + VOLUME.replace("math.", ""),
+        FAKED,
+        FAKED + "import math",
+    ]
+    assert passes_tests(["Write volume"] * 4, answers, **columns) == [1.0, 1.0, 0.0, 0.0]
+
+
+@needs_a_sandbox
+@pytest.mark.parametrize(
+    ("imports", "test", "fake"),
+    [
+        (["from math import isclose"], "assert isclose(f(2), 4)", "def isclose(*a): return True"),
+        (["import math as m"], "assert m.isclose(f(2), 4)", "class m:\n    isclose = lambda *a: True"),
+        (
+            ["import no_such_module as np"],
+            "assert np.close(f(2), 4)",
+            "class np:\n    close = lambda *a: True",
+        ),
+        (
+            ["import os.path"],
+            "assert os.path.join(f(2)) == 4",
+            "class os:\n    class path:\n        join = lambda a: 4",
+        ),
+        ([], "def same(a, b): return a == b\nassert same(f(2), 4)", "def same(*a): return True"),
+        ([], "assert operator.eq(f(2), 4)", "class operator:\n    eq = lambda *a: True"),
+    ],
+)
+def test_what_tests_compare_with_is_never_the_candidates(imports: list[str], test: str, fake: str) -> None:
+    right = "def f(n): return 2 * n"
+    answers = [f"{fake}\ndef f(n): return 0", f"{right}\n{fake}"]
+    found = passes_tests(["Write f"] * 2, answers, tests=[test] * 2, test_imports=[imports] * 2)
+    assert found == [0.0, 0.0 if "no_such" in str(imports) or "os.path" in str(imports) else 1.0]
+
+
+@needs_a_sandbox
+def test_where_the_function_is_named_nothing_else_is_taken_from_the_answer() -> None:
+    test = "def check(candidate):\n    assert isclose(candidate(2), 4)"
+    prompt = "from math import isclose\n\ndef f(n):\n"
+    cheat = "```python\ndef isclose(*a): return True\ndef f(n): return 0\n```"
+    for answer, share_of_it in (("    return 2 * n", 1.0), (cheat, 0.0)):
+        assert passes_tests([prompt], [answer], test=[test], entry_point=["f"]) == [share_of_it]
+    alone = passes_tests(["Write f"], [cheat], test=[test], entry_point=["f"])
+    assert alone == [0.0]
+    solution = "class Solution:\n    def double(self, n): return 2 * n"
+    by_path = {"tests": [["assert Solution().double(2) == 4"]], "entry_point": ["Solution().double"]}
+    assert passes_tests(["Write it"], [solution], **by_path) == [1.0]
+
+
+@needs_a_sandbox
+def test_functions_of_an_answer_may_be_called_like_what_a_module_has() -> None:
+    code = "def gcd(a, b): return gcd(b, a % b) if b else a\ndef copy(x): return [*x]\nclass queue: pass\n"
+    tests = ("assert gcd(12, 18) == 6", "assert copy([1]) == [1]")
+    assert share(code, *tests, "queue = [copy([2])]; assert queue.pop() == [2]") == 1.0
 
 
 @needs_a_sandbox

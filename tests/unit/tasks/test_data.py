@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from swarmnode.errors import TaskError
+from swarmnode.installing import how_to_install
 from swarmnode.tasks import data, hub, tables
 from swarmnode.tasks.data import DataTask, shuffled
 from swarmnode.tasks.functions import rewarded
@@ -146,7 +147,7 @@ def test_what_is_not_installed_is_named_with_its_extra(
     path.touch() if path.suffix else path.mkdir()
     with pytest.raises(TaskError, match="is not installed") as caught:
         load_task(str(path))
-    assert caught.value.hint == 'pip install "swarmnode[data]"'
+    assert caught.value.hint == how_to_install("data")
 
 
 def test_a_hub_that_does_not_answer_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

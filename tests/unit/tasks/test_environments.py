@@ -1,7 +1,10 @@
 """Tools and environments that people have, as tasks that answer back."""
 
+import json
+import os
 import random
 import re
+import resource
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -27,6 +30,7 @@ from swarmnode.tasks.episodes import (
 )
 from swarmnode.tasks.functions import as_task
 from swarmnode.tasks.loader import load_task
+from swarmnode.tasks.mcp import McpServer
 from swarmnode.tasks.portrait import portrait_of
 from swarmnode.tasks.process import isolate
 from swarmnode.tasks.rehearsal import Rehearsal, difference_of
@@ -270,11 +274,45 @@ def test_a_reward_function_gets_the_environments(tmp_path: Path) -> None:
     assert task.score(example, [transcript(turns)]) == [{"reward": 1.0, OWN_REWARD: 0.0}]
 
 
-def test_a_last_turn_that_was_never_answered_is_played_before_it_is_scored(tmp_path: Path) -> None:
+def test_a_tool_that_nobody_called_in_the_episode_is_not_called_for_its_score(tmp_path: Path) -> None:
     task = loaded(tmp_path, HANGMAN)
     example = first(task)
     turns = [*play(task, example, ["guess: p"]), Turn("guess: a")]
-    assert task.score(example, [transcript(turns)]) == [{OWN_REWARD: pytest.approx(2 / 3)}]
+    assert task.score(example, [transcript(turns)]) == [{OWN_REWARD: pytest.approx(1 / 3)}]
+
+
+def test_an_action_that_no_step_has_taken_is_taken_before_it_is_scored() -> None:
+    task = as_task(None, environment=Echo)
+    assert is_environment(task)
+    example = first(task)
+    cut = [*play(task, example, ["a"]), Turn("bb")]
+    assert task.score(example, [transcript(cut)]) == [{OWN_REWARD: 3.0}]
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["answered", "no room for the answer"])
+def test_a_call_is_made_once_however_often_it_is_scored(cut: bool) -> None:
+    booked: list[int] = []
+
+    def book(seat: int) -> str:
+        """Books a seat.
+
+        Args:
+            seat: Its number.
+        """
+        booked.append(seat)
+        return "done"
+
+    task = as_task([("Book seat 7.", "7")], [lambda completions, **_: [1.0] * len(completions)], tools=[book])
+    assert is_environment(task)
+    example = next(iter(task.examples(0)))
+    called = Turn("book: 7")
+    observed = task.observe(example, [called])
+    assert observed is not None and booked == [7]
+    told = transcript([called if cut else replace(called, observed=observed)])
+    for _ in range(3):
+        ((_, reward),) = task.score(example, [told])[0].items()
+        assert reward == 1.0
+    assert booked == [7]
 
 
 HAS_RESET = "class Env:\n    def reset(self): pass\n    def get_reward(self): return 1.0\n"
@@ -572,6 +610,43 @@ def test_tools_of_a_server_of_this_machine(halving: Environment) -> None:
     assert said[:3] == ["4", "error: odd", "error: n must be integer"]
     assert said[3].startswith("error:")
     assert "is not running any more" in said[4]
+
+
+TELLING = """
+import json, os, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked.get("id") is not None:
+        said = {"content": [{"type": "text", "text": json.dumps(dict(os.environ))}]}
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": said}), flush=True)
+"""
+
+
+def test_a_server_sees_of_our_environment_what_programs_need_and_what_the_user_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "sk-secret")
+    (tmp_path / "server.py").write_text(TELLING)
+    server = McpServer((sys.executable, str(tmp_path / "server.py")), 60.0, {"WEATHER_KEY": "mine"})
+    seen = json.loads(server.call("any", {}))
+    server.close()
+    assert seen["WEATHER_KEY"] == "mine" and seen["PATH"] == os.environ["PATH"]
+    assert "JUDGE_KEY" not in seen and "sk-secret" not in str(seen)
+
+
+def test_a_server_is_heard_by_a_process_with_very_many_open_files(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2048:
+        pytest.skip("this machine lets a process open few files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    (tmp_path / "server.py").write_text(TELLING)
+    with ExitStack() as files:
+        files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        while files.enter_context(open(os.devnull)).fileno() < 1100:
+            pass
+        server = McpServer((sys.executable, str(tmp_path / "server.py")), 60.0)
+        files.callback(server.close)
+        assert server.call("any", {})
 
 
 def test_a_server_that_cannot_be_started_is_an_error_of_the_file() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from swarmnode.config import TasksConfig
 from swarmnode.errors import TaskError
+from swarmnode.installing import how_to_install
 from swarmnode.node.assemble import specs_of
 from swarmnode.tasks.gym import gym_seed
 from swarmnode.tasks.judged import draw_round
@@ -105,7 +106,7 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("importlib.import_module", missing)
     with pytest.raises(TaskError, match="needs reasoning_gym, which is not installed") as caught:
         load_task("reasoning-gym:chain_sum")
-    assert caught.value.hint == 'pip install "swarmnode[tasks]"'
+    assert caught.value.hint == how_to_install("tasks")
 
 
 def test_the_answer_is_what_stands_in_the_last_tags() -> None:

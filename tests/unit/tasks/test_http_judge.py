@@ -1,25 +1,34 @@
 """Judges behind a URL, asked over loopback: what they say, what they do not, and what they must not learn."""
 
 import json
+import sqlite3
 import threading
+import traceback
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import StreamRequestHandler, ThreadingTCPServer
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from pydantic import ValidationError
 
 from swarmnode.config import JudgeConfig, TasksConfig
-from swarmnode.errors import TaskError
+from swarmnode.config_layers import load_config
+from swarmnode.errors import ConfigError, TaskError
 from swarmnode.node.assemble import specs_of
 from swarmnode.tasks.functions import as_task
 from swarmnode.tasks.http_judge import MAX_REPLY_BYTES, HttpJudge, filled_in
-from swarmnode.tasks.judgement_cache import JudgementCache
+from swarmnode.tasks.judgement_cache import AGAIN_S, JudgementCache
 from swarmnode.tasks.loader import load_task
+from swarmnode.tasks.process import isolate
 from swarmnode.tasks.rewards import load_reward
 from swarmnode.tasks.task import is_exchangeable
+from swarmnode.tasks.work_clock import WorkClock, on_the_clock
 
 KEY = "sk-very-secret"
 
@@ -147,6 +156,19 @@ def test_what_could_not_be_had_in_time_is_unknown(judging: Judging, judge, caplo
     assert judge(model="m")(["?"], ["a"]) == [1.0], "what is unknown is not kept"
 
 
+def test_no_judge_is_waited_for_longer_than_anybody_waits_for_us(judging: Judging, judge) -> None:
+    """Of a stranger's group the process has less time than the setting says."""
+    time = Time()
+    judging.says((429, {"Retry-After": "20"}, b""))
+
+    def asked() -> list[float | None]:
+        on_the_clock(WorkClock(15.0, time))
+        return judge(time, model="m", timeout_s=60.0)(["?"], ["a"])
+
+    assert copy_context().run(asked) == [None]
+    assert time.now == 0.0
+
+
 def test_a_judge_that_is_not_there_is_tried_so_many_times(judge) -> None:
     time = Time()
     assert judge(time, url="http://127.0.0.1:1", tries=4)(["?"], ["a"]) == [None]
@@ -194,6 +216,109 @@ def test_the_key_is_read_from_the_environment_and_never_shown(
     assert KEY not in f"{refused.value} {caplog.text} {asks!r} {asks.config.model_dump_json()}"
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", " \n", "\n\n"])
+def test_a_key_out_of_a_file_is_used_without_its_line_break(
+    judging: Judging, judge, monkeypatch, end: str
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", f"{KEY}{end}")
+    assert judge(model="m", key_env="JUDGE_KEY")(["?"], ["a"]) == [1.0]
+    assert judging.headers[0]["Authorization"] == f"Bearer {KEY}"
+
+
+ODD_KEYS = [f"{KEY}\nX-Other: 1", f"{KEY}\r{KEY}", f"{KEY}\x07{KEY}", f"{KEY} {KEY}", f"{KEY}\u2013", "\n"]
+
+
+def told_by_a_node(questions: Path, config: dict[str, Any]) -> str:
+    """All that a node would print or log of a judge, which is asked in a process of the task."""
+    told: list[str] = []
+    spec = f"{questions}?judge={quote(json.dumps({'model': 'm', 'tries': 1, 'cached': 0, **config}))}"
+    with isolate(spec, 60.0, printed=told.append) as task:
+        try:
+            told.append(repr(task.score(next(iter(task.examples(0))), ["a"])))
+        except TaskError as error:
+            told.append("".join(traceback.format_exception(error)))
+    return "\n".join(told)
+
+
+@pytest.fixture
+def questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SWARMNODE_HOME", str(tmp_path))
+    path = tmp_path / "questions.jsonl"
+    path.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
+    return path
+
+
+@pytest.mark.parametrize("key", ODD_KEYS)
+def test_a_key_that_no_header_takes_is_an_error_that_does_not_show_it(
+    judging: Judging, questions: Path, monkeypatch, key: str
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", key)
+    told = told_by_a_node(questions, {"url": judging.url, "key_env": "JUDGE_KEY"})
+    assert "JUDGE_KEY" in told and KEY not in told
+    assert judging.asked == []
+
+
+HOSTILE = {
+    "its status line": lambda auth: b"%s nonsense\r\n\r\n" % auth,
+    "a header": lambda auth: b"HTTP/1.1 200 OK\r\nContent-Length: %s\r\n\r\n" % auth,
+    "a number": lambda auth: http_reply(200, {"choices": [{"message": {"content": auth.decode()}}]}),
+    "a refusal": lambda auth: http_reply(403, auth.decode()),
+    "a redirect": lambda auth: b"HTTP/1.1 302 Found\r\nLocation: http://h/%s\r\n\r\n" % auth,
+}
+
+
+def http_reply(status: int, said: Any) -> bytes:
+    body = json.dumps(said).encode()
+    return b"HTTP/1.1 %d x\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body)
+
+
+@pytest.mark.parametrize("reply", HOSTILE.values(), ids=HOSTILE)
+def test_a_judge_that_says_the_key_back_has_it_in_no_log(
+    questions: Path, monkeypatch, reply: Callable[[bytes], bytes]
+) -> None:
+    key = "sk-'very\\\"secret"
+
+    class Echo(StreamRequestHandler):
+        def handle(self) -> None:
+            lines = {}
+            while (line := self.rfile.readline()).strip():
+                name, _, value = line.partition(b": ")
+                lines[name.lower()] = value.strip()
+            self.rfile.read(int(lines[b"content-length"]))
+            assert key.encode() in lines[b"authorization"]
+            self.wfile.write(reply(lines[b"authorization"]))
+
+    monkeypatch.setenv("JUDGE_KEY", key)
+    with ThreadingTCPServer(("127.0.0.1", 0), Echo) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        told = told_by_a_node(questions, {"url": url, "key_env": "JUDGE_KEY"})
+        server.shutdown()
+        thread.join()
+    assert "the judge at http://127.0.0.1" in told
+    assert "very" not in told and "secret" not in told
+
+
+@pytest.mark.parametrize("config", [{"url": f"https://me:{KEY}@judge.example"}, {"key_env": KEY}])
+def test_a_secret_in_the_wrong_setting_is_not_shown(
+    questions: Path, monkeypatch, config: dict[str, str]
+) -> None:
+    url = config.get("url", "https://judge.example")
+    spec = f"{questions}?judge={quote(json.dumps({'url': url, **config}))}"
+    with pytest.raises(TaskError) as of_spec:
+        load_task(spec)
+    ((name, said),) = config.items()
+    with pytest.raises(ConfigError) as of_settings:
+        load_config(environ={}, assignments=[f"tasks.judge={{{name} = {json.dumps(said)}}}"])
+    with pytest.raises(ValidationError) as of_script:
+        JudgeConfig(**config)
+    for error in (of_spec, of_settings, of_script):
+        told = "".join(traceback.format_exception(error.value))
+        assert "environment variable" in told or "key_env" in told
+        assert KEY not in told
+
+
 def test_a_redirect_is_not_followed_with_the_key(judging: Judging, judge, monkeypatch) -> None:
     monkeypatch.setenv("JUDGE_KEY", KEY)
     judging.says((302, {"Location": f"{judging.url}/elsewhere"}, b""))
@@ -234,6 +359,26 @@ def test_the_cache_is_bounded_and_a_damaged_one_is_done_without(tmp_path: Path, 
     damaged.put(b"key", b"said")
     assert damaged.get(b"key") is None and "is not kept" in caplog.text
     damaged.put(b"key", b"said")
+    off = JudgementCache(tmp_path / "off.sqlite", most=0)
+    off.put(b"key", b"said")
+    assert off.get(b"key") is None and not (tmp_path / "off.sqlite").exists()
+
+
+def test_a_cache_that_another_process_holds_is_used_again_later(tmp_path: Path, caplog) -> None:
+    time, path = Time(), tmp_path / "shared.sqlite"
+    cache = JudgementCache(path, most=3, clock=time, busy_s=0.01)
+    cache.put(b"a", b"1")
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        cache.put(b"b", b"2")
+        assert cache.get(b"a") is None, "nobody waits for it with each judgement"
+        other.execute("ROLLBACK")
+    assert cache.get(b"a") is None
+    time.sleep(AGAIN_S)
+    assert (cache.get(b"a"), cache.get(b"b")) == (b"1", None)
+    cache.put(b"b", b"2")
+    assert cache.get(b"b") == b"2"
+    assert caplog.text.count("database is locked") == 1
 
 
 def test_what_is_judged_elsewhere_stays_at_home_unless_the_user_says_otherwise(

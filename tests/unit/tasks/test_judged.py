@@ -6,7 +6,8 @@ import pytest
 
 from swarmnode.chat import Turn
 from swarmnode.errors import JudgementLost, TaskError
-from swarmnode.tasks.judged import MAX_STUCK, JudgedEnvironment, OwnJudge
+from swarmnode.tasks.judged import JudgedEnvironment, OwnJudge
+from swarmnode.tasks.timed_threads import MAX_STUCK
 from swarmnode.testing import FakeTask
 from swarmnode.types import Example, ExampleKey
 
@@ -66,26 +67,35 @@ def score(judge: OwnJudge, name: str, *completions: str):
     return judge.tasks[name].score(EXAMPLE, list(completions))
 
 
+def hang(judge: OwnJudge, name: str):
+    """A judgement that hangs, which alone has a short deadline."""
+    judge.threads.limit_s = 0.02
+    try:
+        return score(judge, name, "hang")
+    finally:
+        judge.threads.limit_s = judge.timeout_s
+
+
 def test_what_is_judged_in_time_is_as_the_task_says():
     assert score(judge_of(Hanging()), "sum", "2", "3") == [{"correct": 1.0}, {"correct": 0.0}]
 
 
 def test_answers_whose_judge_hangs_have_no_reward_and_it_is_told_once(caplog):
     task = Hanging()
-    judge = judge_of(task, timeout_s=0.05)
+    judge = judge_of(task)
     for _ in range(2):
-        assert score(judge, "sum", "hang") == [{}]
+        assert hang(judge, "sum") == [{}]
         assert score(judge, "sum", "2") == [{"correct": 1.0}]
-    assert (judge.lost, judge.stuck) == (2, 2)
+    assert (judge.lost, judge.threads.stuck) == (2, 2)
     (told,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert "task sum did not return within 0.05 s" in told and "tasks.score_timeout_s" in told
+    assert "task sum did not return within 0.02 s" in told and "tasks.score_timeout_s" in told
     task.release.set()
 
 
 @pytest.mark.parametrize("how", ["lost", "hang", "memory"])
 def test_so_many_failures_in_a_row_end_the_run(how):
     task = Hanging()
-    judge = judge_of(task, timeout_s=0.02)
+    judge = judge_of(task, timeout_s=0.02 if how == "hang" else 30.0)
     for _ in range(2):
         assert score(judge, "sum", how) == [{}]
     with pytest.raises(TaskError, match="task sum was given up after 3 groups one after the other") as caught:
@@ -151,15 +161,15 @@ def test_a_task_of_this_process_is_asked_by_one_thread_at_a_time():
 
 def test_threads_that_never_end_are_bounded():
     task, other = Hanging(), Hanging("other")
-    judge = judge_of(task, other, timeout_s=0.02, max_failures=99)
+    judge = judge_of(task, other, max_failures=99)
     for _ in range(2 * MAX_STUCK):
-        score(judge, "sum", "hang")
-        if judge.stuck < MAX_STUCK:
+        hang(judge, "sum")
+        if judge.threads.stuck < MAX_STUCK:
             score(judge, "sum", "2")
         else:
             break
     scored = task.scored
-    assert judge.stuck == MAX_STUCK
+    assert judge.threads.stuck == MAX_STUCK
     assert score(judge, "other", "2") == [{}]
     assert (task.scored, other.scored) == (scored, 0)
     task.release.set()

@@ -7,8 +7,10 @@ from itertools import islice
 import pytest
 
 from swarmnode.errors import TaskError
+from swarmnode.tasks.digests import judged_version
 from swarmnode.tasks.judged import draw_round
 from swarmnode.tasks.loader import load_task, load_tasks
+from swarmnode.tasks.rewards import load_reward
 from swarmnode.tasks.task import redraw, score_strictly
 
 TEN_LINES = """
@@ -92,6 +94,40 @@ def test_the_version_is_that_of_the_text_and_not_of_its_place_or_line_endings(wr
     copy.write_bytes(TEN_LINES.replace("\n", "\r\n").encode())
     assert load_task(str(copy)).version == version
     assert load_task(write(TEN_LINES + "# changed\n")).version != version
+
+
+IMPORTS = """
+{how}
+
+def examples(seed):
+    yield "What is 2 + 2?", "4"
+
+def reward(completions, answer, **columns):
+    return [{called}(c, a) for c, a in zip(completions, answer)]
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "called"),
+    [("from grading_beside import grade", "grade"), ("import grading_beside", "grading_beside.grade")],
+)
+def test_what_lies_beside_and_is_imported_is_part_of_the_version(write, tmp_path, monkeypatch, how, called):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def versions(grading: str) -> tuple[str, str]:
+        for old in (tmp_path / "__pycache__").glob("*"):
+            old.unlink()
+        monkeypatch.delitem(sys.modules, "grading_beside", raising=False)
+        write(grading, "grading_beside.py")
+        path = write(IMPORTS.format(how=how, called=called))
+        reward = load_reward(f"{path}:reward")
+        return load_task(path).version, judged_version("rows", {"reward": reward})
+
+    equal = "import json\n\ndef grade(text, answer):\n    return float(text == answer)\n"
+    found = versions(equal)
+    assert versions(equal) == found
+    begins = versions(equal.replace("text == answer", "text.startswith(answer)"))
+    assert begins[0] != found[0] and begins[1] != found[1]
 
 
 def test_a_version_function_tells_apart_files_that_read_other_data(write):
@@ -275,7 +311,7 @@ def test_examples_that_fail_midway_say_where(write):
 
 
 @pytest.mark.parametrize(
-    "row", ["3", "('?', 4)", "{'question': '?'}", "{'prompt': 3}", "''", "('', '4')", "None"]
+    "row", ["3", "('?', [4])", "{'question': '?'}", "{'prompt': 3}", "''", "('', '4')", "None"]
 )
 def test_examples_of_another_shape_are_refused(write, row):
     with pytest.raises(TaskError):

@@ -2,15 +2,18 @@
 
 import itertools
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
+from swarmnode.tasks.daemon_threads import in_daemon_thread
 from swarmnode.tasks.loader import load_task, spec_of
 from swarmnode.tasks.messages import Score
 from swarmnode.tasks.process import IsolatedTask, isolate
@@ -36,6 +39,8 @@ HANGS = {
 ENDS = {"crashes": ("    import ctypes; ctypes.string_at(0)\n", "signal 11")}
 
 Start = Callable[..., IsolatedTask]
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -90,12 +95,23 @@ def test_a_column_that_cannot_be_written_down_still_reaches_the_reward(start: St
 @pytest.mark.parametrize("body", HANGS.values(), ids=HANGS)
 def test_a_reward_that_hangs_is_given_up_and_says_where_it_was(start: Start, body: str) -> None:
     task = start(with_reward(body), timeout_s=0.5)
-    (example,) = first(task)
-    with pytest.raises(JudgementOverran) as caught:
-        task.score(example, ["a"])
-    assert repr(example.prompt) in caught.value.message and "0.5 s" in caught.value.message
-    assert caught.value.hint.startswith(f"it was at {task.spec} line ")
-    assert caught.value.hint.endswith("in reward")
+    example = next(load_task(task.spec).examples(0))
+    given_up = overrun(task, example, lambda error: error.hint.endswith("in reward"))
+    assert repr(example.prompt) in given_up.message and "0.5 s" in given_up.message
+    assert given_up.hint.startswith(f"it was at {task.spec} line ")
+
+
+def overrun(
+    task: IsolatedTask, example: Example, began: Callable[[JudgementOverran], bool]
+) -> JudgementOverran:
+    """The error of a reward that hangs, once it had begun: a busy machine may need the deadline to begin
+    it, and then everything is tried again."""
+    for _ in range(100):
+        with pytest.raises(JudgementOverran) as caught:
+            task.score(example, ["a"])
+        if began(caught.value):
+            return caught.value
+    raise AssertionError("the reward never began")
 
 
 @pytest.mark.parametrize(("body", "how"), ENDS.values(), ids=ENDS)
@@ -146,10 +162,17 @@ def reward(completions, answer, **columns):
 
 @pytest.fixture(scope="module")
 def nasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IsolatedTask]:
-    """One task, with two processes, for all that a judge may do."""
+    """One task, with two processes, for all that a judge may do and come back from."""
     path = tmp_path_factory.mktemp("nasty") / "nasty.py"
     path.write_text(SUMS + NASTY)
-    with isolate(str(path), 0.5, workers=2, memory_mb=512) as task:
+    with isolate(str(path), 60.0, workers=2, memory_mb=512) as task:
+        yield task
+
+
+@pytest.fixture(scope="module")
+def impatient(nasty: IsolatedTask) -> Iterator[IsolatedTask]:
+    """The same task, for what never comes back."""
+    with isolate(nasty.spec, 0.5, workers=2, memory_mb=512) as task:
         yield task
 
 
@@ -159,10 +182,18 @@ def judges_on(task: IsolatedTask) -> bool:
 
 
 @pytest.mark.parametrize("what", ["regular expression", "huge power", "catches everything"])
-def test_what_never_ends_costs_its_deadline(nasty: IsolatedTask, what: str) -> None:
+def test_what_never_ends_costs_its_deadline(nasty: IsolatedTask, impatient: IsolatedTask, what: str) -> None:
     with pytest.raises(JudgementOverran, match=r"did not return within 0\.5 s"):
-        nasty.score(first(nasty)[0], [what])
-    assert judges_on(nasty)
+        impatient.score(first(nasty)[0], [what])
+    assert once_in_time(lambda: judges_on(impatient))
+
+
+def once_in_time(ask: Callable[[], T]) -> T:
+    """What is answered within a deadline that a busy machine may miss, again and again."""
+    for _ in range(100):
+        with suppress(JudgementLost):
+            return ask()
+    raise AssertionError("it never answers")
 
 
 @pytest.mark.parametrize("what", ["os._exit", "kill", "memory", "memory bit by bit"])
@@ -192,20 +223,45 @@ def test_what_is_only_bad_manners_is_put_up_with(nasty: IsolatedTask, what: str)
     assert judges_on(nasty)
 
 
-def test_while_one_process_hangs_the_other_judges(start: Start) -> None:
-    body = "    while completions[0] == 'hang': pass\n" + RIGHT
-    task = start(with_reward(body), timeout_s=3.0, workers=2)
+def test_while_one_process_hangs_the_other_judges(start: Start, tmp_path: Path) -> None:
+    task = start(with_reward(hanging_after(began := tmp_path / "began") + RIGHT), workers=2, timeout_s=3600.0)
     (example,) = first(task)
     with ThreadPoolExecutor(1) as thread:
         hanging = thread.submit(task.score, example, ["hang"])
-        while not hanging.running():
-            pass
-        judged = 0
-        while not hanging.done():
-            judged += task.score(example, ["?"]) == [{"reward": 0.0}]
-        with pytest.raises(JudgementOverran):
+        await_file(began)
+        assert [task.score(example, ["?"]) for _ in range(3)] == [[{"reward": 0.0}]] * 3
+        assert not hanging.done()
+        task.interrupt()
+        with pytest.raises(JudgementLost, match="stopped"):
             hanging.result()
-    assert judged > 1
+
+
+def hanging_after(began: Path) -> str:
+    """The lines of a reward that never ends on "hang", and tells with a file that it has begun."""
+    return (
+        "    if completions[0] == 'hang':\n"
+        f"        import pathlib; pathlib.Path({str(began)!r}).touch()\n"
+        "        while True: pass\n"
+    )
+
+
+def await_file(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_process_that_takes_no_more_orders_is_given_up_too(start: Start) -> None:
+    """One that stands still does not empty its socket, and an order may be larger than that holds."""
+    task = start(with_reward(RIGHT), timeout_s=0.5)
+    example = next(load_task(task.spec).examples(0))
+    child = task._process._slots[0].runner._child  # type: ignore[attr-defined]
+    assert child is not None
+    os.kill(child.pid, signal.SIGSTOP)
+    with pytest.raises(JudgementOverran):
+        in_daemon_thread(lambda: task.score(example, ["x" * (4 << 20)])).result(timeout=60)
+    assert once_in_time(lambda: task.score(example, ["?"])) == [{"reward": 0.0}]
 
 
 def test_parts_of_a_large_group_are_judged_apart_where_the_file_says_so(start: Start) -> None:
@@ -255,15 +311,17 @@ def test_a_file_that_cannot_be_loaded_is_the_error_that_it_is_here(start: Start)
         start("import os; os._exit(5)", name="leaving.py")
 
 
-def test_an_interrupt_ends_what_is_under_way_and_the_next_request_starts_again(start: Start) -> None:
-    import threading
-
-    body = "    if completions[0] == 'bad':\n        while True: pass\n" + RIGHT
-    task = start(with_reward(body), timeout_s=3600.0)
+def test_an_interrupt_ends_what_is_under_way_and_the_next_request_starts_again(
+    start: Start, tmp_path: Path
+) -> None:
+    task = start(with_reward(hanging_after(began := tmp_path / "began") + RIGHT), timeout_s=3600.0)
     (example,) = first(task)
-    threading.Timer(0.3, task.interrupt).start()
-    with pytest.raises(JudgementLost, match="stopped"):
-        task.score(example, ["bad"])
+    with ThreadPoolExecutor(1) as thread:
+        hanging = thread.submit(task.score, example, ["hang"])
+        await_file(began)
+        task.interrupt()
+        with pytest.raises(JudgementLost, match="stopped"):
+            hanging.result()
     assert task.score(example, ["good"]) == [{"reward": 0.0}]
 
 
@@ -290,8 +348,7 @@ def test_what_it_started_ends_with_it(start: Start, tmp_path: Path) -> None:
         "    child.wait()\n"
     )
     task = start(with_reward(body), timeout_s=2.0)
-    with pytest.raises(JudgementOverran):
-        task.score(first(task)[0], ["a"])
+    overrun(task, next(load_task(task.spec).examples(0)), lambda _: (tmp_path / "pid").exists())
     assert ends(int((tmp_path / "pid").read_text()))
 
 
@@ -315,27 +372,23 @@ def test_strangers_answers_are_judged_in_a_process_of_their_own(start: Start) ->
     (example,) = first(own)
     with own.for_strangers(0.5) as theirs:
         assert (theirs.name, theirs.version) == (own.name, own.version)
-        assert drawn_once_loaded(theirs) == [example]
+        assert once_in_time(lambda: first(theirs)) == [example]
         with pytest.raises(JudgementOverran):
             theirs.score(example, ["bad"])
         assert own.score(example, ["good"]) == [{"reward": 0.0}]
 
 
-def drawn_once_loaded(task: IsolatedTask) -> list[Example]:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        with suppress(JudgementLost):
-            return first(task)
-    raise AssertionError("it was never loaded")
-
-
-def test_a_stranger_does_not_pay_for_a_file_that_is_long_in_loading(start: Start) -> None:
-    own = start("import time\ntime.sleep(0.5)\n" + with_reward(RIGHT))
-    with own.for_strangers(0.05) as theirs:
+def test_a_stranger_does_not_pay_for_a_file_that_is_long_in_loading(start: Start, tmp_path: Path) -> None:
+    (may_load := tmp_path / "may_load").touch()
+    waits = f"import os, time\nwhile not os.path.exists({str(may_load)!r}): time.sleep(0.01)\n"
+    own = start(waits + with_reward(RIGHT))
+    may_load.unlink()
+    with own.for_strangers(1.0) as theirs:
         with pytest.raises(JudgementLost, match="still being loaded") as caught:
             first(theirs)
         assert not isinstance(caught.value, JudgementOverran)
-        assert drawn_once_loaded(theirs) == first(own)
+        may_load.touch()
+        assert once_in_time(lambda: first(theirs)) == first(own)
 
 
 def test_a_file_that_is_changed_meanwhile_stays_what_it_was(start: Start) -> None:

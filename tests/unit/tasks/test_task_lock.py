@@ -4,7 +4,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from swarmnode.errors import JudgementLost
+from swarmnode.tasks.daemon_threads import in_daemon_thread
 from swarmnode.tasks.loader import TaskLock
+from swarmnode.tasks.work_clock import clock_of_work
 
 
 def test_threads_are_never_inside_together():
@@ -108,3 +110,21 @@ def test_a_failure_inside_gives_the_turn_back():
         pass
     with ThreadPoolExecutor(max_workers=1) as thread:
         assert thread.submit(lambda: turn.taken().__enter__()).result(timeout=10) is None
+
+
+def test_the_clock_of_a_thread_stands_while_it_waits_for_the_others():
+    now, turn = [0.0], TaskLock()
+    with turn.taken():
+        waiting = in_daemon_thread(lambda: inside(turn, now), 10.0, lambda: now[0])
+        while not turn._next.locked():
+            pass
+        now[0] += 100.0
+        assert waiting.clock.off_s == 100.0
+    assert waiting.result(timeout=30) == 7.0
+
+
+def inside(turn: TaskLock, now: list[float]) -> float:
+    """Seconds that the clock of this thread has left after 3 s of work."""
+    with turn.taken():
+        now[0] += 3.0
+        return clock_of_work().left_s

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from swarmnode.chat import Turn, transcript
 from swarmnode.tasks.builtin import BUILTIN_TASKS
+from swarmnode.tasks.conventions import adapted
 from swarmnode.tasks.functions import as_task
 from swarmnode.tasks.loader import load_task
+from swarmnode.tasks.plain_rewards import final_answer
 from swarmnode.tasks.process import isolate
 from swarmnode.tasks.rewards import builtin_rewards, call_reward, load_reward
 from swarmnode.tasks.task import Isolated, Task, draw_held_out, draw_train, is_exchangeable, judges_groups
@@ -88,3 +91,47 @@ def test_maj_at_k_takes_what_most_of_k_say_and_shares_ties() -> None:
     assert majority_at_k(texts, right, 8) is None
     assert majority_at_k(["", ""], [False, False], 2) == 0.0
     assert majority_at_k(["4"], [None], 1) is None
+
+
+def calculator(final: str, first: str = "") -> str:
+    call = '{"name": "add", "arguments": {"left": 2, "right": 2}}'
+    return transcript([Turn(first or call, ({"role": "tool", "content": "7"},)), Turn(final)])
+
+
+def add(left: int, right: int) -> int:
+    """Adds."""
+    return left + right
+
+
+def test_of_a_conversation_the_last_turn_votes_whatever_was_said_before_it() -> None:
+    rows = [{"prompt": f"{n} + {n}?"} for n in range(40)]
+    task = as_task(rows, ["majority_vote"], tools=[add])
+    votes = [1.0, 1.0, 1.0, 0.0]
+    for firsts in (["", "", "", ""], ["a", "b", "c", "d"]):
+        said = [calculator(final, first) for final, first in zip("4445", firsts, strict=True)]
+        assert totals(task, said, held_out=False) == [{"majority_vote": vote} for vote in votes]
+        assert totals(task, said, held_out=True) == [{"agreement": vote} for vote in votes]
+
+
+CONVERSATION = [
+    {"role": "assistant", "content": "1", "tool_calls": []},
+    {"role": "tool", "content": "2"},
+    {"role": "assistant", "content": "3"},
+    {"role": "user", "content": "4"},
+]
+
+
+@pytest.mark.parametrize("heard_last", [True, False])
+@pytest.mark.parametrize("calls", [True, False])
+def test_every_reward_of_ours_reads_what_the_policy_said_last(heard_last: bool, calls: bool) -> None:
+    said = CONVERSATION if heard_last else CONVERSATION[:-1]
+    if calls:
+        said = [CONVERSATION[0], {**said[2], "content": None, "tool_calls": []}, *said[1:]]
+    assert final_answer(said) == final_answer("3") == "3"
+    for name, right in (("exact_match", "3"), ("numeric_match", "3.0")):
+        assert load_reward(name)(["?"], [said], answer=[right]) == [1.0]
+
+    def compute_score(solution_str: str, ground_truth: str) -> float:
+        return float(solution_str == ground_truth)
+
+    assert adapted(compute_score)(["?"], [said], answer=["3"]) == [1.0]

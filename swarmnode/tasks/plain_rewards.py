@@ -1,0 +1,49 @@
+"""The files of `rewards/`, which import nothing of swarmnode, and what all rewards take for an answer.
+
+rewards/*.py -> [builtin] -> rewards.py
+a text, or messages -> [final_answer] -> votes.py, code_tests.py, conventions.py, http_judge.py, evaluation.py
+"""
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from swarmnode.errors import TaskError
+
+_PACKAGE = "_swarmnode_rewards"
+"""Name under which the built-in rewards are imported: `rewards` may well be the user's own package."""
+
+
+def final_answer(completion: Any) -> str:
+    """The answer in a completion as rewards get it: its text, or what the policy said last in its messages.
+    The one rule is that of the plain rewards (rewards/_text.py)."""
+    return builtin("_text").text_of(completion)
+
+
+def builtin(module: str) -> ModuleType:
+    """One of their modules. Raises TaskError."""
+    if _PACKAGE not in sys.modules:
+        _import_package(_builtin_folder())
+    return importlib.import_module(f"{_PACKAGE}.{module}")
+
+
+def _builtin_folder() -> Path:
+    """Where the wheel puts `rewards/`, or the repository's own in an editable install."""
+    package = Path(__file__).parents[1]
+    installed = package / "_builtin" / "rewards"
+    return installed if installed.is_dir() else package.parent / "rewards"
+
+
+def _import_package(folder: Path) -> None:
+    location = folder / "__init__.py"
+    spec = importlib.util.spec_from_file_location(
+        _PACKAGE, location, submodule_search_locations=[str(folder)]
+    )
+    if spec is None or spec.loader is None or not location.is_file():
+        raise TaskError(f"the built-in rewards are missing from {folder}", hint="install swarmnode again")
+    package = importlib.util.module_from_spec(spec)
+    sys.modules[_PACKAGE] = package
+    spec.loader.exec_module(package)
