@@ -6,8 +6,9 @@ tasks draw an [Example] -> the engine answers with [Completion]s -> scored, they
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from statistics import fmean
 from typing import Any, Literal, cast
 
@@ -232,13 +233,45 @@ def has_gradient(rewards: Sequence[float | None]) -> bool:
 
 
 def total_reward(scores: Scores) -> float | None:
-    """Sum of the named rewards that were scored; None when none of them was.
+    """Sum of the named rewards that were scored, each by its weight; None when none of them was.
 
-    >>> total_reward({"correct": 1.0, "format": None})
-    1.0
+    >>> total_reward({"correct": 1.0, "format": None}), total_reward({"correct": 1.0, "format*0.5": 0.5})
+    (1.0, 1.25)
     """
-    scored = [value for value in scores.values() if value is not None]
+    scored = [weight_of(name) * value for name, value in scores.items() if value is not None]
     return float(sum(scored)) if scored else None
+
+
+WEIGHT_MARK = "*"
+"""Stands between the name of a reward and its weight: so scores tell what they count, wherever they go."""
+
+
+@lru_cache(maxsize=1024)
+def weight_of(name: str) -> float:
+    """The weight of a reward: its name ends in it, where it is not 1.
+
+    >>> weight_of("format*0.5"), weight_of("format")
+    (0.5, 1.0)
+    """
+    try:
+        weight = float(name.partition(WEIGHT_MARK)[2] or 1.0)
+    except ValueError:
+        return 1.0
+    return weight if math.isfinite(weight) else 1.0
+
+
+def by_reward(scores: Iterable[Scores]) -> dict[str, list[float]]:
+    """Returns the values of each reward before its weight, by name, without those that are not known.
+
+    >>> by_reward([{"correct": 1.0, "format*0.5": None}, {"correct": 0.0, "format*0.5": 1.0}])
+    {'correct': [1.0, 0.0], 'format': [1.0]}
+    """
+    found: dict[str, list[float]] = {}
+    for named in scores:
+        for name, value in named.items():
+            if value is not None:
+                found.setdefault(name.partition(WEIGHT_MARK)[0], []).append(value)
+    return found
 
 
 def spread_of(values: Sequence[float]) -> float:

@@ -1,27 +1,51 @@
 """The optimizer of everything that is trained here: of a policy's adapter, of a stage of a pipeline.
 
 trainer.py, pipeline members -> [adam]
+trainer.py, before a round -> [learning_rate_at] -> the optimizer's rate
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import nn
 
+from swarmnode.config import TrainingConfig
 from swarmnode.errors import ModelError
 from swarmnode.model.budget import is_out_of_memory
 
 ADAM_BETAS = (0.9, 0.99)
 
 
-def adam(parameters: Sequence[nn.Parameter], learning_rate: float) -> torch.optim.AdamW:
+def learning_rate_at(config: TrainingConfig, done: int, rounds: int | None) -> float:
+    """The learning rate after `done` rounds of learning, of the `rounds` that there will be (None: without an
+    end). No round has 0: warm-up begins with its first part, and what falls would be 0 after the last.
+
+    >>> half = TrainingConfig(learning_rate=1.0, schedule="linear", warmup_rounds=2)
+    >>> [learning_rate_at(half, done, rounds=6) for done in range(6)]
+    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    """
+    warmup = config.warmup_rounds
+    if done < warmup:
+        return config.learning_rate * (done + 1) / warmup
+    if config.schedule == "constant" or rounds is None:
+        return config.learning_rate
+    left = max(rounds - done, 1) / max(rounds - warmup, 1)
+    return config.learning_rate * (
+        left if config.schedule == "linear" else 0.5 - 0.5 * math.cos(math.pi * left)
+    )
+
+
+def adam(
+    parameters: Sequence[nn.Parameter], learning_rate: float, weight_decay: float = 0.0
+) -> torch.optim.AdamW:
     """AdamW with its moments in place: a first step that found no memory for them would leave half of them.
 
     Raises ModelError where there is no memory for them now.
     """
     # Fused: one pass, and no temporaries of the size of the adapter.
     optimizer = torch.optim.AdamW(
-        parameters, lr=learning_rate, betas=ADAM_BETAS, weight_decay=0.0, fused=True
+        parameters, lr=learning_rate, betas=ADAM_BETAS, weight_decay=weight_decay, fused=True
     )
     try:
         for parameter in parameters:

@@ -9,7 +9,7 @@ their groups out, each as soon as it is complete, and nothing stays under way. W
 may answer back, plays them by `conversation_rules`.
 """
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from math import comb
 from typing import TYPE_CHECKING
@@ -19,8 +19,13 @@ from swarmnode.rollout.engine import Engine, SamplingParams
 from swarmnode.rollout.schedule.group import Answered, Renderer
 from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.rollout.schedule.state import PartialSettings
-from swarmnode.tasks.judged import JudgedTask
-from swarmnode.tasks.task import Isolated, Task, draw_held_out, is_environment, score_completions
+from swarmnode.tasks.task import (
+    Task,
+    draw_held_out,
+    evaluation_size_of,
+    is_environment,
+    score_completions,
+)
 from swarmnode.training.records import Evaluation, PassAt
 from swarmnode.types import Example, Scores, mean_or_none, total_reward
 
@@ -47,11 +52,10 @@ def evaluate(
     should_stop: Callable[[], bool] = lambda: False,
     conversations: "ConversationRules | None" = None,
 ) -> Evaluation | None:
-    """Sample `samples` completions for each held-out example of each task and score them. None when stopped
-    early. `conversations`: None where no task answers back."""
-    drawn = [
-        example for task in tasks.values() for example in islice(draw_held_out(task, EVAL_SEED), examples)
-    ]
+    """Sample `samples` completions for each held-out example of each task and score them: `examples` of each,
+    or all of its own evaluation set. None when stopped early. `conversations`: None where no task answers
+    back."""
+    drawn = [example for task in tasks.values() for example in measured_with(task, examples)]
     rewards: dict[str, list[list[float]]] = {name: [] for name in tasks}
     judged_by: dict[str, set[str]] = {name: set() for name in tasks}
     ks = powers_of_two(samples)
@@ -73,7 +77,7 @@ def evaluate(
         rewards[name].append([reward for reward in totals if reward is not None])
         judged_by[name].update(*scores)
         if samples > 1:
-            texts = [completion.text for completion in answered.completions]
+            texts = _answers(tasks[name], answered)
             passes = [None if reward is None else reward >= passing_reward for reward in totals]
             majorities[name].append(_majorities(texts, passes, ks, scores))
     if should_stop():
@@ -97,7 +101,23 @@ def evaluate(
         {k: _mean_of_known([of_task[k] for of_task in pass_at.values()]) for k in ks},
         majority_at,
         {name: tuple(sorted(names)) for name, names in judged_by.items()},
+        {name: len(rows) for name, rows in rewards.items()},
     )
+
+
+def _answers(task: Task, answered: Answered) -> list[str]:
+    """The texts that vote; of conversations what was said last in each."""
+    texts = [completion.text for completion in answered.completions]
+    if not is_environment(task):
+        return texts
+    from swarmnode.tasks.environments import final_answers
+
+    return final_answers(answered.example, texts)
+
+
+def measured_with(task: Task, examples: int) -> Iterator[Example]:
+    """What an evaluation asks of a task."""
+    return islice(draw_held_out(task, EVAL_SEED), None if evaluation_size_of(task) else examples)
 
 
 def _majorities(
@@ -146,12 +166,7 @@ def conversation_rules(tasks: Mapping[str, Task], config: Config) -> "Conversati
         limits.max_turns,
         limits.turn_timeout_s,
         config.rollout.max_turn_tokens,
-        frozenset(name for name, task in environments.items() if _is_isolated(task)),
     )
-
-
-def _is_isolated(task: Task) -> bool:
-    return isinstance(task.task if isinstance(task, JudgedTask) else task, Isolated)
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:

@@ -22,7 +22,7 @@ from swarmnode.model.policy import Policy
 from swarmnode.training.foreign.agreement import Agreement
 from swarmnode.training.foreign.lessons import GroupLesson, Replay
 from swarmnode.training.forward import Forward
-from swarmnode.training.losses import LossOutput, StepSize, loss_of
+from swarmnode.training.losses import LossOutput, StepSize, group_advantages, loss_of
 from swarmnode.training.objective import MeasuredTokens, with_off_policy
 from swarmnode.training.packing import TrainingSample, completion_tokens, credited_samples, to_samples
 from swarmnode.training.records import TrainReport
@@ -58,6 +58,7 @@ class MeasuredRound:
     started: float = field(default_factory=time.perf_counter)
     groups: Counter[tuple[str, bool]] = field(default_factory=Counter[tuple[str, bool]])
     """(own or external, has a gradient) -> groups."""
+    learning_rate: float | None = None
     replayed: int = 0
     book: int = 0
     book_foreign: int = 0
@@ -89,6 +90,7 @@ class MeasuredRound:
             pass_rates=self.pass_rates,
             tokens=tokens,
             optimizer_steps=len(self.steps),
+            learning_rate=self.learning_rate,
             loss=mean_or_none([float(step.loss) for step in self.steps]),
             grad_norm=mean_or_none(self.norms),
             clipped_share=per_token("clipped"),
@@ -170,15 +172,26 @@ def group_samples(
     # By the task's rewards, as DAPO filters: how long answers are is no lesson where all are as good.
     if not group.has_gradient:
         return None
-    rewards = group.rewards
-    if config.overlong_tokens:
-        from swarmnode.training.shaping import shaped_rewards
-
-        lengths = [completion.sampled_tokens for completion in group.completions]
-        finishes: list[FinishReason] = [completion.finish for completion in group.completions]
-        rewards = shaped_rewards(rewards, lengths, finishes, max_tokens, config)
+    rewards = _shaped_rewards(group, config, max_tokens)
     advantage = loss_of(config.loss).advantage
     return to_samples(group, prompt_ids, rewards=rewards, advantage=advantage, policy=policy)
+
+
+def credit_of(group: RolloutGroup, config: TrainingConfig, *, max_tokens: int) -> list[float | None] | None:
+    """The advantages by which `group_samples` makes samples of a group."""
+    if not group.has_gradient:
+        return None
+    return group_advantages(_shaped_rewards(group, config, max_tokens), loss_of(config.loss).advantage)
+
+
+def _shaped_rewards(group: RolloutGroup, config: TrainingConfig, max_tokens: int) -> tuple[float | None, ...]:
+    if not config.overlong_tokens:
+        return group.rewards
+    from swarmnode.training.shaping import shaped_rewards
+
+    lengths = [len(completion.token_ids) for completion in group.completions]
+    finishes: list[FinishReason] = [completion.finish for completion in group.completions]
+    return shaped_rewards(group.rewards, lengths, finishes, max_tokens, config)
 
 
 def lesson_samples(

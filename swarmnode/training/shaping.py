@@ -21,7 +21,8 @@ def shaped_rewards(
 ) -> tuple[float | None, ...]:
     """The rewards less `overlong_penalty` times the overlong share of each answer.
 
-    `lengths` are tokens of this node's tokenizer, `max_tokens` is its `rollout.max_tokens`. None stays None.
+    `lengths` are tokens of this node's tokenizer, `max_tokens` is its `rollout.max_tokens`; both count what
+    an environment wrote in a conversation, as the limit cuts it all the same. None stays None.
     An aborted answer was not ended by the policy: its length says nothing, and its reward stays.
 
     >>> config = TrainingConfig(overlong_tokens=4, overlong_penalty=1.0)

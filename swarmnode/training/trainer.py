@@ -16,7 +16,7 @@ its gradient norm, its optimizer, its version.
 
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +25,7 @@ from torch import Tensor
 from swarmnode.config import TrainingConfig
 from swarmnode.model.head import TokenLogprobs
 from swarmnode.model.policy import Policy
-from swarmnode.training.adam import adam
+from swarmnode.training.adam import adam, learning_rate_at
 from swarmnode.training.foreign.agreement import SOURCES, Agreement, Source
 from swarmnode.training.foreign.rules import GroupLesson, Lessons, Rule, Sapo
 from swarmnode.training.forward import Forward
@@ -67,20 +67,23 @@ class Trainer:
         forward: Forward | None = None,
         rule: Rule | None = None,
         compares: bool = True,
+        rounds: int | None = None,
     ) -> None:
         """`temperature`, `top_p` and `max_tokens` are those of the sampler. `forward`: that of the base,
         shared with the trainers of other policies on it; without one this policy is alone. `rule`: how it
         learns from others; None: as SAPO does. `compares`: reports tell whether others' answers pull the
-        policy where its own reward does (agreement.py)."""
+        policy where its own reward does (agreement.py). `rounds`: how many there will be in all, for a
+        learning rate that falls until then."""
         self.policy = policy
         self.config = config
         self.seed = seed
+        self.rounds = rounds
         self.max_tokens = max_tokens
         self.rule = rule or Sapo()
         self._sample_rules = SampleRules(
             render, config, max_tokens, end=lambda: policy.base.eos_token_ids[0], policy=policy.number
         )
-        self.optimizer = adam(policy.parameters, config.learning_rate)
+        self.optimizer = adam(policy.parameters, config.learning_rate, config.weight_decay)
         self._agreement = Agreement(self.optimizer) if compares else None
         self.forward = forward or Forward(policy, config, temperature=temperature, top_p=top_p)
         self.forward.add(policy)
@@ -102,6 +105,10 @@ class Trainer:
         lessons = self.rule.lessons(own, external, version=self.policy.version, foreign_share=foreign_share)
         if self._agreement is not None:
             self._agreement.begin_round()
+        # The version is the rounds of learning behind it, and part of every checkpoint.
+        learning_rate = learning_rate_at(self.config, self.policy.version, self.rounds)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
         shaped = lessons.shaped
         replayed = list(replayed_samples(lessons.replayed, self._sample_rules, shaped=shaped))
         return RoundOfPolicy(
@@ -113,7 +120,7 @@ class Trainer:
             self._shuffled_steps(
                 self._samples(lessons.own, shaped) + self._samples(lessons.external, shaped), replayed
             ),
-            _measured(external, lessons, len(replayed)),
+            _measured(external, lessons, len(replayed), learning_rate),
             self._agreement,
         )
 
@@ -126,17 +133,23 @@ class Trainer:
     ) -> list[list[TrainingSample]]:
         """The samples of each optimizer step: as few steps as the setting allows, of equal size, because a
         last one of few samples would be noise. What is replayed is spread over the steps that there are
-        anyway, or is a step of its own."""
+        anyway, or is a step of its own. All of it again for each inner epoch, in another order."""
         order, more = list(samples), list(replayed)
         chance = random.Random(f"{self.seed}:{self.policy.version}")
-        chance.shuffle(order)
-        chance.shuffle(more)
         count = max(-(-len(order) // self.config.sequences_per_step), 1 if more else 0)
-        return [[*order[number::count], *more[number::count]] for number in range(count)]
+        steps: list[list[TrainingSample]] = []
+        for _ in range(self.config.inner_epochs):
+            chance.shuffle(order)
+            chance.shuffle(more)
+            steps += [[*order[number::count], *more[number::count]] for number in range(count)]
+        return steps
 
 
-def _measured(external: Sequence[RolloutGroup], lessons: Lessons, replayed: int) -> MeasuredRound:
+def _measured(
+    external: Sequence[RolloutGroup], lessons: Lessons, replayed: int, learning_rate: float
+) -> MeasuredRound:
     measured = MeasuredRound(
+        learning_rate=learning_rate,
         replayed=replayed,
         book=lessons.book,
         book_foreign=lessons.book_foreign,
@@ -167,8 +180,8 @@ class KnownLogprobs:
     """Log-probabilities that do not change while the round trains."""
 
     prox: Logprobs
-    """Those under the policy before the round's first update. Samples of the first step are not among them:
-    the policy has not moved yet, so theirs are the current ones."""
+    """Those under the policy before the round's first update. Samples of the first step alone are not among
+    them: the policy has not moved yet, so theirs are the current ones."""
     reference: Logprobs
     """Those under the base model; empty when no KL divergence to it is asked for."""
 
@@ -186,12 +199,17 @@ class KnownLogprobs:
 def known_before(rounds: Sequence[RoundOfPolicy]) -> KnownLogprobs:
     """What is known before the first update of these rounds; all stand on one base."""
     forward, config = rounds[0].forward, rounds[0].config
-    later = [sample for one in rounds for step in one.steps[1:] for sample in step]
-    every = [sample for one in rounds for step in one.steps for sample in step]
+    later = _each_once(sample for one in rounds for step in one.steps[1:] for sample in step)
+    every = _each_once(sample for one in rounds for step in one.steps for sample in step)
     return KnownLogprobs(
         prox=_logprobs(forward, later, reference=False),
         reference=_logprobs(forward, every, reference=True) if config.kl_coef else {},
     )
+
+
+def _each_once(samples: Iterable[TrainingSample]) -> list[TrainingSample]:
+    """Inner epochs come back to the same samples."""
+    return list({id(sample): sample for sample in samples}.values())
 
 
 def _logprobs(forward: Forward, samples: Sequence[TrainingSample], *, reference: bool) -> Logprobs:

@@ -2,17 +2,18 @@
 
 book_rule.py (admits, mends) -> [Book] -> draw -> Replay -> trainer
 
-Bounded: at most `size` answers, the oldest out; a few of one example, so that none fills the book and long
-answers stay diverse; and of one stranger a quarter of it at most. An answer that was verified once is right
-for good, so none leaves for its age in policy versions. The book of a checkpoint is our own bytes; it is
-bounded and typed all the same, as a disk may hold anything.
+Bounded: at most `size` answers, and no more than a checkpoint takes, the oldest out; a few of one example, so
+that none fills the book and long answers stay diverse; and of one stranger a quarter of it at most. An answer
+that was verified once is right for good, so none leaves for its age in policy versions. The book of a
+checkpoint is our own bytes; it is bounded and typed all the same, as a disk may hold anything.
 """
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from itertools import islice, repeat
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -24,6 +25,9 @@ MAX_BOOK = 65_536
 
 MAX_TOKENS = 131_072
 """The most tokens of one answer in a saved book: more than any policy here writes."""
+
+MAX_BOOK_BYTES = 384 << 20
+"""A book as a checkpoint holds it, which leaves room for the rest of a rule's state (MAX_STATE_BYTES)."""
 
 AUTHOR_SHARE = 0.25
 """The share of the book that one stranger's answers may take. Names cost nothing, but whose groups we get at
@@ -82,11 +86,20 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     def example(self) -> ExampleKey:
         return ExampleKey(self.task, self.version, self.seed, self.index)
 
+    @property
+    def saved_bytes(self) -> int:
+        """The most bytes that a state needs for it: no number takes more than 9, no token id more than 5."""
+        texts = (self.task, self.version, self.prompt, self.author)
+        numbers = 5 * len(self.token_ids) + 2 * 9 * len(self.given)
+        return 64 + sum(len(text.encode(errors="replace")) for text in texts) + numbers
+
 
 Entries = Annotated[tuple[Entry, ...], Meta(max_length=MAX_BOOK)]
 """A book, as a state holds it."""
 
 Key = tuple[ExampleKey, tuple[int, ...]]
+
+Counted = TypeVar("Counted")
 
 
 class Book:
@@ -99,6 +112,7 @@ class Book:
         self._entries: dict[Key, Entry] = {}
         self._of_example: Counter[ExampleKey] = Counter()
         self._of_stranger: Counter[str] = Counter()
+        self._bytes = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -115,23 +129,27 @@ class Book:
 
     def add(self, entry: Entry) -> bool:
         """Put an answer in, and say whether it is new. The same tokens stay where they are; once we find them
-        ourselves, they count as ours."""
+        ourselves, they count as ours. One that a saved book could not hold is left out."""
+        if len(entry.token_ids) > MAX_TOKENS:
+            return False
         key = (entry.example, entry.token_ids)
         known = self._entries.get(key)
         if known is not None:
             if entry.own and not known.own:
                 self._entries[key] = entry
-                self._of_stranger -= Counter((known.author,))
+                self._bytes += entry.saved_bytes - known.saved_bytes
+                _count_down(self._of_stranger, known.author)
             return False
         if self._of_example[entry.example] >= self._per_example and not self._make_way(entry):
             return False
         self._entries[key] = entry
+        self._bytes += entry.saved_bytes
         self._of_example[entry.example] += 1
         if not entry.own:
             self._of_stranger[entry.author] += 1
             if self._of_stranger[entry.author] > self._per_author:
                 self._remove(self._oldest(lambda one: not one.own and one.author == entry.author))
-        if len(self._entries) > self._size:
+        while len(self._entries) > self._size or self._bytes > MAX_BOOK_BYTES:
             self._remove(next(iter(self._entries)))
         return True
 
@@ -149,17 +167,12 @@ class Book:
         rng: random.Random,
         foreign_share: float = 1.0,
     ) -> list[Entry]:
-        """Draws at most `count` different answers: of twice as many drawn by how often we fail on their task,
-        the first different ones. A task without a pass rate is one that we fail on. At most `foreign_share`
-        of `count` are a stranger's; our own take the places of the others."""
-        entries = list(self._entries.values())
-        drawn = _drawn(entries, count, pass_rates, rng)
-        foreign = [entry for entry in drawn if not entry.own]
-        most = round(foreign_share * count)
-        if len(foreign) <= most:
-            return drawn
-        own = _drawn([entry for entry in entries if entry.own], count - most, pass_rates, rng)
-        return [*foreign[:most], *own]
+        """Draws `count` different answers, or all where there are fewer, by how often we fail on their task.
+        A task without a pass rate is one that we fail on. At most `foreign_share` of `count` are a
+        stranger's; our own take the places of the others."""
+        foreign = repeat(True, round(foreign_share * count))
+        ordered = _by_lot(self._entries.values(), pass_rates, rng)
+        return list(islice((entry for entry in ordered if entry.own or next(foreign, False)), count))
 
     def _make_way(self, entry: Entry) -> bool:
         """Where an example has all the answers it may have, one of our own takes a stranger's place."""
@@ -177,16 +190,24 @@ class Book:
         if key is None:
             return
         entry = self._entries.pop(key)
-        self._of_example -= Counter((entry.example,))
+        self._bytes -= entry.saved_bytes
+        _count_down(self._of_example, entry.example)
         if not entry.own:
-            self._of_stranger -= Counter((entry.author,))
+            _count_down(self._of_stranger, entry.author)
 
 
-def _drawn(
-    entries: Sequence[Entry], count: int, pass_rates: Mapping[str, float], rng: random.Random
-) -> list[Entry]:
-    if not entries:
-        return []
-    weights = [max(FLOOR, 1.0 - pass_rates.get(entry.task, 0.0)) for entry in entries]
-    places = rng.choices(range(len(entries)), weights, k=2 * count)
-    return [entries[place] for place in list(dict.fromkeys(places))[:count]]
+def _count_down(counts: Counter[Counted], one: Counted) -> None:
+    """Counts one less. Names without a count go: there is no end of them."""
+    counts[one] -= 1
+    if not counts[one]:
+        del counts[one]
+
+
+def _by_lot(entries: Iterable[Entry], pass_rates: Mapping[str, float], rng: random.Random) -> list[Entry]:
+    """The entries in the order of a lottery without replacement, each drawn by its weight (Efraimidis and
+    Spirakis 2006): by waiting times that are exponential with the weights as rates."""
+
+    def waits(entry: Entry) -> float:
+        return rng.expovariate(max(FLOOR, 1.0 - pass_rates.get(entry.task, 0.0)))
+
+    return sorted(entries, key=waits)

@@ -18,7 +18,7 @@ by the text as much as by its end; `teach_ends` turns the end off.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -78,16 +78,20 @@ class BookRule(Rule):
     def state(self) -> bytes:
         return pack(self._settings.name, BookState(self.marks.by_task, self.book.entries))
 
-    def restore(self, data: bytes, tasks: Mapping[str, str] | None = None) -> None:
+    def restore(self, data: bytes, tasks: Mapping[str, str] | None = None) -> int:
         saved = unpack(data, self._settings.name, BookState)
         if saved is None:
-            return
+            return 0
         self.marks.by_task = dict(saved.marks)
         if tasks is not None:
             self.marks.keep_only(tasks)
-        for entry in saved.entries:
-            if tasks is None or tasks.get(entry.task) == entry.version:
-                self.book.add(entry)
+        kept = [one for one in saved.entries if tasks is None or tasks.get(one.task) == one.version]
+        for entry in kept:
+            self.book.add(entry)
+        return len(saved.entries) - len(kept)
+
+    def forget_strangers(self, tasks: Collection[str]) -> None:
+        self.book.keep_only(lambda entry: entry.own or entry.task not in tasks)
 
     def _enter(self, own: Sequence[RolloutGroup], foreign: Sequence[RolloutGroup]) -> tuple[int, int]:
         """Returns how many answers of others were cut on their way in, and how many were refused."""

@@ -10,7 +10,7 @@ that it is of. No torch here.
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
 
@@ -162,9 +162,14 @@ class Rule(ABC):
         """What a restart has to know, for a checkpoint (`pack`)."""
         return b""
 
-    def restore(self, data: bytes, tasks: Mapping[str, str] | None = None) -> None:  # noqa: B027 - optional
+    def restore(self, data: bytes, tasks: Mapping[str, str] | None = None) -> int | None:
         """Take up what `state` gave; nothing for no bytes or those of another rule. `tasks`: version by name;
-        what belongs to others is forgotten. None: all is taken. Raises CheckpointError."""
+        what belongs to others is forgotten. None: all is taken. Returns how many answers were forgotten,
+        where a rule counts them. Raises CheckpointError."""
+        return None
+
+    def forget_strangers(self, tasks: Collection[str]) -> None:  # noqa: B027 - optional
+        """Let go of what was kept of others' answers to these tasks, which are not exchanged (any more)."""
 
 
 def as_they_are(groups: Sequence[RolloutGroup]) -> tuple[GroupLesson, ...]:
@@ -173,9 +178,19 @@ def as_they_are(groups: Sequence[RolloutGroup]) -> tuple[GroupLesson, ...]:
 
 
 def pack(rule: str, state: msgspec.Struct) -> bytes:
-    """The state of a rule, for `unpack`."""
+    """The state of a rule, for `unpack`. Nothing where that would not read it, for want of a bound."""
     raw = msgspec.Raw(msgspec.msgpack.encode(state))
-    return msgspec.msgpack.encode(_Packed(FORMAT, rule, raw))
+    data = msgspec.msgpack.encode(_Packed(FORMAT, rule, raw))
+    if len(data) <= MAX_STATE_BYTES:
+        return data
+    logger.warning(
+        "what exchange.rule=%s has learnt takes %d bytes, and a checkpoint %d at most: a restart begins"
+        " without it",
+        rule,
+        len(data),
+        MAX_STATE_BYTES,
+    )
+    return b""
 
 
 def unpack(data: bytes, rule: str, kind: type[State]) -> State | None:

@@ -2,19 +2,22 @@
 
 book_rule.py -> [Mender] -> mending.py (what to cut), odd_pieces.py (where to look closer)
 
-The learner's thread waits for the judge. So it is the one for strangers' answers, whose process ends what
-does not return in time. Once it is lost, no more answers to that task are examined in the round; whose text
-it overran on has no doubtful answer examined ever after.
+The learner's thread waits for the judge, and no longer than the exchange does: the process of a task file
+ends what does not return in time, and the functions of a script are left behind in a thread of theirs. Once a
+judge is lost, no more answers to its task are examined in the round; whose text it overran on has no doubtful
+answer examined ever after.
 """
 
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
 from swarmnode.tasks.task import Task, is_environment, score_strictly
+from swarmnode.tasks.timed_threads import TimedThreads
 from swarmnode.training.foreign.book import BookCandidate
 from swarmnode.training.foreign.mending import ForeignAnswer, MendedAnswer, Read, Tokens, mend, reasons
 from swarmnode.training.foreign.odd_pieces import OddPieces
@@ -35,13 +38,17 @@ class Text(Tokens, Protocol):
 class Mender:
     """`Mend` of book.py: call it with foreign answers of full marks, in the thread that trains."""
 
-    def __init__(self, read: Read, tasks: Mapping[str, Task], text: Text) -> None:
-        """`read`: what our policy says now. `tasks`: by name, as strangers' answers are judged."""
+    def __init__(
+        self, read: Read, tasks: Mapping[str, Task], text: Text, *, judge_limit_s: float = 60.0
+    ) -> None:
+        """`read`: what our policy says now. `tasks`: by name, as strangers' answers are judged.
+        `judge_limit_s`: the longest that the judge may be at work at once."""
         self.counts: Counter[str] = Counter()
         """Answers by their fate, since the start."""
         self._read = read
         self._tasks = tasks
         self._text = text
+        self._threads = TimedThreads(judge_limit_s)
         self._pieces = OddPieces()
         self._hung_by: set[str] = set()
         """Authors."""
@@ -90,7 +97,8 @@ class Mender:
         if answer.author in self._hung_by or task in self._lost:
             return unknown
         try:
-            scores = score_strictly(self._tasks[task], answer.example, texts)
+            judge = partial(score_strictly, self._tasks[task], answer.example, texts)
+            scores = self._threads.result_of(judge, f"the reward of task {task}")
         except JudgementLost as lost:
             self._lost.add(task)
             if isinstance(lost, JudgementOverran):

@@ -17,7 +17,7 @@ own group.
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from math import sqrt
@@ -73,8 +73,11 @@ class WideGroups(Rule):
         """The state of the rule alone: what others got on examples of the last rounds is forgotten."""
         return self._rule.state()
 
-    def restore(self, data: bytes, tasks: Mapping[str, str] | None = None) -> None:
-        self._rule.restore(data, tasks)
+    def restore(self, data: bytes, tasks: Mapping[str, str] | None = None) -> int | None:
+        return self._rule.restore(data, tasks)
+
+    def forget_strangers(self, tasks: Collection[str]) -> None:
+        self._rule.forget_strangers(tasks)
 
     def _remember(self, group: RolloutGroup) -> None:
         by_author = self._rewards.setdefault(group.example.key, {})
