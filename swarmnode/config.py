@@ -11,6 +11,7 @@ from typing import Any, Literal, get_origin
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from swarmnode.errors import ConfigError
 
@@ -21,8 +22,11 @@ LOSS_NAMES = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo")
 """Our own losses. They stand here, too, so that a misspelt one is refused without torch: each is a record in
 `LOSSES` of training/losses.py, and a test holds the two equal."""
 
+MONITOR_NAMES = ("tensorboard", "trackio", "wandb")
+"""Our own monitors: each is a class in `MONITORS` of node/monitors.py."""
+
 IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
-"""`package.module:name`, as of a loss or a rule of one's own."""
+"""`package.module:name`, as of a loss, a rule or a monitor of one's own."""
 
 
 def import_named(setting: str, path: str) -> Any:
@@ -64,6 +68,10 @@ NOT_OF_A_TEMPLATE = frozenset(
 """Arguments of apply_chat_template that the node sets, or that would make something else of a prompt."""
 
 
+SECRET = "secret"
+"""The type of an error whose value may be a key or a password, so that nobody shows it."""
+
+
 class Section(BaseModel):
     """A frozen group of settings. Unknown keys are errors."""
 
@@ -77,8 +85,12 @@ class Section(BaseModel):
         return (value,) if isinstance(value, str) and get_origin(field.annotation) is tuple else value
 
 
+SWARM_NAME = r"[a-z0-9][a-z0-9._-]{0,62}"
+"""A swarm's name, as a regular expression. It stands in topics and in names of files."""
+
+
 class SwarmConfig(Section):
-    name: str = Field(default="commons", pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")
+    name: str = Field(default="commons", pattern=f"^{SWARM_NAME}$")
     """Nodes with the same swarm name exchange rollouts; others never hear each other."""
 
 
@@ -90,10 +102,11 @@ class NetworkConfig(Section):
     announce: tuple[str, ...] = ()
     """Public multiaddrs to tell peers instead of the ones we listen on (behind a forwarded port). Of several
     policies the first one announces them."""
-    seeds: tuple[str, ...] = ()
-    """Addresses of peers to dial first, each a multiaddr that ends in /p2p/<peer id>."""
-    mdns: bool = False
-    """Find peers in the local network by multicast DNS."""
+    seeds: tuple[str, ...] = ("shipped",)
+    """Whom to dial first: multiaddrs that end in /p2p/<peer id>, files with one on each line, DNS names as
+    /dnsaddr/example.org. shipped: the list that came with swarmnode (configs/seeds.txt)."""
+    mdns: bool = True
+    """Find peers in the local network by multicast DNS, in private address ranges only."""
     wait_for_peers: int = Field(default=0, ge=0)
     """Connected peers to wait for before round 1, other policies of this process not among them. 0 starts
     alone at once."""
@@ -152,6 +165,8 @@ class PolicyConfig(Section):
 class JudgeConfig(Section):
     """A judge behind a URL (tasks/http_judge.py), as the table [tasks.judge]."""
 
+    model_config = ConfigDict(hide_input_in_errors=True)
+
     url: str = ""
     """An OpenAI-compatible endpoint such as http://localhost:8000/v1, with `model`; or what takes
     {"prompt", "completions", "columns"} by POST and gives {"scores": [...]}. Empty: there is none."""
@@ -176,7 +191,7 @@ class JudgeConfig(Section):
     """Requests of one process at the same time."""
     timeout_s: float = Field(default=60.0, gt=0)
     """Longest that the answers to one example may take, attempts and waits included. Then they have no
-    reward."""
+    reward. Those of strangers have 14 seconds at most."""
     tries: int = Field(default=5, ge=1, le=20)
     """Attempts at one request that finds the judge busy, broken or unclear."""
     cached: int = Field(default=100_000, ge=0)
@@ -191,8 +206,19 @@ class JudgeConfig(Section):
         if url and (parts.scheme not in ("http", "https") or not parts.hostname):
             raise ValueError("a URL begins with http:// or https://")
         if parts.username or parts.password:
-            raise ValueError("no password in a URL: name the variable that holds the key in key_env")
+            raise PydanticCustomError(
+                SECRET, "no password in a URL: name the variable that holds the key in key_env"
+            )
         return url
+
+    @field_validator("key_env")
+    @classmethod
+    def _key_env_is_a_name(cls, name: str) -> str:
+        if name and not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
+            raise PydanticCustomError(
+                SECRET, "key_env is the name of an environment variable, and not the key itself"
+            )
+        return name
 
     @field_validator("read")
     @classmethod
@@ -214,8 +240,11 @@ class TasksConfig(Section):
     mixes: tuple[str, ...] = ()
     """The tasks of each of several policies, names joined by commas. Policy k takes entry k, and the first
     again after the last; more entries than policies are refused. Empty: all policies take `names`."""
+    evaluation: str = ""
+    """A data set of the same columns that measures what data sets train on, whole: a file, a folder or
+    `hf:NAME:SPLIT`. All their rows train then. Empty: a fifth of the prompts is held out."""
     eval_examples: int = Field(default=64, ge=1, le=1024)
-    """Held-out examples per task in an evaluation."""
+    """Held-out examples per task in an evaluation, where a task has no evaluation set of its own."""
     score_timeout_s: float = Field(default=120.0, gt=0, le=86_400)
     """Longest that a task file may take to judge the answers to one example, or to draw examples. Then its
     process is ended and started again, and the answers have no reward."""
@@ -239,6 +268,9 @@ class TasksConfig(Section):
     reward: tuple[str, ...] = ()
     """Rewards of data sets: exact_match and our others by name, `file.py:function` or
     `package.module:function`. Empty: an answer counts when it equals the answer column."""
+    reward_weights: tuple[float, ...] = ()
+    """How much each reward of `reward` counts in their sum, a judge behind a URL last; at 0 it is only
+    measured. Empty: 1 each. Peers with other weights have another task."""
     prompt_column: str = ""
     """The column of data sets that is asked. Empty: prompt, messages, question, problem, or the like."""
     answer_column: str = ""
@@ -353,6 +385,8 @@ class ExchangeConfig(Section):
     """Oldest external group still trained on, in our policy versions since it arrived."""
     buffer_groups: int = Field(default=256, ge=1, le=65536)
     """Accepted external groups kept for later rounds."""
+    upload_mb_per_s: float = Field(default=2.0, ge=1.1)
+    """Most megabytes a second that bodies, our own and those handed on for others, may take of our upload."""
     shards: int = Field(default=1, ge=1, le=64)
     """Gossip topics the swarm's headers are spread over. All nodes of a swarm must agree."""
 
@@ -369,6 +403,16 @@ class TrainingConfig(Section):
     loss of your own, as mymodule:name."""
     learning_rate: float = Field(default=1e-4, gt=0)
     """AdamW learning rate of the adapter."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate falls until node.rounds, which linear and cosine need: not at all, in a straight
+    line, or along half a cosine."""
+    warmup_rounds: int = Field(default=0, ge=0)
+    """Rounds over which the learning rate rises to its full size. 0: it begins with that."""
+    weight_decay: float = Field(default=0.0, ge=0, lt=1)
+    """AdamW weight decay of the adapter."""
+    inner_epochs: int = Field(default=1, ge=1, le=64)
+    """Passes of a round over the same answers, each in an order of its own. The ratio that is clipped stays
+    the one against the policy before the round."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
     """Lower clip of the probability ratio (1 - clip_low); cispo has none. gspo clips whole answers: 3e-4 here
     and 4e-4 above suit it."""
@@ -422,7 +466,8 @@ class PipelineConfig(Section):
     data: bool = True
     """Be ready for stage 0: it draws tasks, sees texts and losses, and holds embedding and head."""
     members: tuple[str, ...] = ()
-    """Peer ids that may be members. Empty: whoever is in the swarm."""
+    """Peer ids that may be members; "anyone" for whoever is in the swarm. Empty: whoever is in a private
+    swarm, or on this machine alone; a public one is refused."""
     wait_for_members: int = Field(default=2, ge=1, le=512)
     """Members, ourselves included, to wait for before the first plan."""
     memory_gb: float | None = Field(default=None, gt=0)
@@ -460,19 +505,31 @@ class NodeConfig(Section):
     seed: int | None = Field(default=None, ge=0, le=2**31 - 1)
     """Seed of draws, sampling and adapter. Unset: from the peer id, so that nodes ask different questions."""
     rounds: int | None = Field(default=None, ge=0)
-    """Stop when this many rounds are done, counted over all starts. Unset: go on until stopped."""
+    """Stop when this many rounds of the run are done, counted over all starts. Unset: go on until stopped."""
+    run: str = Field(default="", pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,79})?$")
+    """Name of the run to go on with, or to begin. Unset: that of the same model, tasks and rewards, a new one
+    beside it where these are others; for evaluations and exports, the one that was written to last."""
     checkpoint_every: int = Field(default=10, ge=1)
     """Rounds between checkpoints. One more is written after every evaluation and at every orderly stop."""
     keep_checkpoints: int = Field(default=3, ge=1)
     """Checkpoints kept; older ones are deleted, but never the one with the best evaluation."""
     policies: int = Field(default=1, ge=1, le=16)
     """Policies that this node trains on one base model, each with its own identity, seed and adapter."""
-    eval_every: int = Field(default=0, ge=0)
-    """Rounds between evaluations on held-out draws. 0: only at the first start and at the end."""
+    eval_every: int = Field(default=20, ge=0)
+    """Rounds between evaluations on held-out draws or the tasks' own evaluation sets; 64 draws take about as
+    long as generating a round. 0: only at the first start and at the end."""
+    monitors: tuple[str, ...] = ()
+    """Trackers that get the numbers of every round, besides state/logs/metrics.jsonl: tensorboard, trackio,
+    wandb, or one of your own as mymodule:name."""
     http: str = "127.0.0.1"
     """Address of the status page (/healthz, /status, /metrics)."""
     http_port: int = Field(default=0, ge=0, le=65535)
     """Port of the status page. 0: any free one; `swarmnode status` finds it. Policy k adds k."""
+
+    @field_validator("monitors")
+    @classmethod
+    def _monitors_are_known_or_can_be_imported(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(_one_of_ours_or_an_import_path("monitor", MONITOR_NAMES, name) for name in names)
 
 
 class Config(Section):
@@ -487,12 +544,24 @@ class Config(Section):
     node: NodeConfig = NodeConfig()
 
     @model_validator(mode="after")
+    def _a_pipeline_has_one_run(self) -> "Config":
+        if self.pipeline.name and self.node.run:
+            raise ValueError("node.run is about a policy of one machine: a pipeline has one run")
+        return self
+
+    @model_validator(mode="after")
     def _enough_groups_to_train_on(self) -> "Config":
         wanted = self.exchange.local_groups + self.exchange.external_groups
         if self.exchange.enabled and wanted == 0:
             raise ValueError(
                 "exchange.local_groups and exchange.external_groups are both 0: nothing to train on"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _a_schedule_that_ends_has_an_end(self) -> "Config":
+        if self.training.schedule != "constant" and self.node.rounds is None:
+            raise ValueError(f"training.schedule = {self.training.schedule} needs node.rounds")
         return self
 
 

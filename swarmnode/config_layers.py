@@ -9,16 +9,17 @@ came from, so that `swarmnode config show` can say so.
 import difflib
 import os
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ValidationError
 
-from swarmnode.config import KEYS, Config
+from swarmnode.config import KEYS, SECRET, SECTIONS, Config
 from swarmnode.errors import ConfigError
 from swarmnode.models import resolve_model
+from swarmnode.other_names import ARGUMENTS_OF_TRL, NAMES_OF_TRL
 from swarmnode.storage import Paths, builtin_folder, resolve_paths
 
 ENV_PREFIX = "SWARMNODE_"
@@ -63,7 +64,8 @@ def load_config(
     flags: Mapping[str, Any] | None = None,
     flags_from: str = "command line",
 ) -> LoadedConfig:
-    """Merge all layers. `flags` are command-line flags that stand for a key (`--seed`); they win last.
+    """Merge all layers. `flags` are command-line flags that stand for a key (`--seed`), or what a script
+    says, where a section may be a dictionary of its own; they win last.
 
     Raises ConfigError naming the layer, the key and, for an unknown key, the closest known one.
     """
@@ -76,7 +78,7 @@ def load_config(
         layers.append(_file_layer(f"--config {config_file}", config_file))
     layers.extend(_environment_layers(os.environ if environ is None else environ))
     layers.append(ConfigLayer("--set", dict(_split_assignment(text) for text in assignments)))
-    layers.append(ConfigLayer(flags_from, flags or {}))
+    layers.append(ConfigLayer(flags_from, dict(_flat(flags or {}))))
     return merge_layers(layers)
 
 
@@ -155,6 +157,15 @@ def _file_layer(origin: str, path: Path) -> ConfigLayer:
     return ConfigLayer(origin, values)
 
 
+def _flat(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in given.items():
+        if name in SECTIONS and isinstance(value, Mapping):
+            for key, one in cast(Mapping[str, Any], value).items():
+                yield f"{name}.{key}", one
+        else:
+            yield name, value
+
+
 def _environment_layers(environ: Mapping[str, str]) -> list[ConfigLayer]:
     layers: list[ConfigLayer] = []
     for variable, text in sorted(environ.items()):
@@ -188,14 +199,36 @@ def _require_known(key: str, origin: str) -> None:
 
 
 def _closest(key: str) -> str:
-    """Advice naming the nearest known key, by whole name first and by last part second."""
-    matches = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.6)
+    """Advice naming the nearest known key: a slip of one letter, what TRL calls so, what is called so in
+    another section, then by whole name, then by last part."""
+    tail = key.rpartition(".")[2]
+    slips = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.94)
+    if tail in NAMES_OF_TRL and not slips:
+        ours, note = NAMES_OF_TRL[tail]
+        return f"Did you mean {ours!r}?" + (f" ({note})" if note else "")
+    matches = (
+        slips
+        or [full for full in KEYS if full.endswith(f".{tail}")]
+        or difflib.get_close_matches(key, KEYS, n=1, cutoff=0.6)
+    )
     if not matches:
         tails = {full.partition(".")[2]: full for full in KEYS}
-        matches = [
-            tails[t] for t in difflib.get_close_matches(key.rpartition(".")[2], tails, n=1, cutoff=0.6)
-        ]
+        matches = [tails[t] for t in difflib.get_close_matches(tail, tails, n=1, cutoff=0.6)]
     return f"Did you mean {matches[0]!r}?" if matches else "`swarmnode config show` lists every setting"
+
+
+def advice_for_argument(name: str, known: Collection[str]) -> str:
+    """Advice for a keyword that a Node does not take: the one that is meant, or the setting.
+
+    >>> advice_for_argument("roundz", ["rounds", "home"])
+    "Did you mean 'rounds'?"
+    """
+    if name in ARGUMENTS_OF_TRL:
+        return f"TRL's {name} is here {ARGUMENTS_OF_TRL[name]}"
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    if close and name not in NAMES_OF_TRL:
+        return f"Did you mean {close[0]!r}?"
+    return f"{_closest(name)} Settings go into one dictionary: settings={{'section.name': value}}"
 
 
 def _explain(error: ValidationError, origins: Mapping[str, str]) -> ConfigError:
@@ -203,5 +236,8 @@ def _explain(error: ValidationError, origins: Mapping[str, str]) -> ConfigError:
     key = ".".join(str(part) for part in first["loc"][:2])
     where = f" ({origins[key]})" if key in origins else ""
     message = first["msg"].removeprefix("Value error, ")
-    shown = f"{key} = {first['input']!r}: " if key in origins else ""
-    return ConfigError(f"{shown}{message}{where}", hint="`swarmnode config show` explains every setting")
+    value = "..." if first["type"] == SECRET else repr(first["input"])
+    shown = f"{key} = {value}: " if key in origins else ""
+    return ConfigError(
+        f"{shown}{message}{where}", hint="`swarmnode config show --explain` explains every setting"
+    )

@@ -1,0 +1,71 @@
+"""Says so when a task teaches nothing: no answer is ever right, or all answers get the same reward.
+
+groups of each round -> [after] -> [advice] -> node.py -> log, panel, Summary
+
+A group whose rewards are all equal has no gradient (rollout_learner.py). With no other groups for many rounds
+a node runs and learns nothing, which looks like a defect of the node to whoever is not told.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from swarmnode.types import MIN_REWARD_SPREAD, RolloutGroup
+
+ROUNDS = 20
+"""Rounds without a gradient after which it is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drought:
+    """Rounds in a row in which one task gave rewards but no gradient, and the rewards of these."""
+
+    rounds: int
+    answers: int
+    lowest: float
+    highest: float
+
+
+def after(droughts: Mapping[str, Drought], groups: Sequence[RolloutGroup]) -> dict[str, Drought]:
+    """Returns the droughts by task after one more round. A task without a known reward in it stays as it was.
+
+    >>> after({"rev": Drought(3, 96, 0.0, 0.0)}, [])
+    {'rev': Drought(rounds=3, answers=96, lowest=0.0, highest=0.0)}
+    """
+    found = dict(droughts)
+    for task in {group.example.key.task for group in groups}:
+        of_task = [group for group in groups if group.example.key.task == task]
+        rewards = [reward for group in of_task for reward in group.rewards if reward is not None]
+        if any(group.has_gradient for group in of_task):
+            found.pop(task, None)
+        elif rewards:
+            before = droughts.get(task, Drought(0, 0, rewards[0], rewards[0]))
+            found[task] = Drought(
+                before.rounds + 1,
+                before.answers + len(rewards),
+                min(before.lowest, *rewards),
+                max(before.highest, *rewards),
+            )
+    return found
+
+
+def advice(droughts: Mapping[str, Drought]) -> dict[str, str]:
+    """Returns what a person should know, by task, of the droughts that have lasted for ROUNDS."""
+    return {task: _said(task, drought) for task, drought in droughts.items() if drought.rounds >= ROUNDS}
+
+
+def _said(task: str, drought: Drought) -> str:
+    time = f"in {drought.rounds} rounds ({drought.answers:,} answers)"
+    if drought.highest <= 0:
+        return (
+            f"no answer to {task} was right {time}: there is nothing to learn from yet. what helps: a reward"
+            " that pays for part of an answer, easier examples first, or a swarm that knows the task"
+        )
+    if drought.highest - drought.lowest < MIN_REWARD_SPREAD:
+        return (
+            f"all answers to {task} had the reward {drought.highest:.2f} {time}: there is nothing to learn"
+            " from. what helps: harder examples, or a reward that tells good from better"
+        )
+    return (
+        f"answers to the same example of {task} always had equal rewards {time}: there is nothing to learn"
+        " from. what helps: a reward that tells them apart, or a higher rollout.temperature"
+    )

@@ -1,0 +1,68 @@
+"""Names that people bring along: what TRL calls something, and what it is called here.
+
+[NAMES_OF_TRL] -> config_layers.py (advice for an unknown setting), settings_page.py (docs/settings.md)
+[ARGUMENTS_OF_TRL] -> config_layers.py (advice for an unknown argument of sn.Node)
+"""
+
+from collections.abc import Mapping
+
+NAMES_OF_TRL: Mapping[str, tuple[str, str]] = {
+    "num_generations": ("rollout.group_size", ""),
+    "generation_batch_size": ("rollout.groups", "counted in groups: groups x group_size answers a round"),
+    "steps_per_generation": ("rollout.groups", "a round's answers over training.sequences_per_step"),
+    "per_device_train_batch_size": (
+        "training.sequences_per_step",
+        "counts completions, whatever fits in memory at once: that is training.micro_batch_tokens",
+    ),
+    "gradient_accumulation_steps": ("training.micro_batch_tokens", "it follows from free memory by itself"),
+    "max_completion_length": ("rollout.max_tokens", ""),
+    "max_prompt_length": ("rollout.max_prompt_tokens", "longer prompts are left out, not cut"),
+    "temperature": ("rollout.temperature", ""),
+    "top_p": ("rollout.top_p", ""),
+    "learning_rate": ("training.learning_rate", "the default is 1e-4, for LoRA"),
+    "lr": ("training.learning_rate", ""),
+    "max_grad_norm": ("training.grad_clip", ""),
+    "beta": ("training.kl_coef", ""),
+    "epsilon": ("training.clip_low", ""),
+    "epsilon_high": ("training.clip_high", ""),
+    "num_iterations": ("training.inner_epochs", ""),
+    "lr_scheduler_type": ("training.schedule", "constant, linear or cosine"),
+    "warmup_steps": ("training.warmup_rounds", "counted in rounds"),
+    "reward_weights": ("tasks.reward_weights", ""),
+    "report_to": ("node.monitors", "metrics.jsonl is always written"),
+    "loss_type": ("training.loss", ""),
+    "importance_sampling_level": ("training.loss", "sequence is the loss gspo"),
+    "scale_rewards": ("training.loss", "without scaling it is dr_grpo"),
+    "mask_truncated_completions": ("training.overlong_tokens", "DAPO's soft punishment instead"),
+    "vllm_importance_sampling_correction": ("training.correction", ""),
+    "gradient_checkpointing": ("training.gradient_checkpointing", ""),
+    "max_steps": ("node.rounds", "rounds= of sn.Node, --rounds of join; over all starts"),
+    "num_train_epochs": ("node.rounds", "a stream of examples has no epochs"),
+    "save_steps": ("node.checkpoint_every", "counted in rounds"),
+    "save_total_limit": ("node.keep_checkpoints", ""),
+    "eval_steps": ("node.eval_every", "counted in rounds"),
+    "seed": ("node.seed", ""),
+    "use_vllm": ("rollout.engine", "vllm, embedded or auto"),
+    "model_name_or_path": ("policy.model", "model= of sn.Node, --model of join"),
+    "bf16": ("policy.dtype", "bfloat16"),
+    "load_in_4bit": ("policy.quantization", "nf4"),
+    "chat_template_kwargs": ("policy.chat_template", ""),
+    "r": ("policy.lora_rank", "of peft's LoraConfig"),
+    "lora_r": ("policy.lora_rank", ""),
+    "target_modules": ("policy.lora_targets", ""),
+    "reward_funcs": ("tasks.reward", "functions: reward= of sn.Node"),
+    "dataset_name": ("tasks.names", "the first argument of sn.Node, --task of join: hf:OWNER/NAME"),
+}
+"""TRL's name -> our setting, and what else there is to know of it."""
+
+ARGUMENTS_OF_TRL: Mapping[str, str] = {
+    "train_dataset": "the first argument, task=: sn.Node(rows, reward=f)",
+    "reward_funcs": "reward=, one function or a list of them",
+    "args": "settings={'section.name': value}, and rounds=, home=, run=",
+    "peft_config": "settings={'policy.lora_rank': 16, 'policy.lora_alpha': 32}: LoRA is the default",
+    "output_dir": "home=, a folder for everything that is kept; `swarmnode export` writes an adapter",
+    "logging_steps": "nothing: every round is logged, and on_round= or monitors= are told",
+    "callbacks": "on_round=, or monitors=",
+    "environment_factory": "environment=",
+}
+"""What TRL's trainer or its config is called with -> what says the same to sn.Node."""

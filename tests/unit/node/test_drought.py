@@ -1,0 +1,56 @@
+"""When a person is told that there is nothing to learn from, and when not."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from swarmnode.node.drought import ROUNDS, Drought, advice, after
+from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, Span
+
+
+def group(rewards: Sequence[float | None], task: str = "last") -> RolloutGroup:
+    said = tuple(Completion("a", (97,), (-1.0,), (Span(0, 0, 1),), "stop") for _ in rewards)
+    scores = tuple({"reward": reward} for reward in rewards)
+    return RolloutGroup(Example(ExampleKey(task, "1", 0, 0), "?"), said, scores, "me", 0)
+
+
+def droughts_of(*groups: RolloutGroup, rounds: int = ROUNDS) -> dict[str, Drought]:
+    droughts: dict[str, Drought] = {}
+    for _ in range(rounds):
+        droughts = after(droughts, groups)
+    return droughts
+
+
+def test_it_is_said_after_twenty_rounds_without_a_right_answer_and_not_before() -> None:
+    wrong = group([0.0] * 8), group([0.0] * 8)
+    assert advice(droughts_of(*wrong, rounds=ROUNDS - 1)) == {}
+    (said,) = advice(droughts_of(*wrong)).values()
+    assert said.startswith(
+        "no answer to last was right in 20 rounds (320 answers): there is nothing to learn"
+    )
+    assert "pays for part of an answer" in said and "easier examples" in said
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        ([group([1.0] * 4)], "had the reward 1.00"),
+        ([group([1.0] * 4), group([0.0] * 4)], "always had equal rewards"),
+        ([group([-1.0] * 4)], "was right"),
+    ],
+    ids=["all right", "known or not", "all punished"],
+)
+def test_it_says_which_of_the_ways_there_are_to_teach_nothing(
+    groups: list[RolloutGroup], expected: str
+) -> None:
+    assert expected in advice(droughts_of(*groups))["last"]
+
+
+def test_one_group_with_a_gradient_ends_it() -> None:
+    droughts = droughts_of(group([0.0] * 4))
+    assert after(droughts, [group([0.0] * 4), group([0.0, 0.0, 0.0, 0.1])]) == {}
+
+
+def test_a_task_is_judged_by_its_own_answers() -> None:
+    droughts = droughts_of(group([0.0] * 4), group([0.0, 1.0], "rev"), group([None, None], "lost"))
+    assert list(advice(droughts)) == ["last"], "rev teaches, and of lost nothing is known"
