@@ -1,0 +1,219 @@
+"""What two nodes behind routers learn from each other, beside the same two nodes without routers.
+
+python benchmarks/homes.py [--quick] [--json FILE]
+
+Real `swarmnode join` processes, each on a machine of its own in network namespaces
+(swarmnode/network/lab.py): two specialists that know different things and a `swarmnode seed` between them.
+Needs root, `ip` and `nft`.
+
+- `groups_share`: groups of the other that both trained on in so many rounds, over those of the same nodes
+  where all are on one machine and dial each other; the worst of four kinds of routers.
+- `first_group_s`: from the moment when both have begun their rounds to the first group of the other that each
+  has judged; the slowest.
+- `seed_dies_share`: the share where the seed is killed after a third of the rounds, and a third node can be
+  reached.
+- `healed_s`: from the end of a time without any network to the next group of the other.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common import arguments, report
+
+from swarmnode.model.specialists import build_specialists
+from swarmnode.network.lab import Lab, LabMachine, stop, why_not
+
+PROGRAM = [sys.executable, "-P", "-m", "swarmnode"]
+PATIENCE_S = 240.0
+ROUTERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "cone-cone": ({"nat": "cone"}, {"nat": "cone"}),
+    "cone-symmetric": ({"nat": "cone"}, {"nat": "symmetric"}),
+    "symmetric-symmetric": ({"nat": "symmetric"}, {"nat": "symmetric"}),
+    "double": ({"nat": "cone", "double": True}, {"nat": "cone"}),
+}
+
+
+@dataclass
+class Node:
+    home: Path
+    process: "subprocess.Popen[str]"
+
+    def records(self) -> list[dict[str, Any]]:
+        """What the node has written down so far, oldest first."""
+        path = self.home / "state/logs/metrics.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    @property
+    def trained(self) -> float:
+        """Groups of others that it trained on."""
+        last = self.records()[-1:]
+        return sum(value for one in last for key, value in one.items() if key.startswith("exchange.trained."))
+
+    @property
+    def round(self) -> float:
+        return max((one.get("progress.round", 0.0) for one in self.records()), default=0.0)
+
+    def first(self, name: str, above: float = 0.0) -> float | None:
+        """When a number was first written down above a bound."""
+        return next((one["time"] for one in self.records() if one.get(name, 0.0) > above), None)
+
+
+class Stage:
+    """A seed and nodes in a lab; all of them end with it."""
+
+    def __init__(self, stack: ExitStack, models: Sequence[str], rounds: int) -> None:
+        self._stack = stack
+        self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="homes-")))
+        self._models = models
+        self._rounds = rounds
+        self._number = 0
+
+    def seed(self, machine: LabMachine) -> "tuple[subprocess.Popen[str], str]":
+        process = self._start(machine, ["seed", "--home", str(self._folder / "seed")], "seed")
+        assert process.stdout is not None
+        return process, process.stdout.readline().strip()
+
+    def node(self, machine: LabMachine, *addresses: str, rounds: int | None = None) -> Node:
+        number, self._number = self._number, self._number + 1
+        home = self._folder / f"node-{number}"
+        options = [
+            "join",
+            *addresses,
+            "--home",
+            str(home),
+            "--model",
+            self._models[number],
+            "--preset",
+            "tiny",
+        ]
+        settings = ["network.wait_for_peers=1"]
+        options += ["--rounds", str(rounds or self._rounds), "--seed", str(number)]
+        options += [part for one in settings for part in ("--set", one)]
+        return Node(home, self._start(machine, options, f"node-{number}"))
+
+    def _start(self, machine: LabMachine, options: Sequence[str], name: str) -> "subprocess.Popen[str]":
+        errors = self._stack.enter_context((self._folder / f"{name}.log").open("w"))
+        process = machine.start(
+            [*PROGRAM, *options], environment=os.environ, stdout=subprocess.PIPE, stderr=errors
+        )
+
+        def end() -> None:
+            stop(process)
+            assert process.stdout is not None
+            process.stdout.close()
+
+        self._stack.callback(end)
+        return process
+
+
+def until(condition: Callable[[], bool]) -> None:
+    give_up_at = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > give_up_at:
+            raise TimeoutError("the nodes took too long")
+        time.sleep(0.2)
+
+
+def end_of(nodes: Sequence[Node]) -> None:
+    for node in nodes:
+        node.process.wait(PATIENCE_S)
+
+
+def together(
+    models: Sequence[str], rounds: int, routers: "tuple[dict[str, Any], ...] | None"
+) -> dict[str, float]:
+    """Two nodes to their end, behind these routers; None: all on one machine."""
+    with ExitStack() as stack:
+        lab, stage = stack.enter_context(Lab()), Stage(stack, models, rounds)
+        public = lab.public()
+        machines = [public, public] if routers is None else [lab.home(**one)[0] for one in routers]
+        _, address = stage.seed(public)
+        nodes = [stage.node(machine, address) for machine in machines]
+        end_of(nodes)
+        begun = max(first_of(node, "progress.round") for node in nodes)
+        first = max(first_of(node, "exchange.accepted") for node in nodes)
+        return {"groups": sum(node.trained for node in nodes), "first_s": max(first - begun, 0.0)}
+
+
+def first_of(node: Node, name: str) -> float:
+    """When it was first above zero; for ever where it never was."""
+    found = node.first(name)
+    return float("inf") if found is None else found
+
+
+def seed_dies(models: Sequence[str], rounds: int) -> float:
+    """Groups of each other that two homes trained on, where their seed dies and a third node goes on."""
+    with ExitStack() as stack:
+        lab, stage = stack.enter_context(Lab()), Stage(stack, models, rounds)
+        seed, address = stage.seed(lab.public())
+        homes = [stage.node(lab.home()[0], address) for _ in range(2)]
+        stage.node(lab.public(), address, rounds=10 * rounds)
+        until(lambda: min(node.round for node in homes) >= rounds / 3)
+        seed.kill()
+        end_of(homes)
+        peers = [record["peer"] for node in homes for record in node.records()[-1:]]
+        return sum(
+            record.get(f"exchange.trained.{peer}", 0.0)
+            for node in homes
+            for record in node.records()[-1:]
+            for peer in peers
+        )
+
+
+def healed(models: Sequence[str], offline_s: float) -> float:
+    """Seconds from the end of a time without network to the next group of the other."""
+    with ExitStack() as stack:
+        lab, stage = stack.enter_context(Lab()), Stage(stack, models, 10_000)
+        _, address = stage.seed(lab.public())
+        (cut,), (other,) = lab.home(), lab.home()
+        node, _ = stage.node(cut, address), stage.node(other, address)
+        until(lambda: node.first("exchange.accepted", 10) is not None)
+        with cut.unplugged():
+            time.sleep(offline_s)
+            before = node.records()[-1].get("exchange.accepted", 0.0)
+        back = time.time()
+        until(lambda: node.first("exchange.accepted", before) is not None)
+        return max(first - back, 0.0) if (first := node.first("exchange.accepted", before)) else float("inf")
+
+
+def main() -> None:
+    options = arguments(__doc__ or "")
+    if reason := why_not():
+        raise SystemExit(f"no homes can be built here: {reason}")
+    rounds = 12 if options.quick else 30
+    with tempfile.TemporaryDirectory() as folder:
+        models = [str(path) for path in build_specialists(Path(folder), 3)]
+        alone = together(models, rounds, None)
+        print(f"{'on one machine':22} {alone['groups']:5.0f} groups of the other in {rounds} rounds")
+        shares: dict[str, float] = {}
+        firsts: dict[str, float] = {}
+        for name, routers in list(ROUTERS.items())[: 1 if options.quick else None]:
+            found = together(models, rounds, routers)
+            shares[name], firsts[name] = found["groups"] / alone["groups"], found["first_s"]
+            told = f"share {shares[name]:.2f}, the first after {firsts[name]:.1f} s"
+            print(f"{name:22} {found['groups']:5.0f} groups of the other, {told}")
+        claims = {"groups_share": min(shares.values()), "first_group_s": max(firsts.values())}
+        if not options.quick:
+            claims["seed_dies_share"] = seed_dies(models, rounds) / alone["groups"]
+            print(f"{'the seed dies':22} share {claims['seed_dies_share']:.2f}")
+            claims["healed_s"] = healed(models, 60.0)
+            print(f"{'60 s without network':22} healed after {claims['healed_s']:.1f} s")
+    spread = {
+        "groups_share": (min(shares.values()), max(shares.values())),
+        "first_group_s": (min(firsts.values()), max(firsts.values())),
+    }
+    report("homes", claims, spread, options.json)
+
+
+if __name__ == "__main__":
+    main()

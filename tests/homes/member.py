@@ -1,0 +1,101 @@
+"""A member of a swarm without a policy, to be run in a home of the lab: `member.py FOLDER PORT [ADDRESS]...`
+
+It announces groups of one small task, fetches those of others and says now and then what it has. Benchmarks
+set in its environment how often it announces (MEMBER_EVERY_S), how long each answer is (MEMBER_CHARS), and a
+file beside which it rests (MEMBER_REST).
+"""
+
+import asyncio
+import json
+import os
+import random
+import secrets
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from itertools import count
+from pathlib import Path
+
+from swarmnode.exchange.exchange import Exchange
+from swarmnode.exchange.limits import ExchangeSettings
+from swarmnode.identity.keys import load_or_create
+from swarmnode.network.discovery import Discovery, PeerBook
+from swarmnode.network.p2pd import P2pdHost
+from swarmnode.tasks.task import draw_train, score_strictly
+from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, one_span
+
+PUBLISH_EVERY_S = float(os.environ.get("MEMBER_EVERY_S", "0.5"))
+CHARS = int(os.environ.get("MEMBER_CHARS", "0"))
+ANSWERS = 16 if CHARS else 2
+REST = Path(os.environ.get("MEMBER_REST", "/nonexistent"))
+LIFE_S = 240.0
+"""No test takes longer; a member that nobody ends goes by itself."""
+
+
+class Addition:
+    """`12 + 7 =`, endlessly."""
+
+    name = "addition"
+    version = "1"
+
+    def examples(self, seed: int) -> Iterator[Example]:
+        rng = random.Random(seed)
+        for index in count():
+            a, b = rng.randrange(1000), rng.randrange(1000)
+            yield Example(ExampleKey("addition", "1", seed, index), f"{a} + {b} =", {"answer": str(a + b)})
+
+    def score(self, example: Example, completions: Sequence[str]) -> list[dict[str, float | None]]:
+        return [{"correct": float(text.split()[0] == example.columns["answer"])} for text in completions]
+
+
+def rests() -> bool:
+    return REST.exists()
+
+
+async def main(folder: Path, port: int, seeds: Sequence[str]) -> None:
+    task, key = Addition(), load_or_create(folder / "identity.key")
+    host = P2pdHost(folder / "identity.key", listen=(f"/ip4/0.0.0.0/tcp/{port}",))
+    discovery = Discovery(host, PeerBook.load(folder / "peers.json"), seeds, "/swarmnode/homes")
+    exchange = Exchange(
+        host,
+        key,
+        {task.name: task},
+        encode=lambda text, finish: (*text.encode(), 256),
+        prompt_ids=lambda text: tuple(text.encode()),
+        settings=ExchangeSettings(),
+        model_family="none",
+        model_size=None,
+    )
+
+    async def publish() -> None:
+        for example in draw_train(task, int.from_bytes(key.peer_id.encode()[-4:], "big")):
+            while rests():  # noqa: ASYNC110  a file has no event to wait for
+                await asyncio.sleep(0.2)
+            tails = [f" {secrets.token_hex(CHARS)[:CHARS]}" if CHARS else "" for _ in range(ANSWERS)]
+            texts = [example.columns["answer"] + tails[0], *(f"no idea{tail}" for tail in tails[1:])]
+            completions = tuple(Completion(text, (1,), None, one_span(0, 1), "stop") for text in texts)
+            scores = score_strictly(task, example, texts)
+            await exchange.publish([RolloutGroup(example, completions, scores, key.peer_id, 0)])
+            await asyncio.sleep(PUBLISH_EVERY_S)
+
+    async def collect() -> None:
+        authors: dict[str, int] = {}
+        while True:
+            for group in await exchange.collect(0 if rests() else 4, 0, deadline_s=0.2):
+                authors[group.author] = authors.get(group.author, 0) + 1
+            peers = list(await host.peers()) if host.status().state == "up" else []
+            reach = discovery.reach
+            line = {"at": time.time(), "peer": key.peer_id, "peers": peers, "authors": authors}
+            line["banned"] = exchange.stats().banned_peers
+            line |= {"verdict": reach.verdict, "told": reach.told(), "invites": reach.addresses}
+            print(json.dumps(line), flush=True)
+            await asyncio.sleep(0.3)
+
+    async with host, exchange, asyncio.timeout(LIFE_S), asyncio.TaskGroup() as tasks:
+        print(json.dumps({"addresses": await host.addresses()}), flush=True)
+        for work in (discovery.run(), publish(), collect()):
+            tasks.create_task(work)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]))

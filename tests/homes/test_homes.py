@@ -1,0 +1,118 @@
+"""Two people behind their routers learn from each other, whatever their routers do."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarmnode.network.lab import Lab, LabError
+from tests.homes.conftest import Running, until
+
+Start = Callable[..., Running]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"nat": "cone"}, {"nat": "cone"}),
+        ({"nat": "cone"}, {"nat": "symmetric"}),
+        ({"nat": "symmetric"}, {"nat": "symmetric"}),
+        ({"double": True}, {"nat": "cone"}),
+    ],
+    ids=["cone-cone", "cone-symmetric", "symmetric-symmetric", "behind-two-routers"],
+)
+def test_two_homes_exchange_groups_through_a_seed(
+    lab: Lab, start: Start, one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    seed = start(lab.public(), seed=True)
+    a, b = start(lab.home(**one)[0], seed.address), start(lab.home(**other)[0], seed.address)
+    until(lambda: a.has_from(b) >= 5 and b.has_from(a) >= 5)
+    assert b.peer not in a.last["peers"] and a.peer not in b.last["peers"]
+
+
+def test_homes_go_on_through_a_member_that_can_be_reached_when_the_seed_is_gone(
+    lab: Lab, start: Start
+) -> None:
+    seed = start(lab.public(), seed=True)
+    third = start(lab.public(), seed.address)
+    a, b = start(lab.home()[0], seed.address), start(lab.home()[0], seed.address)
+    until(lambda: third.peer in a.last["peers"] and third.peer in b.last["peers"])
+    seed.process.kill()
+    seed.process.wait()
+    until(lambda: len(a.last["peers"]) == 1 and len(b.last["peers"]) == 1)
+    before = a.has_from(b), b.has_from(a)
+    until(lambda: a.has_from(b) >= before[0] + 5 and b.has_from(a) >= before[1] + 5)
+
+
+def test_a_home_that_was_cut_off_finds_back(lab: Lab, start: Start) -> None:
+    seed = start(lab.public(), seed=True)
+    (cut,) = lab.home()
+    a, b = start(cut, seed.address), start(lab.home()[0], seed.address)
+    until(lambda: a.has_from(b) >= 2)
+    with cut.unplugged():
+        until(lambda: not a.last["peers"])
+    before = a.has_from(b)
+    until(lambda: a.has_from(b) >= before + 3)
+
+
+def test_two_machines_of_one_home_exchange_directly(lab: Lab, start: Start) -> None:
+    seed = start(lab.public(), seed=True)
+    one, other = lab.home(machines=2)
+    a = start(one, seed.address)
+    b = start(other, seed.address, a.address)
+    until(lambda: a.has_from(b) >= 3 and b.has_from(a) >= 3)
+    assert b.peer in a.last["peers"]
+
+
+@pytest.mark.slow
+def test_two_nodes_of_a_local_swarm_in_homes_learn_from_each_other(
+    lab: Lab, tmp_path: Path, tiny_model: Path
+) -> None:
+    command = [sys.executable, "-m", "swarmnode", "swarm", "--homes", "2", "--rounds", "15", "--seed", "0"]
+    command += ["--model", str(tiny_model), "--set", "rollout.max_tokens=10"]
+    done = subprocess.run(
+        [*command, "--home", str(tmp_path)], capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    one, other = json.loads(done.stdout.splitlines()[-1])["nodes"]
+    assert one["external_groups_trained"][other["peer"]] > 0
+    assert other["external_groups_trained"][one["peer"]] > 0
+    assert {"reward_last", "alone_reward_last"} <= set(one)
+
+
+def test_nobody_dials_into_a_home(lab: Lab) -> None:
+    public, (inside,) = lab.public(), lab.home()
+    knock = "import socket, sys; socket.create_connection((sys.argv[1], 4001), 2)"
+    with pytest.raises(LabError):
+        public.run(["python3", "-c", knock, inside.address])
+    with pytest.raises(LabError, match=r"timed out|TimeoutError|refused"):
+        public.run(["python3", "-c", knock, "203.0.113.2"])
+
+
+def test_each_is_told_who_can_reach_it_and_invites_with_what_works(lab: Lab, start: Start) -> None:
+    seed = start(lab.public(), seed=True)
+    home, alone = start(lab.home()[0], seed.address), start(lab.home()[0])
+    public = start(lab.public(), seed.address)
+    until(lambda: home.last["verdict"] == "relayed")
+    until(lambda: public.last["verdict"] == "reachable")
+    until(lambda: alone.last["verdict"] == "nobody")
+    assert "behind a NAT" in home.last["told"] and home.last["invites"] == [seed.address]
+    assert public.last["told"].startswith("reachable (as far as") and public.last["invites"] == [
+        public.address
+    ]
+    assert "(1) forward TCP port 4001" in alone.last["told"] and alone.last["invites"] == []
+
+
+def test_a_port_that_a_router_forwards_is_found(lab: Lab, start: Start) -> None:
+    seed = start(lab.public(), seed=True)
+    (inside,) = lab.home(forward=4001)
+    home = start(inside, seed.address)
+    until(lambda: home.last["verdict"] == "reachable")
+    (address,) = home.last["invites"]
+    assert "network.announce=" in home.last["told"] and "192.168." not in address
+    outsider = start(lab.public(), address)
+    until(lambda: home.peer in outsider.last["peers"])
