@@ -35,10 +35,10 @@ from swarmnode.exchange.planes import BodyPlane, HeaderPlane, topics_to_listen_t
 from swarmnode.exchange.record import FORMAT, Door, Record, Recorder, load, restore_standings, saved_standings
 from swarmnode.exchange.reputation import ExchangeStats, Ledger, Reputation, TokenBucket
 from swarmnode.exchange.selection import Claims, meeting_places
-from swarmnode.exchange.validation import BodyRules, Encode, PromptIds, check_header
+from swarmnode.exchange.validation import BodyRules, Encode, PromptIds, check_header, require_exchanged
 from swarmnode.identity.keys import NodeKey
-from swarmnode.network.host import Host
-from swarmnode.tasks.task import Task, is_environment, may_be_exchanged
+from swarmnode.network.host import Host, Message
+from swarmnode.tasks.task import Task, is_environment
 from swarmnode.types import ExampleKey, RolloutGroup
 
 if TYPE_CHECKING:
@@ -129,8 +129,8 @@ class Exchange:
             on_admitted=self._admitted,
             is_neighbour=self._neighbourhood.__contains__,
         )
-        self._headers = HeaderPlane(host, settings, topics_to_listen_to(settings, tasks), self._inbox.hear)
-        self._door = Door(host, self._banned_for_s, self._fetcher.is_connected_to)
+        self._headers = HeaderPlane(host, settings, topics_to_listen_to(settings, tasks), self._hear)
+        self._door = Door(host, self._banned_for_s, self._bodies.is_connected_to)
         self._record_path = record
         self._recorder = None if record is None else Recorder(record, self._record)
         self._group = asyncio.TaskGroup()
@@ -245,8 +245,11 @@ class Exchange:
             published=ledger.published,
             unpublished={str(reason): count for reason, count in ledger.unpublished.items()},
             served=ledger.served,
+            pulled=self._bodies.holder.pulled,
+            through_holders=ledger.through_holders,
             bytes_in=ledger.bytes_in,
             bytes_out=ledger.bytes_out,
+            upload_bytes_per_s=self._settings.upload_bytes_per_s,
             judgements_stuck=self._fetcher.judgements_stuck,
         )
 
@@ -256,6 +259,7 @@ class Exchange:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._headers.run(), name="listen for rollouts")
             tasks.create_task(self._fetcher.run(), name="fetch rollouts")
+            tasks.create_task(self._bodies.holder.run(), name="fetch rollouts for others")
             tasks.create_task(self._door.run(), name="keep banned peers out")
             if self._recorder is not None:
                 tasks.create_task(self._recorder.run(), name="remember peers")
@@ -264,6 +268,10 @@ class Exchange:
         """Serve and subscribe, once each; False when the host is down. It keeps both through a restart."""
         self._serving = self._serving or await self._bodies.serve()
         return self._serving and await self._headers.subscribe()
+
+    def _hear(self, message: Message) -> None:
+        self._bodies.holder.heard(message)
+        self._inbox.hear(message)
 
     def _composed(self, group: RolloutGroup) -> Composed:
         """A group ready to be announced, which the policies of this process have already."""
@@ -283,8 +291,8 @@ class Exchange:
         return composed
 
     async def _announce(self, composed: Composed) -> None:
-        task = self._tasks.get(composed.header.task)
-        if self._settings.private or (task is not None and not may_be_exchanged(task)):
+        require_exchanged(self._tasks.get(composed.header.task))
+        if self._settings.private:
             raise Rejected(Reason.PRIVATE, "it stays at home")
         if not self._pace.take(now=self._clock()):
             raise Rejected(Reason.PACED, "others would not hear more of us in this time")

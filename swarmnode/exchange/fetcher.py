@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from swarmnode.errors import HostDown, Rejected
@@ -28,6 +28,8 @@ from swarmnode.exchange.limits import (
     UNFIT_S,
     VAIN_BYTES_BURST,
     VAIN_BYTES_PER_S,
+    VAIN_DIALS_BURST,
+    VAIN_DIALS_PER_S,
     ExchangeSettings,
     Reason,
 )
@@ -96,7 +98,6 @@ class Fetcher:
         self._judge_time = JudgeTime(ledger.reputation)
         self._unfit = Unfit()
         self._is_neighbour = is_neighbour
-        self._connected: frozenset[str] = frozenset()
         self.seen = RecentlySeen(max_keys=MAX_SEEN, ttl_s=settings.max_age_s + MAX_CLOCK_SKEW_S)
         self.needs: Mapping[str, float] = {}
         """How much we need a task, by its name (selection.choose_header)."""
@@ -105,6 +106,8 @@ class Fetcher:
         self._target = min(settings.prefetch_groups, buffer.capacity)
         self._vain = TokenBucket(rate_per_s=VAIN_BYTES_PER_S, burst=VAIN_BYTES_BURST)
         """Bytes that newcomers may still give us in vain."""
+        self._vain_dials = TokenBucket(rate_per_s=VAIN_DIALS_PER_S, burst=VAIN_DIALS_BURST)
+        """How many newcomers may still be asked in vain whom we hold no connection to."""
         self._fetching: dict[str, tuple[Trust, float]] = {}
         """The authors that are fetched from: their trust when the fetch began, and when that was on the
         loop's clock."""
@@ -121,10 +124,6 @@ class Fetcher:
     def wake(self) -> None:
         """Look at the pool again: it or the demand has changed."""
         self._woken.set()
-
-    def is_connected_to(self, peers: Collection[str]) -> None:
-        """Take note of the peers that we hold a connection to."""
-        self._connected = frozenset(peers)
 
     def has_answered(self, examples: Iterable[ExampleKey]) -> None:
         """Take note of examples that we answered, or are about to."""
@@ -207,6 +206,8 @@ class Fetcher:
             tasks = [waiting.header.task for waiting in headers]
             announcement = headers[choose_header(tasks, self.needs, self._rng)]
             self._pool.remove(announcement)
+            known = self.trust_of(chosen.author) != "newcomer"
+            self._unfit.tried(announcement.header.task, self._arrive().at, known=known)
             if announcement.given is not None:
                 self._take_over(announcement, announcement.given)
                 continue
@@ -249,16 +250,22 @@ class Fetcher:
         share = author_share(self._target, known)
         reputation = self._ledger.reputation
         waiting = list(self._pool.waiting)
+        # A crowd of them is not looked at one by one, hundreds of times a second.
         if "newcomer" in full:
-            # A crowd of them is not looked at one by one, hundreds of times a second.
             waiting = [one for one in waiting if one in reputation.givers or self._is_neighbour(one)]
+        elif not self._vain_dials.has(now=self._arrive().at):
+            waiting = [
+                one
+                for one in waiting
+                if one in reputation.givers or self._bodies.routes.leads_to(one) or self._is_neighbour(one)
+            ]
         return [
             Candidate(
                 author,
                 trust,
                 reputation.failures(author),
                 reputation.accepted(author),
-                author in self._connected,
+                self._bodies.routes.leads_to(author),
                 reputation.judge_s(author),
             )
             for author in waiting
@@ -270,7 +277,10 @@ class Fetcher:
     def _usable(self, author: str) -> Sequence[Announcement]:
         """An author's headers of tasks that are not given up."""
         headers = self._pool.waiting[author]
-        unfit = () if self._is_neighbour(author) else self._unfit.tasks(self._arrive().at)
+        trust = self.trust_of(author)
+        if trust == "neighbour":
+            return headers
+        unfit = self._unfit.tasks(self._arrive().at, known=trust != "newcomer")
         return [one for one in headers if one.header.task not in unfit] if unfit else headers
 
     def _may_judge(self, trust: Trust) -> bool:
@@ -296,6 +306,7 @@ class Fetcher:
             self._buffer.by_author[author] < share
             and reputation.may_be_asked(author, now)
             and reputation.has_judge_time(author, _now_s())
+            and not self._judge.is_stuck_on(author)
             and not reputation.is_banned(author, now)
         )
 
@@ -312,7 +323,9 @@ class Fetcher:
         try:
             body = await self._bodies.fetch(announcement, timeout_s=self._patience_s(author))
             took_s = _now_s() - began
-            checked = await self._judge.run(lambda: check_body(body, announcement, self._rules), judged)
+            checked = await self._judge.run(
+                lambda: check_body(body, announcement, self._rules), judged, author=author
+            )
             self._unfit.fitted(announcement.header.task, self._arrive().at)
             self._accept(announcement, body, checked)
             reputation.did_deliver(author, took_s)
@@ -335,13 +348,15 @@ class Fetcher:
             self.wake()
 
     def _overran(self, announcement: Announcement) -> None:
-        task = announcement.header.task
-        if self._unfit.overran(task, announcement.author, self._arrive().at):
+        task, author = announcement.header.task, announcement.author
+        known = self.trust_of(author) != "newcomer"
+        if self._unfit.overran(task, author, self._arrive().at, known=known):
             logger.warning(
-                "episodes of %s take longer here than strangers' may (%g s a group): no groups of it are"
-                " fetched for %g s",
+                "episodes of %s take longer here than strangers' may (%g s a group): next to no groups of it"
+                " are fetched from %s for %g s",
                 task,
                 PLAY_S,
+                "anybody" if known else "newcomers",
                 UNFIT_S,
             )
 
@@ -354,10 +369,11 @@ class Fetcher:
 
     def _was_in_vain(self, author: str, reason: str, size_bytes: int) -> None:
         """A fetch gave us nothing: pause before the next, and count what it cost."""
-        if reason == Reason.JUDGE_STUCK:
+        if reason in (Reason.JUDGE_STUCK, Reason.JUDGE_BUSY):
             return
         if self.trust_of(author) == "newcomer":
             self._vain.owe(size_bytes)
+            self._vain_dials.owe(not self._bodies.routes.leads_to(author))
         self._ledger.reputation.did_not_deliver(author, self._arrive().at)
 
     def _accept(self, announcement: Announcement, body: bytes, checked: CheckedBody) -> None:

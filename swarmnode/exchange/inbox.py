@@ -235,6 +235,7 @@ _SIGNED = frozenset(
         Reason.OTHER_PROTOCOL,
         Reason.OTHER_SWARM,
         Reason.OTHER_TASK,
+        Reason.NOT_EXCHANGED,
         Reason.NO_SPREAD,
         Reason.OVERSIZED,
         Reason.EXPIRED,

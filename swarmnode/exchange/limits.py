@@ -19,16 +19,18 @@ The `[exchange]` section of the configuration fills in the settings.
 """
 
 import re
+from collections.abc import Container
 from dataclasses import dataclass
 from enum import StrEnum
 
+from swarmnode.config import SWARM_NAME
 from swarmnode.errors import ConfigError
 
 # ---- what may travel: a change here needs a new PROTOCOL ----
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of the messages. It is part of the topic and stream names, so that two versions never meet. In
-version 1 a group had 64 answers at most."""
+version 1 a group had 64 answers at most; in version 2 a body was asked for without its author."""
 
 MAX_HEADER_BYTES = 1024
 """A signed header, whole. Gossip multiplies each byte by about 16 on the wire (reference/network.md 1.6)."""
@@ -153,14 +155,22 @@ REQUESTS_PER_S = 32.0
 
 REQUESTS_BURST = 64.0
 
-FALLBACK_PEERS = 2
-"""Connected peers asked for a body whose author cannot be reached."""
+VAIN_ASKS_PER_S = 2.0
+"""How often we ask others in vain for bodies of authors that are not proven: names of authors that nobody can
+reach cost nothing. What is asked for and given is bounded by the fetches themselves."""
 
-FALLBACKS_PER_S = 0.5
-"""How often we ask others for the body of an author that is not proven: the asked pay with their upload, and
-names of authors that nobody can reach cost nothing."""
+VAIN_ASKS_BURST = 8.0
 
-FALLBACKS_BURST = 4.0
+TAKEN_PER_GIVEN = 8.0
+"""Bytes that a peer may take for each that came from it, to be served as one who gives: one group of a node
+is of use to several others. Nothing is free, as identities are: who has given nothing yet has its part of
+what is not kept for givers."""
+
+VAIN_DIALS_PER_S = 2.0
+"""How often newcomers may be asked in vain whom we have to dial first, all together: names that announce
+bodies and that nobody can reach cost nothing, and a dial with its look-up costs as much as many headers."""
+
+VAIN_DIALS_BURST = 16
 
 VAIN_BYTES_PER_S = 64.0 * 1024
 """Bodies that newcomers gave us and that were of no use, all together; when there were more, no newcomer is
@@ -205,10 +215,14 @@ UNFIT_AUTHORS = 3
 is too slow for it."""
 
 UNFIT_S = 600.0
-"""So long nothing of such a task is fetched; nor is one given up that fitted so lately."""
+"""So long such a task is given up; nor is one given up that fitted so lately."""
+
+UNFIT_TRIAL_S = 60.0
+"""So often one group of a task that is given up is tried all the same, for PLAY_S at most."""
 
 MAX_STUCK_JUDGEMENTS = 4
-"""Scoring threads that overran and cannot be killed; with more, nothing is judged until one returns."""
+"""Scoring threads that overran and cannot be killed; with more, nothing is judged until one returns. Of an
+author on whose group a thread is stuck, nothing is fetched."""
 
 
 # ---- why something was not used ----
@@ -231,6 +245,7 @@ class Reason(StrEnum):
     OTHER_PROTOCOL = "other_protocol"
     OTHER_SWARM = "other_swarm"
     OTHER_TASK = "other_task"
+    NOT_EXCHANGED = "not_exchanged"
     EXPIRED = "expired"
     FROM_THE_FUTURE = "from_the_future"
     NO_SPREAD = "no_spread"
@@ -258,6 +273,7 @@ class Reason(StrEnum):
     SCORE_TIMEOUT = "score_timeout"
     PLAY_TIMEOUT = "play_timeout"
     JUDGE_STUCK = "judge_stuck"
+    JUDGE_BUSY = "judge_busy"
     ZERO_ADVANTAGE = "zero_advantage"
     INTERNAL = "internal"
 
@@ -291,14 +307,13 @@ PENALTIES: dict[Reason, float] = {
     Reason.BAD_SIGNATURE: 20,
     Reason.SENDER_MISMATCH: 20,
     Reason.OTHER_SWARM: 10,
-    Reason.WRONG_BODY: 20,
+    # Whoever hands it over knows its hash: nobody does so by mistake, and each costs the peer a pause, too.
+    Reason.WRONG_BODY: 25,
     Reason.BAD_COMPRESSION: 20,
     Reason.MALFORMED_BODY: 20,
     Reason.BODY_MISMATCH: 20,
     Reason.NOT_DRAWABLE: 10,
     Reason.NO_TOKENS: 10,
-    # Three at most, so that one peer alone cannot get MAX_STUCK_JUDGEMENTS threads stuck.
-    Reason.SCORE_TIMEOUT: 30,
     # Judges that run code may flicker; a node that lies does it in every group.
     Reason.FALSE_CLAIM: 10,
     Reason.BAD_REQUEST: 10,
@@ -308,7 +323,9 @@ PENALTIES: dict[Reason, float] = {
     Reason.UNPLAYABLE: 4,
     # An author's own limit of turns may end an honest episode.
     Reason.UNFINISHED: 1,
-    # Environments may be slow for everybody; the time itself comes out of an allowance.
+    # Our judge or environment may be slow for everybody. The time itself comes out of an allowance, so that
+    # scores recover faster than overruns can lower them.
+    Reason.SCORE_TIMEOUT: 1,
     Reason.PLAY_TIMEOUT: 1,
     Reason.COPIED: 4,
     Reason.INTERNAL: 4,
@@ -321,8 +338,6 @@ PENALTIES: dict[Reason, float] = {
 
 # ---- what an operator may set ----
 
-_SWARM_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
-
 
 @dataclass(frozen=True, slots=True)
 class ExchangeSettings:
@@ -334,8 +349,8 @@ class ExchangeSettings:
     """Topics the swarm's headers are spread over, by task. The same number on every node of a swarm."""
     listen_shards: tuple[int, ...] | None = None
     """Shards to listen to. None: those of our own tasks, which is all that can be used."""
-    publishers: frozenset[str] | None = None
-    """Peer ids whose groups are accepted, in a swarm whose manifest lists them. None: anyone's."""
+    publishers: Container[str] | None = None
+    """Peer ids whose groups are accepted, in a private swarm (network/private_swarm.py). None: anyone's."""
     answers_per_group: int = 16
     """Most answers of one group of others that are kept and trained on: of a larger group those whose rewards
     differ most."""
@@ -367,7 +382,9 @@ class ExchangeSettings:
     """Nothing of ours is announced; what others announce is used all the same."""
 
     def __post_init__(self) -> None:
-        _require(_SWARM_NAME.fullmatch(self.swarm), "swarm", "lower-case letters, digits, '.', '_' and '-'")
+        _require(
+            re.fullmatch(SWARM_NAME, self.swarm), "swarm", "lower-case letters, digits, '.', '_' and '-'"
+        )
         _require(self.shards >= 1, "shards", "at least 1")
         listened = self.listen_shards or ()
         _require(all(0 <= shard < self.shards for shard in listened), "listen_shards", "below shards")
@@ -399,3 +416,8 @@ class ExchangeSettings:
 def _require(holds: object, name: str, expected: str) -> None:
     if not holds:
         raise ConfigError(f"exchange setting {name} is out of range", hint=f"it must be {expected}")
+
+
+STRANGERS_TIMEOUT_S = 0.75 * ExchangeSettings().score_timeout_s
+"""Limit of judging the answers of a stranger: within the exchange's deadline, which counts tokenizing as
+well."""

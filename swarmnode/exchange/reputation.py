@@ -31,8 +31,10 @@ from swarmnode.exchange.limits import (
     REQUESTS_BURST,
     REQUESTS_PER_S,
     SLOW_S,
+    TAKEN_PER_GIVEN,
     UNFIT_AUTHORS,
     UNFIT_S,
+    UNFIT_TRIAL_S,
     Reason,
 )
 from swarmnode.exchange.selection import Trust
@@ -45,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 FULL_SCORE = 100.0
 BAN_BELOW = 20.0
-"""Four forgeries, or eight false claims, in short order."""
+"""Five forgeries, or nine false claims, in short order."""
 FORGIVE_AT = 50.0
 """A banned peer is heard again from here on: half an hour after its last offence."""
 RECOVERY_PER_S = 1.0 / 60.0
@@ -126,6 +128,9 @@ class Standing:
     """What we may still ask of it, by the same rule and a little less: it need not refuse us."""
     judging: TokenBucket = field(default_factory=_judge_bucket)
     """Seconds that our judge may still spend on it."""
+    gave_bytes: float = 0.0
+    """Bodies that came from it, its own and those that it handed on."""
+    took_bytes: float = 0.0
 
 
 class Reputation:
@@ -181,6 +186,21 @@ class Reputation:
 
     def banned_peers(self) -> tuple[str, ...]:
         return tuple(peer for peer, standing in self.standings() if standing.banned)
+
+    # ---- what it gives and takes ----
+
+    def gave(self, peer: str, size_bytes: int) -> None:
+        """Take note of a body that came from this peer, whoever made it."""
+        self._of(peer).gave_bytes += size_bytes
+
+    def took(self, peer: str, size_bytes: int) -> None:
+        """Take note of a body that this peer had from us."""
+        self._of(peer).took_bytes += size_bytes
+
+    def gives(self, peer: str) -> bool:
+        """Return True if something came from the peer, and it did not take much more from us."""
+        standing = self._of(peer)
+        return standing.took_bytes < TAKEN_PER_GIVEN * standing.gave_bytes
 
     # ---- what it is worth to us ----
 
@@ -317,33 +337,52 @@ class JudgeTime:
 
 
 class Unfit:
-    """Tasks whose episodes our own environment does not play in time, whoever sends them."""
+    """Tasks whose episodes our own environment does not play in time, whoever sends them.
+
+    Identities are free, so newcomers shut a task to newcomers alone: an author who gave us groups is heard
+    until several of its kind overran. While a task is shut, one group is tried now and then; one that fits,
+    whoever sent it, opens the task to all.
+    """
 
     def __init__(self) -> None:
-        self._overran: dict[str, set[str]] = {}
+        self._overran: dict[tuple[str, bool], set[str]] = {}
+        """Authors, by task and whether they are known."""
         self._fitted_at: dict[str, float] = {}
-        self._until: dict[str, float] = {}
+        self._until: dict[tuple[str, bool], float] = {}
+        self._try_at: dict[tuple[str, bool], float] = {}
 
-    def overran(self, task: str, author: str, now: float) -> bool:
+    def overran(self, task: str, author: str, now: float, *, known: bool) -> bool:
         """An author's episodes took too long; True: so the task is given up for a while. Not one of which
-        others' episodes fitted lately: a few identities could shut it otherwise."""
-        authors = self._overran.setdefault(task, set())
+        others' episodes fitted lately. `known`: the author gave us groups before."""
+        kind = task, known
+        authors = self._overran.setdefault(kind, set())
         if len(authors) < UNFIT_AUTHORS:
             authors.add(author)
         if len(authors) < UNFIT_AUTHORS or now < self._fitted_at.get(task, -UNFIT_S) + UNFIT_S:
             return False
-        self._until[task] = now + UNFIT_S
-        del self._overran[task]
-        return True
+        was_open = now >= self._until.get(kind, now)
+        self._until[kind], self._try_at[kind] = now + UNFIT_S, now + UNFIT_TRIAL_S
+        del self._overran[kind]
+        return was_open
 
     def fitted(self, task: str, now: float) -> None:
         """A group of the task was judged in time."""
         self._fitted_at[task] = now
-        self._overran.pop(task, None)
+        for known in (False, True):
+            self._overran.pop((task, known), None)
+            self._until.pop((task, known), None)
 
-    def tasks(self, now: float) -> frozenset[str]:
-        """Those that are given up now."""
-        return frozenset(task for task, until in self._until.items() if now < until)
+    def tried(self, task: str, now: float, *, known: bool) -> None:
+        """A group of the task is fetched from an author of this kind."""
+        self._try_at[task, known] = now + UNFIT_TRIAL_S
+
+    def tasks(self, now: float, *, known: bool) -> frozenset[str]:
+        """Those that nothing of such authors is fetched of now."""
+        return frozenset(
+            task
+            for (task, of), until in self._until.items()
+            if of == known and now < until and now < self._try_at[task, of]
+        )
 
 
 # ---- the ledger ----
@@ -378,9 +417,15 @@ class ExchangeStats:
     """Own groups not announced, by reason."""
     served: int
     """Bodies given to peers."""
+    pulled: int
+    """Bodies of others that we fetched because somebody asked us for them."""
+    through_holders: int
+    """Bodies received from a peer other than their author."""
     bytes_in: int
     """Headers and bodies received, as their authors sent them (without gossip's own overhead)."""
     bytes_out: int
+    upload_bytes_per_s: float
+    """Most that bodies may take of the upload, as it is set."""
     judgements_stuck: int
 
 
@@ -407,6 +452,7 @@ class Ledger:
         self.drawn = 0
         self.published = 0
         self.served = 0
+        self.through_holders = 0
         self.bytes_in = 0
         self.bytes_out = 0
 

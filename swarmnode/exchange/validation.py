@@ -15,6 +15,7 @@ nothing is judged until one returns. The process is not the one that judges our 
 import asyncio
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -125,6 +126,7 @@ def check_header(
     if settings.publishers is not None and envelope.author not in settings.publishers:
         raise Rejected(Reason.NOT_A_PUBLISHER)
     check_fits(header, settings, tasks)
+    require_exchanged(tasks[header.task])
     return Announcement(envelope.author, header, data, arrival)
 
 
@@ -137,12 +139,17 @@ def check_fits(header: Header, settings: ExchangeSettings, tasks: Mapping[str, T
     task = tasks.get(header.task)
     if task is None or task.version != header.version:
         raise Rejected(Reason.OTHER_TASK)
-    if is_environment(task) and not may_be_exchanged(task):
-        raise Rejected(Reason.OTHER_TASK, "its episodes are not played for others here")
     if header.reward_std is None or header.reward_std < MIN_REWARD_SPREAD:
         raise Rejected(Reason.NO_SPREAD, "by its author's own account it teaches nothing")
     if header.body_bytes > largest_body(header.group_size, settings.max_completion_tokens):
         raise Rejected(Reason.OVERSIZED, f"{header.body_bytes} bytes can only hold answers too long for us")
+
+
+def require_exchanged(task: Task | None) -> None:
+    """The one rule of which tasks' groups go to other nodes and come from them; policies of one process are
+    one node. A vote among a stranger's answers, for one, is the stranger's own word. Raises Rejected."""
+    if task is not None and not may_be_exchanged(task):
+        raise Rejected(Reason.NOT_EXCHANGED, f"what is answered to {task.name} stays at home")
 
 
 def largest_body(group_size: int, max_completion_tokens: int) -> int:
@@ -175,6 +182,8 @@ def check_body(data: bytes, announcement: Announcement, rules: BodyRules) -> Che
             raise
         # It may be slow for everybody, and its author need not know.
         raise Rejected(Reason.PLAY_TIMEOUT, error.message) from error
+    if all(reward is None for reward in group.rewards):
+        raise Rejected(Reason.JUDGE_BUSY, "our judge gave none of its answers a score")
     kept = narrowed(group, rules.answers_per_group, rules.rng)
     return CheckedBody(kept, fingerprint(body), is_false_claim(header, group))
 
@@ -197,8 +206,9 @@ def require_advantage(group: RolloutGroup) -> None:
 
 def is_false_claim(header: Header, group: RolloutGroup) -> bool:
     """Whether the author announced other rewards than our judge gives. `group` has the answers that were
-    judged: where these are not all, whether no rewards of the others could make the claim true."""
-    if len(group.completions) < header.group_size:
+    judged: where these are not all, or our judge had no time for some, whether no rewards of the others could
+    make the claim true."""
+    if len(group.completions) < header.group_size or None in group.rewards:
         return _contradicts(header, group)
     return _differ(header.reward_mean, group.reward_mean) or _differ(header.reward_std, group.reward_std)
 
@@ -216,7 +226,8 @@ def _contradicts(header: Header, group: RolloutGroup) -> bool:
     rewards = [reward for reward in group.rewards if reward is not None]
     if header.reward_mean is None or header.reward_std is None:
         return bool(rewards)
-    scored = header.group_size - (len(group.rewards) - len(rewards))
+    # Whether its author's judge scored those that ours did not, nobody knows here.
+    scored = header.group_size
     deviations = [reward - header.reward_mean for reward in rewards]
     std = header.reward_std + CLAIM_TOLERANCE * max(1.0, header.reward_std)
     rounding = len(rewards) * CLAIM_TOLERANCE * max(1.0, abs(header.reward_mean))
@@ -352,22 +363,32 @@ class Judge:
         self._timeout_s = timeout_s
         self._clock = clock
         self._turn = asyncio.Lock()
-        self._stuck = 0
+        self._stuck: Counter[str] = Counter()
 
     @property
     def stuck(self) -> int:
         """Threads that overran and still run."""
-        return self._stuck
+        return self._stuck.total()
 
-    async def run(self, work: Callable[[], T], took: Callable[[float], None] = lambda seconds: None) -> T:
+    def is_stuck_on(self, author: str) -> bool:
+        """True while a thread that overran on a group of this author still runs."""
+        return self._stuck[author] > 0
+
+    async def run(
+        self,
+        work: Callable[[], T],
+        took: Callable[[float], None] = lambda seconds: None,
+        *,
+        author: str = "",
+    ) -> T:
         """`took` is called with the seconds that the work took, without those that it waited for others; not
         where a process was still being loaded, which is nobody's work."""
         async with self._turn:
-            if self._stuck >= MAX_STUCK_JUDGEMENTS:
-                raise Rejected(Reason.JUDGE_STUCK, f"{self._stuck} judgements never ended")
+            if self.stuck >= MAX_STUCK_JUDGEMENTS:
+                raise Rejected(Reason.JUDGE_STUCK, f"{self.stuck} judgements never ended")
             began, loading = self._clock(), False
             try:
-                return await self._run_in_thread(work)
+                return await self._run_in_thread(work, author)
             except Rejected as rejected:
                 loading = isinstance(rejected.__cause__, StillLoading)
                 raise
@@ -375,23 +396,23 @@ class Judge:
                 if not loading:
                     took(self._clock() - began)
 
-    async def _run_in_thread(self, work: Callable[[], T]) -> T:
-        from swarmnode.tasks.daemon_threads import in_daemon_thread
+    async def _run_in_thread(self, work: Callable[[], T], author: str) -> T:
+        from swarmnode.tasks.daemon_threads import SHORTEST_WAIT_S, in_daemon_thread
         from swarmnode.tasks.loader import leave_behind
 
-        judged = in_daemon_thread(work)
+        judged = in_daemon_thread(work, self._timeout_s)
         waited = asyncio.wrap_future(judged)
         # What is wrong with an answer is told below: asyncio need not log it as something nobody looked at.
         waited.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
-            async with asyncio.timeout(self._timeout_s):
-                await asyncio.wait([waited])
-        except TimeoutError as error:
-            raise Rejected(Reason.SCORE_TIMEOUT, f"no result after {self._timeout_s:g} s") from error
+            while not judged.done() and (left_s := judged.clock.left_s) > 0:
+                await asyncio.wait([waited], timeout=max(left_s, SHORTEST_WAIT_S))
         finally:
             if not judged.done():
                 leave_behind(judged.thread)
-                self._count_until_it_returns(judged)
+                self._count_until_it_returns(judged, author)
+        if not judged.done():
+            raise Rejected(Reason.SCORE_TIMEOUT, f"no result after {self._timeout_s:g} s")
         try:
             return judged.result()
         except JudgementOverran as error:
@@ -400,16 +421,14 @@ class Judge:
             # A process that is still being started, or that died, is no peer's fault.
             raise Rejected(Reason.UNSCORABLE, error.message) from error
 
-    def _count_until_it_returns(self, judged: "Future[Any]") -> None:
+    def _count_until_it_returns(self, judged: "Future[Any]", author: str) -> None:
         loop = asyncio.get_running_loop()
 
         def returned(_: "Future[Any]") -> None:
             # The loop is closed when the node has ended meanwhile; then nobody counts any more.
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._returned)
+                loop.call_soon_threadsafe(self._stuck.subtract, (author,))
 
-        self._stuck += 1
+        self._stuck = +self._stuck  # Names that are stuck on nothing any more go.
+        self._stuck[author] += 1
         judged.add_done_callback(returned)
-
-    def _returned(self) -> None:
-        self._stuck -= 1

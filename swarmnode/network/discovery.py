@@ -24,7 +24,15 @@ import msgspec
 
 from swarmnode.errors import HostDown, NetworkError, StorageError
 from swarmnode.network.host import Host
-from swarmnode.network.multiaddr import MAX_ADDRESSES_PER_PEER, split_peer
+from swarmnode.network.multiaddr import (
+    MAX_ADDRESSES_PER_PEER,
+    is_for_outsiders,
+    parse_address,
+    scope_of,
+    split_peer,
+)
+from swarmnode.network.reachability import Reach, Reachability
+from swarmnode.network.seeds import Resolve, ask_dns, look_up
 from swarmnode.storage import replace_file
 
 logger = logging.getLogger(__name__)
@@ -44,6 +52,9 @@ MAX_FILE_BYTES = 1024 * 1024
 FIRST_RETRY_S = 2.0
 MAX_RETRY_S = 300.0
 """A seed that comes back after a night is found within five minutes."""
+
+ALONE_RETRY_S = 15.0
+"""The same for who is connected to nobody: a home whose line was down is back in the swarm soon after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +123,12 @@ class PeerBook:
         if known is not None:
             self._known[address] = replace(known, last_seen=now, failures=0, retry_at=0.0)
 
-    def failed(self, address: str, now: float, rng: random.Random) -> None:
-        """A dial failed: wait longer before the next one."""
+    def failed(self, address: str, now: float, rng: random.Random, *, alone: bool = False) -> None:
+        """A dial failed: wait longer before the next one. `alone`: we are connected to nobody."""
         known = self._known.get(address)
         if known is not None:
             failures = known.failures + 1
-            retry_at = now + retry_delay_s(failures, rng)
+            retry_at = now + retry_delay_s(failures, rng, ALONE_RETRY_S if alone else MAX_RETRY_S)
             self._known[address] = replace(known, failures=failures, retry_at=retry_at)
 
     def _forget_surplus(self, peer_id: str) -> None:
@@ -131,9 +142,9 @@ class PeerBook:
                 del self._known[known.address]
 
 
-def retry_delay_s(failures: int, rng: random.Random) -> float:
+def retry_delay_s(failures: int, rng: random.Random, longest_s: float = MAX_RETRY_S) -> float:
     """Exponential back-off with jitter: a swarm whose seed comes back must not dial it in one instant."""
-    full_s = min(MAX_RETRY_S, FIRST_RETRY_S * 2.0 ** min(failures - 1, 16))
+    full_s = min(longest_s, FIRST_RETRY_S * 2.0 ** min(failures - 1, 16))
     return full_s * rng.uniform(0.5, 1.0)
 
 
@@ -206,6 +217,10 @@ ADVERTISE_RETRY_S = (1.0, 60.0)
 
 MDNS_RETRY_S = 60.0
 
+LOOK_UP_INTERVAL_S = 3600.0
+LOOK_UP_RETRY_S = 60.0
+"""Between two look-ups of names, attached and alone."""
+
 
 class Discovery:
     """Finds and keeps peers for a running host.
@@ -221,12 +236,14 @@ class Discovery:
         seeds: Sequence[str],
         namespace: str,
         *,
+        names: Sequence[str] = (),
+        resolve: Resolve = ask_dns,
         mdns: bool = False,
         mdns_interfaces: Sequence[str] = (),
         target: int = TARGET_PEERS,
         rng: random.Random | None = None,
     ) -> None:
-        """`namespace` is what we advertise and look for.
+        """`namespace` is what we advertise and look for, `names` stand for more seeds in the DNS.
 
         Raises NetworkError for a malformed seed: a typing error should stop the start, not be retried."""
         for seed in seeds:
@@ -234,6 +251,8 @@ class Discovery:
         self._host = host
         self._book = book
         self._namespace = namespace
+        self._names = tuple(names)
+        self._resolve = resolve
         self._mdns = mdns
         self._mdns_interfaces = tuple(mdns_interfaces)
         self._target = target
@@ -241,6 +260,12 @@ class Discovery:
         self._attached = asyncio.Event()
         self._said_attached: bool | None = None
         self._news = asyncio.Event()
+        self._reachability = Reachability(host, self._dialled)
+
+    @property
+    def reach(self) -> Reach:
+        """Whether others can reach us, as far as peers found out."""
+        return self._reachability.reach
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -248,6 +273,9 @@ class Discovery:
             tasks.create_task(self._dial_forever())
             tasks.create_task(self._advertise_forever())
             tasks.create_task(self._find_forever())
+            tasks.create_task(self._reachability.run())
+            if self._names:
+                tasks.create_task(self._look_up_forever())
             if self._mdns:
                 tasks.create_task(self._browse_forever())
 
@@ -281,7 +309,7 @@ class Discovery:
             return False  # says nothing about the peer
         except NetworkError as error:
             logger.debug("%s", error)
-            self._book.failed(address, time.time(), self._rng)
+            self._book.failed(address, time.time(), self._rng, alone=not self._attached.is_set())
             return False
         self._book.succeeded(address, time.time())
         return True
@@ -303,7 +331,8 @@ class Discovery:
     def _why_alone(self) -> str:
         others = self._others()
         if not others:
-            return "alone: no seed and no known peer; waiting for others to dial us"
+            named = f"; {_count(len(self._names), 'name')} not resolved" if self._names else ""
+            return f"alone: no seed and no known peer{named}; waiting for others to dial us"
         seeds = sum(known.source == "seed" for known in others)
         retry_in_s = max(0.0, min(known.retry_at for known in others) - time.time())
         tried = (_count(seeds, "seed"), _count(len(others) - seeds, "other known address"))
@@ -312,6 +341,11 @@ class Discovery:
     def _others(self) -> list[KnownAddress]:
         # Every node of a swarm may be given the same seeds, the seeds themselves included.
         return [known for known in self._book if known.peer_id != self._host.peer_id]
+
+    def _dialled(self) -> dict[str, str]:
+        """Return who let us in where everybody can dial, and the address."""
+        open_to_us = (known for known in self._others() if known.last_seen is not None and not known.failures)
+        return {known.peer_id: known.address for known in open_to_us if is_for_outsiders(known.address)}
 
     def _save(self) -> None:
         try:
@@ -349,6 +383,16 @@ class Discovery:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, longest_s)
 
+    async def _look_up_forever(self) -> None:
+        while True:
+            for name in self._names:
+                try:
+                    for address in await look_up(name, self._resolve):
+                        self._learn(address, "seed")
+                except NetworkError as error:
+                    logger.debug("%s", error)
+            await asyncio.sleep(LOOK_UP_INTERVAL_S if self._attached.is_set() else LOOK_UP_RETRY_S)
+
     async def _browse_forever(self) -> None:
         while True:
             try:
@@ -358,13 +402,19 @@ class Discovery:
             await asyncio.sleep(MDNS_RETRY_S)
 
     async def _browse(self) -> None:
-        # zeroconf is imported only by those who asked for it.
+        """Look around in local networks, and only there: nothing public is announced or taken from there."""
+        own = [address for address in await self._host.addresses() if scope_of(address) != "public"]
+        interfaces = self._mdns_interfaces or _local_ips(own)
+        if not interfaces:
+            return
+        # zeroconf is imported only by those who use it.
         from swarmnode.network.mdns import local_peers
 
-        async with local_peers(await self._host.addresses(), interfaces=self._mdns_interfaces) as local:
+        async with local_peers(own, namespace=self._namespace, interfaces=interfaces) as local:
             async for addresses in local:
                 for address in addresses:
-                    self._learn(address, "mdns")
+                    if scope_of(address) != "public":
+                        self._learn(address, "mdns")
 
     def _learn(self, address: str, source: Source) -> None:
         try:
@@ -373,6 +423,12 @@ class Discovery:
             logger.debug("%s", error)
         else:
             self._news.set()
+
+
+def _local_ips(addresses: Iterable[str]) -> tuple[str, ...]:
+    """Return our IPv4 addresses in private ranges."""
+    hosts = (parse_address(address)[0] for address in addresses if scope_of(address) == "lan")
+    return tuple(dict.fromkeys(host for kind, host in hosts if kind == "ip4"))
 
 
 def _count(number: int, noun: str) -> str:

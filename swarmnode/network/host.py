@@ -49,6 +49,8 @@ class HostStatus:
     """Times that the daemon was replaced because it had grown too large; `restarts` does not count them."""
     skipped: Mapping[str, int] = field(default_factory=dict[str, int])
     """What came in from peers and could not be used, by cause (rpc.py)."""
+    private: bool = False
+    """Only who has the swarm's key can take part (private.py)."""
 
 
 Handler = Callable[[str, bytes], Awaitable[bytes]]
@@ -97,6 +99,11 @@ class Host(Protocol):
 
     async def peers(self) -> tuple[str, ...]:
         """Peer ids we hold a connection to."""
+        ...
+
+    async def far_ends(self) -> dict[str, tuple[str, ...]]:
+        """Return the addresses, without /p2p/, at which the network sees each connected peer: one for each
+        connection. Of a peer behind a router they are the router's."""
         ...
 
     async def connect(self, address: str, *, timeout_s: float = 10.0) -> str:

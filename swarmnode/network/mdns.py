@@ -1,12 +1,14 @@
-"""Peers on the same local network, found by multicast DNS as libp2p specifies it. Off unless asked for.
+"""Peers on the same local network, found by multicast DNS in the way of libp2p.
 
 Discovery -> [LocalPeers] -> zeroconf -> 224.0.0.251:5353
 
-Each node registers a randomly named instance of `_p2p._udp.local.` whose TXT record holds one
-`dnsaddr=<multiaddr>/p2p/<peer id>` per address. Names say nothing; only the TXT record counts.
+Each node registers a randomly named instance of its swarm's service whose TXT record holds one
+`dnsaddr=<multiaddr>/p2p/<peer id>` per address. libp2p's own service, `_p2p._udp`, would have us dial
+whatever else speaks libp2p in the same house. Names say nothing; only the TXT record counts.
 """
 
 import asyncio
+import hashlib
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -21,7 +23,15 @@ from swarmnode.network.multiaddr import MAX_ADDRESSES_PER_PEER, parse_address, s
 
 logger = logging.getLogger(__name__)
 
-SERVICE_TYPE = "_p2p._udp.local."
+
+def service_type(namespace: str) -> str:
+    """Return the name of a swarm's service, at most 15 characters as RFC 6763 wants it.
+
+    >>> service_type("swarm")
+    '_sn-44eb92b4._udp.local.'
+    """
+    return f"_sn-{hashlib.sha256(namespace.encode()).hexdigest()[:8]}._udp.local."
+
 
 DNSADDR = b"dnsaddr="
 
@@ -70,8 +80,9 @@ class LocalPeers:
         async for addresses in local: ...
     """
 
-    def __init__(self, zeroconf: Zeroconf, own_name: str) -> None:
+    def __init__(self, zeroconf: Zeroconf, service: str, own_name: str) -> None:
         self._zeroconf = zeroconf
+        self._service = service
         self._own_name = own_name
         self._names: asyncio.Queue[str] = asyncio.Queue(MAX_WAITING_NAMES)
 
@@ -90,7 +101,7 @@ class LocalPeers:
         return self
 
     async def __anext__(self) -> tuple[str, ...]:
-        instance = AsyncServiceInfo(SERVICE_TYPE, await self._names.get())
+        instance = AsyncServiceInfo(self._service, await self._names.get())
         # It also waits for host records, which some libp2p implementations do not send: only the text counts.
         await instance.async_request(self._zeroconf, TXT_TIMEOUT_S * 1000)
         return parse_txt(instance.text or b"")
@@ -98,36 +109,37 @@ class LocalPeers:
 
 @asynccontextmanager
 async def local_peers(
-    addresses: Sequence[str], *, interfaces: Sequence[str] = ()
+    addresses: Sequence[str], *, namespace: str = "", interfaces: Sequence[str] = ()
 ) -> AsyncGenerator[LocalPeers, None]:
     """Announce our addresses and browse for others, on these interfaces (IP addresses; none: all).
 
     Raises NetworkError when the machine has no multicast.
     """
-    instance = _our_instance(addresses)
+    service = service_type(namespace)
+    instance = _our_instance(service, addresses)
     try:
         zeroconf = AsyncZeroconf(interfaces=list(interfaces)) if interfaces else AsyncZeroconf()
     except OSError as error:
         raise NetworkError(f"no multicast DNS on this machine: {error}") from error
     try:
-        local = LocalPeers(zeroconf.zeroconf, instance.name)
+        local = LocalPeers(zeroconf.zeroconf, service, instance.name)
         # A random name needs no probing for conflicts. The awaitable inside is zeroconf's, and untyped.
         await (await zeroconf.async_register_service(instance, cooperating_responders=True))  # pyright: ignore[reportUnknownMemberType]
-        browser = AsyncServiceBrowser(zeroconf.zeroconf, [SERVICE_TYPE], handlers=[local.on_change])
+        browser = AsyncServiceBrowser(zeroconf.zeroconf, [service], handlers=[local.on_change])
         yield local
         await browser.async_cancel()
     finally:
         await zeroconf.async_close()
 
 
-def _our_instance(addresses: Sequence[str]) -> ServiceInfo:
+def _our_instance(service: str, addresses: Sequence[str]) -> ServiceInfo:
     name = secrets.token_hex(16)
     components = [parse_address(address) for address in addresses]
     hosts = {parts[0][1] for parts in components if parts[0][0] in ("ip4", "ip6")}
     ports = [int(parts[1][1]) for parts in components]
     return ServiceInfo(
-        SERVICE_TYPE,
-        f"{name}.{SERVICE_TYPE}",
+        service,
+        f"{name}.{service}",
         port=ports[0] if ports else 0,
         properties=encode_txt(addresses),
         server=f"{name}.local.",

@@ -51,13 +51,18 @@ class MemoryNetwork:
         self._hosts_made = 0
         self._cuts: Counter[str] = Counter()
 
-    def host(self, peer_id: str | None = None) -> "MemoryHost":
-        """A new host, to be entered with `async with`. Without a peer id it gets one drawn from the seed."""
+    def host(
+        self, peer_id: str | None = None, *, dialable: bool = True, ip: str = "127.0.0.1"
+    ) -> "MemoryHost":
+        """A new host, to be entered with `async with`. Without a peer id it gets one drawn from the seed.
+
+        One that is not dialable is behind a router: it dials others, and nobody dials it. `ip`: the IPv4
+        address at which others see it."""
         self._hosts_made += 1
         if peer_id is None:
             key = hashlib.sha256(f"{self._seed}/{self._hosts_made}".encode()).digest()
             peer_id = peer_id_from_bytes(bytes.fromhex("002408011220") + key)
-        return MemoryHost(self, check_peer_id(peer_id), port=self._hosts_made)
+        return MemoryHost(self, check_peer_id(peer_id), port=self._hosts_made, dialable=dialable, ip=ip)
 
     def partition(self, groups: "Iterable[Iterable[MemoryHost]]") -> None:
         """Cut the wires between groups; hosts that are in no group form one of their own.
@@ -96,6 +101,8 @@ class MemoryNetwork:
         """Connect two hosts. Raises PeerUnreachable."""
         if one == other or not self._wired(one, other) or self._barred(one, other):
             raise PeerUnreachable(f"no connection to {other}")
+        if not self._hosts[other].dialable and frozenset((one, other)) not in self._links:
+            raise PeerUnreachable(f"no connection to {other}: it is behind a router")
         self._links.add(frozenset((one, other)))
 
     def unlink(self, peer_id: str) -> None:
@@ -111,6 +118,10 @@ class MemoryNetwork:
         """Peers with a usable connection to `peer_id`, sorted."""
         linked = (peer for link in self._links if peer_id in link for peer in link - {peer_id})
         return tuple(sorted(peer for peer in linked if self._wired(peer_id, peer)))
+
+    def far_ends(self, peer_id: str) -> dict[str, tuple[str, ...]]:
+        """Return where `peer_id` sees each of its neighbours."""
+        return {peer: (split_peer(self._hosts[peer].address)[0],) for peer in self.neighbours(peer_id)}
 
     def reachable(self, peer_id: str, through: "Callable[[MemoryHost], bool]") -> tuple["MemoryHost", ...]:
         """Hosts that connections lead to when each host on the way, and the last, passes `through`."""
@@ -166,10 +177,13 @@ class MemoryNetwork:
 class MemoryHost:
     """A `Host` on a `MemoryNetwork`. Made by `MemoryNetwork.host`."""
 
-    def __init__(self, network: MemoryNetwork, peer_id: str, port: int) -> None:
+    def __init__(
+        self, network: MemoryNetwork, peer_id: str, port: int, *, dialable: bool = True, ip: str = "127.0.0.1"
+    ) -> None:
         self._network = network
+        self.dialable = dialable
         self._peer_id = peer_id
-        self.address = f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer_id}"
+        self.address = f"/ip4/{ip}/tcp/{port}/p2p/{peer_id}"
         self._status = HostStatus("starting", time.time(), 0, "")
         self._queues: list[MessageQueue] = []
         self._services: dict[str, Service] = {}
@@ -224,6 +238,10 @@ class MemoryHost:
     async def peers(self) -> tuple[str, ...]:
         self._check_up()
         return self._network.neighbours(self._peer_id)
+
+    async def far_ends(self) -> dict[str, tuple[str, ...]]:
+        self._check_up()
+        return self._network.far_ends(self._peer_id)
 
     async def connect(self, address: str, *, timeout_s: float = 10.0) -> str:
         self._check_up()

@@ -9,6 +9,7 @@ message can be shown as it is.
 import ipaddress
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
 
 import base58
 
@@ -110,12 +111,39 @@ def by_reach(addresses: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(addresses, key=_distance))
 
 
-def _distance(address: str) -> int:
+def _distance(address: str) -> tuple[int, bool]:
     name, value = parse_address(address)[0]
-    if name not in ("ip4", "ip6"):
-        return 0
+    link_local = name in _IP_CLASSES and ipaddress.ip_address(value).is_link_local
+    return ("public", "lan", "machine").index(scope_of(address)), link_local
+
+
+Scope = Literal["public", "lan", "machine"]
+"""Who can use an address: everybody, the local network, or this machine only."""
+
+_LOCAL_NETWORKS = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        *("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16"),
+        *("fc00::/7", "fe80::/10"),
+    )
+)
+
+
+def scope_of(address: str) -> Scope:
+    """Return who can use an address. A name counts as public; what nobody can dial, as this machine's.
+
+    >>> scope_of("/ip4/192.168.1.20/tcp/1"), scope_of("/ip4/100.64.0.2/tcp/1"), scope_of("/ip4/8.8.8.8/tcp/1")
+    ('lan', 'lan', 'public')
+    """
+    name, value = parse_address("/".join(address.split("/")[:3]))[0]
+    if name not in _IP_CLASSES:
+        return "public"
     ip = ipaddress.ip_address(value)
-    return 3 if ip.is_loopback else 2 if ip.is_link_local else 1 if ip.is_private else 0
+    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
+        ip = ip.ipv4_mapped
+    if any(ip in network for network in _LOCAL_NETWORKS):
+        return "lan"
+    return "machine" if ip.is_loopback or ip.is_unspecified or ip.is_multicast or ip.is_reserved else "public"
 
 
 def parse_address(address: str) -> tuple[Component, ...]:
@@ -147,6 +175,28 @@ def split_peer(address: str) -> tuple[str, str]:
     if not _DIALABLE.fullmatch(transport):
         raise _malformed(address, "it needs a host, then /tcp/<port> or /udp/<port>/quic-v1")
     return transport, peer_id
+
+
+def is_for_outsiders(address: str) -> bool:
+    """Return True for an address that everybody can dial without a relay.
+
+    >>> is_for_outsiders("/dns4/a.org/tcp/1"), is_for_outsiders("/ip4/10.0.0.7/tcp/1")
+    (True, False)
+    """
+    return scope_of(address) == "public" and ("p2p-circuit", "") not in parse_address(address)
+
+
+def is_address(text: str) -> bool:
+    """Return True for what is meant as an address, right or wrong.
+
+    >>> is_address("/ip4/nonsense"), is_address("/home/me/seeds.txt")
+    (True, False)
+    """
+    return text.startswith("/") and text.split("/")[1] in _CODES
+
+
+def is_dns_name(text: str) -> bool:
+    return _DNS_NAME.fullmatch(text) is not None
 
 
 def split_listen(address: str) -> tuple[str, str, int]:

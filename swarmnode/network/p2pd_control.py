@@ -25,6 +25,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from swarmnode.errors import HostDown, MessageTooLarge, NetworkError, RequestTimeout
+from swarmnode.installing import how_to_install
 from swarmnode.network.multiaddr import (
     address_to_bytes,
     peer_id_from_bytes,
@@ -299,8 +300,6 @@ def _text(value: str | bytes) -> str:
 
 # ---- what we use of the hivemind wheel ----
 
-INSTALL_HINT = "install it with: pip install 'swarmnode[train]'"
-
 
 def find_daemon() -> Path:
     """The p2pd executable. Raises NetworkError when hivemind, or its daemon for this platform, is missing."""
@@ -313,7 +312,7 @@ def load_messages() -> Any:
     path = _find("proto/p2pd_pb2.py", "the messages of the go-libp2p daemon (p2pd_pb2.py)")
     spec = importlib.util.spec_from_file_location("swarmnode_p2pd_pb2", path)
     if spec is None or spec.loader is None:
-        raise NetworkError(f"{path} cannot be loaded", hint=INSTALL_HINT)
+        raise NetworkError(f"{path} cannot be loaded", hint=how_to_install("pipeline"))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -322,8 +321,8 @@ def load_messages() -> Any:
 def _find(relative: str, what: str) -> Path:
     spec = importlib.util.find_spec("hivemind")
     if spec is None or spec.origin is None:
-        raise NetworkError(f"{what} is missing: hivemind is not installed", hint=INSTALL_HINT)
+        raise NetworkError(f"{what} is missing: hivemind is not installed", hint=how_to_install("pipeline"))
     path = Path(spec.origin).parent / relative
     if not path.is_file():
-        raise NetworkError(f"{what} is missing: {path} does not exist", hint=INSTALL_HINT)
+        raise NetworkError(f"{what} is missing: {path} does not exist", hint=how_to_install("pipeline"))
     return path

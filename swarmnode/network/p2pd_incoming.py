@@ -13,8 +13,9 @@ The daemon cannot say who sends it how much. The kernel counts the bytes of each
 machine, and tells them (NETLINK_SOCK_DIAG) for any socket and without privileges. Elsewhere than on Linux,
 and where the kernel refuses, the answer is None: unknown.
 
-A flood that grows the daemon is control traffic, which never reaches us. So what a peer sent on streams that
-we read, however much, is no part of its blame: the neighbours of a pipeline send gigabytes.
+A flood that grows the daemon, or keeps it busy, is control traffic, which never reaches us. So what a peer
+sent on streams that we read, however much, is no part of its blame: neighbours in a pipeline send gigabytes.
+Who sends more of it than anybody can who passes on what is gossiped is sent away before the daemon grows.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swarmnode.errors import NetworkError, PeerUnreachable
 from swarmnode.network.host import BarredPeers
@@ -42,6 +43,10 @@ logger = logging.getLogger(__name__)
 
 SIEGE_S = 10.0
 """How long after a barred peer was there we look for it more often."""
+
+SIEGE_LOOK_EVERY_S = 0.04
+SIEGE_LOOKS = 5
+"""In a row, before the size of the daemon is looked at again."""
 
 
 class Gate:
@@ -79,23 +84,34 @@ class Gate:
             logger.debug("%s could not be disconnected: %s", peer_id, error)
 
     async def look(self, control: ControlClient) -> set[str]:
-        """Note what came in, send the barred away, and return who else is connected."""
+        """Note what came in, send away the barred and those who flood, and return who else is connected."""
         connections = await control.connected_peers()
-        self.traffic.kept_bytes(self._listen(), connections)
+        kept_bytes = self.traffic.kept_bytes(self._listen(), connections)
+        await self._send_away(control, self.traffic.flooders(kept_bytes), kept_bytes)
         return await self._turn_away(control, connections)
 
     async def guard(self, control: ControlClient) -> None:
-        """While barred peers come back at once, look five times a second rather than once."""
-        if time.monotonic() < self._besieged_until_s:
+        """While barred peers come back at once, look for them all the time rather than once a second: who
+        floods sends megabytes in that time."""
+        for _ in range(SIEGE_LOOKS):
+            if time.monotonic() >= self._besieged_until_s:
+                return
             await self._turn_away(control, await control.connected_peers())
+            await asyncio.sleep(SIEGE_LOOK_EVERY_S)
 
     async def relieve(self, control: ControlClient) -> None:
         """The daemon grows: send away who sends it the most, as far as that is known."""
         kept_bytes = self.traffic.kept_bytes(self._listen(), await control.connected_peers())
-        for peer_id in largest_senders(kept_bytes):
+        await self._send_away(control, largest_senders(kept_bytes), kept_bytes)
+
+    async def _send_away(
+        self, control: ControlClient, peers: Sequence[str], kept_bytes: Mapping[str, int]
+    ) -> None:
+        for peer_id in peers:
             barred_s = self.traffic.bar_for_s(peer_id)
             logger.warning(
-                "the network process grows, and %s sent it %.1f MiB within seconds; disconnected for %.0f s",
+                "%s sent the network process %.1f MiB within seconds that are of no use to us;"
+                " disconnected for %.0f s",
                 peer_id, kept_bytes[peer_id] / 2**20, barred_s,
             )  # fmt: skip
             self.bar(peer_id, barred_s)
@@ -140,15 +156,24 @@ class Incoming:
                 logger.debug("refused a stream of %s from %s, which is barred", protocol, peer_id)
             elif handler := self.handlers.get(protocol):
                 with _place(self._stream_slots, peer_id, writer) as slot:
+                    self._gate.traffic.expects(peer_id, STREAMED_BYTES)
                     stream = SocketStream(peer_id, reader, writer, received=self._received(slot))
                     await handle_stream(stream, protocol, handler)
             elif service := self.services.get(protocol):
                 with _place(self._request_slots, peer_id, writer) as slot:
-                    await answer(reader, writer, peer_id, service, reach=slot.reach)
+                    self._gate.traffic.expects(peer_id, UNREAD_REQUESTS * service.max_request_bytes)
+                    await answer(reader, writer, peer_id, self._counted(service), reach=slot.reach)
         except Unusable as error:
             self._skipped.note(Cause.STREAM, f"a stream of nobody, {error.message}")
         except (NetworkError, TimeoutError) as error:
             logger.debug("lost an incoming stream: %s", error)
+
+    def _counted(self, service: Service) -> Service:
+        async def handler(peer_id: str, request: bytes) -> bytes:
+            self._gate.traffic.handed(peer_id, len(request))
+            return await service.handler(peer_id, request)
+
+        return replace(service, handler=handler)
 
     def _received(self, slot: Slot) -> Callable[[int], None]:
         def received(size_bytes: int) -> None:
@@ -256,6 +281,24 @@ MAX_SAMPLES = 8
 LEAST_BLAME_BYTES = 256 * 1024
 """The least that a blamed peer sent within the window. Eight honest neighbours' gossip stays below."""
 
+FLOOD_BYTES = 2 * 2**20
+"""Nobody honest sends so much within the window besides gossip: two bodies that came too late to be read have
+as much. Seven thousand provider records do, and keep the daemon busy for a sixth of a second."""
+
+STREAMED_BYTES = 64 * 2**20
+"""Of a peer that we have streams with, as members of a pipeline do, so much more may wait in the daemon until
+we read it."""
+
+UNREAD_REQUESTS = 2
+"""Requests of a peer that may be on their way, or wait in the daemon, when its bytes are counted: a member's
+bulk probe alone is larger than FLOOD_BYTES."""
+
+GOSSIP_ENVELOPE_BYTES = 256
+"""Author, topic, signature and the frames around a message of gossip."""
+
+GOSSIP_COPIES = 2
+"""A neighbour passes a message on once, and says that it has it in up to three heartbeats."""
+
 SHARE_OF_LARGEST = 0.25
 """Whoever sent at least so much of what the largest sender did is blamed with it."""
 
@@ -286,6 +329,8 @@ class Sample:
     at_s: float
     by_connection: Mapping[Connection, int]
     handed_by_peer: Mapping[str, int]
+    heard: int
+    """Of gossip, from all peers together."""
 
 
 class Traffic:
@@ -301,11 +346,25 @@ class Traffic:
         self._clock = clock
         self._samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
         self._handed: Counter[str] = Counter()
+        self._heard = 0
+        self._expected: dict[str, int] = {}
+        self._met: set[str] = set()
+        """Peers that something came from since the last sample."""
         self._offences: OrderedDict[str, int] = OrderedDict()
 
     def handed(self, peer_id: str, size_bytes: int) -> None:
         """The daemon gave us so many bytes of this peer."""
+        self._met.add(peer_id)
         self._handed[peer_id] += size_bytes
+
+    def expects(self, peer_id: str, size_bytes: int) -> None:
+        """So many bytes of this peer may wait to be read by us, from now on while it is connected."""
+        self._met.add(peer_id)
+        self._expected[peer_id] = max(size_bytes, self._expected.get(peer_id, 0))
+
+    def heard(self, size_bytes: int) -> None:
+        """The daemon gave us a message of gossip; which peers passed it on is not known."""
+        self._heard += size_bytes + GOSSIP_ENVELOPE_BYTES
 
     def kept_bytes(
         self, own_addresses: Iterable[str], connections: Iterable[PeerAddresses]
@@ -315,7 +374,11 @@ class Traffic:
         To be asked regularly: each call is also a sample for the later ones.
         """
         connections = list(connections)
-        self._handed = Counter({peer.peer_id: self._handed[peer.peer_id] for peer in connections})
+        # Whoever came while the daemon was asked is not among its connections yet.
+        here = {peer.peer_id for peer in connections} | self._met
+        self._met.clear()
+        self._handed = Counter({peer: self._handed[peer] for peer in self._handed.keys() & here})
+        self._expected = {peer: self._expected[peer] for peer in self._expected.keys() & here}
         received = self._count(frozenset(port for _, port in _ends(own_addresses)))
         if received is None:
             return {}
@@ -323,7 +386,7 @@ class Traffic:
         while len(self._samples) > 1 and self._samples[1].at_s <= now_s - WINDOW_S:
             self._samples.popleft()
         before = self._samples[0] if self._samples else None
-        self._samples.append(Sample(now_s, received, dict(self._handed)))
+        self._samples.append(Sample(now_s, received, dict(self._handed), self._heard))
         owners = {end: peer.peer_id for peer in connections for end in _ends(peer.addresses)}
         kept: Counter[str] = Counter()
         for (port, address, remote_port), size_bytes in received.items():
@@ -335,6 +398,15 @@ class Traffic:
             handed_before = before.handed_by_peer.get(peer, 0) if before else 0
             kept[peer] -= self._handed[peer] - handed_before
         return {peer: size_bytes for peer, size_bytes in kept.items() if size_bytes > 0}
+
+    def flooders(self, kept_bytes: Mapping[str, int]) -> tuple[str, ...]:
+        """Who sent more than FLOOD_BYTES besides what is expected of it and all the gossip that it could have
+        passed on. `kept_bytes`: as they were counted just now."""
+        before = self._samples[0].heard if len(self._samples) > 1 else 0
+        most = FLOOD_BYTES + GOSSIP_COPIES * (self._heard - before)
+        return tuple(
+            peer for peer, size_bytes in kept_bytes.items() if size_bytes > most + self._expected.get(peer, 0)
+        )
 
     def bar_for_s(self, peer_id: str) -> float:
         """How long to keep a peer away that is to blame, this time."""

@@ -256,8 +256,11 @@ class DaemonSupervisor:
 
     async def _watch_memory(self) -> None:
         """Look at the size of every life, whatever a probe is waiting for; end those that grew too large."""
+        looked_at_s = float("-inf")
         while True:
-            await asyncio.sleep(MEMORY_INTERVAL_S)
+            # What the guard took of the time is no time to sleep.
+            await asyncio.sleep(max(0.0, looked_at_s + MEMORY_INTERVAL_S - time.monotonic()))
+            looked_at_s = time.monotonic()
             process = self._process
             if process is None or self._control is None:
                 continue

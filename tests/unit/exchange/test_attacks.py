@@ -10,14 +10,23 @@ import pytest
 
 from swarmnode.exchange.announcing import Composed, ModelLabel, compose
 from swarmnode.exchange.exchange import Exchange
-from swarmnode.exchange.limits import FALLBACKS_BURST, LATE_S, PROVEN_AFTER, UNFIT_S, ExchangeSettings
-from swarmnode.exchange.planes import BODY_PROTOCOL
+from swarmnode.exchange.limits import (
+    LATE_S,
+    PROVEN_AFTER,
+    UNFIT_S,
+    UNFIT_TRIAL_S,
+    VAIN_ASKS_BURST,
+    VAIN_DIALS_BURST,
+    VAIN_DIALS_PER_S,
+    ExchangeSettings,
+)
+from swarmnode.exchange.planes import BODY_PROTOCOL, MAX_REQUEST_BYTES
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.host import Message
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.types import RolloutGroup
 
-TOPIC = "/swarmnode/2/test/rollouts/0"
+TOPIC = "/swarmnode/3/test/rollouts/0"
 
 
 @dataclass(frozen=True)
@@ -132,15 +141,31 @@ async def test_who_used_up_its_time_of_our_judge_is_asked_later_and_nobody_else_
         assert reputation.failures(costly.key.peer_id) == 0
 
 
+def overran_for_newcomers(victim: Node, task: str, now: float) -> None:
+    for name in "abc":
+        victim.exchange._fetcher._unfit.overran(task, name, now, known=False)
+
+
 async def test_groups_of_a_task_that_does_not_fit_wait_until_it_is_tried_again(start, task, groups_of, clock):
     network = MemoryNetwork()
     async with start(network, 1) as honest, start(network, 2, honest.host) as victim:
-        for name in "abc":
-            victim.exchange._fetcher._unfit.overran(task.name, name, clock())
-        await honest.exchange.publish([groups_of(honest.key.peer_id)])
-        await until(lambda: victim.exchange.stats().headers_waiting == 1)
+        overran_for_newcomers(victim, task.name, clock())
+        await honest.exchange.publish([groups_of(honest.key.peer_id, number=number) for number in range(2)])
+        await until(lambda: victim.exchange.stats().headers_waiting == 2)
+        clock.advance(UNFIT_TRIAL_S)
+        await until(lambda: victim.accepted(honest) == 2)
+
+
+async def test_newcomers_whose_episodes_overrun_do_not_shut_a_task_to_those_we_know(
+    start, task, groups_of, clock
+):
+    network = MemoryNetwork()
+    async with start(network, 1) as honest, start(network, 2, honest.host) as victim:
+        await make_proven(victim, honest, groups_of)
         clock.advance(UNFIT_S)
-        await until(lambda: victim.accepted(honest) == 1)
+        overran_for_newcomers(victim, task.name, clock())
+        await honest.exchange.publish([groups_of(honest.key.peer_id, number=20)])
+        await until(lambda: victim.accepted(honest) == PROVEN_AFTER + 1)
 
 
 async def test_names_whose_bodies_never_come_hold_one_fetch_and_no_honest_author_up(
@@ -156,7 +181,7 @@ async def test_names_whose_bodies_never_come_hold_one_fetch_and_no_honest_author
             async def attend(key: NodeKey) -> None:
                 async with network.host(key.peer_id) as host:
                     await host.connect(victim.host.address)
-                    await host.serve(BODY_PROTOCOL, silence, max_request_bytes=64)
+                    await host.serve(BODY_PROTOCOL, silence, max_request_bytes=MAX_REQUEST_BYTES)
                     victim.hear(key, announcement_of(key).sealed)
                     await stop.wait()
 
@@ -179,9 +204,10 @@ async def test_a_newcomer_that_is_connected_gets_in_among_five_hundred_names_tha
         for name in names(500):
             victim.hear(name, announcement_of(name).sealed)
         await newcomer.exchange.publish([groups_of(newcomer.key.peer_id, number=n) for n in range(4)])
-        for _ in range(5):
-            await victim.exchange.collect(4, 0, 0.5)
-        assert victim.accepted(newcomer) >= 2
+        async with asyncio.timeout(120):
+            while victim.accepted(newcomer) < 2:
+                await victim.exchange.collect(4, 0, 0.5)
+        assert victim.dropped("unavailable") < 500
 
 
 async def test_a_newcomer_that_nobody_is_connected_to_is_tried_before_names_that_failed(
@@ -189,10 +215,13 @@ async def test_a_newcomer_that_nobody_is_connected_to_is_tried_before_names_that
 ):
     network = MemoryNetwork()
     async with start(network, 3) as relay, start(network, 2, relay.host) as victim:
-        for name in names(50):
+        made_up = names(VAIN_DIALS_BURST + 4)
+        for name in made_up:
             victim.hear(name, announcement_of(name).sealed)
             victim.hear(name, announcement_of(name, 1).sealed)
-        await until(lambda: victim.dropped("unavailable") >= 50)
+        for tried in range(VAIN_DIALS_BURST, len(made_up) + 1):
+            await until(lambda tried=tried: victim.dropped("unavailable") >= tried)
+            clock.advance(1 / VAIN_DIALS_PER_S)
         clock.advance(6.0)
         async with start(network, 1, relay.host) as newcomer:
             await newcomer.exchange.publish([groups_of(newcomer.key.peer_id, number=n) for n in range(2)])
@@ -211,12 +240,30 @@ async def test_bodies_of_authors_whom_nobody_reaches_are_asked_of_others_seldom(
             asked += 1
             return b""
 
-        await honest.host.serve(BODY_PROTOCOL, count, max_request_bytes=64)
+        await honest.host.serve(BODY_PROTOCOL, count, max_request_bytes=MAX_REQUEST_BYTES)
+        for name in names(VAIN_DIALS_BURST):
+            victim.hear(name, announcement_of(name).sealed)
+        await until(lambda: victim.dropped("unavailable") == VAIN_DIALS_BURST)
+        assert 0 < asked <= VAIN_ASKS_BURST < VAIN_DIALS_BURST
+        assert honest.dropped("too_many_requests") == 0
+
+
+async def test_names_that_nobody_reaches_are_dialled_seldom_however_many_they_are(
+    start, announcement_of, clock
+):
+    network = MemoryNetwork()
+    async with start(network, 1) as other, start(network, 2, other.host) as victim:
         for name in names(200):
             victim.hear(name, announcement_of(name).sealed)
-        await until(lambda: victim.dropped("unavailable") == 200)
-        assert 0 < asked <= FALLBACKS_BURST
-        assert honest.dropped("too_many_requests") == 0
+        # Those that were under way when the last of the allowance was used up.
+        most = VAIN_DIALS_BURST + victim.exchange._settings.fetch_concurrency
+        await until(lambda: victim.dropped("unavailable") >= VAIN_DIALS_BURST)
+        await asyncio.sleep(0.1)
+        assert victim.dropped("unavailable") <= most
+        clock.advance(20 / VAIN_DIALS_PER_S)
+        await until(lambda: victim.dropped("unavailable") >= most)
+        await asyncio.sleep(0.1)
+        assert victim.dropped("unavailable") < 2 * most
 
 
 async def test_an_author_that_answers_with_nothing_is_paused(start, announcement_of, clock):
@@ -231,7 +278,7 @@ async def test_an_author_that_answers_with_nothing_is_paused(start, announcement
             return b""
 
         await host.connect(victim.host.address)
-        await host.serve(BODY_PROTOCOL, nothing, max_request_bytes=64)
+        await host.serve(BODY_PROTOCOL, nothing, max_request_bytes=MAX_REQUEST_BYTES)
         for number in range(20):
             victim.hear(liar, announcement_of(liar, number).sealed)
         await until(lambda: victim.dropped("unavailable") == 1)

@@ -2,9 +2,10 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import msgspec
 import pytest
@@ -15,7 +16,9 @@ from swarmnode.exchange.inbox import BufferSnapshot, SavedGroup, read_snapshot
 from swarmnode.exchange.limits import PROVEN_AFTER, ExchangeSettings
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
-from swarmnode.types import RolloutGroup
+from swarmnode.tasks.functions import as_task
+from swarmnode.tasks.task import Task, draw_train
+from swarmnode.types import Completion, Example, RolloutGroup, Scores, one_span
 
 
 @dataclass(frozen=True)
@@ -508,3 +511,77 @@ async def test_groups_that_teach_nothing_do_not_use_up_the_pace(start, own_group
         await alice.exchange.publish([group])
         assert alice.exchange.stats().published == 1
         assert alice.exchange.stats().unpublished == {"zero_advantage": 500}
+
+
+@dataclass(frozen=True)
+class AtHome:
+    """A task whose rollouts are not for others. `judged`: groups that it was asked about."""
+
+    task: Task
+    judged: list[Example] = field(default_factory=list[Example])
+    exchangeable: bool = False
+
+    name = property(lambda self: self.task.name)
+    version = property(lambda self: self.task.version)
+
+    def examples(self, seed: int) -> Iterator[Example]:
+        return self.task.examples(seed)
+
+    def score(self, example: Example, completions: Sequence[str]) -> list[Scores]:
+        self.judged.append(example)
+        return self.task.score(example, completions)
+
+
+def voted_on(prompts: int = 400) -> Task:
+    """Questions that nobody has an answer to: right is what most of a group say."""
+    return as_task([{"prompt": f"{number} + 1 ="} for number in range(prompts)], ["majority_vote"])
+
+
+async def test_a_strangers_own_majority_is_no_judgement_of_ours(start):
+    """Name and version of such a task follow from its rows: a stranger's copy need not stay at home."""
+    voted = voted_on()
+    theirs = AtHome(voted, exchangeable=True)
+    network = MemoryNetwork()
+    async with (
+        start(network, 1, tasks={voted.name: theirs}) as stranger,
+        start(network, 2, stranger, tasks={voted.name: voted}, patience_s=0.1) as node,
+    ):
+        wrong, right = {"majority_vote": 1.0}, {"majority_vote": 0.0}
+        for example in islice(draw_train(voted, 7), 4):
+            said = tuple(Completion(text, (1,), None, one_span(0, 1), "stop") for text in "xxxxxyyy")
+            scores = (wrong,) * 5 + (right,) * 3
+            await stranger.exchange.publish([RolloutGroup(example, said, scores, stranger.key.peer_id, 0)])
+        await until(lambda: node.exchange.stats().headers_seen == 4)
+        assert await collect(node, 4, deadline_s=1.0) == []
+        stats = node.exchange.stats()
+        assert stats.dropped == {"not_exchanged": 4} and stats.banned_peers == ()
+        assert (stats.headers_accepted, stats.fetched, stats.accepted) == (0, 0, 0)
+        assert node.exchange.meeting_places(4) == []
+
+
+async def test_what_stays_at_home_neither_leaves_nor_comes(start, own_groups, task):
+    network = MemoryNetwork()
+    at_home = AtHome(task)
+    async with (
+        start(network, 1) as open_node,
+        start(network, 2, open_node, tasks={task.name: at_home}, patience_s=0.1) as node,
+    ):
+        await node.exchange.publish(own_groups(node, 2))
+        await open_node.exchange.publish(own_groups(open_node, 2, first=5))
+        await until(lambda: node.exchange.stats().headers_seen == 2)
+        assert await collect(node, 2, deadline_s=1.0) == []
+        assert node.exchange.stats().unpublished == {"not_exchanged": 2}
+        assert node.dropped("not_exchanged") == 2 and at_home.judged == []
+        assert open_node.exchange.stats().headers_seen == 0
+
+
+async def test_groups_of_a_snapshot_stay_out_once_their_task_stays_at_home(start, own_groups, task):
+    network = MemoryNetwork()
+    async with start(network, 1) as alice, start(network, 2, alice) as bob:
+        await alice.exchange.publish(own_groups(alice, 2))
+        await until(lambda: bob.exchange.stats().buffered == 2)
+        snapshot = bob.exchange.snapshot()
+    at_home = AtHome(task)
+    async with start(MemoryNetwork(), 2, snapshot=snapshot, tasks={task.name: at_home}) as bob:
+        assert bob.exchange.stats().dropped == {"not_exchanged": 2}
+        assert bob.exchange.stats().headers_waiting == 0 and at_home.judged == []

@@ -19,7 +19,7 @@ def test_tasks_spread_over_the_shards():
 
 
 def test_a_topic_names_protocol_swarm_and_shard():
-    assert topic_of("commons", 3) == "/swarmnode/2/commons/rollouts/3"
+    assert topic_of("commons", 3) == "/swarmnode/3/commons/rollouts/3"
 
 
 def test_a_node_listens_to_the_shards_of_its_tasks():

@@ -8,6 +8,7 @@ import pytest
 from swarmnode.errors import JudgementOverran, Rejected, StillLoading
 from swarmnode.exchange.limits import MAX_STUCK_JUDGEMENTS
 from swarmnode.exchange.validation import Judge
+from swarmnode.tasks.work_clock import off_the_clock
 
 
 async def until(condition) -> None:
@@ -82,6 +83,31 @@ async def test_too_many_stuck_judgements_stop_judging_until_one_returns():
     release.set()
     await until(lambda: judge.stuck == 0)
     assert await judge.run(lambda: "next") == "next"
+
+
+async def test_a_thread_that_is_stuck_is_known_by_whose_group_it_is_stuck_on():
+    release, judge = threading.Event(), Judge(0.05)
+    with pytest.raises(Rejected):
+        await judge.run(release.wait, author="a")
+    assert judge.is_stuck_on("a") and not judge.is_stuck_on("b")
+    release.set()
+    await until(lambda: not judge.is_stuck_on("a"))
+
+
+async def test_what_the_work_waits_for_others_does_not_count():
+    go_on = threading.Event()
+
+    def queueing() -> str:
+        with off_the_clock():
+            go_on.wait()
+        return "judged"
+
+    judge = Judge(0.5)
+    async with asyncio.TaskGroup() as tasks:
+        judged = tasks.create_task(judge.run(queueing))
+        await asyncio.sleep(1.0)
+        go_on.set()
+    assert judged.result() == "judged"
 
 
 async def test_a_cancelled_judgement_is_counted_until_it_ends():

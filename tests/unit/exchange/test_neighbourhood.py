@@ -167,7 +167,7 @@ async def test_nothing_is_gossiped_where_only_neighbours_would_hear_it(start, ow
         start(network, 1, neighbourhood=home) as alice,
         start(network, 2, alice, neighbourhood=home) as bob,
     ):
-        overheard = await bob.host.subscribe("/swarmnode/2/test/rollouts/0")
+        overheard = await bob.host.subscribe("/swarmnode/3/test/rollouts/0")
         await alice.exchange.publish(own_groups(alice, 2))
         async with start(network, 3, alice):
             await alice.exchange.publish(own_groups(alice, 1, first=5))
@@ -237,3 +237,18 @@ async def test_a_policy_whose_network_is_down_still_reaches_its_neighbours(start
         await alice.exchange.publish(own_groups(alice, 1))
         assert alice.exchange.stats().unpublished == {"host_down": 1}
         assert len(await bob.collect(1)) == 1
+
+
+async def test_policies_of_one_process_share_what_does_not_leave_it(start, own_groups, task):
+    class AtHome(type(task)):
+        exchangeable = False
+
+    network, home, at_home = MemoryNetwork(), Neighbourhood(), AtHome()
+    async with (
+        start(network, 1) as stranger,
+        start(network, 2, stranger, neighbourhood=home, tasks={task.name: at_home}) as alice,
+        start(network, 3, neighbourhood=home, tasks={task.name: at_home}) as bob,
+    ):
+        await alice.exchange.publish(own_groups(alice, 2))
+        assert len(await bob.collect(2)) == 2
+        assert stranger.exchange.stats().headers_seen == 0

@@ -23,7 +23,7 @@ from swarmnode.exchange.messages import (
     encode_body,
     hash_body,
 )
-from swarmnode.exchange.validation import BodyRules, CheckedBody, Judge, check_body, check_fits
+from swarmnode.exchange.validation import BodyRules, CheckedBody, Judge, check_body, check_header
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.tasks.functions import as_task
@@ -402,13 +402,13 @@ async def test_an_episode_goes_from_one_node_to_another(
 def test_an_environment_in_the_process_of_the_node_is_played_for_nobody_else(
     game: Environment, key: NodeKey
 ) -> None:
-    header = composed_of(group_of(game, key, ["5", "2", "0"], ["0"]), key).header
+    sent = composed_of(group_of(game, key, ["5", "2", "0"], ["0"]), key)
     assert may_be_exchanged(Apart(game)) and not may_be_exchanged(game)
-    settings = ExchangeSettings(swarm="test")
-    check_fits(header, settings, {game.name: Apart(game)})
+    settings, arrival = ExchangeSettings(swarm="test"), Arrival(sent.header.created_s, 0)
+    check_header(sent.sealed, arrival, settings=settings, tasks={game.name: Apart(game)})
     with pytest.raises(Rejected) as refused:
-        check_fits(header, settings, {game.name: game})
-    assert refused.value.reason == "other_task"
+        check_header(sent.sealed, arrival, settings=settings, tasks={game.name: game})
+    assert refused.value.reason == "not_exchanged"
 
 
 class AtHome(Countdown):
@@ -421,4 +421,4 @@ async def test_nothing_of_an_environment_that_stays_at_home_leaves(key: NodeKey)
     async with MemoryNetwork().host(key.peer_id) as host, exchange_of(host, key, task) as exchange:
         await exchange.publish([group_of(task, key, ["5", "0"], ["0"])])
         stats = exchange.stats()
-    assert (stats.published, stats.unpublished, stats.bytes_out) == (0, {"private": 1}, 0)
+    assert (stats.published, stats.unpublished, stats.bytes_out) == (0, {"not_exchanged": 1}, 0)

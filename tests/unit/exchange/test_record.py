@@ -20,7 +20,7 @@ from swarmnode.network.host import Message
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.storage import replace_file
 
-TOPIC = "/swarmnode/2/test/rollouts/0"
+TOPIC = "/swarmnode/3/test/rollouts/0"
 OURS = NodeKey(b"\2" * 32)
 STRANGER = NodeKey(b"\7" * 32).peer_id
 

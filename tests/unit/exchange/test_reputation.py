@@ -8,7 +8,6 @@ from swarmnode.exchange.limits import (
     HEADERS_BURST,
     JUDGE_BURST_S,
     JUDGE_S_PER_S,
-    MAX_STUCK_JUDGEMENTS,
     PACE,
     PENALTIES,
     PROVEN_AFTER,
@@ -16,6 +15,8 @@ from swarmnode.exchange.limits import (
     REQUESTS_PER_S,
     SLOW_S,
     UNFIT_S,
+    UNFIT_TRIAL_S,
+    ExchangeSettings,
     Reason,
 )
 from swarmnode.exchange.reputation import (
@@ -87,12 +88,16 @@ def test_one_offence_never_bans():
     assert all(penalty <= FULL_SCORE - 20.0 for penalty in PENALTIES.values())
 
 
-def test_one_peer_is_banned_before_it_can_get_every_judge_stuck():
-    reputation = Reputation()
-    strikes = 1
-    while not reputation.punish("a", PENALTIES[Reason.SCORE_TIMEOUT], 0.0):
-        strikes += 1
-    assert strikes < MAX_STUCK_JUDGEMENTS
+def test_a_judge_of_ours_that_is_slow_for_everybody_bans_nobody():
+    """Each group overruns the deadline, and the next is asked for as soon as there is judge time."""
+    reputation, now = Reputation(), 0.0
+    judge_time, deadline_s = JudgeTime(reputation), ExchangeSettings().score_timeout_s
+    while now < 24 * 3600:
+        if reputation.has_judge_time("a", now):
+            now += deadline_s
+            judge_time.took("a", "proven", deadline_s, now)
+            assert not reputation.punish("a", PENALTIES[Reason.SCORE_TIMEOUT], now)
+        now += 1.0
 
 
 def test_a_fetch_in_vain_is_no_offence_but_makes_us_wait_longer_each_time():
@@ -228,23 +233,49 @@ def test_idle_time_before_a_long_judgement_does_not_pay_for_it_twice():
     assert time.reputation.score("a", 1000.0) == FULL_SCORE
 
 
-def test_a_task_that_overruns_for_three_authors_and_fits_for_nobody_is_given_up_for_a_while():
+@pytest.mark.parametrize("known", [False, True])
+def test_a_task_that_overruns_for_three_authors_and_fits_for_nobody_is_given_up_for_a_while(known: bool):
     unfit = Unfit()
-    assert not unfit.overran("slow", "a", 0.0)
-    assert not unfit.overran("slow", "a", 1.0)
-    assert not unfit.overran("slow", "b", 2.0)
-    assert unfit.tasks(2.0) == frozenset()
-    assert unfit.overran("slow", "c", 3.0)
-    assert unfit.tasks(3.0 + UNFIT_S - 1) == {"slow"}
-    assert unfit.tasks(3.0 + UNFIT_S) == frozenset()
-    assert not unfit.overran("slow", "c", 4.0 + UNFIT_S)
+    assert not unfit.overran("slow", "a", 0.0, known=known)
+    assert not unfit.overran("slow", "a", 1.0, known=known)
+    assert not unfit.overran("slow", "b", 2.0, known=known)
+    assert unfit.tasks(2.0, known=known) == frozenset()
+    assert unfit.overran("slow", "c", 3.0, known=known)
+    assert unfit.tasks(3.0, known=known) == {"slow"}
+    assert unfit.tasks(3.0 + UNFIT_S, known=known) == frozenset()
+    assert not unfit.overran("slow", "c", 4.0 + UNFIT_S, known=known)
 
 
 def test_a_few_identities_cannot_shut_a_task_of_which_others_groups_fit():
     unfit = Unfit()
     unfit.fitted("game", 0.0)
-    told = [unfit.overran("game", f"name {number}", 1.0 + number) for number in range(10)]
-    assert not any(told) and unfit.tasks(11.0) == frozenset()
+    told = [unfit.overran("game", f"name {number}", 1.0 + number, known=False) for number in range(10)]
+    assert not any(told) and unfit.tasks(11.0, known=False) == frozenset()
+
+
+def test_newcomers_whose_groups_overrun_shut_a_task_to_newcomers_alone():
+    unfit = Unfit()
+    for number in range(100):
+        unfit.overran("game", f"name {number}", float(number), known=False)
+    assert unfit.tasks(100.0, known=False) == {"game"} and unfit.tasks(100.0, known=True) == frozenset()
+    unfit.fitted("game", 101.0)
+    assert unfit.tasks(101.0, known=False) == frozenset(), (
+        "an author that we know shows that it can be played"
+    )
+
+
+def test_a_task_that_is_given_up_is_tried_once_a_while_and_opens_when_a_group_fits():
+    unfit = Unfit()
+    for name in "abc":
+        unfit.overran("game", name, 0.0, known=False)
+    assert unfit.tasks(UNFIT_TRIAL_S - 1, known=False) == {"game"}
+    assert unfit.tasks(UNFIT_TRIAL_S, known=False) == frozenset()
+    unfit.tried("game", UNFIT_TRIAL_S, known=False)
+    assert unfit.tasks(UNFIT_TRIAL_S + 1, known=False) == {"game"}
+    told = [unfit.overran("game", name, UNFIT_TRIAL_S + 1, known=False) for name in "def"]
+    assert not any(told), "it is told once"
+    unfit.fitted("game", UNFIT_TRIAL_S + 2)
+    assert unfit.tasks(UNFIT_TRIAL_S + 2, known=False) == frozenset()
 
 
 def test_an_environment_that_is_slow_for_everybody_bans_nobody():

@@ -1,12 +1,12 @@
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import msgspec
 import pytest
 
 from swarmnode.errors import Rejected, TaskError
 from swarmnode.exchange.announcing import Composed
-from swarmnode.exchange.limits import PENALTIES, ExchangeSettings
+from swarmnode.exchange.limits import PENALTIES, ExchangeSettings, Reason
 from swarmnode.exchange.messages import (
     Announcement,
     Answer,
@@ -27,6 +27,7 @@ from swarmnode.exchange.validation import (
 from swarmnode.identity.keys import NodeKey, seal
 from swarmnode.tasks.task import is_held_out
 from swarmnode.types import Example, RolloutGroup
+from tests.unit.exchange.conftest import Addition
 
 NOW = 1_700_000_000.0
 
@@ -288,6 +289,31 @@ def test_what_the_task_cannot_score_is_rejected(composed: Composed, key: NodeKey
     for judge in (Moody(), Broken()):
         moody = replace(rules, tasks={task.name: judge})
         assert reason_of(check_body, composed.body, announce(composed, key), moody) == "unscorable"
+
+
+@dataclass(frozen=True)
+class Busy(Addition):
+    """A judge that gives a score to the first so many answers of a group and to no others."""
+
+    scored: int = 0
+
+    def score(self, example: Example, completions: Sequence[str]) -> list[dict[str, float | None]]:
+        known = super().score(example, completions)
+        return [*known[: self.scored], *({"correct": None} for _ in known[self.scored :])]
+
+
+def test_a_judge_of_ours_that_had_no_time_makes_nobody_a_liar(
+    composed: Composed, key: NodeKey, rules: BodyRules, task
+):
+    honest, liar = announce(composed, key), announce(composed, key, reward_mean=1.0, reward_std=0.001)
+    for scored in (1, 2, 3):
+        busy = replace(rules, tasks={task.name: Busy(scored=scored)})
+        checked = check_body(composed.body, honest, busy)
+        assert not checked.false_claim and checked.group.rewards.count(None) == 4 - scored
+    assert check_body(composed.body, liar, busy).false_claim, "it was caught with a wrong answer"
+    silent = replace(rules, tasks={task.name: Busy()})
+    assert reason_of(check_body, composed.body, honest, silent) == Reason.JUDGE_BUSY
+    assert Reason.JUDGE_BUSY not in PENALTIES
 
 
 def test_a_group_without_advantage_teaches_nothing(groups_of, key: NodeKey):

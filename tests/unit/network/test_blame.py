@@ -2,20 +2,27 @@
 
 import socket
 import sys
+from typing import Any
 
 import pytest
 
 from swarmnode.network.p2pd_control import PeerAddresses
 from swarmnode.network.p2pd_incoming import (
     FIRST_BAR_S,
+    FLOOD_BYTES,
+    GOSSIP_ENVELOPE_BYTES,
     LEAST_BLAME_BYTES,
     LONGEST_BAR_S,
+    STREAMED_BYTES,
     Connection,
+    Gate,
+    Incoming,
     Traffic,
     largest_senders,
     received_bytes,
 )
 from swarmnode.network.p2pd_process import MAX_GROWTH_BYTES, RELIEF_AT_BYTES, DaemonMemory
+from swarmnode.network.rpc import Service, Skipped
 
 OURS = ("/ip4/127.0.0.1/tcp/4001", "/ip4/127.0.0.1/udp/4001/quic-v1")
 MALLORY = PeerAddresses("mallory", ("/ip4/192.0.2.1/tcp/1000",))
@@ -73,6 +80,111 @@ def test_a_peer_that_has_just_come_is_blamed_for_all_it_sent():
     traffic.kept_bytes(OURS, [HONEST])
     kernel.sent(MALLORY, MIB)
     assert traffic.kept_bytes(OURS, [HONEST, MALLORY]) == {"mallory": MIB}
+
+
+def test_who_sends_more_than_gossip_explains_floods():
+    kernel = Kernel()
+    traffic = kernel.traffic()
+    traffic.kept_bytes(OURS, [MALLORY, HONEST])
+    kernel.now_s += 1
+    kernel.sent(MALLORY, FLOOD_BYTES + 1)
+    kernel.sent(HONEST, FLOOD_BYTES)
+    assert traffic.flooders(traffic.kept_bytes(OURS, [MALLORY, HONEST])) == ("mallory",)
+
+
+def test_a_member_of_our_pipeline_may_have_more_on_its_way_to_us():
+    kernel = Kernel()
+    traffic = kernel.traffic()
+    traffic.kept_bytes(OURS, [MALLORY, HONEST])
+    traffic.expects("honest", STREAMED_BYTES)
+    kernel.sent(MALLORY, FLOOD_BYTES + 1)
+    kernel.sent(HONEST, STREAMED_BYTES + FLOOD_BYTES)
+    assert traffic.flooders(traffic.kept_bytes(OURS, [MALLORY, HONEST])) == ("mallory",)
+    kernel.sent(HONEST, 1)
+    assert traffic.flooders(traffic.kept_bytes(OURS, [MALLORY, HONEST])) == ("mallory", "honest")
+
+
+def test_who_was_a_member_and_left_has_no_such_right_when_it_comes_back():
+    kernel = Kernel()
+    traffic = kernel.traffic()
+    traffic.expects("honest", STREAMED_BYTES)
+    traffic.kept_bytes(OURS, [MALLORY, HONEST])
+    traffic.kept_bytes(OURS, [MALLORY])
+    kernel.sent(HONEST, FLOOD_BYTES + 1)
+    assert traffic.flooders(traffic.kept_bytes(OURS, [HONEST])) == ("honest",)
+
+
+def test_a_member_that_came_while_the_daemon_was_asked_who_is_connected_keeps_its_right():
+    kernel = Kernel()
+    traffic = kernel.traffic()
+    traffic.expects("honest", STREAMED_BYTES)
+    traffic.kept_bytes(OURS, [MALLORY])
+    kernel.sent(HONEST, FLOOD_BYTES + 1)
+    assert traffic.flooders(traffic.kept_bytes(OURS, [HONEST])) == ()
+
+
+def test_who_passes_on_what_a_large_swarm_says_does_not_flood():
+    kernel = Kernel()
+    traffic = kernel.traffic()
+    for _ in range(10):
+        for _ in range(3000):
+            traffic.heard(300)
+        for neighbour in (MALLORY, HONEST):
+            kernel.sent(neighbour, 3000 * (300 + GOSSIP_ENVELOPE_BYTES))
+        assert traffic.flooders(traffic.kept_bytes(OURS, [MALLORY, HONEST])) == ()
+        kernel.now_s += 1
+    # What was said long ago explains nothing that comes now.
+    for _ in range(10):
+        traffic.kept_bytes(OURS, [MALLORY, HONEST])
+        kernel.now_s += 1
+    kernel.sent(MALLORY, 2 * FLOOD_BYTES)
+    assert traffic.flooders(traffic.kept_bytes(OURS, [MALLORY, HONEST])) == ("mallory",)
+
+
+class Daemon:
+    """Knows who is connected, and hangs up when it is told to."""
+
+    def __init__(self, *connected: PeerAddresses) -> None:
+        self.connected = list(connected)
+
+    async def connected_peers(self) -> tuple[PeerAddresses, ...]:
+        return tuple(self.connected)
+
+    async def disconnect(self, peer_id: str) -> None:
+        self.connected = [peer for peer in self.connected if peer.peer_id != peer_id]
+
+
+async def test_who_floods_is_sent_away_before_the_daemon_grows_and_again_when_it_comes_back():
+    kernel, daemon = Kernel(), Daemon(MALLORY, HONEST)
+    gate = Gate(lambda: OURS)
+    gate.traffic = kernel.traffic()
+    control: Any = daemon
+    assert await gate.look(control) == {"mallory", "honest"}
+    kernel.now_s += 1
+    kernel.sent(MALLORY, 3 * MIB)
+    await gate.look(control)
+    assert daemon.connected == [HONEST]
+    daemon.connected.append(MALLORY)
+    await gate.guard(control)
+    assert daemon.connected == [HONEST]
+
+
+async def test_what_a_peer_asked_of_us_is_no_part_of_the_blame():
+    kernel, daemon = Kernel(), Daemon(HONEST)
+    gate = Gate(lambda: OURS)
+    gate.traffic = kernel.traffic()
+    control: Any = daemon
+
+    async def echo(peer: str, request: bytes) -> bytes:
+        return request
+
+    probes = Incoming(gate, Skipped())._counted(Service("/probe", echo, 4 * MIB))
+    await gate.look(control)
+    kernel.now_s += 1
+    for _ in range(3):
+        await probes.handler("honest", bytes(MIB))
+    kernel.sent(HONEST, 3 * MIB)
+    assert await gate.look(control) == {"honest"}
 
 
 def test_where_the_kernel_tells_nothing_nobody_is_blamed():

@@ -15,6 +15,7 @@ from swarmnode.network.discovery import Discovery, PeerBook
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
 
 SWARM = "a swarm"
+PEER = "12D3KooWBg3mteN12tDjA4HCvoEkdCkuQqXhSdTLU7DrzthpZ4tp"
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +26,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "ADVERTISE_RETRY_S", (0.01, 0.05))
     monkeypatch.setattr(discovery, "FIRST_RETRY_S", 0.02)
     monkeypatch.setattr(discovery, "MAX_RETRY_S", 0.1)
+    monkeypatch.setattr(discovery, "ALONE_RETRY_S", 0.1)
 
 
 @asynccontextmanager
@@ -158,3 +160,48 @@ async def test_two_nodes_of_one_local_network_meet_by_mdns():
         discovering(bob, mdns=True),
     ):
         await until_connected(alice, bob)
+
+
+async def test_a_name_in_the_dns_leads_to_the_swarm_once_it_resolves(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(discovery, "LOOK_UP_RETRY_S", 0.02)
+    network, asked = MemoryNetwork(), [0]
+    async with network.host() as seed, network.host() as node:
+
+        async def resolve(name: str) -> list[bytes]:
+            asked[0] += 1
+            if asked[0] < 3:
+                raise NetworkError(f"{name} cannot be looked up")
+            return [f"dnsaddr={seed.address}".encode()]
+
+        finder = Discovery(node, PeerBook(), (), SWARM, names=["example.org"], resolve=resolve)
+        running = asyncio.create_task(finder.run())
+        try:
+            await until_connected(node, seed)
+        finally:
+            running.cancel()
+
+
+async def test_nothing_public_is_taken_from_the_local_network(monkeypatch: pytest.MonkeyPatch):
+    told: list[str] = []
+
+    @asynccontextmanager
+    async def neighbours(
+        addresses: tuple[str, ...], *, namespace: str, interfaces: tuple[str, ...]
+    ) -> AsyncGenerator[object, None]:
+        told.extend(addresses)
+
+        async def found() -> AsyncGenerator[tuple[str, ...], None]:
+            yield (f"/ip4/8.8.8.8/tcp/1/p2p/{PEER}", f"/ip4/10.0.0.7/tcp/1/p2p/{PEER}")
+
+        yield found()
+
+    monkeypatch.setattr("swarmnode.network.mdns.local_peers", neighbours)
+    book = PeerBook()
+    async with MemoryNetwork().host(ip="192.168.1.20") as node, discovering(node, book=book, mdns=True):
+
+        async def learned() -> bool:
+            return len(book) > 0
+
+        await until(learned)
+    assert [known.address for known in book] == [f"/ip4/10.0.0.7/tcp/1/p2p/{PEER}"]
+    assert told == [node.address]

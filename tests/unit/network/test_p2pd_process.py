@@ -155,7 +155,7 @@ def test_folders_of_killed_nodes_are_swept_and_those_of_living_ones_stay(monkeyp
 
 def test_without_hivemind_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(util, "find_spec", lambda name: None)
-    with pytest.raises(NetworkError, match=r"pip install 'swarmnode\[train\]'"):
+    with pytest.raises(NetworkError, match=r"hivemind is not installed\. pip install"):
         find_daemon()
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from swarmnode.errors import NetworkError, StorageError
 from swarmnode.network.discovery import (
+    ALONE_RETRY_S,
     FIRST_RETRY_S,
     MAX_ADDRESSES,
     MAX_RETRY_S,
@@ -170,3 +171,15 @@ def test_a_book_that_cannot_be_written_says_so(tmp_path: Path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StorageError, match="peer book"):
         PeerBook(tmp_path / "file" / "peers.json").save()
+
+
+def test_who_is_connected_to_nobody_tries_again_soon_however_often_it_failed() -> None:
+    book, rng = PeerBook(), random.Random(0)
+    book.learn(address(1), "seed")
+    for _ in range(20):
+        book.failed(address(1), 0.0, rng, alone=True)
+    (known,) = book
+    assert known.retry_at <= ALONE_RETRY_S
+    book.failed(address(1), 0.0, rng)
+    (known,) = book
+    assert known.retry_at > ALONE_RETRY_S

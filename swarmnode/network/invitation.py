@@ -1,0 +1,111 @@
+"""Invitations: all that somebody needs to join a swarm, as one short string that can be pasted anywhere.
+
+status.py -> [Invitation.text] -> a person -> `swarmnode join sn1:...` -> [read_invitation] -> settings
+
+`sn1:` and then, in base64url without padding, msgpack of the swarm's name, the addresses to dial first in
+their binary form and, of a private swarm, its key. The number is the version; a later one is refused by name.
+"""
+
+import base64
+import re
+
+import msgspec
+
+from swarmnode.errors import NetworkError
+from swarmnode.network.multiaddr import address_from_bytes, address_to_bytes, split_peer
+
+PREFIX = "sn1:"
+"""Begins every invitation of this version."""
+
+MAX_SEEDS = 4
+"""One address is enough to join a swarm; others stand in for it on a bad day."""
+
+MAX_NAME_CHARS = 63
+MAX_KEY_BYTES = 64
+MAX_INVITATION_CHARS = 2048
+"""The longest with four addresses by relays, a name and a key stays below."""
+
+_ANY_VERSION = re.compile(r"sn([0-9]{1,4}):")
+_HINT = "ask for a new one, and paste it as a whole: it looks like sn1:k6hjb21tb25z..."
+
+
+class Invitation(msgspec.Struct, frozen=True, kw_only=True):
+    """How to join one swarm."""
+
+    name: str = "commons"
+    """The swarm's name."""
+    seeds: tuple[str, ...] = ()
+    """Addresses to dial first, each ends in /p2p/<peer id>; at most MAX_SEEDS."""
+    key: bytes = b""
+    """Key of a private swarm; empty: everybody may join."""
+
+    def text(self) -> str:
+        """Return the invitation as a string. Raises NetworkError for one that nobody could read.
+
+        >>> Invitation(name="friends").text()
+        'sn1:k6dmcmllbmRzkMQA'
+        """
+        seeds = tuple(address_to_bytes(seed) for seed in self.seeds)
+        packed = msgspec.msgpack.encode(_Packed(self.name, seeds, self.key))
+        text = PREFIX + base64.urlsafe_b64encode(packed).decode().rstrip("=")
+        read_invitation(text)
+        return text
+
+
+class _Packed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    name: str
+    seeds: tuple[bytes, ...]
+    key: bytes
+
+
+_decoder = msgspec.msgpack.Decoder(_Packed)
+
+
+def is_invitation(text: str) -> bool:
+    """Return True for what claims to be an invitation, of whatever version.
+
+    >>> is_invitation("sn1:k6dmcmllbmRzkMQA"), is_invitation("/ip4/192.0.2.7/tcp/4001")
+    (True, False)
+    """
+    return _ANY_VERSION.match(text) is not None
+
+
+def read_invitation(text: str) -> Invitation:
+    """Return what an invitation says; every address in it can be dialled. Raises NetworkError.
+
+    >>> read_invitation("sn1:k6dmcmllbmRzkMQA").name
+    'friends'
+    """
+    version = _ANY_VERSION.match(text)
+    if version is None:
+        raise NetworkError(f"{text[:20]!r} is not an invitation", hint=_HINT)
+    if not text.startswith(PREFIX):
+        raise NetworkError(f"version {version[1]} of invitations is not known here", hint="update swarmnode")
+    if len(text) > MAX_INVITATION_CHARS:
+        raise NetworkError(f"an invitation of {len(text)} characters is too long", hint=_HINT)
+    try:
+        packed = _decoder.decode(_bytes_of(text.removeprefix(PREFIX)))
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise NetworkError(
+            "the invitation is damaged: some of it is missing or changed", hint=_HINT
+        ) from error
+    if not 0 < len(packed.name) <= MAX_NAME_CHARS or len(packed.key) > MAX_KEY_BYTES:
+        raise NetworkError(
+            "the invitation is damaged: its name or its key is too long or missing", hint=_HINT
+        )
+    if len(packed.seeds) > MAX_SEEDS:
+        raise NetworkError(
+            f"the invitation names {len(packed.seeds)} addresses, at most {MAX_SEEDS}", hint=_HINT
+        )
+    seeds = tuple(address_from_bytes(seed) for seed in packed.seeds)
+    for seed in seeds:
+        split_peer(seed)
+    return Invitation(name=packed.name, seeds=seeds, key=packed.key)
+
+
+def _bytes_of(text: str) -> bytes:
+    """Return the bytes behind base64url without padding. Raises ValueError for anything else."""
+    data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    if base64.urlsafe_b64encode(data).decode().rstrip("=") != text:
+        raise ValueError("there is more than one way to write it")
+    return data

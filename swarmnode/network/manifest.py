@@ -1,0 +1,64 @@
+"""The founder's signed list of a private swarm: which key holds, who gets it, who is out, who may publish.
+
+swarmnode swarm create, remove, rotate, publishers -> [signed] -> home -> members, from one to the next
+greeting of a peer -> [read_manifest] -> private_swarm.py
+
+The founder is a node like any other; its key signs the list, and its peer id is in every invitation. A list
+replaces those with lower versions and no other, so that nobody can bring an old one back.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+from swarmnode.errors import Rejected
+from swarmnode.identity.keys import MAX_PEER_ID_CHARS, NodeKey, seal, unseal
+from swarmnode.network.invitation import MAX_NAME_CHARS
+from swarmnode.network.swarm_key import MARK_BYTES
+
+MAX_LISTED = 512
+"""Most peer ids in each of its lists."""
+
+MAX_MANIFEST_BYTES = 128 * 1024
+_CONTEXT = "swarmnode/private-swarm/1"
+
+_PeerId = Annotated[str, msgspec.Meta(max_length=MAX_PEER_ID_CHARS)]
+_PeerIds = Annotated[tuple[_PeerId, ...], msgspec.Meta(max_length=MAX_LISTED)]
+
+
+class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What the founder has signed."""
+
+    swarm: Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARS)]
+    version: Annotated[int, msgspec.Meta(ge=1, lt=2**53)]
+    """One more for every change."""
+    key_mark: Annotated[bytes, msgspec.Meta(min_length=MARK_BYTES, max_length=MARK_BYTES)]
+    """Which key holds."""
+    members: _PeerIds = ()
+    """Who had an earlier key and is handed this one. Others need an invitation."""
+    removed: _PeerIds = ()
+    publishers: _PeerIds | None = None
+    """Whose groups are trained on. None: everybody's who has the key."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Manifest)
+
+
+def signed(manifest: Manifest, founder: NodeKey) -> bytes:
+    """The list as it travels and as it is kept."""
+    return seal(founder, _CONTEXT, _encoder.encode(manifest))
+
+
+def read_manifest(data: bytes, *, swarm: str, founder: str) -> Manifest:
+    """The list of this swarm. Raises Rejected for one that its founder has not signed."""
+    envelope = unseal(data, _CONTEXT, max_bytes=MAX_MANIFEST_BYTES)
+    if envelope.author != founder:
+        raise Rejected("not_the_founder", f"signed by {envelope.author}")
+    try:
+        manifest = _decoder.decode(envelope.payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Rejected("malformed", str(error)) from error
+    if manifest.swarm != swarm:
+        raise Rejected("another_swarm", f"a list of {manifest.swarm!r}")
+    return manifest

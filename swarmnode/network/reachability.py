@@ -1,0 +1,293 @@
+"""Can others reach us? The verdict, in words and with what to do next.
+
+connected peers -> [helpers] three of different networks -> dialback.py tries our port -> [Tries]
+rounds -> [SoFar.after] two that agree -> [conclude] -> Reach -> status.py, panel, log, doctor, invitations
+
+Nobody is believed alone where several can be asked, and a verdict changes only after two rounds in a row that
+say the same. With fewer than three networks to ask, the verdict says how many looked.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import msgspec
+
+from swarmnode.errors import NetworkError
+from swarmnode.identity.keys import memorable_name
+from swarmnode.network.dialback import DialBack, Told, address_of, public_ip
+from swarmnode.network.host import Host
+from swarmnode.network.invitation import MAX_SEEDS
+from swarmnode.network.multiaddr import parse_address, scope_of
+
+logger = logging.getLogger(__name__)
+
+Verdict = Literal["unknown", "reachable", "relayed", "local", "nobody"]
+"""Not known yet; everybody can dial us; others get our groups from a peer that they can dial; only our own
+network or machine can dial us; nobody can get anything from us."""
+
+LOOK_EVERY_S = 1.0
+AGAIN_S = 10.0
+"""Time between two rounds while the verdict is open, and the least time between any two."""
+CHECK_EVERY_S = 300.0
+"""The same while it stands."""
+PATIENCE_S = 20.0
+"""How long after the start nobody is told that nothing reaches them: peers are still being dialled."""
+
+HELPERS = 3
+"""Peers of different networks that are asked in one round."""
+ROUNDS_THAT_AGREE = 2
+
+
+class Reach(msgspec.Struct, frozen=True):
+    """Who can reach this node, in words."""
+
+    verdict: str = "unknown"
+    """A `Verdict`."""
+    text: str = "not known yet whether others can reach you"
+    """The verdict in words."""
+    steps: tuple[str, ...] = ()
+    """What the person can do about it, the best first."""
+    addresses: tuple[str, ...] = ()
+    """Addresses that an outsider joins the swarm by: our own, or those of who hands on our groups."""
+
+    def told(self) -> str:
+        """Return the verdict and, where nobody reaches us, the numbered steps, as one line."""
+        if not self.steps or self.verdict == "relayed":
+            return self.text
+        return f"{self.text}: " + ", ".join(f"({number}) {step}" for number, step in enumerate(self.steps, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Tries:
+    """What the peers said that were asked in one round."""
+
+    reached: int = 0
+    silent: int = 0
+    seen: str = ""
+    """The public IP address that most of them see us at."""
+
+    @property
+    def says(self) -> bool | None:
+        """What most of them found; None where nobody looked, or as many say the one as the other."""
+        return None if self.reached == self.silent else self.reached > self.silent
+
+
+def count(answers: Sequence[Told]) -> Tries:
+    """Return what these answers come to; who refused to look says nothing."""
+    looked = [told for told in answers if told.outcome != "refused"]
+    reached = sum(told.outcome == "reached" for told in looked)
+    seen = [told.seen for told in looked if told.seen]
+    return Tries(reached, len(looked) - reached, max(seen, key=seen.count, default=""))
+
+
+@dataclass(frozen=True, slots=True)
+class SoFar:
+    """What is held true after the rounds so far."""
+
+    reached: bool | None = None
+    against: int = 0
+    """Rounds in a row that said otherwise."""
+    asked: int = 0
+    """Peers that the last round is from that said what is held true."""
+    seen: str = ""
+
+    def after(self, found: Tries) -> "SoFar":
+        """Return what is held true after one more round."""
+        says, asked, seen = found.says, found.reached + found.silent, found.seen or self.seen
+        if says is None:
+            return self
+        if says == self.reached:
+            return SoFar(says, 0, asked, seen)
+        if self.against + 1 < ROUNDS_THAT_AGREE:
+            return replace(self, against=self.against + 1, seen=seen)
+        return SoFar(says, 0, asked, seen)
+
+
+def helpers(ends: Mapping[str, Sequence[str]], rng: random.Random) -> list[str]:
+    """Return the connected peers to ask, one of each network: who is at home next door knows no more."""
+    by_network: dict[str, str] = {}
+    for peer in rng.sample(sorted(ends), len(ends)):
+        for network in filter(None, map(_network_of, ends[peer])):
+            by_network.setdefault(network, peer)
+    return list(dict.fromkeys(by_network.values()))
+
+
+def _network_of(end: str) -> str | None:
+    """Return the /16 of a public IPv4 address, the /32 of an IPv6 address."""
+    ip = public_ip(end)
+    if ip is None:
+        return None
+    return ":".join(ip.split(":")[:2]) if ":" in ip else ".".join(ip.split(".")[:2])
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """All that the verdict follows from, at one moment."""
+
+    peer_id: str
+    addresses: tuple[str, ...]
+    """Our own, each with /p2p/, as the host tells them."""
+    peers: int
+    """Connected ones."""
+    outside: int
+    """Connected ones with a public address."""
+    through: Mapping[str, str]
+    """Connected peers that we dialled at a public address ourselves, and this address."""
+    settled: bool
+    """False in the first moments after the start."""
+
+
+def conclude(held: SoFar, place: Place) -> Reach:
+    """Return the verdict in words."""
+    port = tcp_port(place.addresses)
+    own = tuple(address for address in place.addresses if scope_of(address) == "public")
+    steps = _steps(port, held.seen)
+    if place.addresses and all(scope_of(address) == "machine" for address in place.addresses):
+        return Reach("local", "only this machine can reach you: network.listen says so")
+    if held.reached:
+        return _reachable(held, place, own, port)
+    if held.reached is False and place.through:
+        names = " and ".join(sorted(memorable_name(peer) for peer in place.through)[:2])
+        text = f"behind a NAT{_as_far_as(held.asked)}, others reach you through {names}"
+        return Reach("relayed", text, steps[:1], tuple(place.through.values())[:MAX_SEEDS])
+    if held.reached is False and place.outside:
+        return Reach("nobody", f"nobody can reach you{_as_far_as(held.asked)}", steps)
+    if not place.settled or place.outside:
+        return Reach(addresses=own)
+    if place.peers:
+        text = "others in your own network reach you, and nobody outside it is connected"
+        return Reach("local", text, steps, own)
+    if own:
+        return Reach(
+            text="not known whether others can reach you: nobody is connected who could try", addresses=own
+        )
+    return Reach("nobody", "nobody can reach you, and you reach nobody", steps)
+
+
+def _reachable(held: SoFar, place: Place, own: tuple[str, ...], port: int | None) -> Reach:
+    text = f"reachable{_as_far_as(held.asked)}"
+    found = f"{address_of(held.seen, port)}" if held.seen else ""
+    if not found or any(_is_at(address, held.seen, port) for address in own):
+        return Reach("reachable", text, addresses=own)
+    told = "peers are told other addresses" if own else "peers are not told where"
+    step = f"start with `--set network.announce={found}`, where you were found: {told}"
+    return Reach("reachable", text, (step,), (f"{found}/p2p/{place.peer_id}",))
+
+
+def _is_at(address: str, ip: str, port: int | None) -> bool:
+    """Return True for the address of this port; a name may well stand for the IP address."""
+    (kind, host), *rest = parse_address(address)
+    return ("tcp", str(port)) in rest and (kind.startswith("dns") or host == ip)
+
+
+def _as_far_as(asked: int) -> str:
+    if asked >= HELPERS:
+        return ""
+    return " (as far as one peer can tell)" if asked < 2 else f" (as far as {asked} peers can tell)"
+
+
+def _steps(port: int | None, seen: str) -> tuple[str, ...]:
+    at = address_of(seen or "YOUR.PUBLIC.IP.ADDRESS", port or 4001)
+    return (
+        f"forward TCP port {port or 4001} of your router to this machine and start with"
+        f" `--port {port or 4001} --set network.announce={at}`",
+        "join a seed, or any member whom others reach: `swarmnode join ADDRESS`",
+        "run `swarmnode seed` on any machine with a public address, and join that",
+    )
+
+
+def tcp_port(addresses: Sequence[str]) -> int | None:
+    """Return the TCP port to be tried: of the first address that others could use.
+
+    >>> tcp_port(["/ip4/192.168.1.20/udp/4001/quic-v1", "/ip4/192.168.1.20/tcp/4002"])
+    4002
+    """
+    for address in addresses:
+        parts = parse_address(address)
+        if ("p2p-circuit", "") not in parts and parts[1][0] == "tcp":
+            return int(parts[1][1])
+    return None
+
+
+class Reachability:
+    """Has peers try whether we can be dialled, over and over. `reach` is the verdict so far."""
+
+    def __init__(
+        self,
+        host: Host,
+        dialled: Callable[[], Mapping[str, str]],
+        *,
+        dialback: DialBack | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        """`dialled`: peers that answered when we dialled them, and the address where they did."""
+        self._host = host
+        self._dialled = dialled
+        self._dialback = dialback or DialBack(host)
+        self._clock = clock
+        self._rng = rng or random.Random()
+        self._started_s = clock()
+        self._held = SoFar()
+        self._asked_at_s = float("-inf")
+        self._last: tuple[int, tuple[str, ...]] = (0, ())
+        """Networks that could be asked in the last round, and our addresses then."""
+        self._members: set[str] = set()
+        """Peers that answered: they are of our kind, and hand on what we have."""
+        self.reach = Reach()
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            try:
+                await self._look()
+            except NetworkError as error:
+                logger.debug("whether we are reached cannot be asked: %s", error)
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _look(self) -> None:
+        await self._dialback.serve()
+        addresses, ends = await self._host.addresses(), await self._host.far_ends()
+        ready = helpers(ends, self._rng)
+        if self._is_due(len(ready), addresses):
+            self._asked_at_s, self._last = self._clock(), (len(ready), addresses)
+            await self._ask(ready, addresses)
+            ends = await self._host.far_ends()
+        self._members &= ends.keys()
+        dialled = self._dialled()
+        place = Place(
+            self._host.peer_id,
+            addresses,
+            peers=len(ends),
+            outside=len(ready),
+            through={peer: dialled[peer] for peer in sorted(self._members & dialled.keys())},
+            settled=self._clock() > self._started_s + PATIENCE_S,
+        )
+        self.reach = conclude(self._held, place)
+
+    def _is_due(self, networks: int, addresses: tuple[str, ...]) -> bool:
+        since_s = self._clock() - self._asked_at_s
+        before, known = self._last
+        is_open = self._held.reached is None or self._held.against > 0
+        changed = known != addresses or min(networks, HELPERS) > before
+        return networks > 0 and since_s >= (AGAIN_S if is_open or changed else CHECK_EVERY_S)
+
+    async def _ask(self, ready: Sequence[str], addresses: tuple[str, ...]) -> None:
+        """One round. Who does not answer is replaced by another, once."""
+        port = tcp_port(addresses)
+        if port is None:
+            return
+        answers: list[Told] = []
+        for peers in (ready[:HELPERS], ready[HELPERS : 2 * HELPERS]):
+            wanted = peers[: HELPERS - len(answers)]
+            told = await asyncio.gather(*(self._dialback.ask(peer, port) for peer in wanted))
+            for peer, answer in zip(wanted, told, strict=True):
+                if answer is not None:
+                    self._members.add(peer)
+                    answers.append(answer)
+        self._held = self._held.after(count(answers))

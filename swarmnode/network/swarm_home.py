@@ -1,0 +1,236 @@
+"""What a home keeps of a private swarm: its keys, who founded it, and the list that the founder signed.
+
+`swarmnode swarm create` -> [founded]  -> file, 0600 -> private_swarm.py
+`swarmnode join sn1:...` -> [invited]  ->
+`swarmnode swarm rotate` -> [changed]  ->
+
+The file lies with the settings, because it decides which swarm a name stands for: a home that has a key for
+the name is in the private swarm, and never by mistake in a public one that is called the same.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from swarmnode.config import SWARM_NAME
+from swarmnode.errors import NetworkError, Rejected, StorageError
+from swarmnode.identity.keys import (
+    PUBLIC_KEY_BYTES,
+    NodeKey,
+    keep_secret,
+    peer_id_from_public_key,
+    public_key_from_peer_id,
+)
+from swarmnode.network.invitation import MAX_SEEDS, Invitation
+from swarmnode.network.manifest import MAX_LISTED, Manifest, read_manifest, signed
+from swarmnode.network.multiaddr import split_peer
+from swarmnode.network.swarm_key import SECRET_BYTES, SwarmKey
+from swarmnode.storage import replace_file
+
+MAX_KEYS = 8
+"""The newest key, and those before it by which members that were away ask for it."""
+
+MAX_FILE_BYTES = 1024 * 1024
+_SUFFIX = ".swarm"
+_ASK_AGAIN = "ask for a new invitation, and paste it as a whole"
+
+
+@dataclass(frozen=True)
+class SwarmRecord:
+    """One private swarm."""
+
+    name: str
+    founder: str
+    """Peer id of who signs the list."""
+    keys: tuple[SwarmKey, ...]
+    """The one that holds comes first."""
+    seeds: tuple[str, ...] = ()
+    signed_list: bytes = b""
+    """As the founder sealed it; empty: not heard of yet."""
+
+    @property
+    def key(self) -> SwarmKey:
+        return self.keys[0]
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """The founder's list; None: not heard of yet."""
+        if not self.signed_list:
+            return None
+        return read_manifest(self.signed_list, swarm=self.name, founder=self.founder)
+
+    def invitation(self, seeds: Sequence[str]) -> Invitation:
+        """All that a friend needs, the key included. `seeds`: addresses that it reaches us under."""
+        key = self.key.secret + public_key_from_peer_id(self.founder)
+        known = tuple(dict.fromkeys((*seeds, *self.seeds)))[:MAX_SEEDS]
+        return Invitation(name=self.name, seeds=known, key=key)
+
+
+# ---- from nothing to a record, and from one to the next ----
+
+
+def founded(name: str, founder: NodeKey, seeds: Sequence[str], publishers: Sequence[str]) -> SwarmRecord:
+    """A new swarm with a new key. Raises NetworkError for a seed that is no address."""
+    for seed in seeds:
+        split_peer(seed)
+    _check_name(name)
+    key = SwarmKey.generate()
+    manifest = Manifest(name, 1, key.mark, (founder.peer_id,), (), _ids(publishers) if publishers else None)
+    return SwarmRecord(name, founder.peer_id, (key,), tuple(seeds), signed(manifest, founder))
+
+
+def invited(invitation: Invitation, known: SwarmRecord | None) -> SwarmRecord:
+    """The record of who pastes an invitation. `known`: what this home has of the name already.
+
+    Raises NetworkError for a key that is none, and for another swarm of the same name.
+    """
+    if len(invitation.key) != SECRET_BYTES + PUBLIC_KEY_BYTES:
+        raise NetworkError("the invitation is damaged: its key is cut off", hint=_ASK_AGAIN)
+    key = SwarmKey(invitation.key[:SECRET_BYTES])
+    founder = peer_id_from_public_key(invitation.key[SECRET_BYTES:])
+    if known is None:
+        return SwarmRecord(invitation.name, founder, (key,), invitation.seeds)
+    if known.founder != founder:
+        raise NetworkError(
+            f"this home is in another private swarm that is called {invitation.name}",
+            hint="join this one with another --home DIR",
+        )
+    seeds = tuple(dict.fromkeys((*invitation.seeds, *known.seeds)))[:MAX_SEEDS]
+    if key in known.keys:
+        # An earlier one of ours: what we were handed since is newer.
+        return replace(known, seeds=seeds)
+    return replace(known, keys=(key, *known.keys)[:MAX_KEYS], seeds=seeds, signed_list=b"")
+
+
+def changed(
+    record: SwarmRecord,
+    founder: NodeKey,
+    *,
+    members: Sequence[str] = (),
+    remove: Sequence[str] = (),
+    publishers: Sequence[str] | None = None,
+    new_key: bool = False,
+) -> SwarmRecord:
+    """The record with a new list, signed. `members` are added to those that it names; `publishers`: empty for
+    everybody, None as before. Raises NetworkError for a founder that is none."""
+    before = record.manifest
+    if founder.peer_id != record.founder or before is None:
+        raise NetworkError(
+            f"the private swarm {record.name} was founded by another node, and only that one changes it",
+            hint="run this in the founder's home (--home DIR)",
+        )
+    if record.founder in remove:
+        raise NetworkError("the founder cannot be removed: nobody else could sign the list")
+    removed = tuple(sorted({*before.removed, *_ids(remove)}))
+    staying = {*before.members, *_ids(members), record.founder} - set(removed)
+    if max(len(staying), len(removed)) > MAX_LISTED:
+        raise NetworkError(
+            f"a list names at most {MAX_LISTED} peers",
+            hint="found a new swarm and invite again",
+        )
+    keys = (SwarmKey.generate(), *record.keys)[:MAX_KEYS] if new_key else record.keys
+    allowed = before.publishers if publishers is None else _ids(publishers) or None
+    manifest = Manifest(
+        record.name, before.version + 1, keys[0].mark, tuple(sorted(staying)), removed, allowed
+    )
+    return replace(record, keys=keys, signed_list=signed(manifest, founder))
+
+
+def succeeded(record: SwarmRecord, signed_list: bytes, secret: bytes) -> SwarmRecord | None:
+    """The record with a newer list that a peer hands on, and with the key that it names; None: it is not
+    newer. Raises Rejected for a list that the founder has not signed, and for another key."""
+    manifest, before = read_manifest(signed_list, swarm=record.name, founder=record.founder), record.manifest
+    if before is not None and manifest.version <= before.version:
+        return None
+    if manifest.key_mark == record.key.mark:
+        return replace(record, signed_list=signed_list)
+    if len(secret) != SECRET_BYTES or SwarmKey(secret).mark != manifest.key_mark:
+        raise Rejected("another_key", "it is not the one that the founder has signed for")
+    return replace(record, keys=(SwarmKey(secret), *record.keys)[:MAX_KEYS], signed_list=signed_list)
+
+
+def _check_name(name: str) -> None:
+    """Raises NetworkError for what is no name of a swarm, and so none of a file."""
+    if not re.fullmatch(SWARM_NAME, name):
+        raise NetworkError(
+            f"{name!r} is not the name of a swarm", hint="lower-case letters, digits, dots, - and _"
+        )
+
+
+def _ids(peer_ids: Sequence[str]) -> tuple[str, ...]:
+    """Peer ids in order. Raises NetworkError for what is none."""
+    for peer_id in peer_ids:
+        try:
+            public_key_from_peer_id(peer_id)
+        except Rejected as error:
+            raise NetworkError(
+                f"{peer_id!r} is not a peer id", hint="`swarmnode swarm members` lists them"
+            ) from error
+    return tuple(sorted(set(peer_ids)))
+
+
+# ---- the file ----
+
+
+class _SwarmFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    founder: str
+    secrets: Annotated[tuple[bytes, ...], msgspec.Meta(min_length=1, max_length=MAX_KEYS)]
+    seeds: tuple[str, ...]
+    signed_list: bytes
+    version: Literal[1] = 1
+
+
+def file_of(folder: Path, name: str) -> Path:
+    """Where the record of a swarm lies among those of a home."""
+    return folder / f"{name}{_SUFFIX}"
+
+
+def names_in(folder: Path) -> tuple[str, ...]:
+    """The private swarms that a home has a key for."""
+    return tuple(sorted(path.stem for path in folder.glob(f"*{_SUFFIX}")))
+
+
+def save(record: SwarmRecord, path: Path) -> None:
+    """Write it, readable by us alone. Raises StorageError."""
+    secrets = tuple(key.secret for key in record.keys)
+    content = _SwarmFile(record.name, record.founder, secrets, record.seeds, record.signed_list)
+    try:
+        replace_file(path, msgspec.json.format(msgspec.json.encode(content), indent=1), mode=0o600)
+    except OSError as error:
+        raise StorageError(f"the key of a swarm cannot be kept in {path}: {error.strerror}") from error
+
+
+def load(path: Path) -> SwarmRecord:
+    """Read it back. Raises NetworkError for a damaged one: to go on without it would be to go public."""
+    hint = f"put your backup back, or remove {path} and join again with an invitation"
+    try:
+        with path.open("rb") as file:
+            keep_secret(path, file.fileno())
+            data = file.read(MAX_FILE_BYTES)
+        content = msgspec.json.decode(data, type=_SwarmFile)
+        keys = tuple(SwarmKey(secret) for secret in content.secrets)
+        record = SwarmRecord(content.name, content.founder, keys, content.seeds, content.signed_list)
+        if content.name != path.stem or (record.manifest and record.manifest.key_mark != record.key.mark):
+            raise NetworkError("its parts do not belong together")
+    except OSError as error:
+        raise NetworkError(f"cannot read {path}: {error.strerror}", hint=hint) from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, NetworkError, Rejected) as error:
+        raise NetworkError(f"the key of a private swarm in {path} is damaged: {error}", hint=hint) from error
+    return record
+
+
+def accept(invitation: Invitation, folder: Path) -> None:
+    """Keep what an invitation to a private swarm says. Raises NetworkError, StorageError."""
+    _check_name(invitation.name)
+    save(invited(invitation, record_of(folder, invitation.name)), file_of(folder, invitation.name))
+
+
+def record_of(folder: Path, name: str) -> SwarmRecord | None:
+    """What a home has of a private swarm; None: it has no key of that name, the swarm is public."""
+    path = file_of(folder, name)
+    return load(path) if path.exists() else None

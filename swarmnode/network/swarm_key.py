@@ -1,0 +1,94 @@
+"""The key of a private swarm: names that an outsider cannot guess, and seals that only members can open.
+
+invitation, home -> [SwarmKey] -> private.py (topics, protocols, messages), sealed_stream.py (streams)
+
+Everything is derived from one secret of 32 random bytes by HMAC-SHA256 over length-prefixed parts, which is
+HKDF-Expand (RFC 5869) of a key that is already uniform. Each context - what it is, its topic or protocol, who
+sends and who receives - has a key of its own for ChaCha20-Poly1305, so what was sealed in one context opens
+in no other, and random nonces never meet: a context would need some 2^32 messages for that.
+
+The seal keeps what is said from those without the key. Who says it is known from libp2p, not from here: all
+members hold the same key.
+"""
+
+import hmac
+import os
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+from swarmnode.errors import NetworkError, Rejected
+
+SECRET_BYTES = 32
+NONCE_BYTES = 12
+TAG_BYTES = 16
+SEAL_BYTES = NONCE_BYTES + TAG_BYTES
+"""How much longer than what is in it a sealed message is."""
+
+MARK_BYTES = 16
+_NAME_BYTES = 16
+
+
+@dataclass(frozen=True)
+class SwarmKey:
+    """A secret that all members have, and nobody else.
+
+    >>> key = SwarmKey(bytes(32))
+    >>> key.open(key.seal(b"hello", "topic", "rollouts"), "topic", "rollouts")
+    b'hello'
+    """
+
+    secret: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.secret) != SECRET_BYTES:
+            raise NetworkError(
+                f"the key of a swarm has {SECRET_BYTES} bytes, not {len(self.secret)}",
+                hint="ask for a new invitation, and paste it as a whole",
+            )
+
+    @classmethod
+    def generate(cls) -> "SwarmKey":
+        return cls(os.urandom(SECRET_BYTES))
+
+    @cached_property
+    def mark(self) -> bytes:
+        """Says which key it is and nothing of the key, so that a list may be signed for it."""
+        return self.derive("mark")[:MARK_BYTES]
+
+    def name(self, kind: str, text: str) -> str:
+        """Return what stands on the wire for a topic, a protocol or a namespace.
+
+        >>> SwarmKey(bytes(32)).name("topic", "/swarmnode/3/friends/rollouts/0")
+        '/74d2f46a8b2bb6d46cb2937aedc9b5f2'
+        """
+        return "/" + self.derive("name", kind, text)[:_NAME_BYTES].hex()
+
+    def seal(self, data: bytes, *context: str | bytes) -> bytes:
+        """Return nonce, ciphertext and tag."""
+        nonce = os.urandom(NONCE_BYTES)
+        return nonce + self._cipher(context).encrypt(nonce, data, None)
+
+    def open(self, sealed: bytes, *context: str | bytes) -> bytes:
+        """Return what was sealed in this context. Raises Rejected for anything else; the caller has bounded
+        the size."""
+        if len(sealed) < SEAL_BYTES:
+            raise Rejected("not_sealed", f"{len(sealed)} bytes")
+        try:
+            return self._cipher(context).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], None)
+        except InvalidTag as error:
+            raise Rejected("not_sealed", "not with this key, or not for this place") from error
+
+    def derive(self, *parts: str | bytes) -> bytes:
+        """Return 32 bytes that follow from the secret and these parts, and tell nothing of either."""
+        message = bytearray()
+        for part in parts:
+            encoded = part.encode() if isinstance(part, str) else part
+            message += len(encoded).to_bytes(4, "big") + encoded
+        # 0x01: the counter of the first and only block.
+        return hmac.digest(self.secret, bytes(message) + b"\x01", "sha256")
+
+    def _cipher(self, context: tuple[str | bytes, ...]) -> ChaCha20Poly1305:
+        return ChaCha20Poly1305(self.derive("seal", *context))
