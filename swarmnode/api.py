@@ -10,34 +10,45 @@ names (`import swarmnode as sn`); until one is used, nothing is loaded.
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Never, ParamSpec, cast, overload
 
 from swarmnode.config import Config
-from swarmnode.config_layers import Settings, load_settings
+from swarmnode.config_layers import Settings, advice_for_argument, load_settings
 from swarmnode.errors import ConfigError, ModelError, SwarmnodeError, TaskError
+from swarmnode.node.monitors import Monitor, checked_monitor
 from swarmnode.node.status import NodeStatus, Summary
-from swarmnode.tasks.functions import RewardSpec, Rows, as_task, rewarded
+from swarmnode.storage import resolve_paths
+from swarmnode.tasks.functions import RewardSpec, Rows, as_task, measured_rows, rewarded
 from swarmnode.tasks.loader import Draw
-from swarmnode.tasks.rewards import named_rewards
+from swarmnode.tasks.rewards import named_rewards, with_weights
+from swarmnode.tasks.rows import user_text
 from swarmnode.tasks.task import Task
 from swarmnode.types import Example, ExampleKey
 
 if TYPE_CHECKING:
     from peft import PeftModel
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from swarmnode.node.assemble import LocalPolicy
     from swarmnode.node.offline import OfflineEvaluation
 
 GivenTask = str | Path | Task | Draw | Rows
 """A task by name, as `--task` takes it: a file, a data set, an import path; a function
-`examples(seed)`; a list of examples; an object with name, version, examples and score."""
+`examples(seed)`; rows: a list, a Dataset, a DataFrame, a generator, several splits; an object with
+name, version, examples and score."""
 
 RoundCallback = Callable[[NodeStatus], object]
+
+Asked = str | Sequence[Mapping[str, str]]
+"""A prompt as a text, or as messages that end with one of the user."""
+
+P = ParamSpec("P")
 
 
 class Node:
@@ -55,35 +66,58 @@ class Node:
         task: GivenTask | None = None,
         reward: RewardSpec | Sequence[RewardSpec] = (),
         *,
-        model: str | Path | None = None,
+        model: "str | Path | PreTrainedModel | None" = None,
+        tokenizer: "PreTrainedTokenizerBase | None" = None,
+        processing_class: "PreTrainedTokenizerBase | None" = None,
         rounds: int | None = None,
+        run: str | None = None,
         peers: Sequence[str] = (),
         home: Path | str | None = None,
         preset: str | None = None,
         settings: Mapping[str, Any] | None = None,
         on_round: RoundCallback | None = None,
+        monitors: Sequence[str | Monitor] = (),
         fresh: bool = False,
         log: bool = True,
         tools: Sequence[object] | None = None,
         environment: object = None,
+        eval_dataset: Rows | None = None,
+        **unknown: Never,
     ) -> None:
         """Nothing is loaded yet.
 
         `task`: what is asked (None: the built-in tasks); `reward`: what judges it instead of the task's own
         judge. `tools`: functions that the policy may call; `environment`: a class (or a function without
         arguments) that makes what it plays with, which may bring its own questions (docs/environments.md).
-        `model`, `rounds` (in all, over restarts), `peers` (addresses to dial) and `home` are the options of
-        `swarmnode join`; `settings` any other, by its full name: {"training.learning_rate": 1e-3}. `on_round`
-        is called with the status after every round, in the thread that runs the node; what it raises ends the
-        run. `fresh`: start over. `log`: write the node's story to stderr.
+        `eval_dataset`: rows that it is measured on, whole; then no row of `task` is held out.
+        `model`: a name, a folder, or a causal LM of transformers that is loaded, with its `tokenizer` (or
+        `processing_class`, as TRL calls it) where its name does not lead to one. `rounds` (of the run, over
+        restarts), `run` (its name; None: that of this model, task and reward, a new one where these have
+        changed), `peers` (addresses to dial) and `home` are the options of `swarmnode join`; `settings` any
+        other, by its full name: {"training.learning_rate": 1e-3}. `on_round` is called with the status after
+        every round, in the thread that runs the node; what it raises ends the run. `monitors`: trackers by
+        the names that node.monitors takes, or objects (docs/metrics.md); what they raise ends nothing.
+        `fresh`: start over. `log`: write the node's story to stderr.
         Raises ConfigError and TaskError for what cannot be.
         """
-        chosen = None if model is None else str(model)
-        flags = {"network.seeds": tuple(peers) or None, "node.rounds": rounds}
-        self._settings = settings_of(home, preset, chosen, _names(task), {**flags, **(settings or {})})
+        for name in unknown:
+            raise ConfigError(
+                f"a node takes no {name!r}", hint=advice_for_argument(name, signature(Node).parameters)
+            )
+        flags: dict[str, Any] = {
+            "network.seeds": tuple(peers) or None,
+            "node.rounds": rounds,
+            "node.run": run,
+        }
+        if named := tuple(one for one in monitors if isinstance(one, str)):
+            flags["node.monitors"] = named
+        self._monitors = [checked_monitor(one) for one in monitors if not isinstance(one, str)]
+        self._settings = settings_of(
+            home, preset, model, _names(task), {**flags, **(settings or {})}, tokenizer or processing_class
+        )
         rewards = rewards_of(reward)
         # What is no task is refused here and not in `run`.
-        made = _task_around(task, rewards, tools, environment)
+        made = _task_around(task, rewards, tools, environment, eval_dataset, self.config)
         if made is not None:
             task, rewards = made, ()
         _check_alone(self._settings.config)
@@ -114,7 +148,7 @@ class Node:
         runs. Raises CheckpointError where there is none yet."""
         saved = None if self.status is None else self.status.checkpoint.round
         if self._policy is None or self._policy[0] != saved:
-            self._policy = saved, _load(self._settings, best=False, base=False)
+            self._policy = saved, _load(self._settings_of_run(), best=False, base=False)
         return self._policy[1]
 
     def run(self) -> Summary:
@@ -153,6 +187,13 @@ class Node:
     def _seen(self, status: NodeStatus) -> None:
         self.status = status
 
+    def _settings_of_run(self) -> Settings:
+        """The settings with the name of the run that this node trains, once it has begun."""
+        if self.status is None:
+            return self._settings
+        node = self.config.node.model_copy(update={"run": self.status.run})
+        return replace(self._settings, config=self.config.model_copy(update={"node": node}))
+
     def _run(self, *, signals: bool) -> Summary:
         from swarmnode.node.run import Company, prepared, serve
         from swarmnode.node.screen import Screen
@@ -168,6 +209,7 @@ class Node:
                 run = prepared(
                     given.config, given.model, given.model_reason, given.paths, screen,
                     fresh=self._fresh, tasks=tasks, watch=_Watch(self._seen, self._on_round),
+                    monitors=self._monitors,
                 )  # fmt: skip
                 (member,) = stack.enter_context(run)
                 self._request_stop = member.request_stop
@@ -194,12 +236,12 @@ class TrainedPolicy:
 
     @overload
     def generate(  # pyright: ignore[reportOverlappingOverload]  to a type checker a text is a sequence, too
-        self, prompt: str, *, temperature: float | None = None, max_tokens: int | None = None, seed: int = 0
+        self, prompt: Asked, *, temperature: float | None = None, max_tokens: int | None = None, seed: int = 0
     ) -> str: ...
     @overload
     def generate(
         self,
-        prompt: Sequence[str],
+        prompt: Sequence[Asked],
         *,
         temperature: float | None = None,
         max_tokens: int | None = None,
@@ -207,21 +249,24 @@ class TrainedPolicy:
     ) -> list[str]: ...
     def generate(
         self,
-        prompt: str | Sequence[str],
+        prompt: Asked | Sequence[Asked],
         *,
         temperature: float | None = None,
         max_tokens: int | None = None,
         seed: int = 0,
     ) -> str | list[str]:
-        """One completion of each prompt; a text for a text, a list for a list.
+        """One completion of each prompt, a text or messages; a text for one of them, a list for a list.
 
         `temperature` and `max_tokens`: as the policy trains, unless given; temperature 0 takes the likeliest
-        token. The same `seed` gives the same samples. Raises ModelError for a prompt that is too long.
+        token. The same `seed` gives the same samples. Raises TaskError for messages that are none
+        and ModelError for a prompt that is too long.
         """
         from swarmnode.rollout.engine import SamplingParams
         from swarmnode.training.evaluation import collect
 
-        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        is_one = isinstance(prompt, str) or any(isinstance(part, Mapping) for part in prompt)
+        given = [prompt] if is_one else list(prompt)
+        prompts = [one if isinstance(one, str) else user_text(one, "generate") for one in given]
         rollout = self._config.rollout
         sampling = SamplingParams(
             max_tokens or rollout.max_tokens,
@@ -232,23 +277,37 @@ class TrainedPolicy:
         answered = collect(self.local.engine, self.local.renderer, asked, 1, sampling, seed=seed)
         texts = {one.example.key.index: one.completions[0].text for one in answered}
         if missing := [text for number, text in enumerate(prompts) if number not in texts]:
-            raise ModelError(f"the prompt {missing[0]!r:.60} is too long for this model", hint="shorten it")
-        return texts[0] if isinstance(prompt, str) else [texts[number] for number in range(len(prompts))]
+            raise ModelError(
+                f"the prompt {missing[0]!r:.60} with {sampling.max_tokens} tokens of an answer is too long"
+                " for this model",
+                hint="shorten it, or ask for fewer with max_tokens",
+            )
+        return texts[0] if is_one else [texts[number] for number in range(len(prompts))]
 
 
-def run(
-    task: GivenTask | None = None, reward: RewardSpec | Sequence[RewardSpec] = (), **options: Any
-) -> Summary:
-    """Run a node to its end: `Node(task, reward, **options).run()`."""
-    return Node(task, reward, **options).run()
+def _run_of(node: Callable[P, Node]) -> Callable[P, Summary]:
+    """Make `run`, with the parameters of a Node for editors, type checkers and `help`."""
+
+    def run(*args: P.args, **kwargs: P.kwargs) -> Summary:
+        """Run a node to its end: `Node(task, reward, ...).run()`, with all that a Node takes."""
+        return node(*args, **kwargs).run()
+
+    run.__signature__ = signature(node).replace(return_annotation=Summary)  # pyright: ignore[reportFunctionMemberAccess]
+    return run
+
+
+run = _run_of(Node)
 
 
 def evaluate(
     task: GivenTask | None = None,
     reward: RewardSpec | Sequence[RewardSpec] = (),
     *,
-    model: str | Path | None = None,
+    model: "str | Path | PreTrainedModel | None" = None,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    processing_class: "PreTrainedTokenizerBase | None" = None,
     home: Path | str | None = None,
+    run: str | None = None,
     preset: str | None = None,
     settings: Mapping[str, Any] | None = None,
     base: bool = False,
@@ -260,15 +319,21 @@ def evaluate(
     environment: object = None,
 ) -> "OfflineEvaluation":
     """The mean reward on held-out examples of the newest checkpoint, of the best, or of the `base` model; as
-    `swarmnode eval`. `task` None: those that it was trained on, where they have a name.
+    `swarmnode eval`. `task` None: those that it was trained on, where they have a name; rows: all of them
+    are asked, and of several splits those that are not for training. `run`: its name (None: that which was
+    written to last).
 
     Raises CheckpointError where there is nothing to measure.
     """
     from swarmnode.node.offline import evaluate_offline
     from swarmnode.node.screen import Screen
 
-    chosen = settings_of(home, preset, None if model is None else str(model), _names(task), settings or {})
-    made = _task_around(task, rewards_of(reward), tools, environment)
+    settings = {"node.run": run, **(settings or {})}
+    chosen = settings_of(home, preset, model, _names(task), settings, tokenizer or processing_class)
+    measured = None if tools is not None or environment is not None else measured_rows(task)
+    made = _task_around(
+        () if measured else task, rewards_of(reward), tools, environment, measured, chosen.config
+    )
     with ExitStack() as stack:
         tasks = tasks_of(stack, made or task, () if made else rewards_of(reward), chosen.config)
         return evaluate_offline(
@@ -287,53 +352,76 @@ def evaluate(
 
 def load_policy(
     *,
-    model: str | Path | None = None,
+    model: "str | Path | PreTrainedModel | None" = None,
     home: Path | str | None = None,
+    run: str | None = None,
     preset: str | None = None,
     settings: Mapping[str, Any] | None = None,
     base: bool = False,
     best: bool = False,
 ) -> TrainedPolicy:
-    """The policy of the newest checkpoint (or the best, or the `base` model), to generate from. Raises
-    CheckpointError where there is none."""
-    chosen = settings_of(home, preset, None if model is None else str(model), {}, settings or {})
+    """The policy of the newest checkpoint (or the best, or the `base` model), to generate from; of the named
+    `run`, or of that which was written to last. Raises CheckpointError where there is none."""
+    settings = {"node.run": run, **(settings or {})}
+    chosen = settings_of(home, preset, model, {}, settings)
     return _load(chosen, base=base, best=best)
 
 
 def load_adapter(
     *,
-    model: str | Path | None = None,
+    model: "str | Path | PreTrainedModel | None" = None,
     home: Path | str | None = None,
+    run: str | None = None,
     preset: str | None = None,
     settings: Mapping[str, Any] | None = None,
     best: bool = False,
 ) -> "tuple[PeftModel, PreTrainedTokenizerBase]":
     """The trained adapter on its base as PEFT knows it, and the tokenizer, for code that uses transformers.
-    Raises CheckpointError where there is no checkpoint."""
-    local = load_policy(model=model, home=home, preset=preset, settings=settings, best=best).local
+    `run` as in `load_policy`. Raises CheckpointError where there is no checkpoint."""
+    local = load_policy(model=model, home=home, run=run, preset=preset, settings=settings, best=best).local
     return local.policy.peft_model, local.base.tokenizer
 
 
 def settings_of(
     home: Path | str | None,
     preset: str | None,
-    model: str | None,
+    model: "str | Path | PreTrainedModel | None",
     names: Mapping[str, Any],
     settings: Mapping[str, Any],
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
 ) -> Settings:
-    """All layers of settings, what the script says above them. Raises ConfigError."""
-    flags = {"policy.model": model, **names, **settings}
+    """All layers of settings, what the script says above them. A `model` that is loaded is written to a
+    folder of the home. Raises ConfigError, ModelError."""
     folder = None if home is None else Path(home)
-    return load_settings(home=folder, preset=preset, flags=flags, flags_from="the script")
+    named, loaded = (None, None) if model is None else (str(model), None)
+    if model is not None and not isinstance(model, str | Path):
+        from swarmnode.model.given import folder_of_model
+
+        loaded = folder_of_model(model, tokenizer, resolve_paths(folder).models)
+        named = str(loaded)
+    elif tokenizer is not None:
+        raise ConfigError(
+            "a tokenizer comes with a loaded model", hint="pass both, or the folder that has both"
+        )
+    flags = {"policy.model": named, **names, **settings}
+    found = load_settings(home=folder, preset=preset, flags=flags, flags_from="the script")
+    return found if loaded is None else replace(found, model_reason="the script's own, kept in that folder")
 
 
 def rewards_of(reward: RewardSpec | Sequence[RewardSpec]) -> Sequence[RewardSpec]:
-    """One reward, or several, as a list."""
-    return [reward] if isinstance(reward, str) or callable(reward) else list(reward)
+    """One reward, or several, as a list. Raises TaskError for what judges nothing."""
+    if isinstance(reward, str) or callable(reward):
+        return [reward]
+    if not isinstance(cast(object, reward), Iterable):
+        raise TaskError(
+            f"reward={reward!r:.80} is no reward",
+            hint="pass a function, the name of one, or a list of them; without `reward` a task judges itself",
+        )
+    return list(reward)
 
 
 class _Watch:
-    """The monitor by which a Node hears how it is doing."""
+    """The watcher by which a Node hears how it is doing."""
 
     def __init__(self, seen: RoundCallback, on_round: RoundCallback) -> None:
         self._seen, self._on_round = seen, on_round
@@ -389,14 +477,26 @@ def _names(task: GivenTask | None) -> dict[str, Any]:
 
 
 def _task_around(
-    task: GivenTask | None, rewards: Sequence[RewardSpec], tools: Sequence[object] | None, environment: object
+    task: GivenTask | None,
+    rewards: Sequence[RewardSpec],
+    tools: Sequence[object] | None,
+    environment: object,
+    evaluation: Rows | None,
+    config: Config,
 ) -> Task | None:
     """The task that objects of the script make; None: the settings or a name say it. Raises TaskError."""
-    if isinstance(task, str | Path) and (tools is not None or environment is not None):
-        raise TaskError(f"{task} is a task already", hint="pass its examples as a list or a function")
-    if isinstance(task, str | Path) or (task is None and tools is None and environment is None):
+    named = isinstance(task, str | Path)
+    if named and (tools is not None or environment is not None or evaluation is not None):
+        hint = "pass its examples as a list or a function"
+        if evaluation is not None:
+            hint += '; a data set is measured on another with settings={"tasks.evaluation": FILE}'
+        raise TaskError(f"{task} is a task already", hint=hint)
+    if named or (task is None and tools is None and environment is None):
         return None
-    return as_task(task, rewards, tools=tools, environment=environment)
+    weights = config.tasks.reward_weights
+    return as_task(
+        task, rewards, tools=tools, environment=environment, weights=weights, evaluation=evaluation
+    )
 
 
 def tasks_of(
@@ -411,10 +511,9 @@ def tasks_of(
     from swarmnode.node.assemble import start_tasks
     from swarmnode.tasks.specs import judged_elsewhere
 
-    judges = named_rewards(rewards)
-    named = config.tasks.model_copy(
-        update={"names": tuple(map(judged_elsewhere, config.tasks.names)), "reward": ()}
-    )
+    judges = with_weights(named_rewards(rewards), config.tasks.reward_weights)
+    names = tuple(map(judged_elsewhere, config.tasks.names))
+    named = config.tasks.model_copy(update={"names": names, "reward": (), "reward_weights": ()})
     return {name: rewarded(one, judges) for name, one in start_tasks(stack, named).items()}
 
 

@@ -1,11 +1,16 @@
 """Fixtures shared by the whole suite, and how far property tests look for cases."""
 
+import fcntl
 import os
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.warm_start import WarmStart
 
 # Before torch is imported anywhere: more threads than one are far slower beside another busy process.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -24,7 +29,12 @@ SEARCHED = 10
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
+    """One folder for all processes of a run."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    (folder / "models").mkdir(exist_ok=True)
+    return folder / "models"
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +42,8 @@ def quick_model(models: Path) -> Path:
     """A tiny policy that knows nothing, for tests that do not look at rewards."""
     from swarmnode.model.tiny import build_quick_tiny
 
-    return build_quick_tiny(models)
+    with one_at_a_time(models):
+        return build_quick_tiny(models)
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +51,23 @@ def tiny_model(models: Path) -> Path:
     """The tiny policy that users get; built once for all tests."""
     from swarmnode.model.tiny import build_tiny
 
-    return build_tiny(models)
+    with one_at_a_time(models):
+        return build_tiny(models)
+
+
+@contextmanager
+def one_at_a_time(folder: Path) -> Generator[None, None, None]:
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[WarmStart]:
+    """Starts nodes and commands without their imports."""
+    starter = WarmStart()
+    yield starter
+    starter.close()
 
 
 ENGINES = ("test_engine.py", "test_vllm.py")

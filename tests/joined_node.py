@@ -18,6 +18,7 @@ import psutil
 
 from swarmnode.node.process import RunningNode, read_running
 from swarmnode.storage import resolve_paths
+from tests.warm_start import WarmProcess, WarmStart
 
 PATIENCE_S = 180.0
 """For anything a busy machine may take long over. Nothing is measured with it."""
@@ -26,14 +27,29 @@ PATIENCE_S = 180.0
 class JoinedNode:
     """One `swarmnode join` process."""
 
-    def __init__(self, home: Path, *arguments: str, prefix: tuple[str, ...] = ()) -> None:
+    process: "subprocess.Popen[bytes] | WarmProcess"
+
+    def __init__(
+        self,
+        home: Path,
+        *arguments: str,
+        prefix: tuple[str, ...] = (),
+        warm: WarmStart | None = None,
+        data_bytes: int | None = None,
+    ) -> None:
+        """`prefix`: what the command is started with; `warm`: what starts it instead, after the imports.
+        `data_bytes`: what a warm one may write to beside its code."""
         self.home = home
         self.paths = resolve_paths(home)
         home.mkdir(parents=True, exist_ok=True)
         self._out, self._err = (home / name for name in ("stdout.txt", "stderr.txt"))
-        command = [*prefix, sys.executable, "-m", "swarmnode", "join", "--home", str(home), *arguments]
+        command = ["join", "--home", str(home), *arguments]
         with self._out.open("w") as out, self._err.open("w") as err:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+            if warm is not None:
+                self.process = warm.start(command, out=out, err=err, data_bytes=data_bytes)
+                return
+            program = [*prefix, sys.executable, "-m", "swarmnode", *command]
+            self.process = subprocess.Popen(program, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
 
     @property
     def story(self) -> str:

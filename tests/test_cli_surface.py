@@ -1,31 +1,45 @@
 """The command line is a promise: adding, removing or renaming a flag is a deliberate change of this table."""
 
+import re
+
+import pytest
 import typer
 from typer.testing import CliRunner
 
+from swarmnode import __version__
 from swarmnode.cli.app import app
 
 SURFACE = {
     "join": "addresses --config --engine --fresh --home --model --overlap --pipeline --policies --port"
-    " --preset --rounds --seed --set --swarm --task",
-    "swarm": "--compare-alone --equals --home --model --nodes --rounds --seed --set --task",
+    " --preset --rounds --run --seed --set --swarm --task",
+    "swarm": "--compare-alone --equals --home --homes --model --nodes --rounds --seed --set --task",
+    "swarm create": "name --home --private --publisher --seed",
+    "swarm invite": "--home --seed --swarm",
+    "swarm members": "--home --json --swarm",
+    "swarm remove": "peers --home --swarm",
+    "swarm rotate": "--home --swarm",
+    "swarm publishers": "peers --home --swarm",
     "seed": "addresses --config --home --port --set --swarm",
     "status": "--home --json",
     "doctor": "--config --home --json --preset --set",
     "eval": "--base --best --config --greedy --home --json --limit --model --passing-reward --policy --preset"
-    " --samples --set --shots --suite --task",
-    "export": "folder --best --config --home --merged --model --policy --preset --set",
+    " --run --samples --set --shots --suite --task",
+    "export": "folder --best --config --home --merged --model --policy --preset --run --set",
+    "runs": "--home --json",
+    "runs remove": "name --home --policy",
     "task list": "--json",
     "task show": "task --config --count --home --json --preset --seed --set",
     "task check": "task --config --home --json --preset --set",
     "task new": "file --environment",
     "task try": "task --base --best --config --count --greedy --home --json --model --policy --preset"
-    " --samples --seed --set",
+    " --run --samples --seed --set",
     "pipeline plan": "instance --averaging --free-map --gantt --json --out --seconds --seed --steps",
     "identity show": "--home --json --policy",
     "identity export": "--home --policy",
     "identity import": "source --home --overwrite --policy",
     "config show": "--config --explain --home --json --preset --set",
+    "config reference": "",
+    "version": "",
 }
 
 
@@ -37,7 +51,8 @@ def surface() -> dict[str, str]:
         if children:
             for name, child in children.items():
                 walk(child, (*path, name))
-            return
+            if not path or not vars(command)["invoke_without_command"]:
+                return
         words = [
             p.name if p.param_type_name == "argument" else p.opts[0]
             for p in command.params  # type: ignore[attr-defined]
@@ -54,7 +69,7 @@ def test_the_flags_are_exactly_these() -> None:
 
 
 def test_join_keeps_to_few_options() -> None:
-    assert len(surface()["join"].split()) <= 16
+    assert len(surface()["join"].split()) <= 17
 
 
 def test_every_option_is_explained() -> None:
@@ -72,3 +87,20 @@ def test_a_command_that_is_mistyped_is_answered_with_the_nearest_one() -> None:
     answer = CliRunner().invoke(app, ["joni"])
     assert answer.exit_code == 2
     assert "Did you mean 'join'" in answer.output
+
+
+@pytest.mark.parametrize("command", ["", *SURFACE])
+def test_every_command_answers_to_both_spellings_of_help(command: str) -> None:
+    short, long = (CliRunner().invoke(app, [*command.split(), flag]) for flag in ("-h", "--help"))
+    assert (short.exit_code, short.output) == (0, long.output)
+    assert "]...]" not in short.output
+
+
+def test_the_version_is_a_command_and_an_option() -> None:
+    told = [CliRunner().invoke(app, [word]).output for word in ("version", "--version")]
+    assert told == [f"swarmnode {__version__}\n"] * 2
+
+
+def test_help_of_join_begins_with_examples_that_stay_on_their_lines() -> None:
+    shown = CliRunner().invoke(app, ["join", "--help"]).output
+    assert re.search(r"^  swarmnode join --task last.py --rounds 100 +on a task", shown, re.MULTILINE)

@@ -1,10 +1,9 @@
-"""What stands in examples/ runs as it stands, in a home of its own, and stays short."""
+"""What stands in examples/ runs, in a home of its own, and stays short. To its end: `make examples-check`."""
 
 import ast
 import os
 import re
 import runpy
-import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -23,6 +22,8 @@ from swarmnode.storage import resolve_paths
 from swarmnode.tasks.functions import RewardSpec
 from swarmnode.tasks.task import draw_train, score_strictly
 from swarmnode.types import total_reward
+from tests.test_readme import task_of_the_readme
+from tests.warm_start import WarmStart
 
 FOLDER = Path(__file__).parent.parent / "examples"
 MOST_LINES = 20
@@ -42,9 +43,15 @@ def test_docstrings_comments_and_empty_lines_are_no_code() -> None:
     assert lines_of_code('"""Doc."""\n\n# why\nx = 1  # so\n') == 1
 
 
-TRAINED = ("environment", "notebook", "own_task", "refine", "watched")
-"""Examples that are about the node, or that it plays. The others are about tasks: those are drawn and judged
-as a node has them, and only the training is left out."""
+TRAINED = {
+    "environment": r"rounds=2, tokens=[1-9].*reward_last=[01]\.\d",
+    "notebook": r"rounds=2, tokens=[1-9](.|\n)*^rev abc=.",
+    "own_task": r"^[01]\.\d+ ",
+    "refine": r"rounds=2, tokens=[1-9].*reward_last=[01]\.\d",
+    "watched": r"^1 [01]\.\d+ 0\n2 [01]\.\d+ 0\n.*rounds=2, tokens=[1-9]",
+}
+"""Examples that are about the node, or that it plays, and what two rounds of them print. The others are about
+tasks: those are drawn and judged as a node has them, and only the training is left out."""
 
 TASKS = sorted(path for path in FOLDER.glob("*.py") if path.stem not in TRAINED)
 
@@ -89,8 +96,8 @@ def test_the_task_of_an_example_is_drawn_and_judged_and_it_is_short(
     assert len(set(told)) > 1, "one answer is better than another"
 
 
-@pytest.mark.parametrize("name", TRAINED)
-def test_an_example_runs_and_is_short(name: str, tiny_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", sorted(TRAINED))
+def test_an_example_runs_and_is_short(name: str, tiny_model: Path, tmp_path: Path, warm: WarmStart) -> None:
     path = FOLDER / f"{name}.py"
     source = path.read_text()
     assert lines_of_code(source) <= MOST_LINES
@@ -100,7 +107,21 @@ def test_an_example_runs_and_is_short(name: str, tiny_model: Path, tmp_path: Pat
     quick = tmp_path / path.name
     quick.write_text(re.sub(r"rounds=\d+", "rounds=2", source))
     environment = {**os.environ, **QUICKLY, "SWARMNODE_HOME": str(tmp_path)}
-    command = [sys.executable, str(quick)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170)
+    done = warm.run([str(quick)], tmp_path, environment=environment)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+    assert re.search(TRAINED[name], done.stdout, re.MULTILINE), done.stdout
+
+
+def test_the_task_of_the_example_is_that_of_the_readme_which_is_learnt() -> None:
+    """tests/swarm/test_join.py trains the README's for as many rounds as are promised."""
+    _name, code = task_of_the_readme()
+    own = (FOLDER / "own_task.py").read_text()
+
+    def tasks_in(source: str) -> list[ast.stmt]:
+        return [part for part in ast.parse(source).body if isinstance(part, ast.FunctionDef)]
+
+    assert len(tasks_in(own)) == 2
+    assert list(map(ast.unparse, tasks_in(own))) == [
+        ast.unparse(part).replace("zip(completions, answer)", "zip(completions, answer, strict=True)")
+        for part in tasks_in(code)
+    ]

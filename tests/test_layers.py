@@ -30,9 +30,12 @@ GROUND = {
     "config",
     "config_layers",
     "hardware",
+    "installing",
     "memory_plan",
     "models",
+    "other_names",
     "printable",
+    "settings_page",
     "storage",
 }
 ABOVE_ALL = {"__main__", "testing"}

@@ -1,5 +1,7 @@
 """`swarmnode config`: every setting, its value, and where that value came from."""
 
+import sys
+import textwrap
 from typing import Annotated, Any, cast
 
 import typer
@@ -22,9 +24,6 @@ def show(
 ) -> None:
     """Print each setting with its value and its origin, as `join` would use them."""
     import msgspec
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
 
     from swarmnode.config import explain_setting
 
@@ -35,12 +34,25 @@ def show(
         found = {key: {"value": values[key], "origin": origin} for key, origin in settings.origins.items()}
         typer.echo(msgspec.json.encode(found).decode())
         return
-    columns = ["setting", "value", "origin", *(["meaning"] if explain else [])]
-    table = Table(*columns, box=None, header_style="bold")
+    widest = max(map(len, settings.origins))
     for key, origin in settings.origins.items():
-        meaning = [explain_setting(key)] if explain else []
-        table.add_row(*(escape(cell) for cell in (key, _shown(values[key]), origin, *meaning)))
-    Console(soft_wrap=not explain).print(table)
+        line = f"{key:{widest}}  {_shown(values[key]):12}  {origin}"
+        if not explain:
+            typer.echo(line)
+        elif sys.stdout.isatty():
+            meaning = textwrap.indent(textwrap.fill(explain_setting(key), 76), "    ")
+            typer.echo(f"{line.rstrip()}\n{meaning}")
+        else:
+            # One line a setting, however long: what is cut cannot be searched for.
+            typer.echo(f"{line:{widest + 24}}  {explain_setting(key)}")
+
+
+@app.command()
+def reference() -> None:
+    """Print the page with every setting, its default and what it may be (docs/settings.md)."""
+    from swarmnode.settings_page import reference_page
+
+    typer.echo(reference_page(), nl=False)
 
 
 def _shown(value: Any) -> str:

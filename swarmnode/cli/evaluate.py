@@ -18,6 +18,7 @@ from swarmnode.cli.settings import (
     Model,
     Policy,
     Preset,
+    RunName,
     TaskSpecs,
     load_settings,
     of_policy,
@@ -62,6 +63,7 @@ def evaluate(
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, help="Only so many questions of each suite, the first.")
     ] = None,
+    run: RunName = None,
     policy: Policy = 0,
     home: Home = None,
     preset: Preset = None,
@@ -85,7 +87,7 @@ def evaluate(
         preset=preset,
         config_file=config,
         assignments=set_,
-        flags={"policy.model": model, **named},
+        flags={"policy.model": model, "node.run": run, **named},
     )
     settings = of_policy(settings, policy)
     import msgspec

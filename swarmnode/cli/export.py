@@ -13,6 +13,7 @@ from swarmnode.cli.settings import (
     Model,
     Policy,
     Preset,
+    RunName,
     load_settings,
     of_policy,
 )
@@ -25,6 +26,7 @@ def export(
     ] = False,
     best: Best = False,
     model: Model = None,
+    run: RunName = None,
     policy: Policy = 0,
     home: Home = None,
     preset: Preset = None,
@@ -33,7 +35,11 @@ def export(
 ) -> None:
     """Write the adapter of the newest (or best) checkpoint as a PEFT folder, or the merged model."""
     settings = load_settings(
-        home=home, preset=preset, config_file=config, assignments=set_, flags={"policy.model": model}
+        home=home,
+        preset=preset,
+        config_file=config,
+        assignments=set_,
+        flags={"policy.model": model, "node.run": run},
     )
     settings = of_policy(settings, policy)
     from swarmnode.node.offline import export_offline

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from swarmnode.cli.settings import Assignments, ConfigFile, Home, Model, Preset, TaskSpecs, load_settings
+from swarmnode.cli.settings import (
+    Assignments,
+    ConfigFile,
+    Home,
+    Model,
+    Preset,
+    RunName,
+    TaskSpecs,
+    invited,
+    load_settings,
+)
 
 if TYPE_CHECKING:
     from swarmnode.node.policies import Ending
@@ -18,15 +28,17 @@ def join(
     addresses: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[ADDRESS]...", help="Peers to dial, as their `join` printed them. None: a new swarm."
+            metavar="ADDRESS",
+            help="An invitation, or peers to dial, as their `join` printed them. None: a new swarm.",
         ),
     ] = None,
     swarm: Annotated[str | None, typer.Option("--swarm", help="Name of the swarm.")] = None,
     model: Model = None,
     task: TaskSpecs = None,
     rounds: Annotated[
-        int | None, typer.Option("--rounds", help="Stop after this many rounds in all.")
+        int | None, typer.Option("--rounds", help="Stop after this many rounds of the run in all.")
     ] = None,
+    run: RunName = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of draws, sampling and adapter.")] = None,
     engine: Annotated[
         str | None,
@@ -45,7 +57,7 @@ def join(
     ] = None,
     port: Annotated[int | None, typer.Option("--port", help="TCP port to listen on.")] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start over; earlier checkpoints are kept aside.")
+        bool, typer.Option("--fresh", help="Start the run over; earlier checkpoints are kept aside.")
     ] = False,
     home: Home = None,
     preset: Preset = None,
@@ -54,9 +66,15 @@ def join(
 ) -> None:
     """Join a swarm, or start one: ask, answer, share, listen, learn.
 
+    \b
+    swarmnode join                                     a new swarm, on the built-in tasks
+    swarmnode join --task last.py --rounds 100         on a task of your own
+    swarmnode join /ip4/192.168.1.20/tcp/4001/p2p/ID   beside the node that printed this address
+
     The last line printed is JSON with rounds, tokens, seconds, reward_first and reward_last; with several
     policies, a list of these and their totals.
     """
+    swarm, addresses = invited(home, swarm, addresses)
     settings = load_settings(
         home=home,
         preset=preset,
@@ -73,6 +91,7 @@ def join(
             "node.policies": policies,
             "pipeline.name": pipeline,
             "node.rounds": rounds,
+            "node.run": run,
             "node.seed": seed,
         },
     )

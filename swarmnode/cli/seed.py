@@ -4,13 +4,14 @@ from typing import Annotated
 
 import typer
 
-from swarmnode.cli.settings import Assignments, ConfigFile, Home
+from swarmnode.cli.settings import Assignments, ConfigFile, Home, invited
 from swarmnode.storage import resolve_paths
 
 
 def seed(
     addresses: Annotated[
-        list[str] | None, typer.Argument(metavar="[ADDRESS]...", help="Other seeds or members to dial.")
+        list[str] | None,
+        typer.Argument(metavar="ADDRESS", help="An invitation, or other seeds or members to dial."),
     ] = None,
     swarm: Annotated[str | None, typer.Option("--swarm", help="Name of the swarm.")] = None,
     port: Annotated[
@@ -26,6 +27,7 @@ def seed(
     """
     from swarmnode.config_layers import load_config
 
+    swarm, addresses = invited(home, swarm, addresses)
     paths = resolve_paths(home)
     flags = {"swarm.name": swarm, "network.port": port, "network.seeds": tuple(addresses or ()) or None}
     loaded = load_config(

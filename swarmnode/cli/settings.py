@@ -29,6 +29,10 @@ TaskSpecs = Annotated[
         " repeated.",
     ),
 ]
+RunName = Annotated[
+    str | None,
+    typer.Option("--run", metavar="NAME", help="Which run of this home; see `swarmnode runs`."),
+]
 Policy = Annotated[
     int,
     typer.Option(
@@ -62,11 +66,42 @@ def load_settings(
     )
 
 
+def invited(
+    home: Path | None, swarm: str | None, addresses: Sequence[str] | None
+) -> tuple[str | None, list[str] | None]:
+    """The swarm and the addresses to dial, with what an invitation among them says. The key of a private
+    swarm is put into the home, where it stays. Raises NetworkError."""
+    texts = list(addresses or ())
+    if not any(text.startswith("sn") for text in texts):
+        return swarm, addresses if addresses is None else texts
+    from swarmnode.errors import NetworkError
+    from swarmnode.network.invitation import is_invitation, read_invitation
+    from swarmnode.network.swarm_home import accept
+    from swarmnode.storage import resolve_paths
+
+    dialled: list[str] = []
+    for text in texts:
+        if not is_invitation(text):
+            dialled.append(text)
+            continue
+        invitation = read_invitation(text)
+        if swarm not in (None, invitation.name):
+            raise NetworkError(
+                f"the invitation is to {invitation.name}, not to {swarm}", hint="leave out --swarm"
+            )
+        swarm = invitation.name
+        dialled += invitation.seeds
+        if invitation.key:
+            accept(invitation, resolve_paths(home).swarms)
+    return swarm, dialled
+
+
 def of_policy(settings: "Settings", number: int) -> "Settings":
-    """What a command works with that is about one of several policies. Raises ConfigError for one that never
-    ran here."""
+    """What a command works with that is about one of several policies. Where nobody named a model it is the
+    one that was trained here, if there is one alone. Raises ConfigError for a policy that never ran here."""
     from swarmnode.errors import ConfigError
     from swarmnode.node.policies import config_of
+    from swarmnode.training.runs import is_trained, only_model, runs_in
 
     paths = settings.paths.policy(number)
     if number and paths not in settings.paths.policies():
@@ -74,4 +109,7 @@ def of_policy(settings: "Settings", number: int) -> "Settings":
             f"there is no policy {number} in {settings.paths.data}",
             hint=f"it has {len(settings.paths.policies())} of them, counted from 0; see --policy and --home",
         )
-    return replace(settings, config=config_of(settings.config, number), paths=paths)
+    config, model = config_of(settings.config, number), settings.model
+    if config.policy.model == "auto" and not is_trained(known := runs_in(paths.checkpoints), model):
+        model = only_model(known) or model
+    return replace(settings, config=config, model=model, paths=paths)

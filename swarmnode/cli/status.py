@@ -1,17 +1,10 @@
 """`swarmnode status`: ask the node that runs on this machine."""
 
-from typing import TYPE_CHECKING
-
 import typer
 
 from swarmnode.cli.settings import Home, Json
 from swarmnode.errors import IdentityInUse, SwarmnodeError
 from swarmnode.storage import Paths, resolve_paths
-
-if TYPE_CHECKING:
-    from swarmnode.node.status import NodeStatus
-
-TIMEOUT_S = 5.0
 
 
 def status(home: Home = None, json: Json = False) -> None:
@@ -22,13 +15,13 @@ def status(home: Home = None, json: Json = False) -> None:
     from rich.console import Console
 
     from swarmnode.node.panel import render
-    from swarmnode.node.process import read_running
+    from swarmnode.node.process import ask_status, read_running
 
     paths = resolve_paths(home)
     running = [note for place in paths.policies() if (note := read_running(place.running)) is not None]
     if not running:
         raise _not_running(paths)
-    answers = [_ask(note.http_host, note.http_port, paths) for note in running]
+    answers = [ask_status(note, paths) for note in running]
     found = [answer for answer in answers if not isinstance(answer, SwarmnodeError)]
     if not found:
         raise next(answer for answer in answers if isinstance(answer, SwarmnodeError))
@@ -38,23 +31,6 @@ def status(home: Home = None, json: Json = False) -> None:
         return
     for one in found:
         Console().print(render(one, (), (), time.time()))
-
-
-def _ask(host: str, port: int, paths: Paths) -> "NodeStatus | SwarmnodeError":
-    """What one status page says, or why it says nothing: one of several policies may just have ended."""
-    from http.client import HTTPException
-    from urllib.request import urlopen
-
-    import msgspec
-
-    from swarmnode.node.status import NodeStatus
-
-    url = f"http://{host}:{port}/status"
-    try:
-        with urlopen(url, timeout=TIMEOUT_S) as answer:  # a URL of our own making, on this machine
-            return msgspec.json.decode(answer.read(), type=NodeStatus)
-    except (OSError, HTTPException, ValueError, msgspec.DecodeError) as error:
-        return SwarmnodeError(f"no node answers at {url}: {error}", hint=f"see {paths.logs}/node.log")
 
 
 def _not_running(paths: Paths) -> SwarmnodeError:

@@ -1,14 +1,32 @@
-"""`swarmnode swarm`: several real nodes on this machine, each a process of its own, over real libp2p."""
+"""`swarmnode swarm`: several real nodes on this machine; and private swarms, for invited nodes only."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarmnode.cli.settings import Assignments, Model, TaskSpecs
+from swarmnode.cli.settings import Assignments, Home, Json, Model, TaskSpecs
+from swarmnode.errors import ConfigError, NetworkError
+from swarmnode.storage import Paths, resolve_paths
+
+if TYPE_CHECKING:
+    from swarmnode.identity.keys import NodeKey
+    from swarmnode.network.swarm_home import SwarmRecord
+
+app = typer.Typer(invoke_without_command=True)
+
+Swarm = Annotated[
+    str | None, typer.Option("--swarm", help="Which private swarm, where this home is in several.")
+]
+Seeds = Annotated[
+    list[str] | None,
+    typer.Option("--seed", metavar="ADDRESS", help="An address to put into invitations; may be repeated."),
+]
 
 
+@app.callback()
 def swarm(
+    context: typer.Context,
     nodes: Annotated[int, typer.Option("--nodes", min=2, max=64, help="How many nodes.")] = 3,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds of each node.")] = 30,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the first node; the others count up.")] = 0,
@@ -23,14 +41,28 @@ def swarm(
     compare_alone: Annotated[
         bool, typer.Option("--compare-alone", help="Run each node once more without the others.")
     ] = False,
+    homes: Annotated[
+        int | None,
+        typer.Option(
+            "--homes",
+            min=2,
+            max=16,
+            help="So many nodes, each in a home of its own behind a router, with a seed between; each is run "
+            "once more alone. Needs Linux and root.",
+        ),
+    ] = None,
     set_: Assignments = None,
 ) -> None:
-    """Run a small swarm on loopback and print what each node knew and what it learnt from the others.
+    """Run a small swarm on loopback and print what each node knew and what it learnt from the others. With a
+    command: found and keep a private swarm.
 
     The nodes know different things, unless a model or tasks are named. The last line printed is JSON: peer,
     first and last reward, trained groups per peer, tasks known and learnt, and right answers of others of
-    every node; with --compare-alone also alone_reward_last, of the same node with exchange.enabled=false.
+    every node; with --compare-alone or --homes also alone_reward_last, of the same node with
+    exchange.enabled=false.
     """
+    if context.invoked_subcommand is not None:
+        return
     import sys
 
     import msgspec
@@ -38,14 +70,15 @@ def swarm(
     from swarmnode.node.local_swarm import SwarmPlan, run_local_swarm
 
     plan = SwarmPlan(
-        nodes=nodes,
+        nodes=homes or nodes,
         rounds=rounds,
         seed=seed,
         model=model,
         tasks=tuple(task or ()),
         assignments=tuple(set_ or ()),
         equals=equals,
-        compare_alone=compare_alone,
+        compare_alone=compare_alone or homes is not None,
+        homes=homes is not None,
     )
     if sys.stderr.isatty():
         from rich.console import Console
@@ -57,3 +90,198 @@ def swarm(
     else:
         results = run_local_swarm(plan, home, show=lambda line: print(line, file=sys.stderr, flush=True))
     print(msgspec.json.encode({"nodes": results}).decode())
+
+
+# ---- private swarms ----
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Argument(help="Name of the swarm.")],
+    private: Annotated[
+        bool,
+        typer.Option("--private", help="Only invited nodes can take part; a public one needs no command."),
+    ] = False,
+    seed: Seeds = None,
+    publisher: Annotated[
+        list[str] | None,
+        typer.Option("--publisher", metavar="PEER", help="Train on groups of these peers only; repeatable."),
+    ] = None,
+    home: Home = None,
+) -> None:
+    """Found a private swarm: make its key, and print the invitation, which holds it."""
+    from swarmnode.config_layers import load_config
+    from swarmnode.network.swarm_home import file_of, founded, record_of, save
+
+    load_config(environ={}, flags={"swarm.name": name})
+    if not private:
+        raise ConfigError(
+            "a public swarm is there as soon as somebody joins it",
+            hint=f"swarmnode join --swarm {name}, or create it with --private",
+        )
+    paths = resolve_paths(home)
+    if record_of(paths.swarms, name) is not None:
+        raise ConfigError(
+            f"this home is in a private swarm {name} already", hint=f"swarmnode swarm invite --swarm {name}"
+        )
+    record = founded(name, _founder(paths), seed or (), publisher or ())
+    save(record, file_of(paths.swarms, name))
+    _print_invitation(record, paths, ())
+
+
+@app.command()
+def invite(swarm: Swarm = None, seed: Seeds = None, home: Home = None) -> None:
+    """Print an invitation, with the addresses of the node that runs here. Whoever has it can take part."""
+    paths = resolve_paths(home)
+    _print_invitation(_record(paths, swarm), paths, seed or ())
+
+
+@app.command()
+def members(swarm: Swarm = None, home: Home = None, json: Json = False) -> None:
+    """List who was met, who is handed the next key, who may publish, and who was removed."""
+    import time
+
+    import msgspec
+
+    from swarmnode.identity.keys import memorable_name
+    from swarmnode.node.panel import age
+
+    paths = resolve_paths(home)
+    record = _record(paths, swarm)
+    manifest, met = record.manifest, _met(paths, record.name)
+    removed = set(manifest.removed if manifest else ())
+    listed = {*met, *(manifest.members if manifest else ()), record.founder} - removed
+    may = None if manifest is None else manifest.publishers
+    rows = [
+        {
+            "peer_id": peer,
+            "name": memorable_name(peer),
+            "founder": peer == record.founder,
+            "publishes": peer not in removed and (may is None or peer in may),
+            "removed": peer in removed,
+            "met": met.get(peer),
+        }
+        for peer in (*sorted(listed), *sorted(removed))
+    ]
+    if json:
+        typer.echo(msgspec.json.encode({"swarm": record.name, "members": rows}).decode())
+        return
+    for row in rows:
+        at = met.get(str(row["peer_id"]))
+        seen = "not met here" if at is None else f"met {age(time.time() - at)} ago"
+        notes = [word for word in ("founder", "removed") if row[word]]
+        notes += [] if row["publishes"] or row["removed"] else ["does not publish"]
+        typer.echo(f"{row['peer_id']}  {row['name']:32}  {', '.join([seen, *notes])}")
+
+
+@app.command()
+def remove(
+    peers: Annotated[list[str], typer.Argument(metavar="PEER...", help="Peer ids, as `members` lists them.")],
+    swarm: Swarm = None,
+    home: Home = None,
+) -> None:
+    """Remove members: they are disconnected, and everybody else is handed a new key. Founder only."""
+    record = _change(resolve_paths(home), swarm, remove=peers, new_key=True)
+    typer.echo(f"removed; {_told(record)}")
+
+
+@app.command()
+def rotate(swarm: Swarm = None, home: Home = None) -> None:
+    """Make a new key and hand it to every member; invitations from before end. Founder only."""
+    typer.echo(_told(_change(resolve_paths(home), swarm, new_key=True)))
+
+
+@app.command()
+def publishers(
+    peers: Annotated[
+        list[str] | None, typer.Argument(metavar="PEER", help="Peer ids. None: whoever has the key.")
+    ] = None,
+    swarm: Swarm = None,
+    home: Home = None,
+) -> None:
+    """Say whose groups the members train on. Founder only."""
+    record = _change(resolve_paths(home), swarm, publishers=peers or ())
+    typer.echo(
+        f"{len(peers)} peers may publish" if peers else f"whoever has the key of {record.name} may publish"
+    )
+
+
+def _founder(paths: Paths) -> "NodeKey":
+    from swarmnode.identity.keys import load_or_create
+
+    return load_or_create(paths.identity)
+
+
+def _record(paths: Paths, swarm: str | None) -> "SwarmRecord":
+    from swarmnode.network.swarm_home import file_of, load, names_in
+
+    names = names_in(paths.swarms)
+    if swarm is None and len(names) > 1:
+        raise ConfigError(f"this home is in {', '.join(names)}", hint=f"say which: --swarm {names[0]}")
+    name = swarm or "".join(names)
+    if name not in names:
+        wanted = f"the private swarm {swarm}" if swarm else "any private swarm"
+        raise NetworkError(
+            f"this home is not in {wanted}",
+            hint="swarmnode swarm create NAME --private, or join with an invitation; see --home",
+        )
+    return load(file_of(paths.swarms, name))
+
+
+def _met(paths: Paths, name: str) -> dict[str, float]:
+    """Whom the policies of this home met, with the last time."""
+    from swarmnode.network.private_swarm import read_met
+
+    met: dict[str, float] = {}
+    for place in paths.policies():
+        for peer, at in read_met(place.met_members(name)).items():
+            met[peer] = max(at, met.get(peer, 0.0))
+    return met
+
+
+def _change(
+    paths: Paths,
+    swarm: str | None,
+    *,
+    remove: list[str] | tuple[str, ...] = (),
+    publishers: list[str] | tuple[str, ...] | None = None,
+    new_key: bool = False,
+) -> "SwarmRecord":
+    from swarmnode.network.swarm_home import changed, file_of, save
+
+    before = _record(paths, swarm)
+    record = changed(
+        before,
+        _founder(paths),
+        members=tuple(_met(paths, before.name)),
+        remove=remove,
+        publishers=publishers,
+        new_key=new_key,
+    )
+    save(record, file_of(paths.swarms, record.name))
+    return record
+
+
+def _told(record: "SwarmRecord") -> str:
+    members = len(record.manifest.members) - 1 if record.manifest else 0
+    return (
+        f"a new key for {record.name}: {members} known members are handed it when they meet this node or one"
+        " another; whoever else should come in needs a new invitation (`swarmnode swarm invite`)"
+    )
+
+
+def _print_invitation(record: "SwarmRecord", paths: Paths, seeds: list[str] | tuple[str, ...]) -> None:
+    import sys
+
+    from swarmnode.node.process import read_running
+
+    running = read_running(paths.running)
+    text = record.invitation((*seeds, *(running.addresses if running else ()))).text()
+    print(f"whoever has this can take part in {record.name}: give it to nobody else", file=sys.stderr)
+    if not record.seeds and not seeds and running is None:
+        print(
+            f"it names no address to dial: once `swarmnode join --swarm {record.name}` runs here,"
+            " `swarmnode swarm invite` prints one that does, or name one with --seed",
+            file=sys.stderr,
+        )
+    typer.echo(text)

@@ -19,6 +19,7 @@ from swarmnode.cli.settings import (
     Model,
     Policy,
     Preset,
+    RunName,
     load_settings,
     of_policy,
 )
@@ -119,6 +120,7 @@ def new(
 def try_(
     task: Spec,
     model: Model = None,
+    run: RunName = None,
     base: Base = False,
     best: Best = False,
     greedy: Greedy = False,
@@ -141,7 +143,7 @@ def try_(
         preset=preset,
         config_file=config,
         assignments=set_,
-        flags={"policy.model": model, **_only(task)},
+        flags={"policy.model": model, "node.run": run, **_only(task)},
     )
     settings = of_policy(settings, policy)
     from swarmnode.node.assemble import start_tasks

@@ -164,7 +164,7 @@ def load(path: Path) -> NodeKey:
     try:
         with path.open("rb") as file:
             data = file.read(KEY_FILE_BYTES + 1)
-            _keep_secret(path, file.fileno())
+            keep_secret(path, file.fileno())
     except OSError as error:
         raise IdentityError(
             f"cannot read the identity {path}: {error.strerror}", hint=_RESTORE_HINT
@@ -218,8 +218,10 @@ def _parse_exported(text: str) -> NodeKey:
     return key
 
 
-def _keep_secret(path: Path, descriptor: int) -> None:
-    """Repair rather than refuse: a key restored with `cp` should not keep a node off the network."""
+def keep_secret(path: Path, descriptor: int) -> None:
+    """Take the permission to read a secret from others, with a warning.
+
+    Repair rather than refuse: a key restored with `cp` should not keep a node off the network."""
     mode = S_IMODE(os.fstat(descriptor).st_mode)
     if not mode & 0o077:
         return
@@ -300,7 +302,7 @@ _decoder = msgspec.msgpack.Decoder(Envelope)
 
 
 def seal(key: NodeKey, context: str, payload: bytes) -> bytes:
-    """Sign `payload` for one purpose, for example `seal(key, "swarmnode/2/rollout-header", header)`."""
+    """Sign `payload` for one purpose, for example `seal(key, "swarmnode/3/rollout-header", header)`."""
     return _encoder.encode(Envelope(key.peer_id, payload, key.sign(_signed_bytes(context, payload))))
 
 

@@ -13,7 +13,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,18 +23,24 @@ from swarmnode.config import Config, NetworkConfig, TasksConfig
 from swarmnode.errors import ConfigError, ModelError, TaskError
 from swarmnode.exchange.announcing import Neighbourhood
 from swarmnode.exchange.exchange import Exchange
-from swarmnode.exchange.limits import MAX_GROUP_SIZE, PLAY_S, ExchangeSettings
+from swarmnode.exchange.limits import MAX_GROUP_SIZE, PLAY_S, STRANGERS_TIMEOUT_S, ExchangeSettings
 from swarmnode.hardware import find_card
 from swarmnode.identity.keys import NodeKey
+from swarmnode.installing import how_to_install
 from swarmnode.models import find_model, read_config
 from swarmnode.network.discovery import Discovery, PeerBook
 from swarmnode.network.host import Host
-from swarmnode.network.multiaddr import parse_address, split_peer
+from swarmnode.network.multiaddr import parse_address, scope_of
 from swarmnode.network.p2pd import P2pdHost
+from swarmnode.network.private import PrivateHost
+from swarmnode.network.private_swarm import PrivateSwarm
+from swarmnode.network.seeds import Seeds, read_seeds
+from swarmnode.network.streams import StreamHost
+from swarmnode.network.swarm_home import file_of, record_of
 from swarmnode.node.learner import Overlap
 from swarmnode.node.node import NetworkParts
 from swarmnode.rollout.decode.family import refuse_at_sight
-from swarmnode.storage import Paths
+from swarmnode.storage import Paths, builtin_folder
 from swarmnode.tasks.loader import load_tasks
 from swarmnode.tasks.task import Isolated, Task
 from swarmnode.training.foreign.rules import groups_wanted, rule_of
@@ -51,21 +57,23 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-STRANGERS_TIMEOUT_S = 0.75 * ExchangeSettings().score_timeout_s
-"""Limit of judging the answers of a stranger: within the exchange's deadline, which counts tokenizing as
-well."""
-
 ABOUT_DATA: Mapping[str, str] = {
     "reward": "reward",
+    "weight": "reward_weights",
     "judge": "judge",
     "prompt": "prompt_column",
     "answer": "answer_column",
     "system": "system_prompt",
+    "evaluation": "evaluation",
 }
 """Options of a data set's name, and the settings that stand for them."""
 
 Progress = Callable[[int, int, str], None]
 """Called with (steps done, steps in all, what is being done)."""
+
+
+ANYWHERE = "0.0.0.0"
+"""Listening on every interface."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +140,8 @@ def _value(config: TasksConfig, setting: str) -> str | tuple[str, ...]:
     """A setting as an option of a name says it; empty: it is not set."""
     if setting == "judge":
         return config.judge.model_dump_json(exclude_defaults=True) if config.judge.url else ""
+    if setting == "reward_weights":
+        return tuple(map(str, config.reward_weights))
     return getattr(config, setting)
 
 
@@ -182,7 +192,7 @@ def load_policy(
     """Load (or, for tiny, build) the base model and put a new adapter on it. The engine can serve so many
     `policies` at once, each with as many rows as one alone would have."""
     if find_spec("torch") is None or find_spec("peft") is None:
-        raise ModelError("torch and peft are not installed", hint="pip install 'swarmnode[train]'")
+        raise ModelError("torch and peft are not installed", hint=how_to_install("train"))
     if model != "tiny":
         from swarmnode.model.hub import only_from_disk
 
@@ -226,13 +236,29 @@ def load_policy(
     return LocalPolicy(base, policy, engine, renderer, store)
 
 
-def checkpoint_store(config: Config, model: str, paths: Paths, base: "LoadedModel") -> "CheckpointStore":
-    """Where the checkpoints of a policy on this base are."""
+def checkpoint_store(
+    config: Config, model: str, paths: Paths, base: "LoadedModel", tasks: Mapping[str, Task] | None = None
+) -> "CheckpointStore":
+    """The checkpoints of the run that trains a policy on this base and these tasks, said where it is not
+    plainly the one before. `tasks` None: of the run that an evaluation is of. Raises CheckpointError."""
     from swarmnode.training.checkpoint_store import CheckpointStore
+    from swarmnode.training.runs import choose_run, newest_run, runs_in
 
-    return CheckpointStore(
-        paths.checkpoints, Path(model).name, base.fingerprint, keep=config.node.keep_checkpoints
+    open_run = partial(
+        CheckpointStore,
+        paths.checkpoints,
+        Path(model).name,
+        base.fingerprint,
+        keep=config.node.keep_checkpoints,
     )
+    known, named, old = runs_in(paths.checkpoints), config.node.run, open_run()
+    if tasks is None:
+        return open_run(run=newest_run(known, base.fingerprint, named=named) or "")
+    versions = {name: task.version for name, task in tasks.items()}
+    choice = choose_run(known, base.fingerprint, versions, named=named, old_name=old.folder.name)
+    if choice.reason:
+        logger.info("%s", choice.reason)
+    return open_run(run=choice.name)
 
 
 def _longest_sequence(config: Config, base: "LoadedModel") -> int:
@@ -315,18 +341,28 @@ def build_network(
     return NetworkParts(host, exchange, build_discovery(config, paths, host))
 
 
-def build_host(config: Config, paths: Paths, port: int) -> P2pdHost:
-    """The node's place in the network, not yet started."""
-    network = config.network
-    return P2pdHost(paths.identity, listen=(f"/ip4/{network.listen}/tcp/{port}",), announce=network.announce)
+def build_host(config: Config, paths: Paths, port: int) -> StreamHost:
+    """The node's place in the network, not yet started: a private one where its home has the swarm's key."""
+    network, name = config.network, config.swarm.name
+    host = P2pdHost(paths.identity, listen=(f"/ip4/{network.listen}/tcp/{port}",), announce=network.announce)
+    if record_of(paths.swarms, name) is None:
+        return host
+    return PrivateHost(host, PrivateSwarm(file_of(paths.swarms, name), paths.met_members(name)))
 
 
 def build_discovery(config: Config, paths: Paths, host: Host) -> Discovery:
     """What finds and keeps the peers of the swarm."""
     network, book = config.network, PeerBook.load(paths.peers)
     namespace = f"/swarmnode/1/{config.swarm.name}"
+    seeds, record = seeds_of(network), record_of(paths.swarms, config.swarm.name)
     return Discovery(
-        host, book, network.seeds, namespace, mdns=network.mdns, mdns_interfaces=_interfaces(network)
+        host,
+        book,
+        seeds.addresses if record is None else (*seeds.addresses, *record.seeds),
+        namespace,
+        names=seeds.names,
+        mdns=network.mdns and (network.listen == ANYWHERE or scope_of(f"/ip4/{network.listen}") == "lan"),
+        mdns_interfaces=_interfaces(network),
     )
 
 
@@ -351,7 +387,10 @@ def build_exchange(
         encode=renderer.encode_completion,
         encode_turns=renderer.encode_turns,
         prompt_ids=renderer.prompt_ids,
-        settings=exchange_settings(config, longest_prompt),
+        settings=replace(
+            exchange_settings(config, longest_prompt),
+            publishers=host.may_publish if isinstance(host, PrivateHost) else None,
+        ),
         model_family=family,
         model_size=parameters,
         neighbourhood=neighbourhood,
@@ -365,6 +404,7 @@ def exchange_settings(config: Config, longest_prompt: int) -> ExchangeSettings:
     return ExchangeSettings(
         swarm=config.swarm.name,
         shards=config.exchange.shards,
+        upload_bytes_per_s=config.exchange.upload_mb_per_s * 1e6,
         answers_per_group=min(2 * config.rollout.group_size, MAX_GROUP_SIZE),
         max_prompt_tokens=longest_prompt,
         max_completion_tokens=config.rollout.max_tokens,
@@ -377,8 +417,13 @@ def exchange_settings(config: Config, longest_prompt: int) -> ExchangeSettings:
 
 
 def _interfaces(network: NetworkConfig) -> tuple[str, ...]:
-    """Where multicast DNS looks: everywhere, or only where we listen."""
-    return () if network.listen == "0.0.0.0" else (network.listen,)
+    """Where multicast DNS looks: in every local network, or only where we listen."""
+    return () if network.listen == ANYWHERE else (network.listen,)
+
+
+def seeds_of(network: NetworkConfig) -> Seeds:
+    """Return whom to dial first. Raises NetworkError, ConfigError for what names nobody."""
+    return read_seeds(network.seeds, builtin_folder("configs") / "seeds.txt")
 
 
 def seed_of(config: Config, peer_id: str) -> int:
@@ -390,8 +435,7 @@ def seed_of(config: Config, peer_id: str) -> int:
 
 def check_addresses(network: NetworkConfig) -> None:
     """Raises NetworkError for a seed or an announced address that is none, before any work is done."""
-    for address in network.seeds:
-        split_peer(address)
+    seeds_of(network)
     for address in network.announce:
         parse_address(address)
 

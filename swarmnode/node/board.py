@@ -2,26 +2,27 @@
 
 node.py -> [StatusBoard] -> NodeStatus -> /status, /metrics
                                 |
-                                +-> [Monitors] -> metrics.jsonl | panel.py | a stream
+                                +-> [Watchers] -> monitors.py | panel.py | a stream
 
-Monitors are told after every round: the JSONL file always, a panel on a terminal, plain lines elsewhere.
+Watchers are told after every round: monitors.py always, a panel on a terminal, plain lines elsewhere.
 """
 
-import json
 import logging
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
-from pathlib import Path
+from statistics import fmean
 from typing import Protocol, TextIO
 
 import msgspec
 
 from swarmnode import __version__
 from swarmnode.errors import NetworkError
+from swarmnode.exchange.limits import Reason
 from swarmnode.exchange.reputation import ExchangeStats
 from swarmnode.network.host import Host
+from swarmnode.network.reachability import Reach
 from swarmnode.node.learner import RoundRollouts
 from swarmnode.node.status import (
     Network,
@@ -33,16 +34,15 @@ from swarmnode.node.status import (
     Sharing,
     SharingEffect,
     Speed,
-    measurements,
+    invitation,
+    joins_from,
+    short_invitation,
 )
 from swarmnode.training.foreign.sharing_gauge import SharingGauge
 from swarmnode.training.records import Counters, TrainReport
-from swarmnode.types import RolloutGroup, mean_or_none
+from swarmnode.types import RolloutGroup, by_reward, mean_or_none, spread_of
 
 logger = logging.getLogger(__name__)
-
-MOST_LOG_BYTES = 64 * 2**20
-"""Then the file is put aside once, so that a node that runs for months keeps its disk."""
 
 policy_label: ContextVar[str] = ContextVar("policy_label", default="")
 """The policy's label before every line of the story that is about one of several policies; empty with one."""
@@ -58,6 +58,7 @@ class StatusBoard:
         name: str,
         swarm: str,
         model: str,
+        run: str = "",
         rounds_limit: int | None,
         policy: int = 0,
         policies: int = 1,
@@ -69,11 +70,13 @@ class StatusBoard:
         self.peers_outside = 0
         """Connected peers that are not of this process."""
         self._neighbours = frozenset(neighbours)
+        self._starving = Starving()
         self.status = NodeStatus(
             peer_id=peer_id,
             name=name,
             swarm=swarm,
             model=model,
+            run=run,
             version=__version__,
             pid=os.getpid(),
             started_at=now,
@@ -104,11 +107,18 @@ class StatusBoard:
         self, rollouts: RoundRollouts, external: Sequence[RolloutGroup], report: TrainReport, round_s: float
     ) -> None:
         """A round is over."""
+        parts = by_reward(scores for group in rollouts.groups for scores in group.scores)
+        spreads = [std for group in rollouts.groups if (std := group.reward_std) is not None]
         reward = msgspec.structs.replace(
-            self.status.reward, own=_mean_reward(rollouts.groups), external=_mean_reward(external)
+            self.status.reward,
+            own=_mean_reward(rollouts.groups),
+            external=_mean_reward(external),
+            own_std=mean_or_none(spreads),
+            parts={name: fmean(values) for name, values in parts.items()},
+            parts_std={name: spread_of(values) for name, values in parts.items()},
         )
         speed = Speed(
-            tokens_per_s=rollouts.tokens / rollouts.seconds if rollouts.seconds else None,
+            tokens_per_s=rollouts.tokens / round_s if round_s else None,
             generate_s=rollouts.seconds,
             train_s=report.seconds,
             round_s=round_s,
@@ -142,6 +152,7 @@ class StatusBoard:
         if stats is None:
             self._set(exchange=Sharing(trained=dict(trained)))
             return
+        failed = sum(stats.dropped.get(reason, 0) for reason in (Reason.UNAVAILABLE, Reason.TIMEOUT))
         sharing = Sharing(
             published=stats.published,
             headers=stats.headers_seen,
@@ -151,11 +162,17 @@ class StatusBoard:
             buffered=stats.buffered,
             unpublished=dict(stats.unpublished),
             served=stats.served,
+            pulled=stats.pulled,
+            through_holders=stats.through_holders,
             bytes_in=stats.bytes_in,
             bytes_out=stats.bytes_out,
+            upload_mb_per_s=stats.upload_bytes_per_s / 1e6,
             banned_peers=len(stats.banned_peers),
             trained=dict(trained),
+            starved=self._starving.look(stats.fetched, failed, time.monotonic()),
         )
+        if sharing.starved and not self.status.exchange.starved:
+            logger.warning("%s", sharing.starved)
         self._set(exchange=sharing)
 
     def weighed(self, gauge: SharingGauge, wanted: int) -> None:
@@ -172,6 +189,14 @@ class StatusBoard:
         )
         self._set(sharing=effect)
 
+    def advise(self, advice: str) -> None:
+        """Show what there is nothing to learn from; empty where there is something."""
+        self._set(advice=advice)
+
+    def serves(self, page: str) -> None:
+        """The status page has this address."""
+        self._set(page=page)
+
     def relayed(self, heard: Sharing) -> None:
         """Take over what a seed heard; it has no exchange that would count more."""
         self._set(exchange=heard)
@@ -179,8 +204,10 @@ class StatusBoard:
     def in_pipeline(self, pipeline: PipelineStatus) -> None:
         self._set(pipeline=pipeline)
 
-    async def look_at(self, host: Host) -> None:
-        """Ask the host for its state, peers and addresses. While it is down it has no peers."""
+    async def look_at(self, host: Host, reach: Reach | None = None) -> None:
+        """Ask the host for its state, peers and addresses. While it is down it has no peers.
+
+        A change of the verdict on who can reach us is told in the log, once."""
         state = host.status()
         peers: Sequence[str] = ()
         addresses = self.status.network.addresses
@@ -192,22 +219,58 @@ class StatusBoard:
         self.peers_outside = len(set(peers) - self._neighbours)
         network = Network(
             state.state, state.since, state.restarts, state.detail, len(peers), addresses,
-            state.memory_restarts, dict(state.skipped),
+            state.memory_restarts, dict(state.skipped), reach or Reach(), private=state.private,
         )  # fmt: skip
-        self._set(network=network)
+        before = self.status.network.reach.verdict
+        short = short_invitation(self.status.swarm, network)
+        self._set(network=msgspec.structs.replace(network, invitation=short))
+        if network.reach.verdict not in ("unknown", before):
+            self._tell_reach()
+
+    def _tell_reach(self) -> None:
+        network = self.status.network
+        is_bad = network.reach.verdict == "nobody"
+        logger.log(logging.WARNING if is_bad else logging.INFO, "%s", network.reach.told())
+        if network.invitation:
+            logger.info("%s joins with: %s", joins_from(self.status), invitation(self.status))
+            logger.info("or: swarmnode join %s", network.invitation)
 
     def _set(self, **parts: object) -> None:
         self.status = msgspec.structs.replace(self.status, **parts)
+
+
+STARVED_AFTER_S = 60.0
+
+
+class Starving:
+    """Notices that others announce and nothing of it can be fetched."""
+
+    def __init__(self) -> None:
+        self._fetched = self._failed = 0
+        self._since_s: float | None = None
+
+    def look(self, fetched: int, failed: int, now_s: float) -> str:
+        """Return what is wrong and what to do, empty while nothing is. Bodies that came, and that did not."""
+        if fetched > self._fetched:
+            self._fetched, self._failed, self._since_s = fetched, failed, None
+        elif failed > self._failed and self._since_s is None:
+            self._since_s = now_s
+        if self._since_s is None or now_s < self._since_s + STARVED_AFTER_S:
+            return ""
+        return (
+            f"others announce groups and none came for {STARVED_AFTER_S:.0f} s: nobody who is connected to"
+            " you and to them hands them on; join a seed of this version, or forward a port (see `doctor`)"
+        )
 
 
 def _mean_reward(groups: Sequence[RolloutGroup]) -> float | None:
     return mean_or_none([mean for group in groups if (mean := group.reward_mean) is not None])
 
 
-# ---- monitors ----
+# ---- watchers ----
 
 
-class Monitor(Protocol):
+class Watcher(Protocol):
     """Told after every round and evaluation, and on every tick (about twice a second)."""
 
     def round_done(self, status: NodeStatus) -> None: ...
@@ -219,49 +282,7 @@ class Monitor(Protocol):
     def close(self) -> None: ...
 
 
-class JsonlMonitor:
-    """Appends one JSON object per event. A full disk pauses the log, says so once, and is tried again."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._paused = False
-
-    def round_done(self, status: NodeStatus) -> None:
-        self._append("round", status)
-
-    def evaluated(self, status: NodeStatus) -> None:
-        self._append("evaluation", status)
-
-    def tick(self, status: NodeStatus) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    def _append(self, event: str, status: NodeStatus) -> None:
-        record = {"event": event, "time": time.time(), "peer": status.peer_id, **measurements(status)}
-        try:
-            self._write(json.dumps(record))
-        except OSError as error:
-            if not self._paused:
-                logger.warning(
-                    "metrics paused: cannot write %s (%s); training goes on", self.path, error.strerror
-                )
-            self._paused = True
-            return
-        if self._paused:
-            logger.info("metrics resumed: %s can be written again", self.path)
-        self._paused = False
-
-    def _write(self, line: str) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        if self.path.exists() and self.path.stat().st_size > MOST_LOG_BYTES:
-            self.path.replace(self.path.with_suffix(".1.jsonl"))
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-
-
-class PlainMonitor:
+class PlainWatcher:
     """One line per round, without escape codes."""
 
     def __init__(self, stream: TextIO, label: str = "") -> None:
@@ -283,10 +304,10 @@ class PlainMonitor:
         self._stream.flush()
 
 
-class Monitors:
-    """Several monitors as one. One whose output is gone (a closed pipe) is dropped; the node goes on."""
+class Watchers:
+    """Several watchers as one. One whose output is gone (a closed pipe) is dropped; the node goes on."""
 
-    def __init__(self, members: Sequence[Monitor]) -> None:
+    def __init__(self, members: Sequence[Watcher]) -> None:
         self._members = list(members)
 
     def round_done(self, status: NodeStatus) -> None:
@@ -301,7 +322,7 @@ class Monitors:
     def close(self) -> None:
         self._each(lambda member: member.close())
 
-    def _each(self, tell: Callable[[Monitor], None]) -> None:
+    def _each(self, tell: Callable[[Watcher], None]) -> None:
         for member in tuple(self._members):
             try:
                 tell(member)

@@ -17,13 +17,16 @@ from swarmnode import __version__
 from swarmnode.config import Config
 from swarmnode.errors import ConfigError, EngineError, ModelError, PortInUse, SwarmnodeError
 from swarmnode.hardware import GIB, Card, Machine, find_card, free_disk_bytes, inspect_machine
+from swarmnode.identity.keys import memorable_name
+from swarmnode.installing import how_to_install
 from swarmnode.models import folder_of
 from swarmnode.native.compiler import find_compiler
 from swarmnode.network.p2pd_control import find_daemon
+from swarmnode.network.swarm_home import record_of
 from swarmnode.node.assemble import specs_of
 from swarmnode.node.memory import PlannedMemory, plan_for
 from swarmnode.node.policies import check_policies, check_status_port, config_of
-from swarmnode.node.process import read_running
+from swarmnode.node.process import ask_status, read_running
 from swarmnode.storage import Paths
 from swarmnode.tasks.isolation import Isolation
 from swarmnode.tasks.loader import load_tasks
@@ -63,10 +66,25 @@ def examine(config: Config, model: str, model_reason: str, paths: Paths) -> list
         *memory_findings(plan_for(config, model)),
         *_folders(paths),
         _daemon(),
+        _swarm(config, paths),
         *policy_findings(config, paths),
         sandbox_finding(available(), config.tasks.sandbox == "optional"),
+        *reach_findings(paths),
         _clock(),
     ]
+
+
+def _swarm(config: Config, paths: Paths) -> Finding:
+    """Whether strangers can take part in the swarm that this home joins."""
+    name = config.swarm.name
+    try:
+        record = record_of(paths.swarms, name)
+    except SwarmnodeError as error:
+        return Finding("swarm", "problem", error.message, error.hint)
+    if record is None:
+        return Finding("swarm", "ok", f"{name} is public: whoever names it takes part")
+    founder = memorable_name(record.founder)
+    return Finding("swarm", "ok", f"{name} is private: who has its key takes part; founded by {founder}")
 
 
 def policy_findings(config: Config, paths: Paths) -> Iterator[Finding]:
@@ -117,7 +135,7 @@ def _versions(machine: Machine) -> Iterator[Finding]:
     found = {name: _version(name) for name in PACKAGES}
     missing = [name for name, number in found.items() if number is None]
     text = ", ".join(f"{name} {number or 'missing'}" for name, number in found.items())
-    advice = "install what training needs: pip install 'swarmnode[train]'" if missing else ""
+    advice = f"install what training needs: {how_to_install('train')}" if missing else ""
     yield Finding("versions", "problem" if missing else "ok", text, advice)
 
 
@@ -239,6 +257,23 @@ def _port(subject: str, config: Config, paths: Paths) -> Finding:
         return Finding(subject, "problem", f"cannot listen on {where}: {error.strerror}", advice)
     text = "any free port" if config.network.port == 0 else where
     return Finding(subject, "ok", f"{text}; for peers outside your network, forward it in the router")
+
+
+def reach_findings(paths: Paths) -> Iterator[Finding]:
+    """What the node that runs here was told by its peers: whether others can reach it."""
+    running = read_running(paths.running)
+    if running is None:
+        yield Finding("reach", "note", "others try whether they can reach you once a node runs here")
+        return
+    status = ask_status(running, paths)
+    if isinstance(status, SwarmnodeError):
+        yield Finding("reach", "note", status.message, status.hint)
+        return
+    reach = status.network.reach
+    good = reach.verdict in ("reachable", "relayed")
+    verdict: Verdict = "ok" if good and not status.exchange.starved else "note"
+    text = "; ".join(filter(None, (reach.text, status.exchange.starved)))
+    yield Finding("reach", verdict, text, "" if reach.verdict == "relayed" else "; or ".join(reach.steps))
 
 
 def _status_port(subject: str, config: Config, paths: Paths) -> Iterator[Finding]:

@@ -31,6 +31,8 @@ LABELLED = {
     "exchange.unpublished": "reason",
     "exchange.trained": "peer",
     "reward.eval_tasks": "task",
+    "reward.parts": "reward",
+    "reward.parts_std": "reward",
     "network.skipped": "cause",
 }
 """Maps in the status whose keys are labels, not metric names."""
@@ -51,6 +53,12 @@ class StatusServer:
     @property
     def port(self) -> int:
         return self._server.server_address[1]
+
+    @property
+    def address(self) -> str:
+        """Where a browser on this machine finds it."""
+        host = self._where[0]
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/status"
 
     def __enter__(self) -> Self:
         try:

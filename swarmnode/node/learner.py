@@ -24,12 +24,15 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """How rollouts are being generated: the engine, and what waits in it and above it."""
 
     engine: str = ""
+    """The engine's name."""
     mode: str = ""
+    """rollout.mode: how a round ends."""
     running: int = 0
     """Completions the engine works on."""
     waiting: int = 0
     """Completions the engine has no room for yet."""
     groups_in_flight: int = 0
+    """Groups that have begun and are not complete."""
     surplus_groups: int = 0
     """Complete groups that the next round begins with."""
     concurrency: int | None = None
@@ -57,10 +60,13 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     stale_groups_dropped: int = 0
     """Groups that began again because a token was older than rollout.max_lag, since the start."""
     live_versions: int = 1
+    """Policy versions that the engine holds."""
     swaps: int = 0
+    """New policies that the engine took over, since the start."""
     swap_s: float = 0.0
     """Time spent in taking over new policies, since the start."""
     kv_use: float | None = None
+    """Share of the room for keys and values that is taken."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ class View:
     """What the decision depends on. Rounds count from 1; round 0 is the state before the first."""
 
     round: int
+    begun_at: int
+    """The round that this start began with; more than 0 where it resumed."""
     rounds_limit: int | None
     stopping: bool
     evaluated_round: int | None
@@ -62,7 +64,7 @@ Action = WaitForPeers | Evaluate | SaveCheckpoint | RunRound | Stop
 def next_action(view: View) -> Action:
     """The node's whole behaviour in one expression.
 
-    >>> next_action(View(3, 3, False, 3, 3, 3, 0, 10, 0, 0, 0.0, 60.0))
+    >>> next_action(View(3, 0, 3, False, 3, 3, 3, 0, 10, 0, 0, 0.0, 60.0))
     Stop(reason='3 rounds are done')
     """
     return (
@@ -87,11 +89,12 @@ def _wait_for_peers(view: View) -> Action | None:
 
 
 def _evaluate(view: View) -> Action | None:
-    """Evaluate at the very start, at the end, and every `eval_every` rounds; each round once."""
+    """Evaluate at the start of a run or of other tasks in it, at the end, and every `eval_every` rounds; each
+    round once."""
     if view.evaluated_round == view.round:
         return None
     due = view.eval_every and view.round % view.eval_every == 0
-    first = view.round == 0 and view.evaluated_round is None
+    first = view.evaluated_round is None
     return Evaluate() if first or due or view.done else None
 
 
@@ -102,7 +105,14 @@ def _save(view: View) -> Action | None:
 
 
 def _finish(view: View) -> Action | None:
-    return Stop(f"{view.round} rounds are done") if view.done else None
+    if not view.done:
+        return None
+    if view.round == view.begun_at > 0:
+        return Stop(
+            f"nothing to do: {view.round} of {view.rounds_limit} rounds are done; set more of them (--rounds,"
+            " rounds=) or start over (--fresh, fresh=True)"
+        )
+    return Stop(f"{view.round} rounds are done")
 
 
 def _unsaved(view: View) -> bool:

@@ -5,6 +5,8 @@ cli swarm -> [run_local_swarm] -> N processes -> their last lines and metrics ->
 Keys and ports are made beforehand, so that every node knows the first one's address before it is up. Unless a
 model or tasks are named, the nodes are specialists: each knows other things (model/specialists.py). They
 are built once, into the folder where nodes keep their models.
+
+With `homes` each node runs behind a router of its own (network/lab.py) and knows nobody but a seed between.
 """
 
 import json
@@ -15,7 +17,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,9 +25,12 @@ from typing import Any
 from swarmnode.config_layers import load_config
 from swarmnode.errors import ConfigError, SwarmnodeError
 from swarmnode.identity.keys import NodeKey, load_or_create
+from swarmnode.network.lab import Lab, stop
 from swarmnode.node.swarm_story import NodeStory, StoryReader, lines_of
 from swarmnode.storage import resolve_paths
 
+PROGRAM = (sys.executable, "-P", "-m", "swarmnode")
+"""-P: a file called random.py where the person happens to be must not be taken for the library's."""
 LAST_LINES = 20
 """Kept of each node, to show when it fails."""
 STOP_GRACE_S = 20.0
@@ -46,6 +51,8 @@ class SwarmPlan:
     """All nodes start from one policy."""
     compare_alone: bool = False
     """Each node is run once more without the others."""
+    homes: bool = False
+    """Each node in a home of its own, which nobody can dial."""
 
     @property
     def specialists(self) -> bool:
@@ -64,6 +71,8 @@ class LocalNode:
     """A folder, or what else `join` takes for one."""
     label: str
     """The word before each of its lines."""
+    prefix: tuple[str, ...] = ()
+    """Words before its command line: where it runs."""
     process: subprocess.Popen[str] | None = None
     last_line: str = ""
     story: deque[str] = field(default_factory=lambda: deque[str](maxlen=LAST_LINES))
@@ -84,18 +93,28 @@ Watch = Callable[[str, Mapping[str, Path]], AbstractContextManager[object]]
 def run_local_swarm(
     plan: SwarmPlan, home: Path | None, show: Callable[[str], None], watch: Watch | None = None
 ) -> list[dict[str, Any]]:
-    """Run all nodes to their end; returns their results in order. Raises SwarmnodeError when one fails."""
+    """Run all nodes to their end; returns their results in order. Raises SwarmnodeError when one fails; then
+    none is run alone."""
     watch = watch or _nobody_watches
     if load_config(assignments=plan.assignments).config.node.policies > 1:
         raise ConfigError(
             "each node of a local swarm has one policy",
             hint="leave out node.policies and raise --nodes, or use `swarmnode join --policies`",
         )
-    with _folder(home) as root:
+    with ExitStack() as stack:
+        root = stack.enter_context(_folder(home))
+        lab = stack.enter_context(Lab()) if plan.homes else None
         models = _models(plan, home, show)
         nodes = [_prepare(root / f"node-{number}", model) for number, model in enumerate(models)]
+        seed = None
+        if lab is not None:
+            seed = stack.enter_context(_seed(lab, root / "seed"))
+            for node in nodes:
+                node.prefix = lab.home()[0].prefix
         with watch(f"a swarm of {plan.nodes}, {plan.rounds} rounds", _metrics(nodes, nodes)):
-            _run(nodes, [arguments(plan, nodes, number) for number in range(plan.nodes)], show)
+            _run(nodes, [arguments(plan, nodes, number, seed) for number in range(plan.nodes)], show)
+        for node in nodes:
+            _summary(node)
         if not plan.compare_alone:
             return [_result(node, None, show) for node in nodes]
         show("now each of them without the others")
@@ -108,8 +127,12 @@ def run_local_swarm(
         return [_result(node, twin, show) for node, twin in zip(nodes, twins, strict=True)]
 
 
-def arguments(plan: SwarmPlan, nodes: list[LocalNode], number: int) -> list[str]:
-    """The `join` command line of one node. All but the first know the first one's address."""
+def arguments(plan: SwarmPlan, nodes: list[LocalNode], number: int, seed: str | None = None) -> list[str]:
+    """The `join` command line of one node. All know the seed's address; without a seed all but the first know
+    the first one's."""
+    if seed is not None:
+        settings = ["network.wait_for_peers=1", *plan.assignments]
+        return [seed, *_arguments(plan, nodes[number], number, settings)]
     settings = ["network.listen=127.0.0.1", f"network.wait_for_peers={len(nodes) - 1}", *plan.assignments]
     address = [nodes[0].address] if number else []
     return [*address, *_arguments(plan, nodes[number], number, settings)]
@@ -185,6 +208,25 @@ def _free_port() -> int:
         return listener.getsockname()[1]
 
 
+@contextmanager
+def _seed(lab: Lab, home: Path) -> Iterator[str]:
+    """A seed on a public machine; gives its address. Raises SwarmnodeError."""
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "errors.log").open("w") as errors:
+        process = lab.public().start(
+            [*PROGRAM, "seed", "--home", str(home)], stdout=subprocess.PIPE, stderr=errors
+        )
+        assert process.stdout is not None
+        with process.stdout:
+            try:
+                address = process.stdout.readline().strip()
+                if not address:
+                    raise SwarmnodeError("the seed did not start", hint=f"see {home / 'errors.log'}")
+                yield address
+            finally:
+                stop(process)
+
+
 def _models(plan: SwarmPlan, home: Path | None, show: Callable[[str], None]) -> list[str]:
     """The model of each node. Those that are built lie where the next run finds them."""
     if plan.model:
@@ -203,8 +245,7 @@ def _models(plan: SwarmPlan, home: Path | None, show: Callable[[str], None]) -> 
 
 def _start(node: LocalNode, options: list[str], show: Callable[[str], None]) -> list[threading.Thread]:
     node.process = subprocess.Popen(
-        # -P: a file called random.py where the person happens to be must not be taken for the library's.
-        [sys.executable, "-P", "-m", "swarmnode", "join", *options],
+        [*node.prefix, *PROGRAM, "join", *options],
         # A Ctrl-C in the terminal is for us; the nodes are then asked once, by us.
         start_new_session=True,
         stdin=subprocess.DEVNULL,

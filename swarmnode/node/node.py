@@ -32,7 +32,8 @@ from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.selection import longest_wait_s
 from swarmnode.network.discovery import Discovery
 from swarmnode.network.host import Host
-from swarmnode.node.board import Monitor, StatusBoard, shown
+from swarmnode.node.board import StatusBoard, Watcher, shown
+from swarmnode.node.drought import Drought, advice, after
 from swarmnode.node.learner import Learner, RoundRollouts
 from swarmnode.node.lifecycle import (
     Evaluate,
@@ -60,6 +61,9 @@ COLLECT_DEADLINE_S = 5.0
 not come by then is replaced by own groups."""
 
 
+KeepCompletions = Callable[[int, Sequence[RolloutGroup], Sequence[RolloutGroup]], None]
+
+
 @dataclass(frozen=True, slots=True)
 class NetworkParts:
     """What a node that exchanges rollouts is made of, besides its learner."""
@@ -80,30 +84,36 @@ class NodeLoop:
         self,
         config: Config,
         learner: Learner,
-        monitor: Monitor,
+        watcher: Watcher,
         *,
         peer_id: str,
         name: str,
         model: str,
+        run: str = "",
         seed: int,
         network: NetworkParts | None,
         overlap: bool = False,
         policy: int = 0,
         neighbours: Collection[str] = (),
         pipeline: Callable[[], PipelineStatus] | None = None,
+        keep_completions: KeepCompletions | None = None,
     ) -> None:
-        """`policy` is its number in this process, `neighbours` are the peer ids of the others there.
-        `pipeline`: how the larger model is doing that this node holds a part of."""
+        """`run`: its name. `policy` is its number in this process, `neighbours` are the peer ids of the
+        others there. `pipeline`: how the larger model is doing that this node holds a part of.
+        `keep_completions`: called with the number of each round, its own groups, and those of others."""
         self._config = config
         self._learner = learner
-        self._monitor = monitor
+        self._watcher = watcher
         self._seed = seed
         self._network = network
         self._overlap = overlap
         self._pipeline = pipeline
+        self._keep_completions = keep_completions
         self._ahead: RoundRollouts | BaseException | None = None
         """What generating the next round while the last one was trained on came to."""
         self._counters = Counters()
+        self._droughts: dict[str, Drought] = {}
+        self._begun_at = 0
         self._stopping = False
         self._started = self._collected_at = time.monotonic()
         self._stack = AsyncExitStack()
@@ -113,6 +123,7 @@ class NodeLoop:
             name=name,
             swarm=config.swarm.name,
             model=model,
+            run=run,
             rounds_limit=config.node.rounds,
             policy=policy,
             policies=config.node.policies,
@@ -123,6 +134,10 @@ class NodeLoop:
     @property
     def status(self) -> NodeStatus:
         return self._board.status
+
+    def serves(self, page: str) -> None:
+        """Show where the status page is."""
+        self._board.serves(page)
 
     def request_stop(self) -> None:
         """Finish what can be finished quickly, save, and return from `run`."""
@@ -167,9 +182,11 @@ class NodeLoop:
                         await self._round(number)
                     case Stop(reason):
                         break
+            if 0 < self._begun_at == self._counters.round and not self._stopping:
+                logger.warning("%s", reason)
             await self._finish_saving()
             self._board.enter("stopped", reason)
-        self._monitor.tick(self.status)
+        self._watcher.tick(self.status)
         return summarise(self.status, self._counters, reason)
 
     @asynccontextmanager
@@ -200,6 +217,7 @@ class NodeLoop:
         waits = self._network is not None and self._counters.round == 0
         return View(
             round=self._counters.round,
+            begun_at=self._begun_at,
             rounds_limit=config.node.rounds,
             stopping=self._stopping,
             evaluated_round=self._counters.evaluated_round,
@@ -274,10 +292,13 @@ class NodeLoop:
         without_gradient = sum(not group.has_gradient for group in rollouts.groups)
         report = msgspec.structs.replace(report, zero_advantage_own=without_gradient)
         self._prefer_what_we_fail_on(report)
+        self._advise(rollouts)
         self._count(number, rollouts, external, seconds)
         self._board.trained(rollouts, external, report, seconds)
         self._refresh_sharing()
-        self._monitor.round_done(self.status)
+        if self._keep_completions is not None:
+            self._keep_completions(number, rollouts.groups, external)
+        self._watcher.round_done(self.status)
 
     def _rng(self, number: int) -> random.Random:
         return random.Random(f"{self._seed}:{number}:own")
@@ -309,6 +330,15 @@ class NodeLoop:
     def _prefer_what_we_fail_on(self, report: TrainReport) -> None:
         if self._network is not None and report.pass_rates:
             self._network.exchange.prefer(needs_of(report.pass_rates))
+
+    def _advise(self, rollouts: RoundRollouts) -> None:
+        """Say once, and show as long as it lasts, that there is nothing to learn from."""
+        told = advice(self._droughts)
+        self._droughts = after(self._droughts, rollouts.groups)
+        now = advice(self._droughts)
+        for task in now.keys() - told.keys():
+            logger.warning("%s", now[task])
+        self._board.advise("; ".join(now.values()))
 
     async def _meet(self) -> None:
         """Have some hard examples of others answered in the next round."""
@@ -348,7 +378,7 @@ class NodeLoop:
             counters.reward_first = result.mean
         logger.info("held-out reward at round %d: %s", counters.round, shown(result.mean))
         self._board.evaluated(counters, result.per_task)
-        self._monitor.evaluated(self.status)
+        self._watcher.evaluated(self.status)
 
     async def _save(self) -> None:
         waiting = self._network.exchange.snapshot() if self._network is not None else b""
@@ -366,8 +396,9 @@ class NodeLoop:
         if resumed is None:
             return
         self._counters = resumed.counters
-        round = resumed.counters.round
-        logger.info("resumed after round %d, policy version %d", round, self._learner.policy_version)
+        round = self._begun_at = resumed.counters.round
+        name = f", run {self.status.run}" if self.status.run else ""
+        logger.info("resumed after round %d, policy version %d%s", round, self._learner.policy_version, name)
         if self._network is not None:
             self._network.exchange.restore(resumed.exchange)
         self._saving.resumed(resumed.counters)
@@ -378,12 +409,13 @@ class NodeLoop:
         """Keep the screen and the number of peers up to date."""
         while True:
             await self._look()
-            self._monitor.tick(self.status)
+            self._watcher.tick(self.status)
             await asyncio.sleep(TICK_S)
 
     async def _look(self) -> None:
         if self._network is not None:
-            await self._board.look_at(self._network.host)
+            found = self._network.discovery
+            await self._board.look_at(self._network.host, None if found is None else found.reach)
         if self._pipeline is not None:
             self._board.in_pipeline(self._pipeline())
         self._refresh_sharing()

@@ -3,6 +3,7 @@
 cli eval, export -> [offline] -> assemble.py, training/evaluation.py
 """
 
+import json
 import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ from pathlib import Path
 from swarmnode.config import Config, TasksConfig
 from swarmnode.errors import CheckpointError, ConfigError, StorageError, TaskError
 from swarmnode.model.base_model import find_device
+from swarmnode.models import find_model
 from swarmnode.node.assemble import LocalPolicy, Progress, load_policy, start_tasks
 from swarmnode.node.screen import Screen
 from swarmnode.rollout.engine import SamplingParams
@@ -20,9 +22,9 @@ from swarmnode.tasks.judged import OwnJudge
 from swarmnode.tasks.specs import parse_spec
 from swarmnode.tasks.task import Task
 from swarmnode.training.checkpoint import Checkpoint, check_has_adapter
-from swarmnode.training.checkpoint_store import has_checkpoints
 from swarmnode.training.evaluation import PASSING_REWARD, conversation_rules, evaluate
 from swarmnode.training.records import PassAt
+from swarmnode.training.runs import is_trained, runs_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class OfflineEvaluation:
     policy: str
     sampling: str
     examples: int
+    """Examples that were asked; of several tasks, of the one with most."""
     samples: int
     """Answers to each example."""
     passing_reward: float
@@ -74,7 +77,6 @@ def evaluate_offline(
         )
     temperature = 0.0 if greedy else config.rollout.temperature
     sampling = SamplingParams(config.rollout.max_tokens, temperature, config.rollout.top_p)
-    examples = config.tasks.eval_examples
     with ExitStack() as stack:
         if tasks is None:
             newest = checkpoint or local.store.latest()
@@ -86,7 +88,7 @@ def evaluate_offline(
             local.renderer,
             judge.tasks,
             sampling,
-            examples=examples,
+            examples=config.tasks.eval_examples,
             samples=samples,
             passing_reward=passing_reward,
             conversations=conversation_rules(judge.tasks, config),
@@ -94,11 +96,9 @@ def evaluate_offline(
     assert result is not None, "only an interrupted evaluation has no result"
     return OfflineEvaluation(
         model=model,
-        policy="base model"
-        if checkpoint is None
-        else f"checkpoint of round {checkpoint.state.counters.round}",
+        policy="base model" if checkpoint is None else f"checkpoint {of_round(checkpoint)}",
         sampling="greedy" if greedy else f"sampled at temperature {temperature:g}",
-        examples=examples,
+        examples=max(result.asked.values(), default=0),
         samples=samples,
         passing_reward=passing_reward,
         per_task=result.per_task,
@@ -127,12 +127,11 @@ def load_checkpoint(
     """
     if base and best:
         raise ConfigError("--base and --best are two different policies", hint="leave one out")
-    if not base and not has_checkpoints(paths.checkpoints, Path(model).name):
-        raise CheckpointError(
-            f"there is nothing to evaluate: no checkpoint of {model} in {paths.checkpoints}",
-            hint="train first (`swarmnode join`), use the same --model and --home, or measure the base model"
-            " as it is: `swarmnode eval --base`",
+    if not base:
+        way_out = (
+            "use the same --model and --home, or measure the base model as it is: `swarmnode eval --base`"
         )
+        _check_trained(paths, model, config.node.run, "evaluate", way_out)
     local = load_policy(config, model, paths, progress)
     if base:
         return local, None
@@ -174,6 +173,7 @@ def _trained_on(tasks: TasksConfig, checkpoint: Checkpoint | None) -> TasksConfi
         "prompt_column": "",
         "answer_column": "",
         "system_prompt": "",
+        "evaluation": "",
         "reasoning_gym": {},
         "curriculum": False,
     }
@@ -191,6 +191,7 @@ def export_offline(
 
     if folder.exists():
         raise StorageError(f"{folder} exists already", hint="name a folder that does not")
+    _check_trained(paths, model, config.node.run, "export", "use the same --model and --home")
     with Screen() as screen:
         local = load_policy(for_merging(config) if merged else config, model, paths, screen.progress)
     checkpoint = _best(local) if best else _newest(local)
@@ -202,14 +203,21 @@ def export_offline(
         if merged:
             _write_merged(local, checkpoint, aside)
         else:
-            shutil.copytree(checkpoint.adapter, aside)
+            _write_adapter(local, checkpoint, aside)
         aside.rename(folder)
     except (OSError, SafetensorError) as error:
         raise StorageError(f"cannot write {folder}: {error}", hint="check the disk and the path") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     what = "the merged model" if merged else "the adapter (PEFT)"
-    return f"{what} of round {checkpoint.state.counters.round}"
+    return f"{what} {of_round(checkpoint)}"
+
+
+def of_round(checkpoint: Checkpoint) -> str:
+    """Which checkpoint it is; the run is named where its home has several."""
+    run = checkpoint.folder.parent
+    several = len(runs_in(run.parent)) > 1
+    return f"of round {checkpoint.state.counters.round}" + (f" of run {run.name}" if several else "")
 
 
 def for_merging(config: Config) -> Config:
@@ -218,6 +226,19 @@ def for_merging(config: Config) -> Config:
     if config.policy.dtype != "auto" or find_device(config.policy.device).type != "cpu":
         return config
     return config.model_copy(update={"policy": config.policy.model_copy(update={"dtype": "float32"})})
+
+
+def _check_trained(paths: Paths, model: str, named: str, purpose: str, way_out: str) -> None:
+    """Raise CheckpointError, before a model is loaded for nothing, where no run is of this model."""
+    known = runs_in(paths.checkpoints)
+    if is_trained(known, model, named=named):
+        return
+    others = sorted({Path(run.state.base_model).name for run in known if run.state is not None})
+    there = f"; those there are of {', '.join(others)}" if others else ""
+    raise CheckpointError(
+        f"there is nothing to {purpose}: no checkpoint of {model} in {paths.checkpoints}{there}",
+        hint=f"train first (`swarmnode join`), {way_out}",
+    )
 
 
 def _newest(local: LocalPolicy) -> Checkpoint:
@@ -244,3 +265,14 @@ def _write_merged(local: LocalPolicy, checkpoint: Checkpoint, folder: Path) -> N
     local.policy.load_adapter(checkpoint.adapter)
     local.policy.peft_model.merge_and_unload().save_pretrained(folder)
     local.base.tokenizer.save_pretrained(folder)
+
+
+def _write_adapter(local: LocalPolicy, checkpoint: Checkpoint, folder: Path) -> None:
+    """The adapter with its tokenizer, and a name of its base by which PEFT finds that from any folder."""
+    shutil.copytree(checkpoint.adapter, folder)
+    local.base.tokenizer.save_pretrained(folder)
+    base = Path(find_model(local.base.name))
+    path = folder / "adapter_config.json"
+    said = json.loads(path.read_text())
+    said["base_model_name_or_path"] = str(base.resolve()) if base.is_dir() else local.base.name
+    path.write_text(json.dumps(said, indent=2, sort_keys=True))

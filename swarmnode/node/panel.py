@@ -9,7 +9,7 @@ stands above the panel once, outside any frame and in one piece, so that a termi
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
@@ -18,15 +18,21 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from swarmnode.exchange.limits import Reason
+from swarmnode.network.reachability import Reach
 from swarmnode.node.board import policy_label, shown
 from swarmnode.node.panel_layout import fit_rows
+from swarmnode.node.reasons import in_words
 from swarmnode.node.status import (
     NodeStatus,
     PipelineStatus,
     Rewards,
+    Sharing,
     SharingEffect,
     invitation,
+    joins_from,
     printable_status,
+    swarm_of,
 )
 from swarmnode.printable import printable
 from swarmnode.training.records import TrainReport
@@ -36,7 +42,7 @@ HISTORY_ROUNDS = 60
 SPARKS = "▁▂▃▄▅▆▇█"
 FIRST_TO_GO = (
     "join us", "kept back", "dropped", "saved", "trained on", "exchange", "held out", "rollouts", "pipeline",
-    "policy", "speed", "sharing", "network",
+    "policy", "speed", "sharing", "reach", "network",
 )  # fmt: skip
 """Rows that a small terminal does without, in this order; the others stay as long as anything does."""
 ROOM_AROUND = 4
@@ -48,17 +54,14 @@ BESIDE_BAR = 30
 """Columns that the numbers on both sides of the bar take."""
 
 
-class PanelMonitor(logging.Handler):
+class PanelWatcher(logging.Handler):
     """Draws the panel in place and shows the latest log lines inside it."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(logging.INFO)
         self._lines: deque[str] = deque(maxlen=LOG_LINES)
         self._rewards: deque[float] = deque(maxlen=HISTORY_ROUNDS)
-        self._console = console
-        self._command = ""
-        self._live = Live(console=console, auto_refresh=False, transient=False)
-        self._live.start()
+        self._screen = InPlace(console)
 
     def emit(self, record: logging.LogRecord) -> None:
         self._lines.append(f"{time.strftime('%H:%M:%S')} {policy_label.get()}{record.getMessage()}")
@@ -72,14 +75,45 @@ class PanelMonitor(logging.Handler):
         self.tick(status)
 
     def tick(self, status: NodeStatus) -> None:
-        self._command = print_invitation(self._console, status, self._command)
-        height = room_below(self._console, self._command)
-        panel = render(status, tuple(self._rewards), tuple(self._lines), time.time(), height)
-        self._live.update(panel, refresh=True)
+        rewards, lines = tuple(self._rewards), tuple(self._lines)
+        self._screen.draw(lambda width, height: render(status, rewards, lines, time.time(), height), status)
 
     def close(self) -> None:
-        self._live.stop()
+        self._screen.close()
         super().close()
+
+
+class InPlace:
+    """Draws a panel again and again in the same place, on a terminal that may change its size.
+
+    A terminal that becomes narrower folds the lines that it shows, so an old frame then takes more of them
+    than were drawn, and going up by those leaves the rest behind. So at another size everything is wiped.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._begin()
+
+    def _begin(self) -> None:
+        self._size, self._command = self._console.size, ""
+        self._live = Live(console=self._console, auto_refresh=False, transient=False)
+        self._live.start()
+
+    def draw(self, picture: Callable[[int, int], RenderableType], inviting: NodeStatus | None = None) -> None:
+        """Show `picture` of the columns and lines that are left. `inviting`: the node whose invitation stands
+        above it, once."""
+        if self._console.size != self._size:
+            self._live.stop()
+            self._console.clear()
+            self._begin()
+        if inviting is not None:
+            self._command = print_invitation(self._console, inviting, self._command)
+        size = self._console.width, room_below(self._console, self._command)
+        self._live.update(picture(*size), refresh=True)
+
+    def close(self) -> None:
+        """Let go of the terminal; the last picture stays."""
+        self._live.stop()
 
 
 def print_invitation(console: Console, status: NodeStatus, printed: str) -> str:
@@ -88,7 +122,7 @@ def print_invitation(console: Console, status: NodeStatus, printed: str) -> str:
     command = invitation(status)
     if command is None or command == printed:
         return printed
-    console.print(Text("another machine joins with:", style="dim"))
+    console.print(Text(f"{joins_from(status)} joins with:", style="dim"))
     # Soft: the terminal folds the line, and so knows that it is one.
     console.print(Text(command), soft_wrap=True)
     return command
@@ -145,8 +179,16 @@ class _Fitting:
         told = self._lines[len(self._lines) - layout.story :]
         story = [Text(line, style="dim", overflow="ellipsis", no_wrap=True) for line in told]
         yield Panel(
-            Group(grid, *([Text(), *story] if story else [])), title=title, border_style=_colour(status)
+            Group(grid, *([Text(), *story] if story else [])),
+            title=title,
+            subtitle=Text(status.page) if status.page else None,
+            border_style=_colour(status),
         )
+
+
+def _policy(status: NodeStatus) -> str:
+    run = f", run {status.run}" if status.run else ""
+    return f"{status.model}{run}, version {status.progress.policy_version}, swarm {swarm_of(status)}"
 
 
 def _lines_taken(content: RenderableType, console: Console, width: int) -> int:
@@ -165,7 +207,7 @@ def _rows(
     reward, training, sharing, speed = status.reward, status.training, status.exchange, status.speed
     return [
         ("doing", f"{status.phase.name} for {age(now - status.phase.since)}  {status.phase.detail}"),
-        ("policy", f"{status.model}, version {status.progress.policy_version}, swarm {status.swarm}"),
+        ("policy", _policy(status)),
         ("round", _progress(status, width)),
         ("reward", _reward(reward, rewards, width)),
         (
@@ -173,6 +215,7 @@ def _rows(
             f"{shown(reward.eval_first)} at first, {shown(reward.eval_last)}"
             f" after {_none(reward.eval_round)} rounds",
         ),
+        *([("advice", Text(status.advice, style="yellow"))] if status.advice else []),
         ("trained on", _trained_on(training)),
         *([("sharing", _effect(status.sharing))] if status.sharing.groups_most else []),
         (
@@ -183,13 +226,15 @@ def _rows(
         ("rollouts", _generation(status)),
         *([("pipeline", _pipeline(status.pipeline))] if status.pipeline.name else []),
         ("network", _network(status, now)),
+        *([("reach", _reach(status))] if status.network.reach != Reach() else []),
         (
             "exchange",
-            f"published {sharing.published}, served {sharing.served}, heard {sharing.headers}, "
+            f"announced {_announced(status)}, served {sharing.served}, heard {sharing.headers}, "
             f"fetched {sharing.fetched}, accepted {sharing.accepted}, waiting {sharing.buffered}",
         ),
-        ("dropped", _reasons(sharing.dropped)),
-        ("kept back", _reasons(sharing.unpublished)),
+        ("dropped", in_words(sharing.dropped)),
+        *([("no groups", Text(sharing.starved, style="yellow"))] if sharing.starved else []),
+        ("kept back", in_words(sharing.unpublished)),
         ("saved", _saved(status, now)),
         ("join us", _invitation(status)),
     ]
@@ -200,11 +245,19 @@ def _rows_of_seed(status: NodeStatus, now: float) -> list[tuple[str, RenderableT
     heard = status.exchange
     return [
         ("doing", f"{status.phase.name} for {age(now - status.phase.since)}  {status.phase.detail}"),
-        ("swarm", status.swarm),
+        ("swarm", swarm_of(status)),
         ("network", _network(status, now)),
-        ("passed on", f"{heard.headers:,} headers, {heard.bytes_in:,} bytes"),
+        *([("reach", _reach(status))] if status.network.reach != Reach() else []),
+        ("passed on", f"{heard.headers:,} headers; {_handed_on(heard)}"),
         ("join us", _invitation(status)),
     ]
+
+
+def _handed_on(sharing: Sharing) -> str:
+    refused = sharing.dropped.get(Reason.UPLOAD_LIMITED, 0)
+    most = f"at most {shown(sharing.upload_mb_per_s, 'g')} MB/s"
+    late = f"; {refused:,} refused for it" if refused else ""
+    return f"{sharing.served:,} groups, {sharing.bytes_out / 1e6:,.1f} MB ({most}{late})"
 
 
 def _reward(reward: Rewards, rewards: Sequence[float], width: int) -> str:
@@ -212,10 +265,14 @@ def _reward(reward: Rewards, rewards: Sequence[float], width: int) -> str:
     return numbers + sparkline(rewards[-max(width - len(numbers), 1) :])
 
 
+def _announced(status: NodeStatus) -> str:
+    count = status.exchange.published
+    return f"{count} (to nobody: no peer is connected)" if count and not status.network.peers else str(count)
+
+
 def _effect(sharing: SharingEffect) -> str:
-    amount = f"J {sharing.groups}" + (
-        f" of {sharing.groups_most}" if sharing.groups < sharing.groups_most else ""
-    )
+    most = f" of {sharing.groups_most}" if sharing.groups < sharing.groups_most else ""
+    amount = f"{sharing.groups}{most} groups of others a round"
     if sharing.agreement is None or sharing.error is None:
         return f"not known yet, {amount}"
     says = {"helps": "it helps", "harms": "it works against us"}.get(sharing.verdict, "not clear")
@@ -242,7 +299,7 @@ def _trained_on(training: TrainReport) -> str:
         )
     return (
         f"{training.own_groups} own + {training.external_groups} external groups; "
-        f"{training.zero_advantage_own} own ones had no gradient"
+        f"{training.zero_advantage_own} own ones had equal rewards"
     )
 
 
@@ -289,6 +346,11 @@ def _network(status: NodeStatus, now: float) -> str:
     return f"{network.peers} peers, {network.state}{since}{restarts}{replaced}{story}"
 
 
+def _reach(status: NodeStatus) -> Text:
+    reach = status.network.reach
+    return Text(reach.told(), style="yellow" if reach.verdict == "nobody" else "")
+
+
 def _saved(status: NodeStatus, now: float) -> RenderableType:
     saved = status.checkpoint
     if saved.error:
@@ -300,11 +362,9 @@ def _saved(status: NodeStatus, now: float) -> RenderableType:
 
 def _invitation(status: NodeStatus) -> Text:
     """The command for another machine. It folds rather than being cut: people copy it."""
-    return Text(invitation(status) or "-", overflow="fold")
-
-
-def _reasons(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{reason} {count}" for reason, count in sorted(counts.items())) or "nothing"
+    command, who = invitation(status), joins_from(status).removeprefix("another machine ")
+    nearer = "" if command is None or who == "another machine" else f"{who}: "
+    return Text(f"{nearer}{command or '-'}", overflow="fold")
 
 
 def _colour(status: NodeStatus) -> str:

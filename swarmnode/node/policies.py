@@ -20,7 +20,7 @@ import msgspec
 from swarmnode.config import Config, NetworkConfig, NodeConfig
 from swarmnode.errors import ConfigError, PortInUse, SwarmnodeError
 from swarmnode.identity.keys import NodeKey
-from swarmnode.node.assemble import LocalPolicy, checkpoint_store
+from swarmnode.node.assemble import LocalPolicy
 from swarmnode.node.status import Summary
 from swarmnode.storage import Paths
 from swarmnode.tasks.task import Task
@@ -115,7 +115,7 @@ def local_address(seat: Seat, addresses: Sequence[str]) -> str | None:
     return f"/ip4/{host}/tcp/{port}/p2p/{seat.key.peer_id}" if port else None
 
 
-def policies_beside(first: LocalPolicy, seats: Sequence[Seat], model: str) -> list[LocalPolicy]:
+def policies_beside(first: LocalPolicy, seats: Sequence[Seat]) -> list[LocalPolicy]:
     """The policies of all seats on the base that the first one brought, each with a part of its engine."""
     if len(seats) == 1:
         return [first]
@@ -130,7 +130,6 @@ def policies_beside(first: LocalPolicy, seats: Sequence[Seat], model: str) -> li
             if seat.number
             else first.policy,
             engine=shared.member(seat.label),
-            store=checkpoint_store(seat.config, model, seat.paths, first.base),
         )
         for seat in seats
     ]

@@ -9,15 +9,14 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from swarmnode.node.board import policy_label, shown
-from swarmnode.node.panel import LOG_LINES, age, print_invitation, room_below
+from swarmnode.node.panel import LOG_LINES, InPlace, age
 from swarmnode.node.panel_layout import fit_columns, fit_rows
-from swarmnode.node.status import NodeStatus, invitation, printable_status
+from swarmnode.node.status import NodeStatus, invitation, printable_status, swarm_of
 from swarmnode.printable import printable
 
 COLUMNS: tuple[str, ...] = ("name", "doing", "round", "reward", "held out", "trained on", "tokens/s", "peers")
@@ -32,37 +31,35 @@ NUMBER = 4
 
 
 class PoliciesPanel(logging.Handler):
-    """Draws in place what all policies do. `monitor(k)` is what policy k is told to report to."""
+    """Draws in place what all policies do. `watcher(k)` is what policy k is told to report to."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(logging.INFO)
         self._lines: deque[str] = deque(maxlen=LOG_LINES)
         self._statuses: dict[int, NodeStatus] = {}
-        self._console = console
-        self._command = ""
-        self._live = Live(console=console, auto_refresh=False, transient=False)
-        self._live.start()
+        self._screen = InPlace(console)
 
-    def monitor(self, number: int) -> "PolicyMonitor":
-        return PolicyMonitor(self, number)
+    def watcher(self, number: int) -> "PolicyWatcher":
+        return PolicyWatcher(self, number)
 
     def emit(self, record: logging.LogRecord) -> None:
         self._lines.append(f"{time.strftime('%H:%M:%S')} {policy_label.get()}{record.getMessage()}")
 
     def show(self, number: int, status: NodeStatus) -> None:
         self._statuses[number] = status
-        self._command = print_invitation(self._console, self._statuses[min(self._statuses)], self._command)
-        size = self._console.width, room_below(self._console, self._command)
-        panel = render_policies(self._statuses, tuple(self._lines), time.time(), *size)
-        self._live.update(panel, refresh=True)
+        lines = tuple(self._lines)
+        self._screen.draw(
+            lambda width, height: render_policies(self._statuses, lines, time.time(), width, height),
+            self._statuses[min(self._statuses)],
+        )
 
     def close(self) -> None:
-        self._live.stop()
+        self._screen.close()
         super().close()
 
 
-class PolicyMonitor:
-    """A `Monitor` for one row of the panel."""
+class PolicyWatcher:
+    """A `Watcher` for one row of the panel."""
 
     def __init__(self, panel: PoliciesPanel, number: int) -> None:
         self._panel = panel
@@ -104,7 +101,7 @@ def render_policies(
         # Names and phases are text: what looks like markup in them is not ours.
         table.add_row(*map(Text, (str(number), *(cells[number][column] for column in columns))))
     first = statuses[min(statuses)]
-    title = f"{len(statuses)} policies on {first.model}, swarm {first.swarm}"
+    title = f"{len(statuses)} policies on {first.model}, swarm {swarm_of(first)}"
     joining = Text(f"join us  {invitation(first) or '-'}", overflow="fold")
     joins = 1 if width is None else -(-len(joining) // max(width - FRAME, 1))
     rows = {"table": len(cells) + 1, "join us": joins}
@@ -112,7 +109,12 @@ def render_policies(
     told = lines[len(lines) - layout.story :]
     story = [Text(printable(line), style="dim", overflow="ellipsis", no_wrap=True) for line in told]
     parts = [table, Text(), *([joining] if "join us" in layout.rows else []), *story]
-    return Panel(Group(*parts), title=Text(title), border_style=_colour(statuses.values()))
+    return Panel(
+        Group(*parts),
+        title=Text(title),
+        subtitle=Text(first.page) if first.page else None,
+        border_style=_colour(statuses.values()),
+    )
 
 
 def _cells(status: NodeStatus, now: float) -> tuple[str, ...]:

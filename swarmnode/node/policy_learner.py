@@ -3,19 +3,21 @@
 node.py -> worker threads -> [PolicyLearner] -> rollout_learner.py (rollouts), training
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from swarmnode.config import Config
+from swarmnode.exchange.limits import STRANGERS_TIMEOUT_S
 from swarmnode.model.policy import Policy
 from swarmnode.node.learner import Overlap, Resumed
 from swarmnode.node.rollout_learner import RolloutLearner
 from swarmnode.node.workers import CheckpointWriter
 from swarmnode.rollout.engine import Engine, PolicyUpdate
 from swarmnode.rollout.schedule.group import Renderer
-from swarmnode.tasks.task import Task
+from swarmnode.tasks.task import Task, may_be_exchanged
 from swarmnode.training.checkpoint import restore, take_snapshot
 from swarmnode.training.checkpoint_store import CheckpointStore
 from swarmnode.training.foreign.book import BookCandidate
@@ -23,12 +25,15 @@ from swarmnode.training.foreign.rules import Rule, make_rule, sharing_rule
 from swarmnode.training.forward import Forward
 from swarmnode.training.losses import loss_of
 from swarmnode.training.records import Counters, TrainReport
-from swarmnode.training.round import RoundOfPolicy
+from swarmnode.training.round import RoundOfPolicy, credit_of
+from swarmnode.training.runs import TrainingRun
 from swarmnode.training.trainer import Trainer
 from swarmnode.types import Example, RolloutGroup
 
 if TYPE_CHECKING:
     from swarmnode.training.foreign.mender import Mender
+
+logger = logging.getLogger(__name__)
 
 TrainJointly = Callable[[RoundOfPolicy], TrainReport]
 """Trains a round together with those of other policies."""
@@ -85,6 +90,7 @@ class PolicyLearner(RolloutLearner):
             render=renderer.prompt_ids,
             forward=self._forward,
             rule=self._rule,
+            rounds=config.node.rounds,
         )
 
     @property
@@ -98,8 +104,23 @@ class PolicyLearner(RolloutLearner):
         waiting = restore(checkpoint, self._policy, self._trainer.optimizer)
         self.engine.set_policy(self._policy.update(), "abort")
         self._restore_rollouts(waiting.rollouts)
-        self._rule.restore(waiting.rule, {name: task.version for name, task in self._tasks.items()})
-        return Resumed(checkpoint.state.counters, waiting.exchange)
+        forgotten = self._rule.restore(waiting.rule, self._versions())
+        # A checkpoint may be of before such groups were refused.
+        at_home = {name for name, task in self._tasks_of_others.items() if not may_be_exchanged(task)}
+        self._rule.forget_strangers(at_home)
+        counters, run = (
+            checkpoint.state.counters,
+            TrainingRun(checkpoint.folder.parent, checkpoint.state, 0.0),
+        )
+        if not run.is_of(self._versions()):
+            counters = counters.of_other_tasks()
+            dropped = forgotten or 0, self._rollouts.stats().dropped_not_redrawable
+            logger.warning(
+                "run %s goes on, but %s: rewards are measured anew, and %d answers of its book and %d groups"
+                " under way are dropped",
+                *(run.name, run.difference(self._versions()), *dropped),
+            )
+        return Resumed(counters, waiting.exchange)
 
     def train(
         self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
@@ -111,6 +132,11 @@ class PolicyLearner(RolloutLearner):
             return self._trainer.train(own, external, foreign_share)
         return self._train_jointly(self._trainer.prepare(own, external, foreign_share))
 
+    def credit(self, group: RolloutGroup) -> Sequence[float | None] | None:
+        """The advantages of a group by training.loss, before a rule makes of them what it does; None: it has
+        no gradient."""
+        return credit_of(group, self._config.training, max_tokens=self._config.rollout.max_tokens)
+
     def save(self, counters: Counters, exchange: bytes) -> Future[str]:
         snapshot = take_snapshot(
             self._policy,
@@ -120,6 +146,7 @@ class PolicyLearner(RolloutLearner):
             self._seed,
             measure=self._measure(),
             task_specs=self._task_specs(),
+            tasks=self._versions(),
         )
         return self._writer.submit(snapshot)
 
@@ -129,7 +156,9 @@ class PolicyLearner(RolloutLearner):
             from swarmnode.training.foreign.reading import Reader
 
             reader = Reader(self._forward, self._policy.number)
-            self.mender = Mender(reader, self._tasks_of_others, self._renderer)
+            self.mender = Mender(
+                reader, self._tasks_of_others, self._renderer, judge_limit_s=STRANGERS_TIMEOUT_S
+            )
         return self.mender(answers)
 
     def close(self) -> None:

@@ -23,15 +23,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 import msgspec
 import psutil
 
-from swarmnode.errors import INTERRUPTED, IdentityError, IdentityInUse
-from swarmnode.storage import replace_file
+from swarmnode.errors import INTERRUPTED, IdentityError, IdentityInUse, SwarmnodeError
+from swarmnode.storage import Paths, replace_file
+
+if TYPE_CHECKING:
+    from swarmnode.node.status import NodeStatus
 
 logger = logging.getLogger(__name__)
+
+STATUS_TIMEOUT_S = 5.0
 
 SAME_REQUEST_S = 1.0
 """Signals this close together are one request: a terminal and a supervisor often both send one."""
@@ -108,6 +113,21 @@ def read_running(path: Path) -> RunningNode | None:
     except (OSError, msgspec.DecodeError):
         return None
     return note if psutil.pid_exists(note.pid) else None
+
+
+def ask_status(note: RunningNode, paths: Paths) -> "NodeStatus | SwarmnodeError":
+    """Return what the status page of a running node says, or why it says nothing: it may just have ended."""
+    from http.client import HTTPException
+    from urllib.request import urlopen
+
+    from swarmnode.node.status import NodeStatus
+
+    url = f"http://{note.http_host}:{note.http_port}/status"
+    try:
+        with urlopen(url, timeout=STATUS_TIMEOUT_S) as answer:  # a URL of our own making, on this machine
+            return msgspec.json.decode(answer.read(), type=NodeStatus)
+    except (OSError, HTTPException, ValueError, msgspec.DecodeError) as error:
+        return SwarmnodeError(f"no node answers at {url}: {error}", hint=f"see {paths.logs}/node.log")
 
 
 def remove_running(path: Path) -> None:

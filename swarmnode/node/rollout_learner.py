@@ -276,6 +276,10 @@ class RolloutLearner(ABC):
         """What its evaluations are made of."""
         return Measure(tuple(sorted(self._tasks)), self._config.tasks.eval_examples)
 
+    def _versions(self) -> dict[str, str]:
+        """The versions of its tasks, by name."""
+        return {name: task.version for name, task in self._tasks.items()}
+
     def _task_specs(self) -> tuple[str, ...]:
         """The names by which the tasks can be loaded again on this machine."""
         found = (spec_of(task) for task in self._own_tasks.values())

@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from swarmnode.errors import IdentityInUse, SwarmnodeError
 from swarmnode.exchange.announcing import Neighbourhood
 from swarmnode.identity.keys import NodeKey, load_or_create
 from swarmnode.models import find_model, remember_model
+from swarmnode.network.seeds import Seeds
 from swarmnode.node.assemble import (
     LocalPolicy,
     build_learner,
@@ -29,14 +30,16 @@ from swarmnode.node.assemble import (
     checkpoint_store,
     load_policy,
     seed_of,
+    seeds_of,
     start_tasks,
     tasks_for_strangers,
 )
-from swarmnode.node.board import JsonlMonitor, Monitor, Monitors, policy_label
+from swarmnode.node.board import Watcher, Watchers, policy_label
 from swarmnode.node.http import StatusServer
 from swarmnode.node.learner import Learner
 from swarmnode.node.memory import build_forward, choose_overlap, plan_for
-from swarmnode.node.node import NodeLoop
+from swarmnode.node.monitors import CompletionLog, Monitor, MonitorFeed, make_monitors, run_info
+from swarmnode.node.node import KeepCompletions, NodeLoop
 from swarmnode.node.policies import (
     Ending,
     Seat,
@@ -61,7 +64,7 @@ from swarmnode.node.process import (
     write_running,
 )
 from swarmnode.node.screen import Screen
-from swarmnode.node.status import NodeStatus, Summary, invitation
+from swarmnode.node.status import NodeStatus, Summary, invitation, joins_from, swarm_of
 from swarmnode.storage import Paths
 from swarmnode.tasks.task import Task
 
@@ -136,18 +139,22 @@ def prepared(
     *,
     fresh: bool,
     tasks: Mapping[str, Task] | None = None,
-    watch: Monitor | None = None,
+    watch: Watcher | None = None,
+    monitors: Sequence[Monitor] = (),
 ) -> Generator[list[PolicyNode]]:
     """The policies of a run, loaded and ready to be served; what they hold is given back at the end.
 
-    `tasks`: instead of those that the settings name. `watch`: told beside the screen. Raises SwarmnodeError.
+    `tasks`: instead of those that the settings name. `watch`: told beside the screen. `monitors`: beside
+    those that the settings name. Raises SwarmnodeError.
     """
     with ExitStack() as stack:
         stack.enter_context(screen)
         seats = _take_seats(stack, config, model, paths, tasks)
+        # Each policy has its own: what is not installed is said before a model is loaded for nothing.
+        told = [[*make_monitors(config.node.monitors), *monitors] for _ in seats]
         logger.info("model %s: %s", model, model_reason)
         _say_what_it_takes(config, model)
-        yield _build_members(stack, screen, model, seats, fresh=fresh, watch=watch)
+        yield _build_members(stack, screen, model, seats, fresh=fresh, watch=watch, monitors=told)
 
 
 def _take_seats(
@@ -198,7 +205,8 @@ def _build_members(
     seats: Sequence[Seat],
     *,
     fresh: bool,
-    watch: Monitor | None = None,
+    watch: Watcher | None = None,
+    monitors: Sequence[Sequence[Monitor]],
 ) -> list[PolicyNode]:
     """Load the base once and put a node on it for each seat."""
     first = seats[0]
@@ -208,17 +216,30 @@ def _build_members(
     )
     if config.policy.model == "auto":
         remember_model(first.paths.model_choice, model)
-    policies = policies_beside(loaded, seats, model)
+    policies = policies_beside(loaded, seats)
     forward = build_forward(config, loaded, first.paths)
     overlap = choose_overlap(config, loaded, forward.budget)
     cohort, neighbourhood = cohort_of(seats), Neighbourhood()
     if fresh:
-        _put_checkpoints_aside(config, model, first.paths, loaded)
+        _put_checkpoints_aside(seats, model, loaded)
     members: list[PolicyNode] = []
-    for seat, local, own_screen in zip(seats, policies, screen.start_monitors(len(seats)), strict=True):
-        own = [JsonlMonitor(seat.paths.logs / "metrics.jsonl"), own_screen]
-        monitor = Monitors(own if watch is None else [*own, watch])
-        stack.callback(monitor.close)
+    shown_as = Path(model).name if Path(model).is_dir() else model
+    screens = screen.start_watchers(len(seats))
+    for seat, local, own_screen, told in zip(seats, policies, screens, monitors, strict=True):
+        local = replace(
+            local, store=checkpoint_store(seat.config, model, seat.paths, loaded.base, seat.tasks)
+        )
+        about = run_info(
+            seat.config,
+            name=seat.key.name,
+            peer_id=seat.key.peer_id,
+            model=shown_as,
+            folder=seat.paths.logs,
+            run=local.store.folder.name,
+        )
+        own = [MonitorFeed(about, told), own_screen]
+        watcher = Watchers(own if watch is None else [*own, watch])
+        stack.callback(watcher.close)
         tasks_of_others = tasks_for_strangers(stack, seat.tasks)
         learner = build_learner(
             seat.config,
@@ -234,9 +255,12 @@ def _build_members(
         build = partial(
             _build_node,
             learner=learner,
-            monitor=monitor,
+            watcher=watcher,
             local=local,
-            model=Path(model).name if Path(model).is_dir() else model,
+            model=shown_as,
+            keep_completions=CompletionLog(
+                seat.paths.logs / "completions.jsonl", learner.credit, seat.seed
+            ).keep,
             overlap=overlap.on,
             neighbours=[other.key.peer_id for other in seats if other is not seat],
             neighbourhood=neighbourhood,
@@ -251,13 +275,14 @@ def _build_node(
     seat: Seat,
     *,
     learner: Learner,
-    monitor: Monitor,
+    watcher: Watcher,
     local: LocalPolicy,
     model: str,
     overlap: bool,
     neighbours: Sequence[str],
     neighbourhood: Neighbourhood,
     tasks_of_others: Mapping[str, Task],
+    keep_completions: KeepCompletions | None = None,
 ) -> NodeLoop:
     network = None
     if seat.config.exchange.enabled:
@@ -268,23 +293,26 @@ def _build_node(
     return NodeLoop(
         seat.config,
         learner,
-        monitor,
+        watcher,
         peer_id=seat.key.peer_id,
         name=seat.key.name,
         model=model,
+        run=local.store.folder.name,
         seed=seat.seed,
         network=network,
         overlap=overlap,
         policy=seat.number,
         neighbours=neighbours,
+        keep_completions=keep_completions,
     )
 
 
-def _put_checkpoints_aside(config: Config, model: str, paths: Paths, loaded: LocalPolicy) -> None:
-    """Archives the checkpoints of all policies that ever were here: half of them would otherwise be older
-    than the others' start."""
-    for place in paths.policies():
-        if archived := checkpoint_store(config, model, place, loaded.base).archive():
+def _put_checkpoints_aside(seats: Sequence[Seat], model: str, loaded: LocalPolicy) -> None:
+    """Archives this run of all policies that ever were here: half of them would otherwise be older than the
+    others' start."""
+    for number, place in enumerate(seats[0].paths.policies()):
+        seat = seats[number % len(seats)]
+        if archived := checkpoint_store(seat.config, model, place, loaded.base, seat.tasks).archive():
             logger.info("starting over; earlier checkpoints are kept in %s", archived)
 
 
@@ -317,6 +345,7 @@ async def serve(member: PolicyNode, company: Company) -> Summary:
                 await stack.enter_async_context(node)
                 page = StatusServer(lambda: node.status, settings.http, settings.http_port)
                 port = stack.enter_context(page).port
+                node.serves(page.address)
                 _announce(node, port, member.seat, company)
             if company.takes_signals:
                 stop_on_signals(member.request_stop)
@@ -378,6 +407,6 @@ def _announce(node: NodeLoop, http_port: int, seat: Seat, company: Company) -> N
     # Whoever has joined one of several policies finds the others through it.
     if not company.announced and (command := invitation(status)) is not None:
         company.announced = True
-        state = "joining" if config.network.seeds else "started"
-        logger.info("%s swarm %s; another machine joins with:", state, config.swarm.name)
+        state = "joining" if seeds_of(config.network) != Seeds() else "started"
+        logger.info("%s swarm %s; %s joins with:", state, swarm_of(status), joins_from(status))
         logger.info("  %s", command)

@@ -15,7 +15,8 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from swarmnode.node.board import MOST_LOG_BYTES, Monitor, Monitors, PlainMonitor, policy_label
+from swarmnode.node.board import PlainWatcher, Watcher, Watchers, policy_label
+from swarmnode.node.monitors import MOST_LOG_BYTES
 from swarmnode.printable import printable, printable_lines
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ PLAIN_STEPS = 5
 
 
 class Screen:
-    """Sets up logging for the length of a command. `start_monitor` hands the terminal over to the panel."""
+    """Sets up logging for the length of a command. `start_watcher` hands the terminal over to the panel."""
 
     def __init__(
         self, log_file: Path | None = None, *, terminal: bool | None = None, shows: bool = True
@@ -40,17 +41,21 @@ class Screen:
         self._shows = shows
         self._console = Console(stderr=True)
         self._logger = logging.getLogger("swarmnode")
+        self._level = self._logger.level
+        self._least = self._level or logging.INFO
         self._handlers: list[logging.Handler] = []
         self._lines: logging.Handler | None = None
         self._bar: Progress | None = None
 
     def __enter__(self) -> Self:
-        self._logger.setLevel(logging.INFO)
+        # A level that somebody chose for our logger is about stderr; the file has the whole story.
+        self._logger.setLevel(min(self._least, logging.INFO))
         self._logger.propagate = False
         for name in CHATTER:
             logging.getLogger(name).setLevel(logging.ERROR)
         if self._shows:
             self._lines = self._add(logging.StreamHandler(sys.stderr), "%(asctime)s %(policy)s%(message)s")
+            self._lines.setLevel(self._least)
         if self._log_file is not None:
             self._keep_file(self._log_file)
         return self
@@ -64,6 +69,7 @@ class Screen:
             handler.close()
         self._handlers.clear()
         self._logger.propagate = True
+        self._logger.setLevel(self._level)
 
     def _keep_file(self, path: Path) -> None:
         try:
@@ -89,31 +95,31 @@ class Screen:
         if done >= total:
             self._end_bar()
 
-    def start_monitor(self) -> Monitor:
+    def start_watcher(self) -> Watcher:
         """The panel, which takes over the log lines too, or plain lines."""
-        if not self._shows:
-            return Monitors([])
+        if not self._shows or self._least > logging.INFO:
+            return Watchers([])
         if not self._terminal or self._lines is None:
-            return PlainMonitor(sys.stderr)
-        from swarmnode.node.panel import PanelMonitor
+            return PlainWatcher(sys.stderr)
+        from swarmnode.node.panel import PanelWatcher
 
         self._logger.removeHandler(self._lines)
-        panel = PanelMonitor(self._console)
+        panel = PanelWatcher(self._console)
         self._add(panel, "%(message)s")
         return panel
 
-    def start_monitors(self, policies: int) -> Sequence[Monitor]:
+    def start_watchers(self, policies: int) -> Sequence[Watcher]:
         """One for each of several policies: they share the panel, or the stream of lines."""
         if policies == 1:
-            return [self.start_monitor()]
+            return [self.start_watcher()]
         if not self._terminal or self._lines is None:
-            return [PlainMonitor(sys.stderr, f"policy {number}: ") for number in range(policies)]
+            return [PlainWatcher(sys.stderr, f"policy {number}: ") for number in range(policies)]
         from swarmnode.node.policies_panel import PoliciesPanel
 
         self._logger.removeHandler(self._lines)
         panel = PoliciesPanel(self._console)
         self._add(panel, "%(message)s")
-        return [panel.monitor(number) for number in range(policies)]
+        return [panel.watcher(number) for number in range(policies)]
 
     def _end_bar(self) -> None:
         if self._bar is not None:

@@ -1,22 +1,27 @@
 """A bootstrap node: the steady address through which others find their swarm. No model, no tasks, no torch.
 
-cli seed -> [run_seed] -> SeedNode -> host, discovery, and the swarm's rollout topics
+cli seed -> [run_seed] -> SeedNode -> host, discovery, the swarm's rollout topics, bodies of connected authors
 
 It is on every rollout topic because GossipSub forwards only what a node is subscribed to: members that so far
-know nobody but the seed hear each other through it. Headers are counted and forgotten.
+know nobody but the seed hear each other through it. Members behind routers cannot be dialled, but they have
+dialled the seed: it fetches the bodies that others ask for over those connections and hands them on
+(exchange/holding.py), within its limits of memory and upload.
 """
 
 import asyncio
 import logging
+import random
+import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
 from types import TracebackType
 from typing import Self
 
 from swarmnode.config import Config, NetworkConfig
-from swarmnode.errors import NetworkError
 from swarmnode.exchange.limits import ExchangeSettings
-from swarmnode.exchange.planes import BODY_PROTOCOL, HASH_BYTES, HeaderPlane, topic_of
+from swarmnode.exchange.planes import BodyPlane, HeaderPlane, topic_of
+from swarmnode.exchange.record import Door
+from swarmnode.exchange.reputation import Ledger, Reputation
 from swarmnode.identity.keys import load_or_create
 from swarmnode.network.discovery import Discovery
 from swarmnode.network.host import Host, Message
@@ -27,7 +32,7 @@ from swarmnode.node.policies import Seat, check_status_port, choose_port, plain_
 from swarmnode.node.process import IdentityLock, remove_running, stop_on_signals
 from swarmnode.node.run import forget_earlier_runs, leave_note
 from swarmnode.node.screen import Screen
-from swarmnode.node.status import NodeStatus, Sharing, invitation
+from swarmnode.node.status import NodeStatus, Sharing, invitation, joins_from, swarm_of
 from swarmnode.node.workers import supervise
 from swarmnode.storage import Paths
 
@@ -46,12 +51,20 @@ class SeedNode:
 
     def __init__(self, config: Config, host: Host, discovery: Discovery, *, peer_id: str, name: str) -> None:
         shards = range(config.exchange.shards)
-        settings = ExchangeSettings(swarm=config.swarm.name, shards=len(shards), listen_shards=tuple(shards))
+        settings = ExchangeSettings(
+            swarm=config.swarm.name,
+            shards=len(shards),
+            listen_shards=tuple(shards),
+            upload_bytes_per_s=config.exchange.upload_mb_per_s * 1e6,
+        )
         topics = tuple(topic_of(config.swarm.name, shard) for shard in shards)
         self._host = host
         self._discovery = discovery
+        self._settings = settings
         self._headers = HeaderPlane(host, settings, topics, self._hear)
-        self._heard = Sharing()
+        self._ledger = Ledger(Reputation(), time.time, on_ban=self._shut_out)
+        self._bodies = BodyPlane(host, settings, self._ledger, clock=time.time, rng=random.Random())
+        self._door = Door(host, self._banned_for_s, self._bodies.is_connected_to)
         self._stop = asyncio.Event()
         self._stack = AsyncExitStack()
         self._board = StatusBoard(
@@ -74,7 +87,7 @@ class SeedNode:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._host)
             await self._reach_host()
-            await self._board.look_at(self._host)
+            await self._board.look_at(self._host, self._discovery.reach)
             self._stack = stack.pop_all()
         self._board.enter("connecting others")
         return self
@@ -90,6 +103,8 @@ class SeedNode:
             "screen and peers": self._keep_looking,
             "discovery": self._discovery.run,
             "relay": self._relay,
+            "bodies": self._bodies.holder.run,
+            "keep banned peers out": self._door.run,
         }
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(supervise(name, service)) for name, service in services.items()]
@@ -105,28 +120,37 @@ class SeedNode:
 
     async def _reach_host(self) -> bool:
         """Subscribe and serve; False when the host is down. It keeps both through a restart."""
-        try:
-            await self._host.serve(BODY_PROTOCOL, _have_nothing, max_request_bytes=HASH_BYTES)
-        except NetworkError as error:
-            logger.info("not yet relaying: %s", error)
-            return False
-        return await self._headers.subscribe()
+        return await self._bodies.serve() and await self._headers.subscribe()
 
     def _hear(self, message: Message) -> None:
-        heard = self._heard
-        self._heard = Sharing(headers=heard.headers + 1, bytes_in=heard.bytes_in + len(message.data))
+        self._ledger.headers_seen += 1
+        self._ledger.bytes_in += len(message.data)
+        self._bodies.holder.heard(message)
+
+    def _shut_out(self, peer: str) -> None:
+        self._door.bar(peer)
+
+    def _banned_for_s(self, peer: str) -> float:
+        return self._ledger.reputation.banned_for_s(peer, time.time())
+
+    def _sharing(self) -> Sharing:
+        ledger = self._ledger
+        return Sharing(
+            headers=ledger.headers_seen,
+            served=ledger.served,
+            pulled=self._bodies.holder.pulled,
+            bytes_in=ledger.bytes_in,
+            bytes_out=ledger.bytes_out,
+            upload_mb_per_s=self._settings.upload_bytes_per_s / 1e6,
+            dropped=dict(ledger.dropped),
+            banned_peers=len(ledger.reputation.banned_peers()),
+        )
 
     async def _keep_looking(self) -> None:
         while True:
-            await self._board.look_at(self._host)
-            self._board.relayed(self._heard)
+            await self._board.look_at(self._host, self._discovery.reach)
+            self._board.relayed(self._sharing())
             await asyncio.sleep(LOOK_EVERY_S)
-
-
-async def _have_nothing(peer: str, request: bytes) -> bytes:
-    """The answer to whoever asks a seed for a body. Without one the asker would take us for a peer that does
-    not answer, and pause."""
-    return b""
 
 
 def run_seed(config: Config, paths: Paths, tell: Callable[[str], None]) -> None:
@@ -172,7 +196,7 @@ async def _serve(seat: Seat, tell: Callable[[str], None]) -> None:
 
 
 def _announce(status: NodeStatus, tell: Callable[[str], None]) -> None:
-    logger.info("seed of swarm %s; another machine joins with:", status.swarm)
+    logger.info("seed of swarm %s; %s joins with:", swarm_of(status), joins_from(status))
     logger.info("  %s", invitation(status))
     for address in status.network.addresses[:1]:
         tell(address)

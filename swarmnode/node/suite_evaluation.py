@@ -15,7 +15,7 @@ from statistics import stdev
 
 from swarmnode.config import Config
 from swarmnode.errors import ConfigError
-from swarmnode.node.offline import apply_checkpoint, load_checkpoint
+from swarmnode.node.offline import apply_checkpoint, load_checkpoint, of_round
 from swarmnode.node.screen import Screen
 from swarmnode.rollout.engine import Engine, SamplingParams
 from swarmnode.rollout.schedule.group import Renderer
@@ -124,7 +124,7 @@ def evaluate_suites(
     trained = () if checkpoint is None else checkpoint.state.task_specs
     return SuiteEvaluation(
         model=model,
-        policy=None if checkpoint is None else f"checkpoint of round {checkpoint.state.counters.round}",
+        policy=None if checkpoint is None else f"checkpoint {of_round(checkpoint)}",
         sampling=f"sampled at temperature {temperature:g}" if temperature else "greedy",
         samples=samples,
         max_tokens=sampling.max_tokens,

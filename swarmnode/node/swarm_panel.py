@@ -13,12 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from swarmnode.node.panel import LOG_LINES
+from swarmnode.node.panel import LOG_LINES, InPlace
 from swarmnode.node.swarm_story import NodeStory, StoryReader, curves_of
 from swarmnode.printable import printable
 
@@ -33,10 +32,10 @@ class SwarmPanel:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._lines: deque[str] = deque(maxlen=LOG_LINES)
-        self._live: Live | None = None
+        self._screen: InPlace | None = None
 
     def say(self, line: str) -> None:
-        if self._live is None:
+        if self._screen is None:
             self._console.print(Text(printable(line)))
         else:
             self._lines.append(line)
@@ -49,25 +48,25 @@ class SwarmPanel:
 
         def draw() -> None:
             stories = {name: reader.read() for name, reader in readers.items()}
-            live.update(render_swarm(title, stories, tuple(self._lines)), refresh=True)
+            screen.draw(lambda *_size: render_swarm(title, stories, tuple(self._lines)))
 
         def keep_drawing() -> None:
             while not over.wait(REDRAW_S):
                 draw()
 
         self._lines.clear()
-        with Live(console=self._console, auto_refresh=False) as live:
-            self._live = live
-            drawing = threading.Thread(target=keep_drawing, name="swarm-panel", daemon=True)
-            drawing.start()
-            try:
-                yield
-            finally:
-                over.set()
-                drawing.join()
-                self._lines.clear()
-                draw()
-                self._live = None
+        screen = self._screen = InPlace(self._console)
+        drawing = threading.Thread(target=keep_drawing, name="swarm-panel", daemon=True)
+        drawing.start()
+        try:
+            yield
+        finally:
+            over.set()
+            drawing.join()
+            self._lines.clear()
+            draw()
+            screen.close()
+            self._screen = None
 
 
 def render_swarm(title: str, stories: Mapping[str, NodeStory], lines: Sequence[str]) -> RenderableType:

@@ -9,18 +9,17 @@ what whoever writes a task wants to see.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from swarmnode.config import Config
 from swarmnode.node.assemble import LocalPolicy, Progress
-from swarmnode.node.offline import load_checkpoint
+from swarmnode.node.offline import load_checkpoint, of_round
 from swarmnode.rollout.engine import Engine, SamplingParams
 from swarmnode.rollout.schedule.group import Answered, Renderer
 from swarmnode.storage import Paths
-from swarmnode.tasks.task import Task, is_environment, is_held_out, score_completions
-from swarmnode.training.checkpoint_store import has_checkpoints
+from swarmnode.tasks.task import Task, holds_out, is_environment, score_completions
 from swarmnode.training.evaluation import collect, conversation_rules
+from swarmnode.training.runs import is_trained, runs_in
 from swarmnode.types import Completion, FinishReason, Scores, total_reward
 
 
@@ -51,12 +50,12 @@ def open_policy(
 ) -> tuple[LocalPolicy, str]:
     """The policy of the newest (or the best) checkpoint and what to call it; the base model where `base` says
     so, or where nothing was trained yet. Raises CheckpointError, ModelError."""
-    untrained = not best and not has_checkpoints(paths.checkpoints, Path(model).name)
+    untrained = not best and not is_trained(runs_in(paths.checkpoints), model, named=config.node.run)
     local, checkpoint = load_checkpoint(
         config, model, paths, base=base or untrained, best=best, progress=progress
     )
     if checkpoint is not None:
-        return local, f"checkpoint of round {checkpoint.state.counters.round}"
+        return local, f"checkpoint {of_round(checkpoint)}"
     return local, "base model" if base else "base model, for there is no checkpoint in this home"
 
 
@@ -86,7 +85,7 @@ def _judged(task: Task, answered: Answered) -> TriedExample:
         example.key.task,
         example.prompt,
         example.columns,
-        is_held_out(example.prompt),
+        holds_out(task, example),
         tuple(
             TriedAnswer(_shown(task, completion), completion.finish, named, total_reward(named))
             for completion, named in zip(completions, scores, strict=True)

@@ -11,22 +11,34 @@ from swarmnode.errors import NetworkError
 from swarmnode.network.p2pd_control import find_daemon
 from swarmnode.rollout.engine import Engine
 from swarmnode.rollout.vllm.compat import missing_reason
-from tests.contracts.hosts import HostFactory, memory_hosts, p2pd_hosts
+from tests.contracts.hosts import HostFactory, memory_hosts, p2pd_hosts, private_hosts
 
 LORA_RANK = 8
 MAX_LENGTH = 128
 
 
-@pytest.fixture(params=["memory", "p2pd"])
+@pytest.fixture(params=["memory", "p2pd", "private memory", "private p2pd"])
 def new_host(request: pytest.FixtureRequest, tmp_path: Path) -> HostFactory:
     """Makes hosts that can reach each other."""
-    if request.param == "memory":
-        return memory_hosts(tmp_path)
+    if request.param.startswith("private "):
+        return private_hosts(tmp_path, _hosts(request.param.removeprefix("private "), tmp_path))
+    return _hosts(request.param, tmp_path)
+
+
+@pytest.fixture(params=["memory", "p2pd"])
+def new_below(request: pytest.FixtureRequest, tmp_path: Path) -> HostFactory:
+    """Makes hosts that are in no private swarm."""
+    return _hosts(request.param, tmp_path)
+
+
+def _hosts(kind: str, folder: Path) -> HostFactory:
+    if kind == "memory":
+        return memory_hosts(folder)
     try:
         find_daemon()
     except NetworkError as error:
         pytest.skip(str(error))
-    return p2pd_hosts(tmp_path)
+    return p2pd_hosts(folder)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,10 @@ from pathlib import Path
 from swarmnode.identity import keys
 from swarmnode.network.memory import MemoryNetwork
 from swarmnode.network.p2pd import P2pdHost
+from swarmnode.network.private import PrivateHost
+from swarmnode.network.private_swarm import PrivateSwarm
 from swarmnode.network.streams import StreamHost
+from swarmnode.network.swarm_home import SwarmRecord, file_of, founded, save
 
 HostFactory = Callable[[], StreamHost]
 
@@ -29,6 +32,20 @@ def p2pd_hosts(folder: Path) -> HostFactory:
         return P2pdHost(path)
 
     return make
+
+
+def private_hosts(folder: Path, below: HostFactory) -> HostFactory:
+    """Makes hosts of one private swarm on others, each with a home of its own in `folder`."""
+    record = founded("friends", keys.NodeKey.generate(), (), ())
+    homes = (folder / f"home{number}" for number in range(100))
+    return lambda: member(below(), record, next(homes))
+
+
+def member(below: StreamHost, record: SwarmRecord, home: Path, *, prove_s: float = 10.0) -> PrivateHost:
+    """A member whose home has this record."""
+    path = file_of(home, record.name)
+    save(record, path)
+    return PrivateHost(below, PrivateSwarm(path, home / "met.json"), prove_s=prove_s)
 
 
 @asynccontextmanager

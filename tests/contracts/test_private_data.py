@@ -147,4 +147,4 @@ async def test_nothing_of_a_private_one_leaves(path: str, of_the_task: bool) -> 
     meeting = await Meeting(f"{path}?private=true" if of_the_task else path, **private).held()
     assert meeting.collected == []
     assert meeting.wire == Wire()
-    assert meeting.unpublished == {"private": 4}
+    assert meeting.unpublished == {"not_exchanged" if of_the_task else "private": 4}

@@ -14,6 +14,7 @@ from benchmarks.attackers.handle import Attacker
 from swarmnode.errors import NetworkError
 from swarmnode.network.p2pd_control import find_daemon
 from tests.joined_node import JoinedNode
+from tests.warm_start import WarmStart
 
 LOOPBACK = ("--preset", "tiny", "--set", "network.listen=127.0.0.1", "--set", "tasks.eval_examples=8")
 MOST_S = 60.0
@@ -61,14 +62,14 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Pair]:
+def pair(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, warm: WarmStart) -> Iterator[Pair]:
     """Two nodes that train on each other's groups, for one file: they never rest."""
     folder = tmp_path_factory.mktemp("pair")
     options = ("--model", str(tiny_model), *LOOPBACK)
-    nodes = [JoinedNode(folder / "victim", *options, "--seed", "1")]
+    nodes = [JoinedNode(folder / "victim", *options, "--seed", "1", warm=warm)]
     try:
         address = nodes[0].running().addresses[0]
-        nodes.append(JoinedNode(folder / "honest", address, *options, "--seed", "2"))
+        nodes.append(JoinedNode(folder / "honest", address, *options, "--seed", "2", warm=warm))
         both = Pair(*nodes)
         both.go_on()
         yield both
@@ -78,12 +79,13 @@ def pair(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator
 
 
 @pytest.fixture
-def start(tmp_path: Path, tiny_model: Path) -> Iterator[Callable[..., JoinedNode]]:
+def start(tmp_path: Path, tiny_model: Path, warm: WarmStart) -> Iterator[Callable[..., JoinedNode]]:
     """Start nodes for one test; whatever still runs afterwards is ended."""
     nodes: list[JoinedNode] = []
 
     def join(*arguments: str, home: str = "node") -> JoinedNode:
-        node = JoinedNode(tmp_path / home, "--model", str(tiny_model), *LOOPBACK, *arguments)
+        options = ("--model", str(tiny_model), *LOOPBACK, *arguments)
+        node = JoinedNode(tmp_path / home, *options, warm=warm)
         nodes.append(node)
         return node
 

@@ -8,6 +8,7 @@ import pytest
 from benchmarks.attackers.handle import Attacker
 from tests.hostile.conftest import LOOPBACK, Pair
 from tests.joined_node import JoinedNode
+from tests.warm_start import WarmStart
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
@@ -46,12 +47,12 @@ def remembers(node: JoinedNode) -> bool:
 
 @pytest.fixture(scope="module")
 def restarted(
-    tmp_path_factory: pytest.TempPathFactory, tiny_model: Path
+    tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, warm: WarmStart
 ) -> Iterator[tuple[JoinedNode, Attacker]]:
     """A node that banned one author and took groups of another before SIGKILL; and the other author."""
     home = tmp_path_factory.mktemp("restarted") / "node"
     options = ("--model", str(tiny_model), *SAVING)
-    nodes = [JoinedNode(home, *options)]
+    nodes = [JoinedNode(home, *options, warm=warm)]
     try:
         address = nodes[0].running().addresses[0]
         with Attacker("replay_own", [address], seconds=280) as author:
@@ -62,7 +63,7 @@ def restarted(
                 nodes[0].until(lambda: nodes[0].status()["exchange"]["banned_peers"] == 1)
             nodes[0].until(lambda: remembers(nodes[0]))
             nodes[0].vanish()
-            nodes.append(JoinedNode(home, *options))
+            nodes.append(JoinedNode(home, *options, warm=warm))
             assert nodes[1].running().addresses[0] == address
             nodes[1].until_round(1)
             yield nodes[1], author

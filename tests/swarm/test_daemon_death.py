@@ -16,7 +16,7 @@ from swarmnode.network.p2pd import P2pdHost
 from swarmnode.network.p2pd_control import find_daemon
 from swarmnode.network.p2pd_supervisor import PROBE_INTERVAL_S
 
-TOPIC = "/swarmnode/2/test/rollouts/0"
+TOPIC = "/swarmnode/3/test/rollouts/0"
 ECHO = "/swarmnode/test/echo/1"
 BACK_WITHIN_S = 10.0
 

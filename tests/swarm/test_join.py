@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -14,8 +13,10 @@ from typing import Any
 import pytest
 
 from swarmnode.storage import resolve_paths
+from tests.test_readme import task_of_the_readme
 
 Join = Callable[..., Any]
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
 ALONE = ("--set", "exchange.enabled=false")
 
 pytestmark = pytest.mark.slow
@@ -28,11 +29,6 @@ def complaint(node: Any) -> str:
     assert len(lines) == 2, node.story
     assert "Traceback" not in node.story
     return "\n".join(lines)
-
-
-def swarmnode(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "swarmnode", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
 def adapter(node: Any, round: int) -> bytes:
@@ -74,7 +70,9 @@ def test_without_partial_rollouts_a_run_in_two_parts_equals_one_in_one_piece(joi
     assert adapter(parts, 4) == adapter(whole, 4)
 
 
-def test_a_running_node_answers_status_and_a_second_one_is_told_what_to_do(join: Join) -> None:
+def test_a_running_node_answers_status_and_a_second_one_is_told_what_to_do(
+    join: Join, swarmnode: Command
+) -> None:
     node = join()
     node.until_round(1)
     home = str(node.home)
@@ -89,13 +87,13 @@ def test_a_running_node_answers_status_and_a_second_one_is_told_what_to_do(join:
     assert "--home ~/swarmnode-2 /ip4/127.0.0.1/tcp/" in second, "the line can be pasted as it is"
 
 
-def test_status_without_a_node_says_so(tmp_path: Path) -> None:
+def test_status_without_a_node_says_so(tmp_path: Path, swarmnode: Command) -> None:
     done = swarmnode("status", "--home", str(tmp_path))
     assert done.returncode == 1 and "no node is running" in done.stderr
 
 
 def test_eval_and_export_take_up_the_newest_checkpoint_and_starting_fresh_deletes_none(
-    join: Join, quick_model: Path, tmp_path: Path
+    join: Join, quick_model: Path, tmp_path: Path, swarmnode: Command
 ) -> None:
     node = join(*ALONE, "--rounds", "2")
     node.summary()
@@ -128,15 +126,16 @@ def assert_merged_equals_adapter(base: Path, adapter_folder: Path, merged_folder
         torch.testing.assert_close(merged(ids).logits, model(ids).logits, atol=1e-4, rtol=1e-4)
 
 
-def test_the_task_of_the_readme_is_learnt(join: Join, tiny_model: Path, tmp_path: Path) -> None:
-    found = re.search(r"```python\n# last\.py\n(.*?)```", Path("README.md").read_text(), re.DOTALL)
-    if found is None:
-        pytest.skip("the README shows another task")
-    task = tmp_path / "last.py"
-    task.write_text(found[1])
-    node = join(*ALONE, "--rounds", "120", "--seed", "0", "--task", str(task), model=tiny_model)
+def test_the_task_of_the_readme_is_learnt(
+    join: Join, tiny_model: Path, tmp_path: Path, swarmnode: Command
+) -> None:
+    """Every seed learns it well before the rounds that the README asks for (benchmarks/first_task.py)."""
+    name, code = task_of_the_readme()
+    task = tmp_path / name
+    task.write_text(code)
+    node = join(*ALONE, "--rounds", "100", "--seed", "0", "--task", str(task), model=tiny_model)
     summary = node.summary()
-    assert summary["reward_first"] < 0.4
+    assert summary["reward_first"] < 0.1 and summary["advice"] == ""
     assert summary["reward_last"] > 0.5
     same = ("--home", str(node.home), "--model", str(tiny_model), "--preset", "tiny")
     measured = json.loads(swarmnode("eval", *same, "--json").stdout)

@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -55,16 +53,17 @@ def test_policies_learn_from_each_other_go_on_with_one_more_and_start_over_toget
     assert one.story.count("starting over") == 3
 
 
-def test_status_shows_all_policies_and_one_signal_stops_them_with_checkpoints(join: Join) -> None:
+def test_status_shows_all_policies_and_one_signal_stops_them_with_checkpoints(
+    join: Join, swarmnode: Callable[..., Any]
+) -> None:
     node = join(*TWO)
     node.until_round(2)
-    command = [sys.executable, "-m", "swarmnode", "status", "--home", str(node.home)]
-    asked = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True, timeout=60)
-    policies = json.loads(asked.stdout)["policies"]
+    command = ("status", "--home", str(node.home))
+    policies = json.loads(swarmnode(*command, "--json").stdout)["policies"]
     assert len({policy["peer_id"] for policy in policies}) == 2
     assert {policy["pid"] for policy in policies} == {node.process.pid}
     assert [(policy["policy"], policy["policies"]) for policy in policies] == [(0, 2), (1, 2)]
-    page = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    page = swarmnode(*command).stdout
     assert all(policy["name"] in page for policy in policies)
 
     node.kill(signal.SIGTERM)

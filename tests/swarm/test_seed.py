@@ -1,9 +1,11 @@
 """A seed as a process of its own: nodes that know only its address meet through it, over real libp2p."""
 
+import json
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from importlib import util
 from pathlib import Path
@@ -38,8 +40,9 @@ def seed(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str], 
     """Start seeds in processes that cannot import torch; each comes with the address that it printed."""
     seeds: list[subprocess.Popen[str]] = []
 
-    def start(port: int) -> tuple[subprocess.Popen[str], str]:
-        options = ("--home", str(tmp_path / "seed"), "--port", str(port), "--set", "network.listen=127.0.0.1")
+    def start(port: int, *more: str, home: str = "seed") -> tuple[subprocess.Popen[str], str]:
+        place = ("--home", str(tmp_path / home), "--port", str(port))
+        options = (*more, *place, "--set", "network.listen=127.0.0.1")
         with (tmp_path / "seed.txt").open("a") as story:
             process = subprocess.Popen(
                 [sys.executable, "-c", WITHOUT_TORCH, "seed", *options],
@@ -79,6 +82,37 @@ def test_two_nodes_that_know_only_the_seed_train_on_each_others_groups(
     for node in nodes:
         node.kill(signal.SIGTERM)
         node.summary()
+
+
+def test_a_private_swarm_is_founded_joined_by_an_invitation_and_closed_to_who_has_only_the_address(
+    seed: Callable[..., tuple[subprocess.Popen[str], str]], tmp_path: Path
+) -> None:
+    def command(*arguments: str, home: str) -> str:
+        run = [sys.executable, "-m", "swarmnode", *arguments, "--home", str(tmp_path / home)]
+        return subprocess.run(run, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+
+    def network(home: str) -> dict[str, Any]:
+        return json.loads(command("status", "--json", home=home))["network"]
+
+    command("swarm", "create", "friends", "--private", home="seed")
+    founder, address = seed(free_port(), "--swarm", "friends")
+    invitation = command("swarm", "invite", home="seed")
+    friend, _ = seed(free_port(), invitation, home="friend")
+    stranger, _ = seed(free_port(), address, "--swarm", "friends", home="stranger")
+    for _ in range(60):
+        if network("friend")["peers"] == network("seed")["peers"] == 1 and network("stranger")["peers"] == 0:
+            break
+        time.sleep(0.5)
+    else:
+        raise AssertionError((tmp_path / "seed.txt").read_text())
+    assert [network(home)["private"] for home in ("seed", "friend", "stranger")] == [True, True, False]
+    listed = command("swarm", "members", home="seed")
+    for home in ("friend", "stranger"):
+        peer_id = json.loads(command("identity", "show", "--json", home=home))["peer_id"]
+        assert (peer_id in listed) == (home == "friend")
+    assert invitation[20:60] not in (tmp_path / "seed.txt").read_text()
+    for process in (stranger, friend, founder):
+        end(process)
 
 
 def test_a_seed_that_comes_back_has_the_address_it_had(

@@ -1,19 +1,23 @@
 """swarmnode as a library: what a script of five lines can do, and what it is told where it cannot."""
 
 import asyncio
+import json
+import logging
 import subprocess
 import sys
 import threading
 import traceback
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import swarmnode as sn
-from swarmnode.errors import CheckpointError, ConfigError, TaskError
+from swarmnode.errors import CheckpointError, ConfigError, ModelError, TaskError
 from swarmnode.node.status import NodeStatus
+from tests.monitored import Remembers
 
 SMALL = {
     "exchange.enabled": False,
@@ -67,6 +71,87 @@ def test_the_same_node_goes_on_where_it_was_and_fresh_starts_over(options: dict[
     assert sn.run(letters, rounds=1, fresh=True, **options).rounds == 1
 
 
+def test_the_same_seed_in_another_home_gives_the_same_numbers(quick_model: Path, tmp_path: Path) -> None:
+    """As docs/library.md has it."""
+    same = {**SMALL, "node.seed": 0, "rollout.mode": "sync", "rollout.overlap": "off"}
+    seen: list[list[tuple[object, ...]]] = [[], []]
+    for home, numbers in enumerate(seen):
+
+        def note(said: NodeStatus, numbers: list[tuple[object, ...]] = numbers) -> None:
+            numbers.append((said.reward.own, said.training.loss, said.training.grad_norm))
+
+        sn.run(
+            letters,
+            length,
+            rounds=3,
+            on_round=note,
+            model=quick_model,
+            home=tmp_path / str(home),
+            settings=same,
+        )
+    assert seen[0] == seen[1] and len(set(seen[0])) == 3
+
+
+def short(completions: list[str], **columns: object) -> list[float]:
+    return [float(len(text) < 4) for text in completions]
+
+
+def test_a_script_is_followed_by_monitors_and_its_rewards_are_measured_one_by_one(
+    options: dict[str, Any],
+) -> None:
+    told, broken = Remembers(), Remembers()
+    broken.broken = True
+    weighed = {**options, "settings": {**SMALL, "tasks.reward_weights": [1, 0.5]}}
+    done = sn.run(letters, [length, short], rounds=2, monitors=[told, broken], **weighed)
+    assert done.rounds == 2, "a monitor that fails stops nothing"
+    assert [number for event, number in told.rounds if event == "round"] == [1, 2]
+    assert told.runs[0].settings["tasks.reward_weights"] == [1.0, 0.5]
+    assert told.summaries == [done]
+    last = [values for (event, _), values in zip(told.rounds, told.values, strict=True) if event == "round"][
+        -1
+    ]
+    whole = last["reward.parts.length"] + 0.5 * last["reward.parts.short"]
+    assert last["reward.own"] == pytest.approx(whole)
+    assert last["reward.parts_std.length"] >= 0 and last["training.learning_rate"] == 1e-4
+
+    logs = options["home"] / "state" / "logs"
+    lines = [json.loads(line) for line in (logs / "metrics.jsonl").read_text().splitlines()]
+    assert [line["progress.round"] for line in lines if line["event"] == "round"] == [1, 2]
+    kept = [json.loads(line) for line in (logs / "completions.jsonl").read_text().splitlines()]
+    assert {one["round"] for one in kept} == {1, 2} and {one["author"] for one in kept} == {"own"}
+    for one in kept:
+        assert one["reward"] == one["rewards"]["length"] + 0.5 * one["rewards"]["short*0.5"]
+        assert one["prompt"].startswith("letter ")
+
+
+def test_a_falling_learning_rate_goes_on_where_it_was_after_a_restart(options: dict[str, Any]) -> None:
+    seen: list[tuple[int, float | None]] = []
+
+    def rate(status: NodeStatus) -> None:
+        before = status.progress.policy_version - (status.training.optimizer_steps > 0)
+        seen.append((before, status.training.learning_rate))
+
+    falling = {
+        **SMALL,
+        "training.schedule": "linear",
+        "training.learning_rate": 1e-3,
+        "training.inner_epochs": 2,
+    }
+    node = sn.Node(letters, length, rounds=4, on_round=lambda said: (rate(said), node.stop()),
+                   **{**options, "settings": falling})  # fmt: skip
+    assert node.run().rounds < 4
+    sn.run(letters, length, rounds=4, on_round=rate, **{**options, "settings": falling})
+    assert len(seen) == 4 and seen[0] == (0, 1e-3)
+    assert [found for _, found in seen] == pytest.approx([1e-3 * (4 - done) / 4 for done, _ in seen])
+
+
+def test_what_is_no_monitor_is_refused_before_the_run() -> None:
+    with pytest.raises(ConfigError, match="is no monitor"):
+        sn.Node("rev", monitors=[object()])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="no such monitor"):
+        sn.Node("rev", monitors=["wandbb"])
+
+
 def test_a_callback_may_stop_the_run_and_what_it_raises_ends_it(options: dict[str, Any]) -> None:
     node = sn.Node(letters, rounds=50, on_round=lambda said: node.stop(), **options)
     done = node.run()
@@ -108,6 +193,21 @@ async def test_who_no_longer_waits_for_a_node_has_it_stopped_in_order(options: d
     assert node.status is not None and node.status.checkpoint.round == node.status.progress.round
 
 
+def test_the_level_of_the_logger_says_what_a_script_shows_and_the_file_has_it_all(
+    options: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours = logging.getLogger("swarmnode")
+    ours.setLevel(logging.WARNING)
+    try:
+        sn.run(letters, rounds=1, **options)
+        assert ours.level == logging.WARNING and capsys.readouterr().err == ""
+    finally:
+        ours.setLevel(logging.NOTSET)
+    assert "rollout engine" in next(options["home"].rglob("node.log")).read_text()
+    sn.run(letters, rounds=2, **options)
+    assert ours.level == logging.NOTSET and "rollout engine" in capsys.readouterr().err
+
+
 def test_a_task_with_a_name_may_have_another_judge(options: dict[str, Any]) -> None:
     seen: list[float | None] = []
     sn.run("rev", length, rounds=1, on_round=lambda said: seen.append(said.reward.own), **options)
@@ -141,6 +241,51 @@ def test_what_cannot_be_is_refused_before_anything_runs(options: dict[str, Any])
         sn.evaluate(letters, **options)
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("roundz", "'rounds'"),
+        ("learning_rate", "settings="),
+        ("num_generations", "'rollout.group_size'"),
+        ("train_dataset", "task="),
+        ("reward_funcs", "reward="),
+        ("peft_config", "policy.lora_rank"),
+        ("output_dir", "home="),
+    ],
+)
+def test_an_argument_that_a_node_does_not_take_is_answered_with_the_one_that_is_meant(
+    given: str, meant: str
+) -> None:
+    for made in (sn.Node, sn.run):
+        with pytest.raises(ConfigError, match=f"a node takes no '{given}'") as caught:
+            made(letters, **{given: 3})
+        assert meant in caught.value.hint
+
+
+def test_run_has_the_parameters_of_a_node() -> None:
+    assert signature(sn.run).parameters == signature(sn.Node).parameters
+    assert "rounds" in signature(sn.run).parameters
+
+
+@pytest.mark.parametrize("reward", [None, 3, [3]])
+def test_what_judges_nothing_is_no_reward(reward: Any) -> None:
+    with pytest.raises(TaskError, match="is no reward"):
+        sn.Node(letters, reward)
+
+
+def test_a_policy_is_asked_with_messages_as_with_a_text(options: dict[str, Any]) -> None:
+    policy = sn.load_policy(base=True, **options)
+    asked = [{"role": "user", "content": "letter 3="}]
+    told = policy.generate("letter 3=", temperature=0)
+    assert policy.generate(asked, temperature=0) == told
+    assert policy.generate([asked, "letter 3="], temperature=0) == [told, told]
+    with pytest.raises(TaskError, match="does not end with a message of the user"):
+        policy.generate([{"role": "assistant", "content": "letter 3="}])
+    with pytest.raises(ModelError, match="100000 tokens of an answer is too long") as caught:
+        policy.generate("letter 3=", max_tokens=100_000)
+    assert "max_tokens" in caught.value.hint
+
+
 def test_what_was_trained_on_a_scripts_task_is_not_measured_on_others_by_mistake(
     options: dict[str, Any],
 ) -> None:
@@ -150,9 +295,82 @@ def test_what_was_trained_on_a_scripts_task_is_not_measured_on_others_by_mistake
 
 
 def test_the_names_are_few_documented_and_loaded_when_they_are_used() -> None:
+    assert issubclass(sn.errors.ConfigError, sn.errors.SwarmnodeError)
     assert all(getattr(sn, name).__doc__ for name in sn.__all__) and set(sn.__all__) <= set(dir(sn))
     with pytest.raises(AttributeError, match="no attribute 'Nod'"):
         _ = sn.Nod  # type: ignore[attr-defined]
     probe = "import swarmnode, sys; print([name for name in sys.modules if 'swarmnode.' in name])"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_rows_are_measured_whole_while_a_node_trains_and_after(options: dict[str, Any]) -> None:
+    asked: list[str] = []
+
+    def same(prompts: list[str], completions: list[str], **columns: object) -> list[float]:
+        asked.extend(prompts)
+        return [float(len(text)) for text in completions]
+
+    rows = [{"question": f"{number} + 1 =", "answer": number + 1} for number in range(40)]
+    tests = [{"question": f"{number} + 2 =", "answer": number + 2} for number in range(9)]
+    done = sn.run(iter(rows), same, rounds=1, eval_dataset=tests, **options)
+    assert done.evaluated_round == 1
+    assert {row["question"] for row in tests} <= set(asked)
+    asked.clear()
+    measured = sn.evaluate(tests, same, **options)
+    assert measured.examples == 9 and sorted(asked) == sorted(str(row["question"]) for row in tests)
+    assert sn.evaluate({"train": rows, "test": tests}, same, **options).examples == 9
+
+
+def test_a_data_set_in_a_file_is_measured_on_another(options: dict[str, Any], tmp_path: Path) -> None:
+    for name, count in (("train", 40), ("test", 9)):
+        rows = (f'{{"question": "{name} {number}+1=", "answer": {number + 1}}}\n' for number in range(count))
+        (tmp_path / f"{name}.jsonl").write_text("".join(rows))
+    given = {**options, "settings": {**SMALL, "tasks.evaluation": str(tmp_path / "test.jsonl")}}
+    assert sn.run(tmp_path / "train.jsonl", rounds=1, **given).evaluated_round == 1
+    # The checkpoint knows both files.
+    assert sn.evaluate(**options).examples == 9
+    with pytest.raises(TaskError, match=r"train.*is a task already.*tasks\.evaluation"):
+        sn.Node(tmp_path / "train.jsonl", eval_dataset=["?"], **options)
+
+
+def test_a_model_that_is_loaded_is_trained_as_the_folder_of_its_weights_is(
+    options: dict[str, Any], quick_model: Path
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(quick_model)
+    loaded = AutoModelForCausalLM.from_pretrained(quick_model)
+    given = {**options, "model": loaded}
+    sn.run(letters, length, rounds=1, **given)
+    policy = sn.load_policy(**given)
+    assert policy.round == 1 and policy.generate("letter 3=") == sn.load_policy(**given).generate("letter 3=")
+    # The same weights are the same folder, others are another, with checkpoints of their own.
+    again = sn.Node(letters, length, processing_class=tokenizer, **given)
+    assert [again.config.policy.model] == [str(one) for one in again.home.parent.glob("cache/models/*")]
+    loaded.get_input_embeddings().weight.data.mul_(1.5)
+    with pytest.raises(CheckpointError):
+        sn.load_policy(**given)
+
+
+def test_what_is_no_model_of_its_own_is_refused_with_the_way_out(
+    options: dict[str, Any], quick_model: Path
+) -> None:
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModel, AutoModelForCausalLM
+
+    def refused(model: Any, **more: Any) -> str:
+        with pytest.raises((ModelError, ConfigError)) as caught:
+            sn.Node(letters, **{**options, "model": model}, **more)
+        return str(caught.value)
+
+    assert "Linear is no model" in refused(torch.nn.Linear(2, 2))
+    assert "does not generate" in refused(AutoModel.from_pretrained(quick_model))
+    nameless = AutoModelForCausalLM.from_pretrained(quick_model)
+    nameless.config.name_or_path = ""
+    assert "pass tokenizer=" in refused(nameless)
+    assert "no tokenizer" in refused(nameless, tokenizer=3)
+    assert "comes with a loaded model" in refused(quick_model, tokenizer=3)
+    adapted = get_peft_model(nameless, LoraConfig(target_modules=["q_proj"]))
+    assert "is no model" in refused(adapted) and "adapter" in refused(nameless)

@@ -1,11 +1,16 @@
+import re
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+from typer.testing import CliRunner
 
+from swarmnode.cli.app import app
 from swarmnode.config import KEYS, Config, explain_setting
 from swarmnode.config_layers import load_config, presets
 from swarmnode.errors import ConfigError
+from swarmnode.other_names import NAMES_OF_TRL
+from swarmnode.settings_page import reference_page
 from swarmnode.storage import builtin_folder
 
 
@@ -46,13 +51,40 @@ def test_each_layer_overrides_the_one_before_and_is_remembered(tmp_path: Path) -
         ("rollout.group=3", "rollout.groups"),
         ("trainig.learning_rate=3", "training.learning_rate"),
         ("learning_rate=3", "training.learning_rate"),
+        ("tasks.name=rev", "tasks.names"),
+        ("network.seed=3", "network.seeds"),
+        ("training.max_tokens=3", "rollout.max_tokens"),
     ],
 )
 def test_an_unknown_key_names_the_closest_one(assignment: str, closest: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(environ={}, assignments=[assignment])
     assert "unknown setting" in caught.value.message
-    assert closest in caught.value.hint
+    assert repr(closest) in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["", "training.", "rollout."])
+def test_a_name_that_trl_has_is_answered_with_ours(name: str) -> None:
+    for theirs, (ours, _) in NAMES_OF_TRL.items():
+        assert ours in KEYS
+        if f"{name}{theirs}" not in KEYS:
+            with pytest.raises(ConfigError) as caught:
+                load_config(environ={}, assignments=[f"{name}{theirs}=1"])
+            assert repr(ours) in caught.value.hint, theirs
+
+
+def test_a_section_of_a_script_may_be_a_dictionary() -> None:
+    given = {"training": {"learning_rate": 0.5, "loss": "grpo"}, "node.seed": 3}
+    config = load_config(environ={}, flags=given, flags_from="the script").config
+    assert (config.training.learning_rate, config.training.loss, config.node.seed) == (0.5, "grpo", 3)
+    with pytest.raises(ConfigError, match=r"unknown setting 'training\.lr' \(the script\)"):
+        load_config(environ={}, flags={"training": {"lr": 0.5}}, flags_from="the script")
+
+
+def test_the_page_of_settings_is_what_the_code_says() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
+    assert page == reference_page(), "make it again: swarmnode config reference > docs/settings.md"
+    assert all(f"`{key}`" in page for key in KEYS)
 
 
 def test_an_unknown_key_far_from_all_points_to_the_list() -> None:
@@ -127,3 +159,20 @@ def test_values_that_make_no_sense_are_refused_at_once(assignment: str) -> None:
 def test_a_variable_without_two_underscores_is_told_how_to_write_it() -> None:
     with pytest.raises(ConfigError, match="SECTION__KEY"):
         load_config(environ={"SWARMNODE_ROLLOUT_GROUPS": "3"})
+
+
+def test_what_a_wrong_value_is_told_to_type_explains_every_setting() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(environ={"SWARMNODE_ROLLOUT__GROUPS": "many"})
+    (command,) = re.findall("`swarmnode (.*?)`", caught.value.hint)
+    shown = CliRunner().invoke(app, command.split()).output.splitlines()
+    assert [line.split()[0] for line in shown] == list(KEYS)
+    assert [key for key, line in zip(KEYS, shown, strict=True) if explain_setting(key) not in line] == []
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_learning_rate_that_falls_needs_to_know_until_when(schedule: str) -> None:
+    with pytest.raises(ConfigError, match=f"training.schedule = {schedule} needs node.rounds"):
+        load_config(environ={}, assignments=[f"training.schedule={schedule}"])
+    loaded = load_config(environ={}, assignments=[f"training.schedule={schedule}", "node.rounds=10"])
+    assert loaded.config.training.schedule == schedule

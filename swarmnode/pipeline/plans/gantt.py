@@ -11,6 +11,7 @@ from itertools import count
 from rich.cells import set_cell_size
 
 from swarmnode.errors import ConfigError
+from swarmnode.installing import how_to_install
 from swarmnode.pipeline.plans.instance import Instance
 from swarmnode.pipeline.plans.plan import Plan
 from swarmnode.pipeline.plans.report import by_stage
@@ -90,7 +91,7 @@ def png_chart(plan: Plan, timeline: Timeline) -> bytes:
     try:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError as error:
-        hint = "pip install 'swarmnode[plot]', or take --gantt text"
+        hint = f"{how_to_install('plot')}, or take --gantt text"
         raise ConfigError("Pillow is not installed, which draws the PNG", hint=hint) from error
     order = by_stage(plan.instance)
     font = ImageFont.load_default()

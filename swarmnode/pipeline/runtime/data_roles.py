@@ -87,7 +87,7 @@ class RolloutRole:
         self._node = node = NodeLoop(
             config,
             learner,
-            data_node.monitor,
+            data_node.watcher,
             peer_id=data_node.peer_id,
             name=data_node.parts.key.name,
             model=data_node.parts.whole.name,

@@ -140,7 +140,7 @@ class PipelineLearner(RolloutLearner):
         waiting = self._waiting(counters, exchange)
         try:
             whole = self._link.whole_state()
-            measured = self._measure(), self._task_specs()
+            measured = self._measure(), self._task_specs(), self._versions()
             state = state_of(*self._base, whole.iteration, counters, self._seed, *measured)
             tensors = {**whole.adapter, **whole.optimizer}
             snapshot = whole_snapshot(tensors, state, self._config.policy, waiting=waiting)

@@ -20,7 +20,7 @@ from typing import Self
 
 import msgspec
 
-from swarmnode.node.board import Monitor, StatusBoard
+from swarmnode.node.board import StatusBoard, Watcher
 from swarmnode.node.status import NodeStatus, Phase, PipelineStatus, Summary, summarise
 from swarmnode.node.workers import supervise
 from swarmnode.pipeline.execution.assignment import IterationReport
@@ -52,12 +52,12 @@ class PipelineNode:
     """`async with PipelineNode(...) as node: summary = await node.run()`."""
 
     def __init__(
-        self, parts: PipelineParts, monitor: Monitor, data_role: Callable[[DataNode], DataRole]
+        self, parts: PipelineParts, watcher: Watcher, data_role: Callable[[DataNode], DataRole]
     ) -> None:
         """`data_role` makes what is done on stage 0, whenever we come to hold it."""
         config = parts.config
         self.parts = parts
-        self._monitor = monitor
+        self._watcher = watcher
         self._data_role = data_role
         self._role: DataRole | None = None
         self._stopping = asyncio.Event()
@@ -93,8 +93,8 @@ class PipelineNode:
         return self.supervisor.membership
 
     @property
-    def monitor(self) -> Monitor:
-        return self._monitor
+    def watcher(self) -> Watcher:
+        return self._watcher
 
     @property
     def pipeline_status(self) -> PipelineStatus:
@@ -119,7 +119,7 @@ class PipelineNode:
         self._board.enter("training", f"iteration {self.member.iteration}")
         self._board.counted(self._view.counters, self.member.iteration)
         self._board.learned(report)
-        self._monitor.round_done(self.status)
+        self._watcher.round_done(self.status)
 
     async def __aenter__(self) -> Self:
         parts, enter = self.parts, self._stack.enter_async_context
@@ -172,7 +172,7 @@ class PipelineNode:
                 task.cancel()
         await self.assigned_stage.leave(hand_over=not self.done)
         self._board.enter("stopped", reason)
-        self._monitor.tick(self.status)
+        self._watcher.tick(self.status)
         if self._role is None:
             self._view.counters.round = self.member.iteration
         told = self._role.summary if self._role is not None else None
@@ -248,7 +248,7 @@ class PipelineNode:
             member=self.member,
             assigned_stage=self.assigned_stage,
             decode=self.decode,
-            monitor=self._monitor,
+            watcher=self._watcher,
             # Of the membership of the moment: after a rejoin there is another.
             lost=lambda peer_id, why: self.membership.lost(peer_id, why),
             pipeline_status=lambda: self.pipeline_status,
@@ -296,7 +296,7 @@ class PipelineNode:
     async def _keep_looking(self) -> None:
         while True:
             await self._look()
-            self._monitor.tick(self.status)
+            self._watcher.tick(self.status)
             await asyncio.sleep(TICK_S)
 
     def _tell_of_the_dead(self) -> None:
@@ -310,7 +310,7 @@ class PipelineNode:
     async def _look(self) -> None:
         self._tell_of_the_dead()
         self._outcomes.keep(self.membership.claims())
-        await self._board.look_at(self.parts.host)
+        await self._board.look_at(self.parts.host, self.parts.discovery.reach)
         idle = self.parts.idle
         if idle is not None and idle.exchange_stats is not None:
             self._board.shared(idle.exchange_stats, {})

@@ -11,7 +11,7 @@ from swarmnode.config import Config
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.discovery import Discovery
 from swarmnode.network.streams import StreamHost
-from swarmnode.node.board import Monitor
+from swarmnode.node.board import Watcher
 from swarmnode.node.status import NodeStatus, PipelineStatus, Summary
 from swarmnode.pipeline.execution.assignment import MemberSettings
 from swarmnode.pipeline.execution.member import PipelineMember
@@ -60,7 +60,7 @@ class DataNode:
     member: PipelineMember
     assigned_stage: AssignedStage
     decode: DecodeNode
-    monitor: Monitor
+    watcher: Watcher
     lost: Callable[[str, str], None]
     """Told the peer id of a member that does not answer, and why we think so."""
     pipeline_status: Callable[[], PipelineStatus]

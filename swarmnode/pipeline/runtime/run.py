@@ -15,6 +15,7 @@ from swarmnode.errors import CheckpointError, ModelError
 from swarmnode.memory_plan import size_text
 from swarmnode.model.base_model import find_device, find_dtype
 from swarmnode.model.tiny import build_tiny
+from swarmnode.network.swarm_home import record_of
 from swarmnode.node.assemble import (
     build_discovery,
     build_host,
@@ -23,8 +24,9 @@ from swarmnode.node.assemble import (
     start_tasks,
     tasks_for_strangers,
 )
-from swarmnode.node.board import JsonlMonitor, Monitor, Monitors
+from swarmnode.node.board import Watcher, Watchers
 from swarmnode.node.http import StatusServer
+from swarmnode.node.monitors import MonitorFeed, make_monitors, run_info
 from swarmnode.node.policies import Ending, Seat, check_status_port, choose_port, ending, plain_error
 from swarmnode.node.process import remove_running, stop_on_signals
 from swarmnode.node.run import leave_note, take_identity
@@ -42,6 +44,7 @@ from swarmnode.pipeline.runtime.parts import DataNode, DataRole, PipelineParts
 from swarmnode.pipeline.runtime.settings import (
     batch_tokens,
     check,
+    check_closed,
     holds_data,
     membership_settings,
     plan_settings,
@@ -65,6 +68,7 @@ KEPT_STEPS = 3
 def run_pipeline(config: Config, model: str, paths: Paths, *, fresh: bool) -> Ending:
     """Run until done or stopped (SIGINT, SIGTERM); the summary as JSON is the last line to print."""
     check(config)
+    check_closed(config, private=record_of(paths.swarms, config.swarm.name) is not None)
     with ExitStack() as stack:
         screen = stack.enter_context(Screen(paths.logs / "node.log"))
         key = take_identity(stack, paths)
@@ -76,17 +80,19 @@ def run_pipeline(config: Config, model: str, paths: Paths, *, fresh: bool) -> En
         memory = memory_for_stage(config.pipeline.memory_gb, find_device(config.policy.device))
         idle = _idle_rollouts(seat, stack, screen) if config.pipeline.idle_model else None
         logger.info("%s is %s, peer id %s", "this node", key.name, key.peer_id)
-        monitor = Monitors([JsonlMonitor(paths.logs / "metrics.jsonl"), screen.start_monitor()])
-        stack.callback(monitor.close)
+        about = run_info(config, name=key.name, peer_id=key.peer_id, model=model, folder=paths.logs)
+        feed = MonitorFeed(about, make_monitors(config.node.monitors))
+        watcher = Watchers([feed, screen.start_watcher()])
+        stack.callback(watcher.close)
         parts = _parts(seat, whole, memory, idle, fresh=fresh)
         role = _data_role(seat, whole, tasks_for_strangers(stack, tasks))
-        return ending([seat], asyncio.run(_outcomes(parts, seat, monitor, role)))
+        return ending([seat], asyncio.run(_outcomes(parts, seat, watcher, role)))
 
 
 async def _outcomes(
-    parts: PipelineParts, seat: Seat, monitor: Monitor, role: Callable[[DataNode], DataRole]
+    parts: PipelineParts, seat: Seat, watcher: Watcher, role: Callable[[DataNode], DataRole]
 ) -> list[Summary | BaseException]:
-    return [await _serve(PipelineNode(parts, monitor, role), seat)]
+    return [await _serve(PipelineNode(parts, watcher, role), seat)]
 
 
 async def _serve(node: PipelineNode, seat: Seat) -> Summary:

@@ -4,6 +4,7 @@ Config -> [check, plan_settings, membership_settings] -> run.py
 """
 
 import logging
+from ipaddress import IPv4Address
 from pathlib import Path
 
 from swarmnode.config import Config
@@ -35,6 +36,10 @@ def check(config: Config) -> None:
         "rollout.overlap": rollout.overlap == "on",
         "training.kl_coef": training.kl_coef > 0,
         "training.lora": training.lora == "peft",
+        "training.schedule": training.schedule != "constant",
+        "training.warmup_rounds": training.warmup_rounds > 0,
+        "training.weight_decay": training.weight_decay > 0,
+        "training.inner_epochs": training.inner_epochs > 1,
         "training.micro_batch_tokens": training.micro_batch_tokens is not None,
     }
     for key, used in unusable.items():
@@ -49,6 +54,23 @@ def check(config: Config) -> None:
             hint=f"at most {MAX_BACK}",
         )
     check_idle(config)
+
+
+ANYONE = "anyone"
+"""Of pipeline.members: the pipeline is open to the whole swarm."""
+
+
+def check_closed(config: Config, *, private: bool) -> None:
+    """Raises ConfigError for a pipeline that whoever names the swarm could become a member of: members
+    believe each other. `private`: only invited nodes are in the swarm."""
+    local = IPv4Address(config.network.listen).is_loopback
+    if private or local or config.pipeline.members:
+        return
+    raise ConfigError(
+        f"swarm {config.swarm.name} is public, and a pipeline believes its members",
+        hint="invite them: swarmnode swarm create NAME --private; or name them in pipeline.members, or let"
+        f" everybody in with --set pipeline.members={ANYONE}",
+    )
 
 
 def check_idle(config: Config) -> None:
@@ -115,7 +137,7 @@ def membership_settings(config: Config) -> MembershipSettings:
     return MembershipSettings(
         swarm=config.swarm.name,
         name=pipeline.name,
-        allowed=frozenset(pipeline.members) if pipeline.members else None,
+        allowed=None if not pipeline.members or ANYONE in pipeline.members else frozenset(pipeline.members),
         at_least=pipeline.wait_for_members,
     )
 

@@ -9,6 +9,7 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 from swarmnode.config import PolicyConfig
 from swarmnode.errors import ModelError
 from swarmnode.hardware import cpu_has_bf16
+from swarmnode.installing import how_to_install
 from swarmnode.model import nf4
 from swarmnode.model.base_model import (
     LoadedModel,
@@ -29,7 +30,7 @@ def test_four_bits_without_bitsandbytes_are_refused_with_a_way_out(
     with pytest.raises(ModelError) as caught:
         load_base_model(str(quick_model), PolicyConfig(quantization="nf4", device="cpu"))
     assert caught.value.message == "policy.quantization = nf4 cannot be had: bitsandbytes is not installed"
-    assert "swarmnode[quant]" in caught.value.hint
+    assert how_to_install("quant") in caught.value.hint
 
 
 def test_four_bits_are_refused_where_bitsandbytes_does_not_train() -> None:

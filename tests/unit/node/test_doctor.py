@@ -1,5 +1,6 @@
 """What doctor and join say of memory before anything is loaded."""
 
+import os
 import socket
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from swarmnode import hardware
 from swarmnode.config import Config
 from swarmnode.config_layers import load_config
 from swarmnode.hardware import GIB, Card, Gpu, Machine, TorchCuda
+from swarmnode.network.reachability import Reach
 from swarmnode.node import doctor as doctor_module
 from swarmnode.node import memory as memory_module
 from swarmnode.node.doctor import (
@@ -18,9 +20,13 @@ from swarmnode.node.doctor import (
     memory_findings,
     model_findings,
     policy_findings,
+    reach_findings,
     sandbox_finding,
 )
+from swarmnode.node.http import StatusServer
 from swarmnode.node.memory import VLLM_SHARE, plan_for
+from swarmnode.node.process import RunningNode, write_running
+from swarmnode.node.status import Network, NodeStatus, Phase
 from swarmnode.rollout.vllm import compat as vllm_compat
 from swarmnode.rollout.vllm.engine import GPU_MEMORY_SHARE
 from swarmnode.storage import resolve_paths
@@ -177,3 +183,28 @@ def test_tasks_and_ports_of_every_policy_are_looked_at(tmp_path: Path) -> None:
 def test_settings_that_join_refuses_are_a_problem(tmp_path: Path) -> None:
     found = list(policy_findings(settings("tasks.mixes=['rev', 'gcd']"), resolve_paths(tmp_path)))
     assert [(one.subject, one.verdict) for one in found] == [("policies", "problem")]
+
+
+def test_the_node_that_runs_here_is_asked_who_reaches_it(tmp_path: Path) -> None:
+    paths = resolve_paths(tmp_path)
+    (unknown,) = reach_findings(paths)
+    assert "once a node runs here" in unknown.text
+    reach = Reach("nobody", "nobody can reach you", ("forward a port", "join a seed"))
+    status = NodeStatus(
+        peer_id="p",
+        name="otter",
+        swarm="commons",
+        model="tiny",
+        version="1",
+        pid=os.getpid(),
+        started_at=0.0,
+        phase=Phase("generating", 0.0),
+        network=Network(reach=reach),
+    )
+    with StatusServer(lambda: status, "127.0.0.1", 0) as page:
+        write_running(paths.running, RunningNode(os.getpid(), "p", "127.0.0.1", page.port, ()))
+        (found,) = reach_findings(paths)
+    assert (found.verdict, found.text) == ("note", "nobody can reach you")
+    assert found.advice == "forward a port; or join a seed"
+    (gone,) = reach_findings(paths)
+    assert "no node answers" in gone.text

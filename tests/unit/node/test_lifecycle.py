@@ -15,6 +15,7 @@ from swarmnode.node.lifecycle import (
 
 VIEW = View(
     round=3,
+    begun_at=0,
     rounds_limit=None,
     stopping=False,
     evaluated_round=0,
@@ -58,6 +59,19 @@ def test_the_end_is_measured_saved_and_then_reached() -> None:
     assert next_action(replace(end, evaluated_round=7)) == SaveCheckpoint()
     saved = replace(end, evaluated_round=7, saved_round=7, saved_evaluation=7)
     assert next_action(saved) == Stop("7 rounds are done")
+
+
+def test_a_start_whose_rounds_were_all_done_before_says_that_there_is_nothing_to_do() -> None:
+    end = replace(VIEW, round=7, rounds_limit=5, evaluated_round=7, saved_round=7, saved_evaluation=7)
+    done = next_action(replace(end, begun_at=7))
+    assert isinstance(done, Stop) and done.reason.startswith(
+        "nothing to do: 7 of 5 rounds are done; set more"
+    )
+    assert next_action(replace(end, begun_at=6)) == Stop("7 rounds are done")
+
+
+def test_a_run_that_goes_on_with_other_tasks_measures_itself_first() -> None:
+    assert next_action(replace(VIEW, round=7, begun_at=7, evaluated_round=None)) == Evaluate()
 
 
 def test_a_stop_is_obeyed_before_anything_else_but_saves() -> None:

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from swarmnode.identity.keys import NodeKey
-from swarmnode.node.local_swarm import ALONE, LocalNode, SwarmPlan, arguments, arguments_alone
+from swarmnode.network import lab
+from swarmnode.node.local_swarm import (
+    ALONE,
+    LocalNode,
+    SwarmPlan,
+    arguments,
+    arguments_alone,
+    run_local_swarm,
+)
 from swarmnode.node.swarm_story import NodeStory, StoryReader, curves_of, lines_of, story_of
 
 PLAN = SwarmPlan(nodes=2, rounds=60, seed=7, assignments=("training.learning_rate=0.001",))
@@ -132,3 +140,18 @@ def test_curves_share_one_scale_and_are_no_wider_than_a_line() -> None:
     assert len(swarm) == len(alone) == 30
     assert set(alone) == {"▄"}
     assert curves_of([[], []]) == ["", ""]
+
+
+def test_homes_know_the_seed_between_them_and_listen_to_whoever_comes() -> None:
+    for number in range(2):
+        options = arguments(PLAN, nodes(), number, "/ip4/203.0.113.1/tcp/4001/p2p/12D3KooWseed")
+        assert options[0] == "/ip4/203.0.113.1/tcp/4001/p2p/12D3KooWseed"
+        assert settings_of(options) == ["network.wait_for_peers=1", *PLAN.assignments]
+
+
+def test_where_no_homes_can_be_had_nothing_is_started_and_it_says_why(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(lab, "why_not", lambda: "only root can make network namespaces")
+    with pytest.raises(lab.LabError, match="only root") as raised:
+        run_local_swarm(SwarmPlan(nodes=2, rounds=1, seed=0, homes=True), tmp_path, print)
+    assert "iproute2" in (raised.value.hint or "")
+    assert list(tmp_path.iterdir()) == []

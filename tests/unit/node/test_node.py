@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ from swarmnode.exchange.limits import MAX_WAIT_SHARE, ExchangeSettings
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.discovery import Discovery, PeerBook
 from swarmnode.network.memory import MemoryHost
-from swarmnode.node.board import Monitors, StatusBoard
+from swarmnode.node.board import StatusBoard, Watchers
 from swarmnode.node.learner import RoundRollouts
 from swarmnode.node.node import NetworkParts, NodeLoop
 from swarmnode.node.status import NodeStatus, Summary
@@ -155,6 +156,51 @@ async def test_a_node_alone_measures_learns_measures_and_saves() -> None:
     assert monitor.rounds[-1].reward.external is None, "nobody was heard, which is not a reward of zero"
 
 
+class NeverRight(FakeLearner):
+    """Its answers are wrong for so many rounds."""
+
+    def __init__(self, rounds: int) -> None:
+        super().__init__("me")
+        self._wrong_rounds = rounds
+
+    def rollouts(self, number: int) -> RoundRollouts:
+        found = super().rollouts(number)
+        if number > self._wrong_rounds:
+            return found
+        wrong = [replace(group, scores=({"correct": 0.0},) * len(group.scores)) for group in found.groups]
+        return replace(found, groups=tuple(wrong))
+
+
+async def test_that_no_answer_is_ever_right_is_said_once_and_stays_in_the_summary(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    summary = await run(node(NeverRight(25), "node.rounds=25"))
+    said = [record.message for record in caplog.records if "was right" in record.message]
+    assert len(said) == 1 and said[0].startswith("no answer to sum was right in 20 rounds (320 answers)")
+    assert "in 25 rounds" in summary.advice
+
+
+async def test_nothing_is_said_once_there_is_something_to_learn_from() -> None:
+    summary = await run(node(NeverRight(21), "node.rounds=40"))
+    assert summary.advice == ""
+
+
+async def test_tokens_a_second_are_those_of_the_whole_round() -> None:
+    """Under overlap the answers may be there before the round begins: the time they took is not its time."""
+
+    class There(FakeLearner):
+        def rollouts(self, number: int) -> RoundRollouts:
+            return replace(super().rollouts(number), seconds=1e-9)
+
+    monitor = Recorder()
+    await run(node(There("me"), "node.rounds=3", monitor=monitor, overlap=True))
+    counted = 0
+    for status in monitor.rounds:
+        tokens, counted = status.progress.tokens - counted, status.progress.tokens
+        assert status.speed.round_s is not None
+        assert status.speed.tokens_per_s == pytest.approx(tokens / status.speed.round_s)
+
+
 async def test_without_peers_a_node_trains_on_as_many_groups_as_with_them() -> None:
     learner = FakeLearner("me", groups=8)
     await run(node(learner, "node.rounds=1", "exchange.rule=sapo"))
@@ -225,7 +271,8 @@ async def test_a_finished_run_started_again_has_nothing_to_do() -> None:
     again = FakeLearner("me", disk=first.disk)
     after = await run(node(again, "node.rounds=3"))
     assert again.trained == []
-    assert msgspec.to_builtins(after) == msgspec.to_builtins(before)
+    assert after.stopped.startswith("nothing to do: 3 of 3 rounds are done")
+    assert replace(after, stopped=before.stopped) == before
 
 
 async def test_a_full_disk_is_said_and_does_not_stop_the_training() -> None:
@@ -519,7 +566,7 @@ async def test_a_monitor_whose_output_is_gone_is_dropped_and_training_goes_on() 
 
     kept, learner = Recorder(), FakeLearner("me")
     config = load_config(environ={}, assignments=["node.rounds=3"]).config
-    monitors = Monitors([ClosedPipe(), kept])
+    monitors = Watchers([ClosedPipe(), kept])
     one = NodeLoop(config, learner, monitors, peer_id="me", name="n", model="m", seed=0, network=None)
     assert (await run(one)).rounds == 3
     assert len(kept.rounds) == 3

@@ -5,9 +5,12 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
 from swarmnode.cli.evaluate import _lines
+from swarmnode.cli.settings import load_settings, of_policy
 from swarmnode.config import Config
 from swarmnode.config_layers import load_config
 from swarmnode.errors import CheckpointError, ConfigError, TaskError
@@ -43,6 +46,43 @@ def test_the_newest_checkpoint_is_exported_or_the_best(
     best = export_offline(config, model, paths, tmp_path / "best", merged=False, best=True)
     assert (newest, best) == ("the adapter (PEFT) of round 2", "the adapter (PEFT) of round 1")
     assert (tmp_path / "best" / "adapter_model.safetensors").exists()
+
+
+def test_an_exported_adapter_is_loaded_from_any_folder_with_its_tokenizer(
+    config: Config, quick_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(quick_model.parent)
+    save(config, quick_model.name, tmp_path / "home", [None])
+    export_offline(config, quick_model.name, resolve_paths(tmp_path / "home"), tmp_path / "out", merged=False)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    tokens = AutoTokenizer.from_pretrained(tmp_path / "out")("a word", return_tensors="pt")
+    model = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert model(**tokens).logits.shape[:2] == tokens["input_ids"].shape
+
+
+def test_what_was_never_trained_is_not_loaded_to_be_exported_and_what_was_is_named(
+    config: Config, quick_model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine").symlink_to(quick_model)
+    save(config, str(tmp_path / "mine"), tmp_path, [None])
+    with pytest.raises(CheckpointError, match=r"no checkpoint of tiny .* are of mine") as caught:
+        export_offline(config, "tiny", resolve_paths(tmp_path), tmp_path / "out", merged=False)
+    assert "--model" in caught.value.hint
+    assert not list((tmp_path / "cache").rglob("*.safetensors")), "a base was built for nothing"
+
+
+def test_the_only_model_that_was_trained_here_need_not_be_named(
+    config: Config, quick_model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine").symlink_to(quick_model)
+    save(config, str(tmp_path / "mine"), tmp_path, [None])
+
+    def model(*assignments: str) -> str:
+        return of_policy(load_settings(home=tmp_path, assignments=assignments), 0).model
+
+    assert model() == str(tmp_path / "mine")
+    assert model("policy.model=tiny") == "tiny"
 
 
 def test_without_an_evaluation_there_is_no_best(config: Config, quick_model: Path, tmp_path: Path) -> None:

@@ -5,12 +5,14 @@ from io import StringIO
 
 import pytest
 from msgspec.structs import replace
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 
+from swarmnode.exchange.limits import Reason
 from swarmnode.node.learner import Generation
-from swarmnode.node.panel import PanelMonitor, render, room_below
+from swarmnode.node.panel import PanelWatcher, render, room_below
 from swarmnode.node.panel_layout import RowLayout, fit_columns, fit_rows
 from swarmnode.node.policies_panel import PoliciesPanel, render_policies
+from swarmnode.node.reasons import in_words
 from swarmnode.node.status import Network, NodeStatus, Sharing, SharingEffect, invitation
 from tests.unit.node.test_status import STATUS
 
@@ -86,6 +88,39 @@ def test_without_a_bound_everything_is_drawn_as_in_the_picture_of_the_readme() -
     assert all(f"round {second}" in text for second in range(6))
 
 
+def test_an_operator_reads_words_and_no_codes() -> None:
+    codes = {"stale": 100, "crowded_out": 219, "zero_advantage": 3}
+    heard = replace(BUSY.exchange, dropped=codes, unpublished={"paced": 41})
+    text = "\n".join(drawn(replace(BUSY, exchange=heard), 140, None))
+    assert "219 newer ones took their place, 100 too old to train on, 3 equal rewards" in text
+    assert "41 more than others would hear" in text and "16 groups of others a round" in text
+    assert [code for code in (*codes, "paced", "J 16", "published") if code in text] == []
+
+
+def test_every_reason_is_said_without_an_underscore() -> None:
+    assert "_" not in in_words(dict.fromkeys(map(str, Reason), 1))
+
+
+def test_what_nobody_could_hear_is_not_shown_as_if_somebody_had() -> None:
+    alone = replace(BUSY, network=Network("up", 1000.0))
+    assert "announced 1234 (to nobody" in "\n".join(drawn(alone, 140, None))
+    assert "nobody" not in "\n".join(drawn(BUSY, 140, None))
+
+
+def test_the_frame_says_where_the_status_page_is_and_the_panel_what_helps() -> None:
+    said = "no answer to last was right in 20 rounds"
+    lines = drawn(replace(BUSY, page="http://127.0.0.1:8123/status", advice=said), 80, 21)
+    assert "http://127.0.0.1:8123/status" in lines[-1]
+    assert said in "\n".join(lines)
+
+
+def test_with_several_policies_the_frame_names_the_page_of_the_first() -> None:
+    console = Console(width=80, record=True, file=StringIO())
+    pages = (replace(BUSY, page=f"http://127.0.0.1:812{number}/status") for number in range(2))
+    console.print(render_policies(dict(enumerate(pages)), STORY, 1075.0, 80, 20))
+    assert "http://127.0.0.1:8120/status" in console.export_text().splitlines()[-1]
+
+
 def test_rows_are_given_up_one_after_the_other() -> None:
     lines_of = {"a": 1, "b": 3, "c": 1}
     assert fit_rows(lines_of, ["c", "b"], 5, None) == RowLayout(("a", "b", "c"), frozenset(), 5)
@@ -99,7 +134,7 @@ def test_rows_are_given_up_one_after_the_other() -> None:
 
 def test_the_command_to_join_is_printed_once_in_one_piece_outside_the_frame() -> None:
     console = terminal(80, 24)
-    panel = PanelMonitor(console)
+    panel = PanelWatcher(console)
     for _ in range(3):
         panel.tick(BUSY)
     panel.close()
@@ -110,9 +145,28 @@ def test_the_command_to_join_is_printed_once_in_one_piece_outside_the_frame() ->
     assert [line.strip("\r") for line in lines].count(command) == 1
 
 
+def test_a_terminal_of_another_size_is_wiped_and_everything_drawn_anew() -> None:
+    """It has folded the lines of the frame before, so going up by as many as were drawn leaves a rest."""
+    console = terminal(100, 30)
+    panel = PanelWatcher(console)
+    panel.tick(BUSY)
+    assert isinstance(console.file, StringIO)
+    console.size = ConsoleDimensions(60, 20)
+    before = console.file.tell()
+    panel.tick(BUSY)
+    panel.tick(BUSY)
+    panel.close()
+    written = console.file.getvalue()[before:]
+    assert written.count("\x1b[2J\x1b[H") == 1, "wiped once, and not for each frame"
+    after = written.partition("\x1b[2J\x1b[H")[2]
+    command, frame, _rest = after.partition("╭")
+    assert f"swarmnode join {ADDRESS}" in command and frame
+    assert "\x1b[1A" not in command, "nothing is left to go up to"
+
+
 def test_nobody_is_told_to_join_a_node_that_cannot_be_reached() -> None:
     console = terminal(80, 24)
-    panel = PanelMonitor(console)
+    panel = PanelWatcher(console)
     panel.tick(replace(BUSY, network=Network("starting", 1000.0)))
     panel.close()
     assert isinstance(console.file, StringIO) and "another machine" not in console.file.getvalue()
@@ -140,8 +194,8 @@ def test_columns_are_given_up_in_order() -> None:
 def test_the_policies_panel_prints_the_command_of_the_first() -> None:
     console = terminal(80, 24)
     panel = PoliciesPanel(console)
-    panel.monitor(0).tick(BUSY)
-    panel.monitor(1).tick(replace(BUSY, network=Network("up", 1000.0, 0, "", 1, ("/ip4/1.2.3.4/tcp/1",))))
+    panel.watcher(0).tick(BUSY)
+    panel.watcher(1).tick(replace(BUSY, network=Network("up", 1000.0, 0, "", 1, ("/ip4/1.2.3.4/tcp/1",))))
     panel.close()
     assert isinstance(console.file, StringIO)
-    assert console.file.getvalue().count("another machine joins with:") == 1
+    assert console.file.getvalue().count("another machine in this LAN joins with:") == 1

@@ -17,7 +17,7 @@ from swarmnode.model.base_model import load_base_model
 from swarmnode.model.policy import Policy
 from swarmnode.network.discovery import Discovery, PeerBook
 from swarmnode.network.memory import MemoryNetwork
-from swarmnode.node.board import Monitors
+from swarmnode.node.board import Watchers
 from swarmnode.node.learner import Overlap
 from swarmnode.node.node import NetworkParts, NodeLoop
 from swarmnode.node.policy_learner import PolicyLearner
@@ -121,7 +121,7 @@ def member(
     node = NodeLoop(
         config,
         learner,
-        Monitors([]),
+        Watchers([]),
         peer_id=key.peer_id,
         name=key.name,
         model="quick",

@@ -11,7 +11,7 @@ import pytest
 from swarmnode.config_layers import load_config
 from swarmnode.errors import StorageError, TaskError
 from swarmnode.identity.keys import NodeKey
-from swarmnode.node.board import Monitors, policy_label
+from swarmnode.node.board import Watchers, policy_label
 from swarmnode.node.learner import Resumed, RoundRollouts
 from swarmnode.node.node import NodeLoop
 from swarmnode.node.policies import Seat, config_of
@@ -67,7 +67,7 @@ class Company:
         def build(seat: Seat) -> NodeLoop:
             self.built.append(number)
             return NodeLoop(
-                seat.config, learner, Monitors([]), peer_id=learner.author, name="otter", model="fake",
+                seat.config, learner, Watchers([]), peer_id=learner.author, name="otter", model="fake",
                 seed=0, network=None, policy=number,
             )  # fmt: skip
 

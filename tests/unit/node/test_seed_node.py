@@ -58,12 +58,13 @@ async def test_members_who_know_only_the_seed_hear_each_other_through_it() -> No
         assert seed.status.network.peers == 2
 
 
-async def test_who_asks_a_seed_for_a_body_is_answered_at_once_with_nothing() -> None:
+async def test_who_asks_a_seed_for_a_body_that_nobody_announced_is_answered_at_once_with_nothing() -> None:
     network = MemoryNetwork(seed=1)
     host = network.host()
     async with at_work(seed_on(host)), network.host() as alice:
         await alice.connect((await host.addresses())[0])
-        body = await alice.request(host.peer_id, BODY_PROTOCOL, bytes(32), max_response_bytes=1024)
+        request = bytes(32) + alice.peer_id.encode()
+        body = await alice.request(host.peer_id, BODY_PROTOCOL, request, max_response_bytes=1024)
         assert body == b""
 
 

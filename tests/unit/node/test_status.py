@@ -1,4 +1,5 @@
 import json
+import logging
 import socket
 import time
 import urllib.error
@@ -14,8 +15,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console, RenderableType
 
 from swarmnode.errors import PortInUse
-from swarmnode.node.board import JsonlMonitor, PlainMonitor, round_line
+from swarmnode.network.invitation import Invitation, read_invitation
+from swarmnode.network.memory import MemoryNetwork
+from swarmnode.network.reachability import Reach
+from swarmnode.node.board import PlainWatcher, Starving, StatusBoard, round_line
 from swarmnode.node.http import StatusServer
+from swarmnode.node.monitors import JsonlMonitor, MonitorFeed
 from swarmnode.node.panel import render
 from swarmnode.node.policies_panel import render_policies
 from swarmnode.node.status import (
@@ -27,9 +32,12 @@ from swarmnode.node.status import (
     Saved,
     Sharing,
     Speed,
+    invitation,
+    joins_from,
     measurements,
 )
 from swarmnode.training.records import TrainReport
+from tests.monitored import run_in
 
 STATUS = NodeStatus(
     peer_id="12D3KooWexample",
@@ -133,7 +141,9 @@ def test_json_metrics_and_log_show_the_same_numbers(server: str, tmp_path: Path)
     assert samples[("swarmnode_reward_own",)] == 0.25
     assert not any(name[0] == "swarmnode_reward_external" for name in samples)
 
-    JsonlMonitor(tmp_path / "logs" / "metrics.jsonl").round_done(STATUS)
+    feed = MonitorFeed(run_in(tmp_path / "logs"), [JsonlMonitor()])
+    feed.round_done(STATUS)
+    feed.close()
     line = json.loads((tmp_path / "logs" / "metrics.jsonl").read_text())
     numbers = measurements(STATUS)
     assert {key: line[key] for key in numbers} == numbers
@@ -168,7 +178,7 @@ def test_the_panel_shows_what_a_person_asks_for() -> None:
         "900 tokens/s",
         "2 peers, up",
         "restarted 1 times",
-        "bad_signature 4",
+        "4 bad signature",
         "round 10, 1 min 15 s ago",
         "hello",
         "swarmnode join /ip4/127.0.0.1/tcp/1/p2p/12D3KooWexample",
@@ -237,22 +247,67 @@ def test_a_failed_checkpoint_is_shown_in_place_of_its_age() -> None:
 
 def test_plain_lines_have_no_escape_codes() -> None:
     stream = StringIO()
-    PlainMonitor(stream).round_done(STATUS)
+    PlainWatcher(stream).round_done(STATUS)
     assert "\x1b" not in stream.getvalue()
     assert round_line(STATUS) in stream.getvalue()
     assert "round 12/60" in stream.getvalue()
 
 
-def test_a_log_that_cannot_be_written_says_so_once_and_comes_back(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    blocked = tmp_path / "logs"
-    blocked.write_text("a file where a folder should be")
-    monitor = JsonlMonitor(blocked / "metrics.jsonl")
-    with caplog.at_level("INFO", "swarmnode"):
-        monitor.round_done(STATUS)
-        monitor.round_done(STATUS)
-        blocked.unlink()
-        monitor.round_done(STATUS)
-    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
-    assert len((blocked / "metrics.jsonl").read_text().splitlines()) == 1
+PEER = "12D3KooWBg3mteN12tDjA4HCvoEkdCkuQqXhSdTLU7DrzthpZ4tp"
+AT_HOME = (f"/ip4/192.168.1.20/tcp/4001/p2p/{PEER}", f"/ip4/127.0.0.1/tcp/4001/p2p/{PEER}")
+SEED = f"/ip4/198.51.100.1/tcp/4001/p2p/{PEER}"
+
+
+async def seen_with(reach: Reach, board: StatusBoard | None = None, ip: str = "192.168.1.20") -> NodeStatus:
+    board = board or StatusBoard(peer_id=PEER, name="otter", swarm="friends", model="tiny", rounds_limit=None)
+    async with MemoryNetwork().host(PEER, ip=ip) as host:
+        await board.look_at(host, reach)
+    return board.status
+
+
+async def test_a_home_invites_through_the_seed_that_hands_on_its_groups() -> None:
+    status = await seen_with(Reach("relayed", "behind a NAT", (), (SEED,)))
+    assert invitation(status) == f"swarmnode join {SEED} --swarm friends"
+    assert joins_from(status) == "another machine"
+    assert read_invitation(status.network.invitation) == Invitation(name="friends", seeds=(SEED,))
+
+
+async def test_an_address_of_the_local_network_is_marked_and_is_in_no_short_invitation() -> None:
+    for reach in (Reach(), Reach("nobody", "nobody can reach you", ("forward a port",))):
+        status = await seen_with(reach)
+        assert "192.168.1.20" in (invitation(status) or "")
+        assert joins_from(status) == "another machine in this LAN"
+        assert status.network.invitation == ""
+        assert "in this LAN: swarmnode join" in written(render(status, (), (), 1000.0))
+
+
+async def test_a_public_address_that_nobody_can_dial_is_not_told_to_outsiders() -> None:
+    assert "203.0.113.9" in (invitation(await seen_with(Reach(), ip="203.0.113.9")) or "")
+    assert invitation(await seen_with(Reach("nobody", "nobody"), ip="203.0.113.9")) is None
+
+
+async def test_a_change_of_the_verdict_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    board = StatusBoard(peer_id=PEER, name="otter", swarm="friends", model="tiny", rounds_limit=None)
+    caplog.set_level(logging.INFO)
+    nobody = Reach("nobody", "nobody can reach you", ("forward a port", "join a seed"))
+    for _ in range(3):
+        await seen_with(nobody, board)
+    await seen_with(Reach("reachable", "reachable", (), (SEED,)), board)
+    told = [record.getMessage() for record in caplog.records if record.name.endswith("board")]
+    assert told[0] == "nobody can reach you: (1) forward a port, (2) join a seed"
+    assert told[1] == "reachable" and f"swarmnode join {SEED} --swarm friends" in told[2]
+    assert sum("nobody can reach you" in line for line in told) == 1
+    panel = " ".join(written(render(await seen_with(nobody), (), (), 1000.0)).split())
+    assert "nobody can reach you: (1) forward a port, (2) join a seed" in panel
+
+
+def test_a_node_that_hears_and_gets_nothing_for_a_minute_says_so_until_something_comes() -> None:
+    starving = Starving()
+    assert starving.look(0, 0, 0.0) == ""
+    assert starving.look(0, 3, 10.0) == ""
+    assert starving.look(0, 9, 60.0) == ""
+    assert "join a seed" in starving.look(0, 9, 71.0)
+    assert starving.look(1, 9, 72.0) == ""
+    assert starving.look(1, 9, 300.0) == ""
+    assert starving.look(1, 12, 301.0) == ""
+    assert "join a seed" in starving.look(1, 15, 362.0)

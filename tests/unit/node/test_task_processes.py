@@ -142,4 +142,4 @@ print(*sorted(name.rpartition(".")[2] for name in sys.modules if name.startswith
 def test_built_in_tasks_load_nothing_that_only_tasks_of_others_need() -> None:
     command = [sys.executable, "-c", BUILTIN_ALONE]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["builtin", "loader", "rewards", "task"]
+    assert done.stdout.split() == ["builtin", "loader", "plain_rewards", "rewards", "task", "work_clock"]

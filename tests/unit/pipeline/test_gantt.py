@@ -6,6 +6,7 @@ from io import BytesIO
 import pytest
 
 from swarmnode.errors import ConfigError
+from swarmnode.installing import how_to_install
 from swarmnode.pipeline.plans.gantt import COLOURS, bars, png_chart, text_chart, ticks
 from swarmnode.pipeline.plans.instance import Averaging, Instance
 from swarmnode.pipeline.plans.plan import Plan
@@ -103,4 +104,4 @@ def test_without_pillow_the_picture_says_what_to_install(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ConfigError, match="Pillow") as error:
         png_chart(PLAN, simulate(PLAN))
-    assert "swarmnode[plot]" in error.value.hint
+    assert how_to_install("plot") in error.value.hint

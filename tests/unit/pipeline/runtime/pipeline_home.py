@@ -15,7 +15,7 @@ from swarmnode.config_layers import load_config
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.discovery import Discovery, PeerBook
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
-from swarmnode.node.board import Monitors
+from swarmnode.node.board import Watchers
 from swarmnode.node.status import NodeStatus, Summary
 from swarmnode.pipeline.execution.assignment import MemberSettings
 from swarmnode.pipeline.membership.known_members import MembershipSettings
@@ -269,7 +269,7 @@ class Home:
         for key in keys:
             parts = self.parts(key, *settings, free_bytes=free_bytes)
             assert isinstance(parts.host, MemoryHost)
-            member = Member(PipelineNode(parts, Monitors([]), role), parts.host)
+            member = Member(PipelineNode(parts, Watchers([]), role), parts.host)
             member.task = asyncio.ensure_future(member.serve())
             self.members.append(member)
             started.append(member)

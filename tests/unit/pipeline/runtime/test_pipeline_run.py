@@ -20,6 +20,7 @@ from swarmnode.pipeline.runtime.settings import (
     MOST_WAVES,
     TEXT_WAVES,
     check,
+    check_closed,
     holds_data,
     membership_settings,
     plan_settings,
@@ -79,6 +80,9 @@ def test_who_has_no_text_at_hand_does_not_claim_to_hold_data(
         ("node.policies=2", "node.policies"),
         ("policy.quantization='nf4'", "policy.quantization"),
         ("training.kl_coef=0.1", "training.kl_coef"),
+        ("training.warmup_rounds=2", "training.warmup_rounds"),
+        ("training.weight_decay=0.1", "training.weight_decay"),
+        ("training.inner_epochs=2", "training.inner_epochs"),
     ],
 )
 def test_what_a_pipeline_does_not_have_is_refused_by_its_name(setting: str, key: str) -> None:
@@ -129,6 +133,17 @@ def test_members_are_whoever_comes_unless_they_are_named() -> None:
         config_of(f"pipeline.members=['{key.peer_id}']", "pipeline.wait_for_members=5")
     )
     assert (named.allowed, named.at_least) == (frozenset({key.peer_id}), 5)
+
+
+def test_a_pipeline_is_closed_to_whoever_was_not_invited() -> None:
+    with pytest.raises(ConfigError, match="commons is public") as caught:
+        check_closed(config_of(), private=False)
+    assert "--private" in caught.value.hint
+    check_closed(config_of(), private=True)
+    check_closed(config_of("network.listen=127.0.0.1"), private=False)
+    opened = config_of("pipeline.members=anyone")
+    check_closed(opened, private=False)
+    assert membership_settings(opened).allowed is None
 
 
 class Earlier:
