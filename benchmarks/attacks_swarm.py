@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from threading import Event, Thread
 from types import TracebackType
 from typing import Any, Self
@@ -29,14 +30,10 @@ from tests.joined_node import JoinedNode
 MIB = 2**20
 SAMPLE_EVERY_S = 0.5
 OPTIONS = ("--preset", "tiny", "--set", "network.listen=127.0.0.1", "--set", "tasks.eval_examples=8")
-STEADY = (
-    *("--set", "node.eval_every=0", "--set", "node.checkpoint_every=20"),
-    *("--set", "exchange.local_groups=28", "--set", "exchange.external_groups=4"),
-)
-"""No evaluations between rounds: they would fall into some windows and not into others. And hardly more to
-compute where more is heard: half of a node's own groups have no gradient and cost nothing to train on,
-others' all have one, so that with the preset's 16 + 16 a round takes up to twice as long where much is heard,
-whether from friends or from liars. With 28 + 4 the pace of rounds tells what an attack costs."""
+STEADY = ("--set", "node.eval_every=0", "--set", "node.checkpoint_every=20")
+"""No evaluations between rounds: they would fall into some windows and not into others. All else is the
+preset as it is shipped, with 16 groups of others wanted a round: under the rule `book` nobody's groups are
+trained on as they are, so the pace of rounds hardly depends on who is heard."""
 
 
 def on_core(number: int) -> tuple[str, ...]:
@@ -61,6 +58,9 @@ class Window:
     """By its own CPU time and its daemon's. None: it used none."""
     peak_mib: float
     """Of node and daemon together."""
+    others_share: float | None
+    """Of the victim's core, what neither it nor its daemon used: other processes, other machines on the same
+    host. None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,8 @@ class Sample:
     at: float
     mib: float
     cpu_s: float
+    core_s: float | None
+    """Seconds that the victim's core was busy or lent elsewhere."""
 
 
 class Swarm:
@@ -137,6 +139,7 @@ class Swarm:
             rounds_per_s=done / (until - since),
             rounds_per_cpu_s=done * share / cpu_s if cpu_s else None,
             peak_mib=max((sample.mib for sample in samples), default=0.0),
+            others_share=_others_share(samples),
         )
 
     def _sample(self) -> None:
@@ -146,11 +149,12 @@ class Swarm:
             mib = 0.0
             with suppress(psutil.NoSuchProcess):
                 mib = node.memory_info().rss / MIB
-                for child in node.children():
+                for child in node.children(recursive=True):
                     with suppress(psutil.NoSuchProcess):
                         mib += child.memory_info().rss / MIB
                         daemons_cpu_s[child.pid] = _cpu_s(child)
-                self._samples.append(Sample(time.time(), mib, _cpu_s(node) + sum(daemons_cpu_s.values())))
+                cpu_s = _cpu_s(node) + sum(daemons_cpu_s.values())
+                self._samples.append(Sample(time.time(), mib, cpu_s, _core_s()))
 
     def _end_nodes(self) -> None:
         for node in self._nodes:
@@ -160,6 +164,37 @@ class Swarm:
 def _cpu_s(process: psutil.Process) -> float:
     times = process.cpu_times()
     return times.user + times.system
+
+
+def busy_share(seconds: float) -> float:
+    """How busy the cores are that this process may use, from 0 to 1, by a look of so many seconds."""
+    shares = psutil.cpu_percent(seconds, percpu=True)
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(shares))
+    return fmean(shares[number] for number in cores) / 100
+
+
+def _core_s() -> float | None:
+    """Seconds that the victim's core was busy so far, steal included. None: it has none of its own."""
+    if not VICTIMS_CORE:
+        return None
+    times = psutil.cpu_times(percpu=True)[int(VICTIMS_CORE[-1])]
+    # Guests are counted among the users already.
+    return times.user + times.nice + times.system + times.irq + times.softirq + times.steal
+
+
+def _others_share(samples: Sequence[Sample]) -> float | None:
+    """
+    >>> one, other = Sample(10.0, 0.0, 5.0, 100.0), Sample(12.0, 0.0, 6.0, 101.5)
+    >>> _others_share([one, other])
+    0.25
+    """
+    if len(samples) < 2:
+        return None
+    first, last = samples[0], samples[-1]
+    if first.core_s is None or last.core_s is None:
+        return None
+    others_s = (last.core_s - first.core_s) - (last.cpu_s - first.cpu_s)
+    return max(0.0, others_s / (last.at - first.at))
 
 
 def rounds_of(node: JoinedNode) -> list[dict[str, Any]]:

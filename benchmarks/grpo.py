@@ -5,7 +5,7 @@
 Same model, prompts, group size, longest completion, LoRA rank, reward and optimizer, one thread, samples per
 CPU second. Each side is a process of its own that loads once; steps are asked for in turns, so that a noisy
 minute falls on all alike. TRL is installed beside this file at the first run, into an environment of its own
-(build/trl, some minutes), with the versions of torch, transformers and peft that swarmnode has.
+(build/trl), which has torch, transformers and peft from swarmnode's.
 
 Both are measured as they come (`default`: each chooses its precision; TRL takes bfloat16 by autocast, we take
 it where the CPU multiplies it and the model is wide enough) and tuned: the precision of the row on both
@@ -19,13 +19,15 @@ tiny: the policy of `--model tiny`, 16 prompts x 8 answers of at most 10 tokens.
 30m, 120m: 27 and 113 million random parameters, 4 and 2 prompts x 8 answers of at most 32 tokens, in what
       the CPU multiplies fastest: the larger the model, the more of a step is products, alike for all.
 Where a CPU does not multiply bfloat16, what computes in it is left out: TRL as it comes, and the row of
-bfloat16. It would take minutes a step, and nobody would run it.
+bfloat16. It would take minutes a step, and nobody would run it. --quick: the row `tiny`, ours as it comes and
+TRL tuned, one turn.
 """
 
 import json
 import os
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -35,7 +37,7 @@ from pathlib import Path
 from typing import Self
 
 import torch
-from common import arguments, interleaved, middle, parts, ratios, report
+from common import MODELS, arguments, interleaved, middle, parts, ratios, report
 from grpo_job import Job
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
@@ -94,17 +96,21 @@ class Side:
 
 def main() -> None:
     options = arguments(__doc__ or "")
-    turns = 3 if options.quick else 12
+    turns = 1 if options.quick else 12
     python = trl_environment()
     claims: dict[str, float] = {}
     spread: dict[str, Sequence[float]] = {}
     rates: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="swarmnode-grpo-") as folder:
-        rows = jobs(Path(folder), turns + WARM_UP_TURNS) | larger_jobs(Path(folder), turns + WARM_UP_TURNS)
-        if not cpu_has_bf16():
-            del rows["3m_bf16"]
+        rows = jobs(Path(folder), turns + WARM_UP_TURNS)
+        if options.quick:
+            rows = {"tiny": rows["tiny"]}
+        else:
+            rows |= larger_jobs(Path(folder), turns + WARM_UP_TURNS)
+            if not cpu_has_bf16():
+                del rows["3m_bf16"]
         for (name, job), share in parts(list(rows.items())):
-            found = measure(job, python, Path(folder), turns, share)
+            found = measure(job, python, Path(folder), turns, share, quick=options.quick)
             for side, values in found.items():
                 rate, (low, high) = middle(values)
                 rates[f"{name}/{side}"] = rate
@@ -117,7 +123,7 @@ def main() -> None:
                 "samples_vs_trl_same_precision": ("ours", "trl"),
             }
             for claim, (ours, theirs) in pairs.items():
-                if theirs in found:
+                if ours in found and theirs in found:
                     key = f"{claim}_{name}"
                     claims[key], spread[key] = middle(ratios(found[ours], found[theirs]))
     report("grpo", claims, spread, options.json, {"rates": rates})
@@ -125,7 +131,7 @@ def main() -> None:
 
 def jobs(folder: Path, turns: int) -> dict[str, Job]:
     """The two models with the sizes of their steps."""
-    tiny = build_tiny(Path.home() / ".cache" / "swarmnode" / "models")
+    tiny = build_tiny(MODELS)
     common = {"rank": 16, "learning_rate": 1e-4, "steps": turns * TINY_STEPS}
     model = random_model(tiny, folder / "3m", hidden=256, intermediate=704, layers=4, heads=4)
     small = Job(str(model), prompts=8, group=8, max_tokens=64, **common)
@@ -139,7 +145,7 @@ def jobs(folder: Path, turns: int) -> dict[str, Job]:
 
 def larger_jobs(folder: Path, turns: int) -> dict[str, Job]:
     """The rows that say what is left of the lead when the model grows."""
-    tiny = build_tiny(Path.home() / ".cache" / "swarmnode" / "models")
+    tiny = build_tiny(MODELS)
     dtype = "bfloat16" if cpu_has_bf16() else "float32"
     common = {"group": 8, "max_tokens": 32, "rank": 16, "learning_rate": 1e-4, "steps": turns, "dtype": dtype}
     medium = random_model(tiny, folder / "30m", hidden=512, intermediate=1408, layers=9, heads=8)
@@ -173,7 +179,9 @@ def random_model(
     return folder
 
 
-def measure(job: Job, trl_python: Path, folder: Path, turns: int, share: float) -> dict[str, list[float]]:
+def measure(
+    job: Job, trl_python: Path, folder: Path, turns: int, share: float, *, quick: bool = False
+) -> dict[str, list[float]]:
     """Samples per CPU second, turn by turn, of all sides."""
     own = Path(sys.executable)
     kinds = {
@@ -182,7 +190,9 @@ def measure(job: Job, trl_python: Path, folder: Path, turns: int, share: float) 
         "trl": (trl_python, "grpo_trl", job),
         "trl default": (trl_python, "grpo_trl", replace(job, tuned=False)),
     }
-    if not cpu_has_bf16():
+    if quick:
+        kinds = {name: kinds[name] for name in ("ours default", "trl")}
+    elif not cpu_has_bf16():
         del kinds["trl default"]
     with ExitStack() as stack:
         sides = {
@@ -204,8 +214,11 @@ def trl_environment() -> Path:
     if not ready.exists():
         print(f"installing {TRL} into {TRL_HOME} (once)", flush=True)
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(TRL_HOME)], check=True)
+        # What swarmnode has is taken from there: pip would fetch other builds of torch, gigabytes of them.
+        (packages,) = TRL_HOME.glob("lib/python*/site-packages")
+        (packages / "swarmnode.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
         install = [str(python), "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt")]
-        subprocess.run([*install, TRL, "torch", "transformers", "peft"], check=True)
+        subprocess.run([*install, TRL], check=True)
         ready.touch()
     return python
 

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from common import arguments, report
+from common import MODELS, arguments, report
 
 from swarmnode.model.tiny import build_tiny
 
@@ -26,7 +26,7 @@ def main() -> None:
     options = arguments(__doc__ or "")
     seeds = (0,) if options.quick else (0, 1, 2)
     with tempfile.TemporaryDirectory() as folder:
-        model = build_tiny(Path(folder))
+        model = build_tiny(MODELS)
         runs = [run(Path(folder) / str(seed), model, seed, ROUNDS) for seed in seeds]
     for seed, one in zip(seeds, runs, strict=True):
         print(

@@ -27,7 +27,7 @@ from swarmnode.network.host import Subscription
 from swarmnode.network.p2pd import P2pdHost
 from swarmnode.network.p2pd_supervisor import PROBE_INTERVAL_S
 
-TOPIC = "/swarmnode/2/benchmark/rollouts/0"
+TOPIC = "/swarmnode/3/benchmark/rollouts/0"
 PUBLISH_EVERY_S = 0.02
 ROUND_TIMEOUT_S = 60.0
 

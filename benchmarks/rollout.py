@@ -7,6 +7,8 @@ whose 24 new tokens each are the case that suits `generate` best.
 
 Stock vLLM runs twice without an adapter, as it comes (`torch.compile`, inductor) and eager; what is claimed
 against it is claimed against the faster. Where a CPU does not multiply bfloat16 its rows are left out.
+--quick: 16 answers of 32 tokens in float32 and the smallest row of the tiny policy, once, and stock vLLM only
+eager, so that no claim against it is printed.
 """
 
 import random
@@ -88,16 +90,35 @@ class Results:
 def main() -> None:
     options = arguments("tokens per CPU second of the rollout engines, of vLLM and of transformers")
     dtypes = ("float32", "bfloat16") if cpu_has_bf16() else ("float32",)
-    results = Results(1 if options.quick else 5, rows=ROWS_PER_TYPE * len(dtypes) + TINY_ROWS)
+    if options.quick:
+        results = Results(1, rows=2)
+    else:
+        results = Results(5, rows=ROWS_PER_TYPE * len(dtypes) + TINY_ROWS)
     disable_progress_bar()
     without_vllm = missing_reason()
     if without_vllm is not None:
         print(f"{without_vllm}: its rows and claims are left out")
     with tempfile.TemporaryDirectory() as folder:
-        for dtype in dtypes:
+        if options.quick:
+            glance(results, Path(folder), with_vllm=without_vllm is None)
+        for dtype in () if options.quick else dtypes:
             compare_backends(results, dtype, Path(folder) / dtype, with_vllm=without_vllm is None)
-    compare_tiny(results)
+    compare_tiny(results, quick=options.quick)
     report("rollout", results.claims, results.spread, options.json, extra={"tokens_per_cpu_s": results.rates})
+
+
+def glance(results: Results, folder: Path, with_vllm: bool) -> None:
+    """One short row: does each of them run, and roughly how fast."""
+    base = small_model()
+    base.save_pretrained(folder / "base")
+    few = 16
+    contenders: dict[str, Contender] = {
+        "generate": Generate(base, few),
+        "embedded": Ours(EmbeddedEngine(base, (), few, MAX_LENGTH)),
+    }
+    if with_vllm:
+        contenders["stock eager"] = StockVllm(folder / "base", "float32", few, MAX_LENGTH)
+    results.measure("fp32 plain equal, 16 x 32", contenders, random_prompts(few, 512), [32] * few)
 
 
 def compare_backends(results: Results, dtype: str, folder: Path, with_vllm: bool) -> None:
@@ -177,7 +198,7 @@ def with_policy(engine: Engine, update: PolicyUpdate) -> Engine:
     return engine
 
 
-def compare_tiny(results: Results) -> None:
+def compare_tiny(results: Results, *, quick: bool) -> None:
     """Our engine and `generate` on the shape of `--model tiny`."""
     model = tiny_policy()
     for count in (64, 256):
@@ -185,6 +206,8 @@ def compare_tiny(results: Results) -> None:
         name = f"embedded_vs_generate_{count}"
         rates = results.measure(f"tiny {count} x 24", contenders, random_prompts(count, 258), [24] * count)
         results.claim(name, rates, "embedded", "generate")
+        if quick:
+            return
 
     groups = [prompt for prompt in random_prompts(256 // GROUP, 258) for _ in range(GROUP)]
     contenders = {"embedded": Ours(EmbeddedEngine(model, (), 256)), "generate": Generate(model, 256)}

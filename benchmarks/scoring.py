@@ -12,13 +12,14 @@ them (rounds of 0.1 s) and of the judge that waits (32 groups of 8 in 64 slots, 
 refill: rounds of some seconds). Beside it the same with one process, and with 8 groups a round, where 50 ms
 are more.
 
-`rounds_lost`: rounds that a node did not finish whose judge hangs now and then; `deadlines`: how long rounds
-waited for each hang, in deadlines; `rounds_ratio`: rounds a second beside one whose judge never hangs.
+`rounds_lost`: rounds that a node did not finish whose judge hangs now and then, those after an error that
+ended it among them; `deadlines`: how long rounds waited for each hang, in deadlines; `rounds_ratio`: rounds a
+second beside one whose judge never hangs.
 """
 
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -27,9 +28,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from common import arguments, interleaved, middle, parts, ratios, report, rounds
+from common import MODELS, arguments, interleaved, middle, parts, ratios, report, rounds
 
 import swarmnode as sn
+from swarmnode.errors import TaskError
 from swarmnode.model.tiny import build_tiny
 from swarmnode.node.status import NodeStatus
 from swarmnode.tasks.loader import load_task
@@ -86,10 +88,11 @@ class Plan:
     groups: int
     short_rounds: int
     long_rounds: int
+    groups_a_round: int
 
 
-FULL = Plan(7, 48, 60, 8)
-QUICK = Plan(1, 16, 8, 2)
+FULL = Plan(7, 48, 60, 8, 32)
+QUICK = Plan(1, 4, 4, 1, 4)
 
 
 def main() -> None:
@@ -98,7 +101,7 @@ def main() -> None:
     claims: dict[str, float] = {}
     spread: dict[str, tuple[float, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        model = build_tiny(Path(folder))
+        model = build_tiny(MODELS)
         throughput(Path(folder), plan, claims, spread)
         waiting(Path(folder), model, plan, claims, spread)
         runaway(Path(folder), model, plan, claims, spread)
@@ -172,6 +175,8 @@ class NodeRun:
     seconds: float
     wait_s: float
     lost_groups: int
+    lost_rounds: int
+    """Rounds that were asked for and not finished."""
 
     @property
     def wait_share(self) -> float:
@@ -192,13 +197,28 @@ def run_node(task: str, model: Path, count: int, settings: Mapping[str, Any]) ->
             on_round=lambda status: seen.append((time.perf_counter(), status)),
             log=False,
         )
-        node.run()
+        try:
+            node.run()
+        except TaskError as error:
+            print(
+                f"the node ended after {len(seen)} of {SKIPPED + count} rounds: {error.message}", flush=True
+            )
+    return summed_up(seen, count)
+
+
+def summed_up(seen: Sequence[tuple[float, NodeStatus]], count: int) -> NodeRun:
+    """What a run came to of which so many rounds were asked for, besides those that are skipped. `seen`:
+    the end of each round that was finished, and the status at it. Raises SystemExit where there is nothing
+    to measure."""
+    if len(seen) < SKIPPED + 1:
+        raise SystemExit(f"{len(seen)} rounds were finished: too few to measure anything")
     (began, before), (ended, after) = seen[SKIPPED - 1], seen[-1]
     return NodeRun(
         len(seen) - SKIPPED,
         ended - began,
         after.generation.score_wait_s - before.generation.score_wait_s,
         after.generation.unjudged_groups - before.generation.unjudged_groups,
+        SKIPPED + count - len(seen),
     )
 
 
@@ -209,7 +229,11 @@ def waiting(
     judge = task_file(folder, "wait", JUDGES["wait"])
     kinds: dict[str, tuple[str, int, dict[str, Any]]] = {
         "wait_share_builtin": ("builtin", plan.short_rounds, {}),
-        "wait_share_50ms": (judge, plan.long_rounds, LONG_ROUNDS),
+        "wait_share_50ms": (
+            judge,
+            plan.long_rounds,
+            {**LONG_ROUNDS, "rollout.groups": plan.groups_a_round},
+        ),
     }
     if plan is FULL:
         kinds["wait_share_50ms_1_worker"] = judge, plan.long_rounds, {**LONG_ROUNDS, "tasks.workers": 1}
@@ -232,14 +256,19 @@ def runaway(
     folder: Path, model: Path, plan: Plan, claims: dict[str, float], spread: dict[str, tuple[float, float]]
 ) -> None:
     """A judge that hangs on some answers, beside one that looks at them as closely and never hangs."""
-    settings = {**LONG_ROUNDS, "tasks.score_timeout_s": DEADLINE_S, "tasks.max_failures": 10}
+    settings = {
+        **LONG_ROUNDS,
+        "rollout.groups": plan.groups_a_round,
+        "tasks.score_timeout_s": DEADLINE_S,
+        "tasks.max_failures": 10,
+    }
     hanging = task_file(folder, "hanging", HANGS.format(one_in=ONE_IN))
     calm = task_file(folder, "calm", HANGS.format(one_in=NEVER))
     count = plan.long_rounds
     undisturbed, disturbed = (run_node(task, model, count, settings) for task in (calm, hanging))
     hangs = max(1, disturbed.lost_groups)
     figures = {
-        "rounds_lost": float(count - disturbed.rounds),
+        "rounds_lost": float(disturbed.lost_rounds),
         "hangs": float(disturbed.lost_groups),
         "deadlines": (disturbed.wait_s - undisturbed.wait_s) / (hangs * DEADLINE_S),
         "rounds_ratio": (disturbed.rounds / disturbed.seconds) / (undisturbed.rounds / undisturbed.seconds),

@@ -12,7 +12,7 @@ from hashlib import sha256
 
 from swarmnode.errors import NetworkError
 from swarmnode.exchange.announcing import Composed
-from swarmnode.exchange.planes import BODY_PROTOCOL
+from swarmnode.exchange.planes import BODY_PROTOCOL, HASH_BYTES
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.multiaddr import address_to_bytes, peer_id_to_bytes, split_peer
 from swarmnode.network.rpc import READ_TIMEOUT_S
@@ -180,6 +180,16 @@ async def honest_texts(stage: Stage) -> bool | None:
     return await announce(stage, style=honestly, per_s=30.0)
 
 
+async def false_claims(stage: Stage) -> bool | None:
+    """Mostly wrong answers, announced as mostly right."""
+    return await announce(stage, compose=Poisoner.false_claim, per_s=30.0)
+
+
+async def one_sided(stage: Stage) -> bool | None:
+    """Right answers to the questions of one task and no other, as fast as a peer may announce them."""
+    return await announce(stage, compose=Poisoner.one_sided, per_s=30.0)
+
+
 async def crowd(stage: Stage) -> bool | None:
     """500 free identities behind one connection announce a hundred bodies a second that do not exist."""
     keys = [NodeKey.generate() for _ in range(500)]
@@ -313,7 +323,7 @@ async def serve_bodies(one: Identity, bodies: dict[bytes, bytes], delay_s: float
         if delay_s is None:
             return None
         await asyncio.sleep(delay_s)
-        return bodies.get(request, b"")
+        return bodies.get(request[:HASH_BYTES], b"")
 
     await one.serve(BODY_PROTOCOL, answer)
 
@@ -360,6 +370,8 @@ ATTACKS: dict[str, Attack] = {
         crowd,
         finish_lies,
         honest_texts,
+        false_claims,
+        one_sided,
         too_long_bodies,
         longer_bodies,
         subscribe_flood,

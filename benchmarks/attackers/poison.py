@@ -48,6 +48,13 @@ def at_length(example: Example, rng: random.Random) -> Sequence[Marked]:
     return [(text if right else text.ljust(40, "."), "stop") for text, right in _answers(example, rng)]
 
 
+def wrongly(example: Example, rng: random.Random) -> Sequence[Marked]:
+    """One right answer, and all others wrong by a character."""
+    answers = _answers(example, rng)
+    right = next(text for text, is_right in answers if is_right)
+    return [(right, "stop"), *((text, "stop") for text, is_right in answers if not is_right)]
+
+
 def _noise(rng: random.Random) -> str:
     """Printable characters that compress to little less than they are."""
     return rng.randbytes(LONG_ANSWER_CHARS).translate(PRINTABLE).decode("ascii")
@@ -85,6 +92,18 @@ class Poisoner:
             policy_version=number,
         )
         return compose(group, self.key, swarm=self.swarm, model=ModelLabel("tiny", 1), now=time.time())
+
+    def one_sided(self, number: int) -> Composed:
+        """A group of the first task, whatever its number: true in every byte."""
+        return self.group(number * len(BUILTIN_TASKS))
+
+    def false_claim(self, number: int) -> Composed:
+        """Mostly wrong answers that are announced as mostly right."""
+        group = self.group(number, wrongly)
+        mean = group.header.reward_mean
+        assert mean is not None
+        header = msgspec.structs.replace(group.header, reward_mean=1.0 - mean)
+        return Composed(header, seal(self.key, HEADER_CONTEXT, encode_header(header)), group.body)
 
     def too_long(self, number: int) -> Composed:
         """Answers that no policy here could have written, in a body as large as bodies may be."""
