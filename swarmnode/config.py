@@ -144,6 +144,10 @@ class PolicyConfig(Section):
     chat_template: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """What the tokenizer's own chat template is told besides messages, as in {enable_thinking = false}."""
 
+    raw_prompts: bool = False
+    """Prompts that are a text, or one message of a user, stand as they are, as TRL trains on texts. Off: the
+    chat template is put around them. Conversations of several messages have it in any case."""
+
     @field_validator("chat_template")
     @classmethod
     def _the_form_of_a_chat_is_ours(

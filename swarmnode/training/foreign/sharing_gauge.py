@@ -5,8 +5,10 @@ TrainReport.agreement, round by round -> [SharingGauge] -> J for the exchange, t
                                               +-> Counters (checkpoint), board.py (sharing: +0.04, J 16)
 own and external groups -> [TaskMarks] -> book_rule.py, rescue.py; [needs_of] -> node.py -> exchange
 
-The gauge is pure: a value, and each round makes the next one of it. A cosine (agreement.py) is noisy, so the
-mean over a window decides, and only where it is two standard errors from zero:
+The gauge is pure: a value, and each round makes the next one of it. A cosine (agreement.py) is noisy, and one
+round's is like that of the round before, so the mean over a window decides, by its standard error among
+rounds that are not independent. Each round asks anew, and chance has as many tries: harm is found where the
+mean is 2.5 errors below zero, help where it is 2 above.
 
 - below: what others teach works against us. Half of it, down to an eighth and PROBE groups: never nothing, or
   nobody would notice when the swarm has something for us again.
@@ -29,6 +31,7 @@ No torch here.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Annotated, Literal
 
@@ -43,8 +46,11 @@ WINDOW = 32
 LEAST = 8
 """Rounds that a verdict needs, at least."""
 
-ERRORS = 2.0
+HELP_ERRORS, HARM_ERRORS = 2.0, 2.5
 """Standard errors between a mean and zero that make a verdict."""
+
+MOST_CORRELATED = 0.9
+"""The largest correlation of a round with the one before that an error is computed for."""
 
 LOWEST_LEVEL = 3
 """How often the amount can be halved: an eighth is left."""
@@ -80,9 +86,9 @@ class Estimate:
         >>> Estimate(0.04, 0.01).verdict, Estimate(0.01, 0.01).verdict, Estimate(-0.04, 0.01).verdict
         ('helps', 'open', 'harms')
         """
-        if self.mean > ERRORS * self.error:
+        if self.mean > HELP_ERRORS * self.error:
             return "helps"
-        return "harms" if self.mean < -ERRORS * self.error else "open"
+        return "harms" if self.mean < -HARM_ERRORS * self.error else "open"
 
 
 class SharingGauge(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,7 +178,25 @@ def told(before: SharingGauge, after: SharingGauge, wanted: int) -> str:
 def _estimate(agreements: tuple[float, ...]) -> Estimate | None:
     if len(agreements) < LEAST:
         return None
-    return Estimate(fmean(agreements), stdev(agreements) / len(agreements) ** 0.5)
+    alike = _correlation(agreements)
+    error = stdev(agreements) / len(agreements) ** 0.5
+    return Estimate(fmean(agreements), error * ((1 + alike) / (1 - alike)) ** 0.5)
+
+
+def _correlation(agreements: tuple[float, ...]) -> float:
+    """How much a round is like the one before it, from 0 to MOST_CORRELATED. Of few rounds the usual estimate
+    is too small by about (1 + 3 r) / n (Kendall 1954).
+
+    >>> _correlation((0.1, -0.1) * 8), _correlation((0.1,) * 8 + (-0.1,) * 8)
+    (0.0, 0.9)
+    """
+    count, mean = len(agreements), fmean(agreements)
+    deviations = [one - mean for one in agreements]
+    spread = sum(one * one for one in deviations)
+    if not spread:
+        return 0.0
+    found = sum(one * other for one, other in pairwise(deviations)) / spread
+    return min(max(0.0, found + (1 + 3 * found) / count), MOST_CORRELATED)
 
 
 # ---- what full marks are ----

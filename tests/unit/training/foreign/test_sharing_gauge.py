@@ -101,6 +101,35 @@ def test_noise_about_nothing_seldom_takes_anything_away() -> None:
     assert kept >= 38
 
 
+@pytest.mark.parametrize(("alike", "most"), [(0.0, 0.06), (0.5, 0.17), (0.8, 0.28)])
+def test_chance_takes_little_away_though_every_round_asks_anew_and_is_like_the_one_before(
+    alike: float, most: float
+) -> None:
+    halved: list[bool] = []
+    for seed in range(200):
+        rng, gauge = random.Random(seed), SharingGauge()
+        noise = rng.gauss(0.0, 1.0)
+        for _ in range(100):
+            gauge = gauge.after(0.15 * noise)
+            halved.append(gauge.level > 0)
+            noise = alike * noise + (1 - alike**2) ** 0.5 * rng.gauss(0.0, 1.0)
+    assert sum(halved) / len(halved) < most
+
+
+@pytest.mark.parametrize("alike", [0.0, 0.5, 0.8])
+def test_harm_is_found_all_the_same(alike: float) -> None:
+    found = 0
+    for seed in range(40):
+        rng, gauge = random.Random(seed), SharingGauge()
+        noise, lowered = 0.0, False
+        for _ in range(WINDOW):
+            noise = alike * noise + (1 - alike**2) ** 0.5 * rng.gauss(0.0, 1.0)
+            gauge = gauge.after(-0.1 + 0.05 * noise)
+            lowered |= gauge.level > 0
+        found += lowered
+    assert found >= 36
+
+
 def test_rounds_without_a_comparison_change_nothing() -> None:
     gauge = after(SharingGauge(), rounds(0.1, 20))
     assert after(gauge, [None] * 50) == gauge
