@@ -344,7 +344,12 @@ def build_network(
 def build_host(config: Config, paths: Paths, port: int) -> StreamHost:
     """The node's place in the network, not yet started: a private one where its home has the swarm's key."""
     network, name = config.network, config.swarm.name
-    host = P2pdHost(paths.identity, listen=(f"/ip4/{network.listen}/tcp/{port}",), announce=network.announce)
+    host = P2pdHost(
+        paths.identity,
+        listen=(f"/ip4/{network.listen}/tcp/{port}",),
+        announce=network.announce,
+        map_port=network.map_port,
+    )
     if record_of(paths.swarms, name) is None:
         return host
     return PrivateHost(host, PrivateSwarm(file_of(paths.swarms, name), paths.met_members(name)))
@@ -363,6 +368,7 @@ def build_discovery(config: Config, paths: Paths, host: Host) -> Discovery:
         names=seeds.names,
         mdns=network.mdns and (network.listen == ANYWHERE or scope_of(f"/ip4/{network.listen}") == "lan"),
         mdns_interfaces=_interfaces(network),
+        asks_router=network.map_port,
     )
 
 

@@ -1,8 +1,8 @@
 """A member of a swarm without a policy, to be run in a home of the lab: `member.py FOLDER PORT [ADDRESS]...`
 
-It announces groups of one small task, fetches those of others and says now and then what it has. Benchmarks
-set in its environment how often it announces (MEMBER_EVERY_S), how long each answer is (MEMBER_CHARS), and a
-file beside which it rests (MEMBER_REST).
+It announces groups of one small task, fetches those of others and says now and then what it has. Its
+environment says how often it announces (MEMBER_EVERY_S), how long each answer is (MEMBER_CHARS), a file beside
+which it rests (MEMBER_REST), and whether it asks its router for a port (MEMBER_MAP_PORT).
 """
 
 import asyncio
@@ -28,6 +28,7 @@ PUBLISH_EVERY_S = float(os.environ.get("MEMBER_EVERY_S", "0.5"))
 CHARS = int(os.environ.get("MEMBER_CHARS", "0"))
 ANSWERS = 16 if CHARS else 2
 REST = Path(os.environ.get("MEMBER_REST", "/nonexistent"))
+MAP_PORT = "MEMBER_MAP_PORT" in os.environ
 LIFE_S = 240.0
 """No test takes longer; a member that nobody ends goes by itself."""
 
@@ -54,8 +55,9 @@ def rests() -> bool:
 
 async def main(folder: Path, port: int, seeds: Sequence[str]) -> None:
     task, key = Addition(), load_or_create(folder / "identity.key")
-    host = P2pdHost(folder / "identity.key", listen=(f"/ip4/0.0.0.0/tcp/{port}",))
-    discovery = Discovery(host, PeerBook.load(folder / "peers.json"), seeds, "/swarmnode/homes")
+    host = P2pdHost(folder / "identity.key", listen=(f"/ip4/0.0.0.0/tcp/{port}",), map_port=MAP_PORT)
+    book = PeerBook.load(folder / "peers.json")
+    discovery = Discovery(host, book, seeds, "/swarmnode/homes", mdns=True, asks_router=MAP_PORT)
     exchange = Exchange(
         host,
         key,
