@@ -186,9 +186,16 @@ def remove(
 
 
 @app.command()
-def rotate(swarm: Swarm = None, home: Home = None) -> None:
+def rotate(
+    swarm: Swarm = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="PEER", help="Hand it to these members alone; may be repeated."),
+    ] = None,
+    home: Home = None,
+) -> None:
     """Make a new key and hand it to every member; invitations from before end. Founder only."""
-    typer.echo(_told(_change(resolve_paths(home), swarm, new_key=True)))
+    typer.echo(_told(_change(resolve_paths(home), swarm, only=only or (), new_key=True)))
 
 
 @app.command()
@@ -243,6 +250,7 @@ def _change(
     paths: Paths,
     swarm: str | None,
     *,
+    only: list[str] | tuple[str, ...] = (),
     remove: list[str] | tuple[str, ...] = (),
     publishers: list[str] | tuple[str, ...] | None = None,
     new_key: bool = False,
@@ -254,6 +262,7 @@ def _change(
         before,
         _founder(paths),
         members=tuple(_met(paths, before.name)),
+        only=only,
         remove=remove,
         publishers=publishers,
         new_key=new_key,
