@@ -11,7 +11,7 @@ from swarmnode.storage import Paths, resolve_paths
 
 if TYPE_CHECKING:
     from swarmnode.identity.keys import NodeKey
-    from swarmnode.network.swarm_home import SwarmRecord
+    from swarmnode.network.swarm_record import SwarmRecord
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -111,7 +111,7 @@ def create(
 ) -> None:
     """Found a private swarm: make its key, and print the invitation, which holds it."""
     from swarmnode.config_layers import load_config
-    from swarmnode.network.swarm_home import file_of, founded, record_of, save
+    from swarmnode.network.swarm_record import file_of, founded, record_of, save
 
     load_config(environ={}, flags={"swarm.name": name})
     if not private:
@@ -220,7 +220,7 @@ def _founder(paths: Paths) -> "NodeKey":
 
 
 def _record(paths: Paths, swarm: str | None) -> "SwarmRecord":
-    from swarmnode.network.swarm_home import file_of, load, names_in
+    from swarmnode.network.swarm_record import file_of, load, names_in
 
     names = names_in(paths.swarms)
     if swarm is None and len(names) > 1:
@@ -255,7 +255,7 @@ def _change(
     publishers: list[str] | tuple[str, ...] | None = None,
     new_key: bool = False,
 ) -> "SwarmRecord":
-    from swarmnode.network.swarm_home import changed, file_of, save
+    from swarmnode.network.swarm_record import changed, file_of, save
 
     before = _record(paths, swarm)
     record = changed(

@@ -1,6 +1,6 @@
 """The key of a private swarm: names that an outsider cannot guess, and seals that only members can open.
 
-invitation, home -> [SwarmKey] -> private.py (topics, protocols, messages), sealed_stream.py (streams)
+invitation, home -> [SwarmKey] -> private_host.py (topics, protocols, messages), sealed_stream.py (streams)
 
 Everything is derived from one secret of 32 random bytes by HMAC-SHA256 over length-prefixed parts, which is
 HKDF-Expand (RFC 5869) of a key that is already uniform. Each context - what it is, its topic or protocol, who

@@ -32,11 +32,11 @@ from swarmnode.network.discovery import Discovery, PeerBook
 from swarmnode.network.host import Host
 from swarmnode.network.multiaddr import parse_address, scope_of
 from swarmnode.network.p2pd import P2pdHost
-from swarmnode.network.private import PrivateHost
+from swarmnode.network.private_host import PrivateHost
 from swarmnode.network.private_swarm import PrivateSwarm
 from swarmnode.network.seeds import Seeds, read_seeds
 from swarmnode.network.streams import StreamHost
-from swarmnode.network.swarm_home import file_of, record_of
+from swarmnode.network.swarm_record import file_of, record_of
 from swarmnode.node.learner import Overlap
 from swarmnode.node.node import NetworkParts
 from swarmnode.rollout.decode.family import refuse_at_sight

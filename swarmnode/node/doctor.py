@@ -22,7 +22,7 @@ from swarmnode.installing import how_to_install
 from swarmnode.models import folder_of
 from swarmnode.native.compiler import find_compiler
 from swarmnode.network.p2pd_control import find_daemon
-from swarmnode.network.swarm_home import record_of
+from swarmnode.network.swarm_record import record_of
 from swarmnode.node.assemble import specs_of
 from swarmnode.node.memory import PlannedMemory, plan_for
 from swarmnode.node.policies import check_policies, check_status_port, config_of

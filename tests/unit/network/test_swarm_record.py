@@ -10,7 +10,7 @@ from swarmnode.identity.keys import NodeKey
 from swarmnode.network.invitation import Invitation, read_invitation
 from swarmnode.network.manifest import MAX_LISTED, signed
 from swarmnode.network.private_swarm import PrivateSwarm, SwarmNews
-from swarmnode.network.swarm_home import (
+from swarmnode.network.swarm_record import (
     SwarmRecord,
     accept,
     changed,
