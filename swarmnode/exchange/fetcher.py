@@ -374,7 +374,8 @@ class Fetcher:
         if self.trust_of(author) == "newcomer":
             self._vain.owe(size_bytes)
             self._vain_dials.owe(not self._bodies.routes.leads_to(author))
-        self._ledger.reputation.did_not_deliver(author, self._arrive().at)
+        came = reason not in (Reason.UNAVAILABLE, Reason.TIMEOUT)
+        self._ledger.reputation.did_not_deliver(author, self._arrive().at, came=came)
 
     def _accept(self, announcement: Announcement, body: bytes, checked: CheckedBody) -> None:
         author = announcement.author
