@@ -156,7 +156,7 @@ def together(
 
 
 def seed_dies(models: Sequence[str], seconds: float) -> float:
-    """Groups of the other that a round of two homes trains on, where their seed dies and a third node goes on."""
+    """Groups of the other that a round of two homes trains on; their seed dies, a third node goes on."""
     with ExitStack() as stack:
         lab, stage = stack.enter_context(Lab()), Stage(stack, models)
         seed, address = stage.seed(lab.public())

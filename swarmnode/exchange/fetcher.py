@@ -374,8 +374,9 @@ class Fetcher:
         if self.trust_of(author) == "newcomer":
             self._vain.owe(size_bytes)
             self._vain_dials.owe(not self._bodies.routes.leads_to(author))
-        came = reason not in (Reason.UNAVAILABLE, Reason.TIMEOUT)
-        self._ledger.reputation.did_not_deliver(author, self._arrive().at, came=came)
+        # The answers that we looked at may be all right or all wrong, although those of the whole group are not.
+        mishap = reason in (Reason.UNAVAILABLE, Reason.TIMEOUT, Reason.ZERO_ADVANTAGE)
+        self._ledger.reputation.did_not_deliver(author, self._arrive().at, mishap=mishap)
 
     def _accept(self, announcement: Announcement, body: bytes, checked: CheckedBody) -> None:
         author = announcement.author

@@ -17,8 +17,8 @@ import msgspec
 
 from swarmnode.errors import NetworkError, StorageError
 from swarmnode.network.manifest import MAX_LISTED, MAX_MANIFEST_BYTES
-from swarmnode.network.swarm_record import SwarmRecord, load, save, succeeded
 from swarmnode.network.swarm_key import SECRET_BYTES, SwarmKey
+from swarmnode.network.swarm_record import SwarmRecord, load, save, succeeded
 from swarmnode.storage import replace_file
 
 logger = logging.getLogger(__name__)

@@ -69,7 +69,9 @@ class SwarmRecord:
     def invitation(self, seeds: Sequence[str]) -> Invitation:
         """All that a friend needs, the key included. `seeds`: addresses that it reaches us under."""
         version = max(self.least_version, self.manifest.version if self.manifest else 0)
-        key = self.key.secret + public_key_from_peer_id(self.founder) + version.to_bytes(_VERSION_BYTES, "big")
+        key = (
+            self.key.secret + public_key_from_peer_id(self.founder) + version.to_bytes(_VERSION_BYTES, "big")
+        )
         known = tuple(dict.fromkeys((*seeds, *self.seeds)))[:MAX_SEEDS]
         return Invitation(name=self.name, seeds=known, key=key)
 
@@ -127,7 +129,7 @@ def changed(
     publishers: Sequence[str] | None = None,
     new_key: bool = False,
 ) -> SwarmRecord:
-    """The record with a new list, signed. `members` are added to those that it names, as far as there is room;
+    """The record with a new list, signed. `members` are added to those that it names, where there is room;
     with `only` it names these and nobody else. `publishers`: empty for everybody, None as before.
     Raises NetworkError for a founder that is none."""
     before = record.manifest

@@ -12,8 +12,8 @@ from swarmnode.errors import NetworkError, PeerUnreachable
 from swarmnode.identity.keys import NodeKey, load_or_create
 from swarmnode.network.host import Message
 from swarmnode.network.streams import ByteStream, StreamHost
-from swarmnode.network.swarm_record import SwarmRecord, changed, file_of, founded, load, save
 from swarmnode.network.swarm_key import SwarmKey
+from swarmnode.network.swarm_record import SwarmRecord, changed, file_of, founded, load, save
 from tests.contracts.hosts import HostFactory, member
 
 TOPIC = "/swarmnode/3/friends/rollouts/0"

@@ -1,8 +1,8 @@
 """A member of a swarm without a policy, to be run in a home of the lab: `member.py FOLDER PORT [ADDRESS]...`
 
 It announces groups of one small task, fetches those of others and says now and then what it has. Its
-environment says how often it announces (MEMBER_EVERY_S), how long each answer is (MEMBER_CHARS), a file beside
-which it rests (MEMBER_REST), and whether it asks its router for a port (MEMBER_MAP_PORT).
+environment says how often it announces (MEMBER_EVERY_S), how long each answer is (MEMBER_CHARS), a file
+beside which it rests (MEMBER_REST), and whether it asks its router for a port (MEMBER_MAP_PORT).
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import random
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -45,7 +45,7 @@ class Addition:
             a, b = rng.randrange(1000), rng.randrange(1000)
             yield Example(ExampleKey("addition", "1", seed, index), f"{a} + {b} =", {"answer": str(a + b)})
 
-    def score(self, example: Example, completions: Sequence[str]) -> list[dict[str, float | None]]:
+    def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
         return [{"correct": float(text.split()[0] == example.columns["answer"])} for text in completions]
 
 

@@ -10,7 +10,9 @@ import sys
 PIECE_BYTES = 4096
 
 
-async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float, speed: float) -> None:
+async def carry(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float, speed: float
+) -> None:
     loop = asyncio.get_running_loop()
     on_the_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=1024)
 

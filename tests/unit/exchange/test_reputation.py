@@ -116,14 +116,14 @@ def test_a_fetch_in_vain_is_no_offence_but_makes_us_wait_longer_each_time():
     assert reputation.may_be_asked("a", now)
 
 
-def test_a_hiccup_of_a_proven_author_costs_a_second_and_what_is_of_no_use_costs_more():
+def test_a_mishap_of_a_proven_author_costs_a_second_and_what_is_of_no_use_costs_more():
     reputation = Reputation()
     for _ in range(PROVEN_AFTER):
         reputation.was_accepted("a")
-    reputation.did_not_deliver("a", 0.0, came=False)
+    reputation.did_not_deliver("a", 0.0, mishap=True)
     assert not reputation.may_be_asked("a", GIVER_PAUSE_S - 0.1)
     assert reputation.may_be_asked("a", GIVER_PAUSE_S)
-    reputation.did_not_deliver("a", 0.0, came=False)
+    reputation.did_not_deliver("a", 0.0, mishap=True)
     assert not reputation.may_be_asked("a", GIVER_PAUSE_S)
     reputation.did_deliver("a", 0.1)
     reputation.did_not_deliver("a", 0.0)

@@ -13,7 +13,6 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.errors import NetworkError
 from swarmnode.identity.keys import load_or_create
 from swarmnode.network import dialback
 from swarmnode.network.dialback import DialBack, Told, answers_as, open_second_message
@@ -84,7 +83,7 @@ async def test_a_bad_question_dials_nobody(request_: bytes, caplog: pytest.LogCa
 
 
 async def test_who_asks_without_end_does_not_keep_the_daemon_busy():
-    async with asked_from("192.168.1.20") as (asker, helper, knocks):
+    async with asked_from("192.168.1.20") as (asker, helper, _):
         looked, far_ends = 0, helper.far_ends
 
         async def counted() -> dict[str, tuple[str, ...]]:

@@ -10,6 +10,7 @@ from swarmnode.identity.keys import NodeKey
 from swarmnode.network.invitation import Invitation, read_invitation
 from swarmnode.network.manifest import MAX_LISTED, signed
 from swarmnode.network.private_swarm import PrivateSwarm, SwarmNews
+from swarmnode.network.swarm_key import SwarmKey
 from swarmnode.network.swarm_record import (
     SwarmRecord,
     accept,
@@ -22,7 +23,6 @@ from swarmnode.network.swarm_record import (
     save,
     succeeded,
 )
-from swarmnode.network.swarm_key import SwarmKey
 
 FOUNDER, FRIEND, MALLORY = (NodeKey(bytes([number]) * 32) for number in range(3))
 SEED = f"/ip4/192.0.2.7/tcp/4001/p2p/{FOUNDER.peer_id}"
