@@ -374,7 +374,7 @@ class Fetcher:
         if self.trust_of(author) == "newcomer":
             self._vain.owe(size_bytes)
             self._vain_dials.owe(not self._bodies.routes.leads_to(author))
-        # The answers that we looked at may be all right or all wrong, although those of the whole group are not.
+        # Of a wide group we look at a part: its answers may be equal although those of the whole are not.
         mishap = reason in (Reason.UNAVAILABLE, Reason.TIMEOUT, Reason.ZERO_ADVANTAGE)
         self._ledger.reputation.did_not_deliver(author, self._arrive().at, mishap=mishap)
 

@@ -39,7 +39,7 @@ MAX_AUTHORS = 512
 """Connected authors whose announcements are remembered, some 8 MiB when all of them announce without end."""
 
 MAX_EARLY = 256
-"""Announcements of peers that we are not connected to, as far as we know: who has just come announces, too."""
+"""Announcements of peers that, as far as we know, are not connected: who has just come announces, too."""
 
 PULL_S = 5.0
 """How long an author may take to give us a body that others ask us for. Who asked may have gone by then: the

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from swarmnode.network.lab import Lab, LabMachine, stop, why_not
+from swarmnode.network.swarm_record import SwarmRecord, file_of, save
+from swarmnode.storage import resolve_paths
 
 PATIENCE_S = 90.0
 MEMBER = Path(__file__).parent / "member.py"
@@ -88,11 +90,22 @@ def start(lab: Lab, tmp_path: Path) -> Iterator[Callable[..., Running]]:
     with ExitStack() as stack:
 
         def run(
-            machine: LabMachine, *addresses: str, seed: bool = False, bad: str = "", **more: str
+            machine: LabMachine,
+            *addresses: str,
+            seed: bool = False,
+            bad: str = "",
+            record: SwarmRecord | None = None,
+            **more: str,
         ) -> Running:
             folder = tmp_path / f"{next(numbers)}"
             folder.mkdir()
             command = [sys.executable, "-m", "swarmnode", "seed", "--home", str(folder), *addresses]
+            if seed and record is not None:
+                save(record, file_of(resolve_paths(folder).swarms, record.name))
+                command += ["--swarm", record.name]
+            elif record is not None:
+                more = {**more, "MEMBER_RECORD": str(file_of(folder, record.name))}
+                save(record, Path(more["MEMBER_RECORD"]))
             if not seed:
                 command = [sys.executable, str(MEMBER), str(folder), "4001", *addresses]
             if bad:

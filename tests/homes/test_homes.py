@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from swarmnode.identity.keys import NodeKey
 from swarmnode.network.lab import Lab, LabError, LabMachine
+from swarmnode.network.swarm_record import founded
 from tests.homes.conftest import NAT_PMP, SLOW_LINE, Running, until
 
 Start = Callable[..., Running]
@@ -98,6 +100,18 @@ def test_a_router_that_is_asked_to_forwards_a_port(lab: Lab, start: Start, besid
     assert outside in address
     outsider = start(lab.public(), address)
     until(lambda: home.peer in outsider.last["peers"])
+
+
+def test_homes_of_a_private_swarm_exchange_through_its_seed_and_a_home_without_the_key_gets_nothing(
+    lab: Lab, start: Start
+) -> None:
+    friends = founded("commons", NodeKey.generate(), (), ())
+    seed = start(lab.public(), seed=True, record=friends)
+    a, b = (start(lab.home()[0], seed.address, record=friends) for _ in range(2))
+    stranger = start(lab.home()[0], seed.address)
+    until(lambda: a.has_from(b) >= 5 and b.has_from(a) >= 5)
+    assert a.has_from(stranger) == b.has_from(stranger) == 0
+    assert stranger.last["authors"] == {} and stranger.peer not in (*a.last["peers"], *b.last["peers"])
 
 
 @pytest.mark.slow
