@@ -2,8 +2,8 @@
 
 It announces groups of one small task, fetches those of others and says now and then what it has. Its
 environment says how often it announces (MEMBER_EVERY_S), how long each answer is (MEMBER_CHARS), a file
-beside which it rests (MEMBER_REST), whether it asks its router for a port (MEMBER_MAP_PORT), and which private
-swarm it is in (MEMBER_RECORD, a file as homes have it).
+beside which it rests (MEMBER_REST), whether it asks its router for a port (MEMBER_MAP_PORT), and which
+private swarm it is in (MEMBER_RECORD, a file as homes have it).
 """
 
 import asyncio
