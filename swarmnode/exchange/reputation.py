@@ -259,6 +259,8 @@ class Reputation:
         """A fetch from this author gave us nothing of use, whosever fault it was. `mishap`: it may happen to
         anybody."""
         standing = self._of(author)
+        if now < standing.ask_again_at:
+            return  # It was asked before the pause began, for several at once: that is one mishap.
         first_s = GIVER_PAUSE_S if mishap and standing.accepted >= PROVEN_AFTER else FIRST_PAUSE_S
         pause_s = min(LONGEST_PAUSE_S, first_s * 2.0 ** min(standing.failures, 16))
         standing.failures += 1
