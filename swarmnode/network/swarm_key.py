@@ -62,7 +62,7 @@ class SwarmKey:
         """Return what stands on the wire for a topic, a protocol or a namespace.
 
         >>> SwarmKey(bytes(32)).name("topic", "/swarmnode/3/friends/rollouts/0")
-        '/74d2f46a8b2bb6d46cb2937aedc9b5f2'
+        '/68d0bf3852eb9920c8302ca7f4eb8806'
         """
         return "/" + self.derive("name", kind, text)[:_NAME_BYTES].hex()
 
