@@ -102,6 +102,8 @@ class NetworkConfig(Section):
     announce: tuple[str, ...] = ()
     """Public multiaddrs to tell peers instead of the ones we listen on (behind a forwarded port). Of several
     policies the first one announces them."""
+    map_port: bool = False
+    """Ask the router to forward our port, by UPnP or NAT-PMP, and tell peers where it does."""
     seeds: tuple[str, ...] = ("shipped",)
     """Whom to dial first: multiaddrs that end in /p2p/<peer id>, files with one on each line, DNS names as
     /dnsaddr/example.org. shipped: the list that came with swarmnode (configs/seeds.txt)."""

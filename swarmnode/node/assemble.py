@@ -32,11 +32,11 @@ from swarmnode.network.discovery import Discovery, PeerBook
 from swarmnode.network.host import Host
 from swarmnode.network.multiaddr import parse_address, scope_of
 from swarmnode.network.p2pd import P2pdHost
-from swarmnode.network.private import PrivateHost
+from swarmnode.network.private_host import PrivateHost
 from swarmnode.network.private_swarm import PrivateSwarm
 from swarmnode.network.seeds import Seeds, read_seeds
 from swarmnode.network.streams import StreamHost
-from swarmnode.network.swarm_home import file_of, record_of
+from swarmnode.network.swarm_record import file_of, record_of
 from swarmnode.node.learner import Overlap
 from swarmnode.node.node import NetworkParts
 from swarmnode.rollout.decode.family import refuse_at_sight
@@ -354,7 +354,12 @@ def build_network(
 def build_host(config: Config, paths: Paths, port: int) -> StreamHost:
     """The node's place in the network, not yet started: a private one where its home has the swarm's key."""
     network, name = config.network, config.swarm.name
-    host = P2pdHost(paths.identity, listen=(f"/ip4/{network.listen}/tcp/{port}",), announce=network.announce)
+    host = P2pdHost(
+        paths.identity,
+        listen=(f"/ip4/{network.listen}/tcp/{port}",),
+        announce=network.announce,
+        map_port=network.map_port,
+    )
     if record_of(paths.swarms, name) is None:
         return host
     return PrivateHost(host, PrivateSwarm(file_of(paths.swarms, name), paths.met_members(name)))
@@ -373,6 +378,7 @@ def build_discovery(config: Config, paths: Paths, host: Host) -> Discovery:
         names=seeds.names,
         mdns=network.mdns and (network.listen == ANYWHERE or scope_of(f"/ip4/{network.listen}") == "lan"),
         mdns_interfaces=_interfaces(network),
+        asks_router=network.map_port,
     )
 
 
