@@ -101,7 +101,7 @@ def of_policy(settings: "Settings", number: int) -> "Settings":
     one that was trained here, if there is one alone. Raises ConfigError for a policy that never ran here."""
     from swarmnode.errors import ConfigError
     from swarmnode.node.policies import config_of
-    from swarmnode.training.runs import is_trained, only_model, runs_in
+    from swarmnode.training.runs import runs_in, trained_model
 
     paths = settings.paths.policy(number)
     if number and paths not in settings.paths.policies():
@@ -110,6 +110,6 @@ def of_policy(settings: "Settings", number: int) -> "Settings":
             hint=f"it has {len(settings.paths.policies())} of them, counted from 0; see --policy and --home",
         )
     config, model = config_of(settings.config, number), settings.model
-    if config.policy.model == "auto" and not is_trained(known := runs_in(paths.checkpoints), model):
-        model = only_model(known) or model
+    if config.policy.model == "auto":
+        model = trained_model(runs_in(paths.checkpoints), model, named=config.node.run)
     return replace(settings, config=config, model=model, paths=paths)

@@ -27,7 +27,7 @@ from typing import Self
 import msgspec
 
 from swarmnode.config import Config
-from swarmnode.errors import SwarmnodeError
+from swarmnode.errors import ConfigError, SwarmnodeError
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.selection import longest_wait_s
 from swarmnode.network.discovery import Discovery
@@ -399,11 +399,26 @@ class NodeLoop:
         round = self._begun_at = resumed.counters.round
         name = f", run {self.status.run}" if self.status.run else ""
         logger.info("resumed after round %d, policy version %d%s", round, self._learner.policy_version, name)
+        if resumed.changed:
+            self._go_on_with(resumed.changed)
         if self._network is not None:
             self._network.exchange.restore(resumed.exchange)
         self._saving.resumed(resumed.counters)
         self._board.counted(resumed.counters, self._learner.policy_version)
         self._board.evaluated(resumed.counters, {})
+
+    def _go_on_with(self, changed: Sequence[str]) -> None:
+        """Say which settings the run has not been trained with. Raises ConfigError where no round is left to
+        train with them: what there is was learnt otherwise."""
+        told, limit = "; ".join(changed), self._config.node.rounds
+        if limit is None or self._begun_at < limit:
+            logger.warning("the run goes on with other settings: %s", told)
+            return
+        raise ConfigError(
+            f"nothing to do: {self._begun_at} of {limit} rounds are done, with other settings: {told}",
+            hint="begin another run (--run NAME, run=), start this one over (--fresh, fresh=True), or set more"
+            " rounds to go on with these settings (--rounds, rounds=)",
+        )
 
     async def _keep_looking(self) -> None:
         """Keep the screen and the number of peers up to date."""

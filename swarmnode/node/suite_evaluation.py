@@ -15,7 +15,7 @@ from statistics import stdev
 
 from swarmnode.config import Config
 from swarmnode.errors import ConfigError
-from swarmnode.node.offline import apply_checkpoint, load_checkpoint, of_round
+from swarmnode.node.offline import apply_checkpoint, load_checkpoint, of_round, with_room
 from swarmnode.node.screen import Screen
 from swarmnode.rollout.engine import Engine, SamplingParams
 from swarmnode.rollout.schedule.group import Renderer
@@ -112,6 +112,7 @@ def evaluate_suites(
         local, checkpoint = load_checkpoint(
             config, model, paths, base=base, best=best, progress=shown.progress, apply=False
         )
+    config = with_room(config, local, checkpoint)
     has_template = bool(local.base.tokenizer.chat_template) and not config.policy.raw_prompts
     prompting = Prompting(has_template, shots)
     asked = {name: suite.questions(prompting, limit) for name, suite in loaded.items()}

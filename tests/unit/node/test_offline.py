@@ -93,7 +93,7 @@ def test_without_an_evaluation_there_is_no_best(config: Config, quick_model: Pat
 
 
 def test_the_base_model_is_not_the_best_checkpoint(config: Config, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--base and --best"):
+    with pytest.raises(ConfigError, match="base and best are two"):
         evaluate_offline(config, "any", resolve_paths(tmp_path), base=True, best=True)
 
 
