@@ -24,7 +24,7 @@ from swarmnode.errors import ConfigError, ModelError, SwarmnodeError, TaskError
 from swarmnode.node.monitors import Monitor, checked_monitor
 from swarmnode.node.status import NodeStatus, Summary
 from swarmnode.storage import resolve_paths
-from swarmnode.tasks.functions import RewardSpec, Rows, as_task, measured_rows, rewarded
+from swarmnode.tasks.functions import RewardSpec, Rows, as_task, measured_rows, refuse_untrained, rewarded
 from swarmnode.tasks.loader import Draw
 from swarmnode.tasks.rewards import named_rewards, with_weights
 from swarmnode.tasks.rows import user_text
@@ -115,6 +115,7 @@ class Node:
         self._settings = settings_of(
             home, preset, model, _names(task), {**flags, **(settings or {})}, tokenizer or processing_class
         )
+        refuse_untrained(task)
         rewards = rewards_of(reward)
         # What is no task is refused here and not in `run`.
         made = _task_around(task, rewards, tools, environment, eval_dataset, self.config)
@@ -330,9 +331,7 @@ def evaluate(
     from swarmnode.node.screen import Screen
 
     settings = {"node.run": run, **(settings or {})}
-    chosen = _settings_of_trained(
-        home, preset, model, _names(task), settings, tokenizer or processing_class
-    )
+    chosen = _settings_of_trained(home, preset, model, _names(task), settings, tokenizer or processing_class)
     measured = None if tools is not None or environment is not None else measured_rows(task)
     made = _task_around(
         () if measured else task, rewards_of(reward), tools, environment, measured, chosen.config

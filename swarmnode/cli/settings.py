@@ -50,6 +50,10 @@ Greedy = Annotated[bool, typer.Option("--greedy", help="Take the likeliest token
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 
 
+TASK_ENDINGS = (".py", ".jsonl", ".json", ".csv", ".parquet")
+"""Endings of the files that --task takes; no address has one."""
+
+
 def load_settings(
     *,
     home: Path | None = None,
@@ -72,6 +76,10 @@ def invited(
     """The swarm and the addresses to dial, with what an invitation among them says. The key of a private
     swarm is put into the home, where it stays. Raises NetworkError."""
     texts = list(addresses or ())
+    if task := next((text for text in texts if text.partition("?")[0].endswith(TASK_ENDINGS)), None):
+        from swarmnode.errors import ConfigError
+
+        raise ConfigError(f"{task} is no address of a peer", hint=f"did you mean --task {task}?")
     if not any(text.startswith("sn") for text in texts):
         return swarm, addresses if addresses is None else texts
     from swarmnode.errors import NetworkError

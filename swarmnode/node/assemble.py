@@ -263,8 +263,9 @@ def checkpoint_store(
     *,
     tells: bool = True,
 ) -> "CheckpointStore":
-    """The checkpoints of the run that trains a policy on this base and these tasks, said (`tells`) where it is
-    not plainly the one before. `tasks` None: of the run that an evaluation is of. Raises CheckpointError."""
+    """The checkpoints of the run that trains a policy on this base and these tasks, said (`tells`) where it
+    is not plainly the one before. `tasks` None: of the run that an evaluation is of. Raises CheckpointError.
+    """
     from swarmnode.training.checkpoint_store import CheckpointStore
     from swarmnode.training.runs import choose_run, newest_run, runs_in
 

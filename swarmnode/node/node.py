@@ -48,7 +48,7 @@ from swarmnode.node.status import NodeStatus, PipelineStatus, Summary, summarise
 from swarmnode.node.workers import Saving, Workers, supervise
 from swarmnode.training.foreign.rules import adapts, groups_wanted, own_to_learn_from
 from swarmnode.training.foreign.sharing_gauge import SharingGauge, needs_of, told
-from swarmnode.training.records import Counters, TrainReport, tally
+from swarmnode.training.records import Counters, Evaluation, TrainReport, tally
 from swarmnode.types import RolloutGroup
 
 logger = logging.getLogger(__name__)
@@ -112,6 +112,8 @@ class NodeLoop:
         self._ahead: RoundRollouts | BaseException | None = None
         """What generating the next round while the last one was trained on came to."""
         self._counters = Counters()
+        self._unmeasured: set[str] = set()
+        """Tasks of which it was said that nothing is held out."""
         self._droughts: dict[str, Drought] = {}
         self._begun_at = 0
         self._stopping = False
@@ -377,8 +379,20 @@ class NodeLoop:
         if counters.reward_first is None:
             counters.reward_first = result.mean
         logger.info("held-out reward at round %d: %s", counters.round, shown(result.mean))
+        self._say_what_is_not_measured(result)
         self._board.evaluated(counters, result.per_task)
         self._watcher.evaluated(self.status)
+
+    def _say_what_is_not_measured(self, result: Evaluation) -> None:
+        """Say once of each task that nothing of it is held out: its reward stays unknown."""
+        unmeasured = {name for name in result.per_task if not result.asked.get(name, 1)} - self._unmeasured
+        if unmeasured:
+            self._unmeasured |= unmeasured
+            logger.warning(
+                "no prompt of %s fell into the fifth that is held out: its held-out reward stays unknown;"
+                " rows of its own measure it (eval_dataset=, tasks.evaluation)",
+                ", ".join(sorted(unmeasured)),
+            )
 
     async def _save(self) -> None:
         waiting = self._network.exchange.snapshot() if self._network is not None else b""
@@ -416,8 +430,8 @@ class NodeLoop:
             return
         raise ConfigError(
             f"nothing to do: {self._begun_at} of {limit} rounds are done, with other settings: {told}",
-            hint="begin another run (--run NAME, run=), start this one over (--fresh, fresh=True), or set more"
-            " rounds to go on with these settings (--rounds, rounds=)",
+            hint="begin another run (--run NAME, run=), start this one over (--fresh, fresh=True), or set"
+            " more rounds to go on with these settings (--rounds, rounds=)",
         )
 
     async def _keep_looking(self) -> None:

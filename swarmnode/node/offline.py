@@ -27,7 +27,6 @@ from swarmnode.training.evaluation import PASSING_REWARD, conversation_rules, ev
 from swarmnode.training.records import PassAt
 from swarmnode.training.runs import is_trained, runs_in
 
-
 Purpose = Literal["eval", "export", "evaluate", "load"]
 """Why a checkpoint is looked for: two commands, and what a script calls."""
 
@@ -165,8 +164,8 @@ def load_checkpoint(
 
 
 def with_room(config: Config, local: LocalPolicy, checkpoint: Checkpoint | None) -> Config:
-    """The settings with answers that leave room for a prompt: as they are set; where those are too long for the
-    model, as the checkpoint was trained, or half of what the model takes."""
+    """The settings with answers that leave room for a prompt: as they are set; where those are too long for
+    the model, as the checkpoint was trained, or half of what the model takes."""
     limit, wanted = local.base.max_positions, config.rollout.max_tokens
     if limit is None or wanted < limit:
         return config
@@ -278,9 +277,7 @@ def _check_trained(paths: Paths, model: str, named: str, purpose: Purpose) -> No
 def _newest(local: LocalPolicy, purpose: Purpose) -> Checkpoint:
     checkpoint = local.store.latest()
     if checkpoint is None:
-        raise CheckpointError(
-            f"there is no checkpoint in {local.store.folder}", hint=NOTHING_YET[purpose][1]
-        )
+        raise CheckpointError(f"there is no checkpoint in {local.store.folder}", hint=NOTHING_YET[purpose][1])
     return checkpoint
 
 

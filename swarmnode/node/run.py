@@ -312,9 +312,7 @@ def _put_checkpoints_aside(seats: Sequence[Seat], model: str, loaded: LocalPolic
     would otherwise be older than the others' start."""
     for number, place in enumerate(seats[0].paths.policies()):
         seat = seats[number % len(seats)]
-        open_run = partial(
-            checkpoint_store, seat.config, model, place, loaded.base, seat.tasks, tells=False
-        )
+        open_run = partial(checkpoint_store, seat.config, model, place, loaded.base, seat.tasks, tells=False)
         # Several may be of these tasks: once the first is aside, a start would go on with the next.
         while archived := open_run().archive():
             logger.info("starting over; earlier checkpoints are kept in %s", archived)

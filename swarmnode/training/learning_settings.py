@@ -1,9 +1,9 @@
-"""The settings that shape what is learnt: a checkpoint notes them, and a start that goes on hears what changed.
+"""The settings that shape what is learnt: a checkpoint notes them, and a start hears which are others now.
 
 config -> [learning_settings] -> state.json -> [changes] -> node.py (a line of the log, or an error)
 
-A run goes on with other settings where rounds are left: a person may lower a learning rate half-way. Where all
-of its rounds are done, what it would return was learnt otherwise, and that is an error.
+A run goes on with other settings where rounds are left: a person may lower a learning rate half-way. Where
+all of its rounds are done, what it would return was learnt otherwise, and that is an error.
 """
 
 from collections.abc import Mapping

@@ -138,8 +138,8 @@ def only_model(known: Sequence[TrainingRun]) -> str | None:
 
 
 def trained_model(known: Sequence[TrainingRun], model: str, *, named: str = "") -> str:
-    """The base model that an evaluation or an export is of where nobody named one: `model`, which a node would
-    train, or where no run is of it, that of the named run or the one that all runs are of."""
+    """The base model that an evaluation or an export is of where nobody named one: `model`, which a node
+    would train, or where no run is of it, that of the named run or the one that all runs are of."""
     meant = [run for run in known if run.name == named] if named else known
     if not meant or is_trained(meant, model):
         return model

@@ -86,7 +86,8 @@ def test_fresh_starts_over_where_two_runs_are_of_the_same_task(options: dict[str
         letters, length, rounds=1, fresh=True, on_round=lambda said: begun.append(round_of(said)), **options
     )
     assert (done.run, done.rounds, begun) == ("letters", 1, [1])
-    kept = sorted(folder.name.partition(".")[0] for folder in (options["home"] / "data/checkpoints").glob("*.*"))
+    aside = (options["home"] / "data/checkpoints").glob("*.*")
+    kept = sorted(folder.name.partition(".")[0] for folder in aside)
     assert kept == ["letters", "letters-2"], "nothing is deleted"
 
 

@@ -108,7 +108,7 @@ def test_a_suite_that_cannot_be_read_is_refused_before_a_model_is_loaded(
 ) -> None:
     with pytest.raises(TaskError, match="no suite"):
         evaluate_suites(config, "no-model", resolve_paths(tmp_path), [tmp_path / "none.jsonl"])
-    with pytest.raises(ConfigError, match="--greedy"):
+    with pytest.raises(ConfigError, match="greedy gives"):
         evaluate_suites(config, "no-model", resolve_paths(tmp_path), [], greedy=True, samples=2)
 
 
