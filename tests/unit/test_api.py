@@ -445,3 +445,12 @@ def test_what_is_no_model_of_its_own_is_refused_with_the_way_out(
     assert "comes with a loaded model" in refused(quick_model, tokenizer=3)
     adapted = get_peft_model(nameless, LoraConfig(target_modules=["q_proj"]))
     assert "is no model" in refused(adapted) and "adapter" in refused(nameless)
+
+
+def test_rows_of_which_none_is_held_out_say_so_once(options: dict[str, Any]) -> None:
+    rows = [{"prompt": "x=", "answer": str(number)} for number in range(9)]
+    seen = {**options, "settings": {**SMALL, "node.eval_every": 1}}
+    assert sn.run(rows, length, rounds=2, **seen).reward_last is None
+    log = (options["home"] / "state/logs/node.log").read_text()
+    assert log.count("no prompt of rows fell into the fifth that is held out") == 1
+    assert "eval_dataset=" in log
