@@ -130,7 +130,7 @@ class Sharing(msgspec.Struct, frozen=True):
     accepted: int = 0
     """Groups of others that passed all checks."""
     dropped: dict[str, int] = {}
-    """Groups of others that were not taken, by reason; of crowded_out, stale and over_share there was enough."""
+    """Groups of others that were not taken, by reason; of crowded_out, stale, over_share there was plenty."""
     buffered: int = 0
     """Accepted groups that wait for a round."""
     unpublished: dict[str, int] = {}
