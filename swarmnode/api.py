@@ -24,7 +24,7 @@ from swarmnode.errors import ConfigError, ModelError, SwarmnodeError, TaskError
 from swarmnode.node.monitors import Monitor, checked_monitor
 from swarmnode.node.status import NodeStatus, Summary
 from swarmnode.storage import resolve_paths
-from swarmnode.tasks.functions import RewardSpec, Rows, as_task, measured_rows, rewarded
+from swarmnode.tasks.functions import RewardSpec, Rows, as_task, measured_rows, refuse_untrained, rewarded
 from swarmnode.tasks.loader import Draw
 from swarmnode.tasks.rewards import named_rewards, with_weights
 from swarmnode.tasks.rows import user_text
@@ -115,6 +115,7 @@ class Node:
         self._settings = settings_of(
             home, preset, model, _names(task), {**flags, **(settings or {})}, tokenizer or processing_class
         )
+        refuse_untrained(task)
         rewards = rewards_of(reward)
         # What is no task is refused here and not in `run`.
         made = _task_around(task, rewards, tools, environment, eval_dataset, self.config)
@@ -138,9 +139,10 @@ class Node:
         return self._settings.config
 
     @property
-    def home(self) -> Path:
-        """The folder of its identity and checkpoints."""
-        return self._settings.paths.data
+    def home(self) -> Path | None:
+        """The folder with all that it keeps, to pass as `home=` again; None: the folders of XDG, where it
+        lives that was given none."""
+        return self._settings.paths.home
 
     @property
     def policy(self) -> "TrainedPolicy":
@@ -329,7 +331,7 @@ def evaluate(
     from swarmnode.node.screen import Screen
 
     settings = {"node.run": run, **(settings or {})}
-    chosen = settings_of(home, preset, model, _names(task), settings, tokenizer or processing_class)
+    chosen = _settings_of_trained(home, preset, model, _names(task), settings, tokenizer or processing_class)
     measured = None if tools is not None or environment is not None else measured_rows(task)
     made = _task_around(
         () if measured else task, rewards_of(reward), tools, environment, measured, chosen.config
@@ -347,6 +349,7 @@ def evaluate(
             passing_reward=passing_reward,
             tasks=tasks,
             screen=Screen(shows=False),
+            purpose="evaluate",
         )
 
 
@@ -363,7 +366,7 @@ def load_policy(
     """The policy of the newest checkpoint (or the best, or the `base` model), to generate from; of the named
     `run`, or of that which was written to last. Raises CheckpointError where there is none."""
     settings = {"node.run": run, **(settings or {})}
-    chosen = settings_of(home, preset, model, {}, settings)
+    chosen = _settings_of_trained(home, preset, model, {}, settings)
     return _load(chosen, base=base, best=best)
 
 
@@ -406,6 +409,26 @@ def settings_of(
     flags = {"policy.model": named, **names, **settings}
     found = load_settings(home=folder, preset=preset, flags=flags, flags_from="the script")
     return found if loaded is None else replace(found, model_reason="the script's own, kept in that folder")
+
+
+def _settings_of_trained(
+    home: Path | str | None,
+    preset: str | None,
+    model: "str | Path | PreTrainedModel | None",
+    names: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+) -> Settings:
+    """As `settings_of`; where nobody names a model, it is the one that was trained here, as for
+    `swarmnode eval`."""
+    from swarmnode.training.runs import runs_in, trained_model
+
+    found = settings_of(home, preset, model, names, settings, tokenizer)
+    if found.config.policy.model != "auto":
+        return found
+    known = runs_in(found.paths.checkpoints)
+    trained = trained_model(known, found.model, named=found.config.node.run)
+    return found if trained == found.model else settings_of(home, preset, trained, names, settings)
 
 
 def rewards_of(reward: RewardSpec | Sequence[RewardSpec]) -> Sequence[RewardSpec]:
@@ -518,12 +541,19 @@ def tasks_of(
 
 
 def _load(settings: Settings, *, base: bool, best: bool) -> TrainedPolicy:
-    from swarmnode.node.offline import load_checkpoint
+    from swarmnode.node.offline import load_checkpoint, with_room
 
     local, checkpoint = load_checkpoint(
-        settings.config, settings.model, settings.paths, base=base, best=best, progress=_unseen
+        settings.config,
+        settings.model,
+        settings.paths,
+        base=base,
+        best=best,
+        progress=_unseen,
+        purpose="load",
     )
-    return TrainedPolicy(local, settings.config, checkpoint and checkpoint.state.counters.round)
+    config = with_room(settings.config, local, checkpoint)
+    return TrainedPolicy(local, config, checkpoint and checkpoint.state.counters.round)
 
 
 def _check_alone(config: Config) -> None:

@@ -33,11 +33,18 @@ def import_named(setting: str, path: str) -> Any:
     """What is called `name` in the module of `module:name`. Raises ConfigError, which names the setting."""
     module, _, name = path.partition(":")
     try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
+        found = import_module(module)
+    except ImportError as error:
         raise ConfigError(
             f"{setting} = {path!r} cannot be imported: {error}",
             hint=f"install {module!r}, or put the folder it is in on PYTHONPATH",
+        ) from error
+    try:
+        return getattr(found, name)
+    except AttributeError as error:
+        public = ", ".join(each for each in vars(found) if not each.startswith("_"))[:100]
+        raise ConfigError(
+            f"{setting} = {path!r} cannot be imported: {error}", hint=f"{module} has: {public or 'no names'}"
         ) from error
 
 

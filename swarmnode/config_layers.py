@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from swarmnode.config import KEYS, SECRET, SECTIONS, Config
 from swarmnode.errors import ConfigError
 from swarmnode.models import resolve_model
-from swarmnode.other_names import ARGUMENTS_OF_TRL, NAMES_OF_TRL
+from swarmnode.other_names import ARGUMENTS_OF_TRL, NAMES_OF_TRL, WITHOUT_A_NAME_HERE
 from swarmnode.storage import Paths, builtin_folder, resolve_paths
 
 ENV_PREFIX = "SWARMNODE_"
@@ -206,6 +206,8 @@ def _closest(key: str) -> str:
     if tail in NAMES_OF_TRL and not slips:
         ours, note = NAMES_OF_TRL[tail]
         return f"Did you mean {ours!r}?" + (f" ({note})" if note else "")
+    if tail in WITHOUT_A_NAME_HERE and not slips:
+        return f"TRL's {tail} has no setting here: {WITHOUT_A_NAME_HERE[tail]}"
     matches = (
         slips
         or [full for full in KEYS if full.endswith(f".{tail}")]
@@ -225,6 +227,8 @@ def advice_for_argument(name: str, known: Collection[str]) -> str:
     """
     if name in ARGUMENTS_OF_TRL:
         return f"TRL's {name} is here {ARGUMENTS_OF_TRL[name]}"
+    if name in WITHOUT_A_NAME_HERE:
+        return _closest(name)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     if close and name not in NAMES_OF_TRL:
         return f"Did you mean {close[0]!r}?"

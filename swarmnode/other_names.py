@@ -1,6 +1,7 @@
 """Names that people bring along: what TRL calls something, and what it is called here.
 
 [NAMES_OF_TRL] -> config_layers.py (advice for an unknown setting), settings_page.py (docs/settings.md)
+[WITHOUT_A_NAME_HERE] -> config_layers.py
 [ARGUMENTS_OF_TRL] -> config_layers.py (advice for an unknown argument of sn.Node)
 """
 
@@ -51,9 +52,22 @@ NAMES_OF_TRL: Mapping[str, tuple[str, str]] = {
     "lora_r": ("policy.lora_rank", ""),
     "target_modules": ("policy.lora_targets", ""),
     "reward_funcs": ("tasks.reward", "functions: reward= of sn.Node"),
+    "max_length": ("rollout.max_tokens", "of answers; rollout.max_prompt_tokens bounds the prompt"),
+    "run_name": ("node.run", "run= of sn.Node, --run of join"),
     "dataset_name": ("tasks.names", "the first argument of sn.Node, --task of join: hf:OWNER/NAME"),
 }
 """TRL's name -> our setting, and what else there is to know of it."""
+
+WITHOUT_A_NAME_HERE: Mapping[str, str] = {
+    "resume_from_checkpoint": "the same call goes on with its run by itself; run=NAME chooses one",
+    "deepspeed": "a model that is too large for one machine is split over several: `join --pipeline NAME`",
+    "delta": "the ratio is clipped by training.clip_low and training.clip_high alone",
+    "vllm_mode": "the engine runs beside the trainer by itself; rollout.engine chooses it",
+    "repetition_penalty": "none: training needs the probabilities that the policy itself gives",
+    "top_k": "none: rollout.top_p and rollout.temperature shape the sampling",
+    "min_p": "none: rollout.top_p and rollout.temperature shape the sampling",
+}
+"""What TRL has and no setting here stands for -> what there is to know instead."""
 
 ARGUMENTS_OF_TRL: Mapping[str, str] = {
     "train_dataset": "the first argument, task=: sn.Node(rows, reward=f)",
@@ -63,6 +77,7 @@ ARGUMENTS_OF_TRL: Mapping[str, str] = {
     "output_dir": "home=, a folder for everything that is kept; `swarmnode export` writes an adapter",
     "logging_steps": "nothing: every round is logged, and on_round= or monitors= are told",
     "callbacks": "on_round=, or monitors=",
+    "trackers": "monitors=, such as monitors=['tensorboard']",
     "environment_factory": "environment=",
 }
 """What TRL's trainer or its config is called with -> what says the same to sn.Node."""

@@ -102,6 +102,8 @@ def evaluate(
         )  # fmt: skip
         for line in [msgspec.json.encode(measured).decode()] if json else suite_lines(measured):
             typer.echo(line)
+        if not measured.measured:
+            raise typer.Exit(1)
         return
     from swarmnode.node.offline import evaluate_offline
 

@@ -64,13 +64,17 @@ def remove(
     """Delete a run with all of its checkpoints. No node may be running in this home."""
     from contextlib import nullcontext
 
+    from swarmnode.errors import IdentityInUse
     from swarmnode.node.process import IdentityLock
     from swarmnode.training.runs import remove_run
 
     paths = resolve_paths(home).policy(policy)
     # Whoever trains a run holds the lock.
-    with IdentityLock(paths.identity) if paths.identity.exists() else nullcontext():
-        run = remove_run(paths.checkpoints, name)
+    try:
+        with IdentityLock(paths.identity) if paths.identity.exists() else nullcontext():
+            run = remove_run(paths.checkpoints, name)
+    except IdentityInUse as error:
+        raise IdentityInUse(error.message, hint="stop that node first: it may be training this run") from None
     typer.echo(
         f"removed run {run.name}" + ("" if run.state is None else f" of round {run.state.counters.round}")
     )

@@ -50,6 +50,10 @@ Greedy = Annotated[bool, typer.Option("--greedy", help="Take the likeliest token
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 
 
+TASK_ENDINGS = (".py", ".jsonl", ".json", ".csv", ".parquet")
+"""Endings of the files that --task takes; no address has one."""
+
+
 def load_settings(
     *,
     home: Path | None = None,
@@ -72,6 +76,10 @@ def invited(
     """The swarm and the addresses to dial, with what an invitation among them says. The key of a private
     swarm is put into the home, where it stays. Raises NetworkError."""
     texts = list(addresses or ())
+    if task := next((text for text in texts if text.partition("?")[0].endswith(TASK_ENDINGS)), None):
+        from swarmnode.errors import ConfigError
+
+        raise ConfigError(f"{task} is no address of a peer", hint=f"did you mean --task {task}?")
     if not any(text.startswith("sn") for text in texts):
         return swarm, addresses if addresses is None else texts
     from swarmnode.errors import NetworkError
@@ -101,7 +109,7 @@ def of_policy(settings: "Settings", number: int) -> "Settings":
     one that was trained here, if there is one alone. Raises ConfigError for a policy that never ran here."""
     from swarmnode.errors import ConfigError
     from swarmnode.node.policies import config_of
-    from swarmnode.training.runs import is_trained, only_model, runs_in
+    from swarmnode.training.runs import runs_in, trained_model
 
     paths = settings.paths.policy(number)
     if number and paths not in settings.paths.policies():
@@ -110,6 +118,6 @@ def of_policy(settings: "Settings", number: int) -> "Settings":
             hint=f"it has {len(settings.paths.policies())} of them, counted from 0; see --policy and --home",
         )
     config, model = config_of(settings.config, number), settings.model
-    if config.policy.model == "auto" and not is_trained(known := runs_in(paths.checkpoints), model):
-        model = only_model(known) or model
+    if config.policy.model == "auto":
+        model = trained_model(runs_in(paths.checkpoints), model, named=config.node.run)
     return replace(settings, config=config, model=model, paths=paths)

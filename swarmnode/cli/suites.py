@@ -61,7 +61,9 @@ def _notes(suite: "SuiteResult") -> Iterator[str]:
         if score is None:
             continue
         if too_long := suite.asked - score.answered:
-            yield f"{suite.name}, {name}: {_questions(too_long)} too long to ask"
+            zero = suite.prompting.startswith("zero-shot")
+            fewer = "" if zero else "; --shots 0 leaves out the worked examples"
+            yield f"{suite.name}, {name}: {_questions(too_long)} too long to ask{fewer}"
         if unjudged := score.answered - score.judged:
             yield f"{suite.name}, {name}: no answer to {_questions(unjudged)} could be judged"
         if score.cut_share:

@@ -226,7 +226,12 @@ def _describe(report: "TaskReport") -> Iterator[str]:
         yield f"  episode           {len(episode.turns)} turns, {alike}"
     for finding in report.findings:
         yield f"  {finding.level}: {finding.what}. {finding.advice}"
-    yield "ready to train on" if report.ok else "not ready: see the errors above"
+    if not report.ok:
+        yield "not ready: see the errors above"
+    elif not report.teaches:
+        yield "it can be trained on, but teaches little: see the warnings above"
+    else:
+        yield "ready to train on"
 
 
 def _let_through(report: "TaskReport") -> str:

@@ -189,10 +189,18 @@ def _isolate(spec: str, config: TasksConfig, home: Path | None) -> Task:
 
 
 def load_policy(
-    config: Config, model: str, paths: Paths, progress: Progress, *, seed: int = 0, policies: int = 1
+    config: Config,
+    model: str,
+    paths: Paths,
+    progress: Progress,
+    *,
+    seed: int = 0,
+    policies: int = 1,
+    trains: bool = True,
 ) -> LocalPolicy:
     """Load (or, for tiny, build) the base model and put a new adapter on it. The engine can serve so many
-    `policies` at once, each with as many rows as one alone would have."""
+    `policies` at once, each with as many rows as one alone would have. Unless it `trains`, answers may be set
+    to be longer than the model takes."""
     if find_spec("torch") is None or find_spec("peft") is None:
         raise ModelError("torch and peft are not installed", hint=how_to_install("train"))
     if model != "tiny":
@@ -223,7 +231,7 @@ def load_policy(
         base.model,
         base.eos_token_ids,
         config.rollout.slots * policies,
-        max_length=_longest_sequence(config, base),
+        max_length=_longest_sequence(config, base) if trains else _within(config, base.max_positions),
         kind=config.rollout.engine,
         source=find_model(source),
         lora_rank=config.policy.lora_rank,
@@ -247,10 +255,17 @@ def renderer_of(
 
 
 def checkpoint_store(
-    config: Config, model: str, paths: Paths, base: "LoadedModel", tasks: Mapping[str, Task] | None = None
+    config: Config,
+    model: str,
+    paths: Paths,
+    base: "LoadedModel",
+    tasks: Mapping[str, Task] | None = None,
+    *,
+    tells: bool = True,
 ) -> "CheckpointStore":
-    """The checkpoints of the run that trains a policy on this base and these tasks, said where it is not
-    plainly the one before. `tasks` None: of the run that an evaluation is of. Raises CheckpointError."""
+    """The checkpoints of the run that trains a policy on this base and these tasks, said (`tells`) where it
+    is not plainly the one before. `tasks` None: of the run that an evaluation is of. Raises CheckpointError.
+    """
     from swarmnode.training.checkpoint_store import CheckpointStore
     from swarmnode.training.runs import choose_run, newest_run, runs_in
 
@@ -266,7 +281,7 @@ def checkpoint_store(
         return open_run(run=newest_run(known, base.fingerprint, named=named) or "")
     versions = {name: task.version for name, task in tasks.items()}
     choice = choose_run(known, base.fingerprint, versions, named=named, old_name=old.folder.name)
-    if choice.reason:
+    if choice.reason and tells:
         logger.info("%s", choice.reason)
     return open_run(run=choice.name)
 
@@ -284,7 +299,11 @@ def longest_sequence(config: Config, model: str, limit: int | None) -> int:
             f" {model} takes {limit} tokens in all",
             hint=f"try --set rollout.max_tokens={limit // 2}",
         )
-    wanted = rollout.max_prompt_tokens + rollout.max_tokens
+    return _within(config, limit)
+
+
+def _within(config: Config, limit: int | None) -> int:
+    wanted = config.rollout.max_prompt_tokens + config.rollout.max_tokens
     return wanted if limit is None else min(wanted, limit)
 
 

@@ -24,6 +24,7 @@ from swarmnode.exchange.reputation import ExchangeStats
 from swarmnode.network.host import Host
 from swarmnode.network.reachability import Reach
 from swarmnode.node.learner import RoundRollouts
+from swarmnode.node.reasons import NOT_NEEDED
 from swarmnode.node.status import (
     Network,
     NodeStatus,
@@ -336,12 +337,15 @@ def round_line(status: NodeStatus) -> str:
     training, progress = status.training, status.progress
     book = f", {training.replayed} of {training.book} answers in the book" if training.book else ""
     limit = f"/{progress.rounds_limit}" if progress.rounds_limit is not None else ""
+    dropped = status.exchange.dropped
+    not_needed = sum(count for reason, count in dropped.items() if reason in NOT_NEEDED)
     return (
         f"round {progress.round}{limit}  reward {shown(status.reward.own)} own"
         f" {shown(status.reward.external)} external"
         f"  trained on {training.own_groups} own + {training.external_groups} external groups{book}"
         f"  {shown(status.speed.tokens_per_s, '.0f')} tokens/s  {status.network.peers} peers"
-        f"  accepted {status.exchange.accepted} dropped {sum(status.exchange.dropped.values())}"
+        f"  accepted {status.exchange.accepted} not needed {not_needed}"
+        f" dropped {sum(dropped.values()) - not_needed}"
     )
 
 

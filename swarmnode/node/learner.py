@@ -86,6 +86,8 @@ class Resumed:
 
     counters: Counters
     exchange: bytes
+    changed: tuple[str, ...] = ()
+    """Settings that shape learning and are others now, each in words."""
 
 
 class Learner(Protocol):

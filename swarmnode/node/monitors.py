@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 from swarmnode.config import SECTIONS, Config, import_named
 from swarmnode.errors import ConfigError
@@ -176,14 +176,20 @@ def make_monitors(names: Sequence[str]) -> list[Monitor]:
 def _make(name: str) -> Monitor:
     if name in MONITORS:
         return MONITORS[name]()
-    found = import_named("node.monitors", name)
-    if isinstance(found, type) or (callable(found) and not isinstance(found, Monitor)):
-        found = found()
-    return checked_monitor(found, name)
+    return checked_monitor(import_named("node.monitors", name), name)
 
 
 def checked_monitor(given: object, name: str = "") -> Monitor:
-    """An object as the monitor that it is. Raises ConfigError for one that lacks a method."""
+    """An object as the monitor that it is, or what a class or function without arguments makes. Raises
+    ConfigError for one that lacks a method, or that needs arguments."""
+    if isinstance(given, type) or (callable(given) and not isinstance(given, Monitor)):
+        try:
+            given = cast(Callable[[], object], given)()
+        except TypeError as error:
+            raise ConfigError(
+                f"the monitor {name or repr(given)[:80]} cannot be made: {error}",
+                hint="pass an object, or a class that needs no arguments",
+            ) from error
     if not isinstance(given, Monitor):
         raise ConfigError(
             f"{name or repr(given)[:80]} is no monitor",
@@ -275,7 +281,7 @@ class _Told:
         self.what = f"monitor {type(monitor).__name__}"
         self._monitor = monitor
         self._run = run
-        self._waiting: queue.Queue[Callable[[], None] | None] = queue.Queue(MOST_WAITING)
+        self._waiting: queue.Queue[Callable[[], bool] | None] = queue.Queue(MOST_WAITING)
         self._begun = self._failing = False
         self._raised = self._lost = 0  # one is counted by the monitor's thread, the other by the node's
         self.thread = threading.Thread(target=self._serve, name=self.what, daemon=True)
@@ -304,7 +310,7 @@ class _Told:
     def _serve(self) -> None:
         while (call := self._waiting.get()) is not None:
             try:
-                call()
+                told = call()
             except (Exception, SystemExit) as error:  # noqa: BLE001  whoever wrote it
                 self._raised += 1
                 if not self._failing:
@@ -312,19 +318,21 @@ class _Told:
                     logger.warning("%s fails (%s); training goes on", self.what, why)
                 self._failing = True
                 continue
-            if self._failing:
+            if self._failing and told:
                 logger.info("%s works again", self.what)
-            self._failing = False
+                self._failing = False
 
-    def _log(self, event: Event, round: int, values: Mapping[str, float]) -> None:
+    def _log(self, event: Event, round: int, values: Mapping[str, float]) -> bool:
         if not self._begun:
             self._monitor.start(self._run)
             self._begun = True
         self._monitor.log(event, round, values)
+        return True
 
-    def _finish(self, summary: Summary) -> None:
+    def _finish(self, summary: Summary) -> bool:
         if self._begun:
             self._monitor.finish(summary)
+        return False
 
 
 def run_info(config: Config, *, name: str, peer_id: str, model: str, folder: Path, run: str = "") -> RunInfo:

@@ -27,7 +27,7 @@ from typing import Self
 import msgspec
 
 from swarmnode.config import Config
-from swarmnode.errors import SwarmnodeError
+from swarmnode.errors import ConfigError, SwarmnodeError
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.selection import longest_wait_s
 from swarmnode.network.discovery import Discovery
@@ -48,7 +48,7 @@ from swarmnode.node.status import NodeStatus, PipelineStatus, Summary, summarise
 from swarmnode.node.workers import Saving, Workers, supervise
 from swarmnode.training.foreign.rules import adapts, groups_wanted, own_to_learn_from
 from swarmnode.training.foreign.sharing_gauge import SharingGauge, needs_of, told
-from swarmnode.training.records import Counters, TrainReport, tally
+from swarmnode.training.records import Counters, Evaluation, TrainReport, tally
 from swarmnode.types import RolloutGroup
 
 logger = logging.getLogger(__name__)
@@ -112,6 +112,8 @@ class NodeLoop:
         self._ahead: RoundRollouts | BaseException | None = None
         """What generating the next round while the last one was trained on came to."""
         self._counters = Counters()
+        self._unmeasured: set[str] = set()
+        """Tasks of which it was said that nothing is held out."""
         self._droughts: dict[str, Drought] = {}
         self._begun_at = 0
         self._stopping = False
@@ -377,8 +379,20 @@ class NodeLoop:
         if counters.reward_first is None:
             counters.reward_first = result.mean
         logger.info("held-out reward at round %d: %s", counters.round, shown(result.mean))
+        self._say_what_is_not_measured(result)
         self._board.evaluated(counters, result.per_task)
         self._watcher.evaluated(self.status)
+
+    def _say_what_is_not_measured(self, result: Evaluation) -> None:
+        """Say once of each task that nothing of it is held out: its reward stays unknown."""
+        unmeasured = {name for name in result.per_task if not result.asked.get(name, 1)} - self._unmeasured
+        if unmeasured:
+            self._unmeasured |= unmeasured
+            logger.warning(
+                "no prompt of %s fell into the fifth that is held out: its held-out reward stays unknown;"
+                " rows of its own measure it (eval_dataset=, tasks.evaluation)",
+                ", ".join(sorted(unmeasured)),
+            )
 
     async def _save(self) -> None:
         waiting = self._network.exchange.snapshot() if self._network is not None else b""
@@ -399,11 +413,26 @@ class NodeLoop:
         round = self._begun_at = resumed.counters.round
         name = f", run {self.status.run}" if self.status.run else ""
         logger.info("resumed after round %d, policy version %d%s", round, self._learner.policy_version, name)
+        if resumed.changed:
+            self._go_on_with(resumed.changed)
         if self._network is not None:
             self._network.exchange.restore(resumed.exchange)
         self._saving.resumed(resumed.counters)
         self._board.counted(resumed.counters, self._learner.policy_version)
         self._board.evaluated(resumed.counters, {})
+
+    def _go_on_with(self, changed: Sequence[str]) -> None:
+        """Say which settings the run has not been trained with. Raises ConfigError where no round is left to
+        train with them: what there is was learnt otherwise."""
+        told, limit = "; ".join(changed), self._config.node.rounds
+        if limit is None or self._begun_at < limit:
+            logger.warning("the run goes on with other settings: %s", told)
+            return
+        raise ConfigError(
+            f"nothing to do: {self._begun_at} of {limit} rounds are done, with other settings: {told}",
+            hint="begin another run (--run NAME, run=), start this one over (--fresh, fresh=True), or set"
+            " more rounds to go on with these settings (--rounds, rounds=)",
+        )
 
     async def _keep_looking(self) -> None:
         """Keep the screen and the number of peers up to date."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from swarmnode.config import Config, TasksConfig
 from swarmnode.errors import CheckpointError, ConfigError, StorageError, TaskError
@@ -25,6 +26,24 @@ from swarmnode.training.checkpoint import Checkpoint, check_has_adapter
 from swarmnode.training.evaluation import PASSING_REWARD, conversation_rules, evaluate
 from swarmnode.training.records import PassAt
 from swarmnode.training.runs import is_trained, runs_in
+
+Purpose = Literal["eval", "export", "evaluate", "load"]
+"""Why a checkpoint is looked for: two commands, and what a script calls."""
+
+NOTHING_YET: Mapping[Purpose, tuple[str, str]] = {
+    "eval": (
+        "evaluate",
+        "train first (`swarmnode join`), use the same --model and --home, or measure the base model as it is:"
+        " `swarmnode eval --base`",
+    ),
+    "export": ("export", "train first (`swarmnode join`), use the same --model and --home"),
+    "evaluate": (
+        "evaluate",
+        "train first (sn.run), pass the same model= and home=, or measure the base model as it is: base=True",
+    ),
+    "load": ("load", "train first (sn.run), and pass the same model= and home="),
+}
+"""The verb of a purpose, and advice for where there is no checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +82,7 @@ def evaluate_offline(
     tasks_named: bool = False,
     tasks: Mapping[str, Task] | None = None,
     screen: Screen | None = None,
+    purpose: Purpose = "eval",
 ) -> OfflineEvaluation:
     """Measure the newest or the best checkpoint, or the base model, where `base` says so.
 
@@ -70,11 +90,14 @@ def evaluate_offline(
     very evaluation (`tasks_named`). Where there is nothing to measure, that is said before a model is loaded.
     """
     if greedy and samples > 1:
-        raise ConfigError("--greedy gives one answer, however often it is asked", hint="leave out --samples")
+        raise ConfigError(
+            "greedy gives one answer, however often it is asked", hint="leave out --samples (samples=)"
+        )
     with screen or Screen() as shown:
         local, checkpoint = load_checkpoint(
-            config, model, paths, base=base, best=best, progress=shown.progress
+            config, model, paths, base=base, best=best, progress=shown.progress, purpose=purpose
         )
+    config = with_room(config, local, checkpoint)
     temperature = 0.0 if greedy else config.rollout.temperature
     sampling = SamplingParams(config.rollout.max_tokens, temperature, config.rollout.top_p)
     with ExitStack() as stack:
@@ -119,6 +142,7 @@ def load_checkpoint(
     best: bool,
     progress: Progress,
     apply: bool = True,
+    purpose: Purpose = "eval",
 ) -> tuple[LocalPolicy, Checkpoint | None]:
     """The policy of the newest or the best checkpoint with an engine to sample from it; where `base` says so,
     the base model as it is, without one. Raises CheckpointError before a model is loaded for nothing.
@@ -126,20 +150,28 @@ def load_checkpoint(
     Without `apply` it is the base model until `apply_checkpoint`.
     """
     if base and best:
-        raise ConfigError("--base and --best are two different policies", hint="leave one out")
+        raise ConfigError("base and best are two different policies", hint="leave one out")
     if not base:
-        way_out = (
-            "use the same --model and --home, or measure the base model as it is: `swarmnode eval --base`"
-        )
-        _check_trained(paths, model, config.node.run, "evaluate", way_out)
-    local = load_policy(config, model, paths, progress)
+        _check_trained(paths, model, config.node.run, purpose)
+    local = load_policy(config, model, paths, progress, trains=False)
     if base:
         return local, None
-    checkpoint = _best(local) if best else _newest(local)
+    checkpoint = _best(local) if best else _newest(local, purpose)
     check_has_adapter(checkpoint)
     if apply:
         apply_checkpoint(local, checkpoint)
     return local, checkpoint
+
+
+def with_room(config: Config, local: LocalPolicy, checkpoint: Checkpoint | None) -> Config:
+    """The settings with answers that leave room for a prompt: as they are set; where those are too long for
+    the model, as the checkpoint was trained, or half of what the model takes."""
+    limit, wanted = local.base.max_positions, config.rollout.max_tokens
+    if limit is None or wanted < limit:
+        return config
+    noted = None if checkpoint is None else checkpoint.state.settings.get("rollout.max_tokens")
+    tokens = noted if isinstance(noted, int) and 0 < noted < limit else limit // 2
+    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_tokens": tokens})})
 
 
 def apply_checkpoint(local: LocalPolicy, checkpoint: Checkpoint) -> None:
@@ -191,10 +223,11 @@ def export_offline(
 
     if folder.exists():
         raise StorageError(f"{folder} exists already", hint="name a folder that does not")
-    _check_trained(paths, model, config.node.run, "export", "use the same --model and --home")
+    _check_trained(paths, model, config.node.run, "export")
     with Screen() as screen:
-        local = load_policy(for_merging(config) if merged else config, model, paths, screen.progress)
-    checkpoint = _best(local) if best else _newest(local)
+        merging = for_merging(config) if merged else config
+        local = load_policy(merging, model, paths, screen.progress, trains=False)
+    checkpoint = _best(local) if best else _newest(local, "export")
     check_has_adapter(checkpoint)
     aside = folder.with_name(f".{folder.name}.partial")
     try:
@@ -228,26 +261,23 @@ def for_merging(config: Config) -> Config:
     return config.model_copy(update={"policy": config.policy.model_copy(update={"dtype": "float32"})})
 
 
-def _check_trained(paths: Paths, model: str, named: str, purpose: str, way_out: str) -> None:
+def _check_trained(paths: Paths, model: str, named: str, purpose: Purpose) -> None:
     """Raise CheckpointError, before a model is loaded for nothing, where no run is of this model."""
     known = runs_in(paths.checkpoints)
     if is_trained(known, model, named=named):
         return
     others = sorted({Path(run.state.base_model).name for run in known if run.state is not None})
     there = f"; those there are of {', '.join(others)}" if others else ""
+    verb, way_out = NOTHING_YET[purpose]
     raise CheckpointError(
-        f"there is nothing to {purpose}: no checkpoint of {model} in {paths.checkpoints}{there}",
-        hint=f"train first (`swarmnode join`), {way_out}",
+        f"there is nothing to {verb}: no checkpoint of {model} in {paths.checkpoints}{there}", hint=way_out
     )
 
 
-def _newest(local: LocalPolicy) -> Checkpoint:
+def _newest(local: LocalPolicy, purpose: Purpose) -> Checkpoint:
     checkpoint = local.store.latest()
     if checkpoint is None:
-        raise CheckpointError(
-            f"there is no checkpoint in {local.store.folder}",
-            hint="train first (`swarmnode join`), and use the same --model and --home",
-        )
+        raise CheckpointError(f"there is no checkpoint in {local.store.folder}", hint=NOTHING_YET[purpose][1])
     return checkpoint
 
 
@@ -256,7 +286,7 @@ def _best(local: LocalPolicy) -> Checkpoint:
     if checkpoint is None:
         raise CheckpointError(
             f"no checkpoint in {local.store.folder} was evaluated",
-            hint="train with --set node.eval_every=10, or leave out --best for the newest checkpoint",
+            hint="set node.eval_every to 10 when training, or leave out best for the newest checkpoint",
         )
     return checkpoint
 

@@ -109,7 +109,8 @@ class InPlace:
         if inviting is not None:
             self._command = print_invitation(self._console, inviting, self._command)
         size = self._console.width, room_below(self._console, self._command)
-        self._live.update(picture(*size), refresh=True)
+        # An empty line below: what a terminal echoes there (^C) must not fold, which would move the panel.
+        self._live.update(Group(picture(*size), Text()), refresh=True)
 
     def close(self) -> None:
         """Let go of the terminal; the last picture stays."""
@@ -163,7 +164,7 @@ class _Fitting:
         width = max(options.max_width - ROOM_AROUND - LABEL_ROOM, 1)
         rows = dict(_rows(self._status, self._rewards, self._now, width))
         lines_of = {label: _lines_taken(content, console, width) for label, content in rows.items()}
-        layout = fit_rows(lines_of, FIRST_TO_GO, len(self._lines), self._height)
+        layout = fit_rows(lines_of, FIRST_TO_GO, len(self._lines), self._height, cut_last=("advice",))
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="bold", justify="right", no_wrap=True)
         grid.add_column(overflow="fold")

@@ -25,11 +25,15 @@ class RowLayout:
 
 
 def fit_rows(
-    lines_of: Mapping[str, int], first_to_go: Sequence[str], story: int, height: int | None
+    lines_of: Mapping[str, int],
+    first_to_go: Sequence[str],
+    story: int,
+    height: int | None,
+    cut_last: Sequence[str] = (),
 ) -> RowLayout:
     """Chooses as many rows as fit into `height` lines (None: no bound), the frame included. `lines_of`: lines
     that each row takes when nothing is cut, in the order they are shown; rows not in `first_to_go` always
-    stay.
+    stay. `cut_last`: rows that keep all of their lines before any line of the log.
 
     >>> fit_rows({"doing": 1, "dropped": 3, "join us": 2}, ["join us", "dropped"], story=6, height=8)
     RowLayout(rows=('doing', 'dropped'), one_line=frozenset({'dropped'}), story=3)
@@ -37,7 +41,7 @@ def fit_rows(
     layout = RowLayout(tuple(lines_of), frozenset(), story)
     if height is None:
         return layout
-    for step in _steps(lines_of, first_to_go, story):
+    for step in _steps(lines_of, first_to_go, story, cut_last):
         if _lines(layout, lines_of) <= height:
             break
         layout = _narrowed(layout, step)
@@ -58,16 +62,22 @@ def fit_columns(widths: Mapping[str, int], first_to_go: Sequence[str], width: in
     return tuple(kept)
 
 
-def _steps(lines_of: Mapping[str, int], first_to_go: Sequence[str], story: int) -> list[tuple[str, str]]:
+def _steps(
+    lines_of: Mapping[str, int], first_to_go: Sequence[str], story: int, cut_last: Sequence[str]
+) -> list[tuple[str, str]]:
     """What is given up, one after the other: nothing that is gone is missed more than what comes later."""
     present = [row for row in first_to_go if row in lines_of]
-    others = [row for row in reversed(tuple(lines_of)) if row not in present]
+    whole = [row for row in cut_last if lines_of.get(row, 0) > 1]
+    others = [row for row in reversed(tuple(lines_of)) if row not in (*present, *whole)]
+    least = [("story", "")] * min(story, LEAST_STORY)
     return [
         *(("drop", row) for row in present[:1]),
         *[("story", "")] * max(story - LEAST_STORY, 0),
         *(("cut", row) for row in (*present[1:], *others) if lines_of[row] > 1),
+        *(least if whole else ()),
         *(("drop", row) for row in present[1:]),
-        *[("story", "")] * min(story, LEAST_STORY),
+        *(() if whole else least),
+        *(("cut", row) for row in whole),
     ]
 
 

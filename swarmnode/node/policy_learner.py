@@ -23,6 +23,7 @@ from swarmnode.training.checkpoint_store import CheckpointStore
 from swarmnode.training.foreign.book import BookCandidate
 from swarmnode.training.foreign.rules import Rule, make_rule, sharing_rule
 from swarmnode.training.forward import Forward
+from swarmnode.training.learning_settings import changes, learning_settings
 from swarmnode.training.losses import loss_of
 from swarmnode.training.records import Counters, TrainReport
 from swarmnode.training.round import RoundOfPolicy, credit_of
@@ -120,7 +121,8 @@ class PolicyLearner(RolloutLearner):
                 " under way are dropped",
                 *(run.name, run.difference(self._versions()), *dropped),
             )
-        return Resumed(counters, waiting.exchange)
+        changed = changes(checkpoint.state.settings, learning_settings(self._config, self._seed))
+        return Resumed(counters, waiting.exchange, changed)
 
     def train(
         self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
@@ -147,6 +149,7 @@ class PolicyLearner(RolloutLearner):
             measure=self._measure(),
             task_specs=self._task_specs(),
             tasks=self._versions(),
+            settings=learning_settings(self._config, self._seed),
         )
         return self._writer.submit(snapshot)
 

@@ -7,6 +7,11 @@ from collections.abc import Mapping
 
 from swarmnode.exchange.limits import Reason
 
+NOT_NEEDED = frozenset(
+    {Reason.STALE, Reason.CROWDED_OUT, Reason.OVER_SHARE, Reason.DUPLICATE, Reason.EXPIRED, Reason.NO_SPREAD}
+)
+"""Reasons that blame nobody: there was enough to train on, or nothing to learn from it."""
+
 WORDS: dict[str, str] = {
     Reason.RATE_LIMITED: "too many from one peer",
     Reason.OVER_CAPACITY: "more than we can hear",
@@ -25,7 +30,7 @@ WORDS: dict[str, str] = {
     Reason.INTERNAL: "a defect of ours",
     Reason.FALSE_CLAIM: "claimed other rewards than ours",
     Reason.STALE: "too old to train on",
-    Reason.CROWDED_OUT: "newer ones took their place",
+    Reason.CROWDED_OUT: "not needed, newer ones took their place",
     Reason.OVER_SHARE: "too many of one author",
     Reason.UPLOAD_LIMITED: "our upload was full",
     Reason.PRIVATE: "stays at home",

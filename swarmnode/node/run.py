@@ -308,11 +308,13 @@ def _build_node(
 
 
 def _put_checkpoints_aside(seats: Sequence[Seat], model: str, loaded: LocalPolicy) -> None:
-    """Archives this run of all policies that ever were here: half of them would otherwise be older than the
-    others' start."""
+    """Archives every run that this start could go on with, of all policies that ever were here: half of them
+    would otherwise be older than the others' start."""
     for number, place in enumerate(seats[0].paths.policies()):
         seat = seats[number % len(seats)]
-        if archived := checkpoint_store(seat.config, model, place, loaded.base, seat.tasks).archive():
+        open_run = partial(checkpoint_store, seat.config, model, place, loaded.base, seat.tasks, tells=False)
+        # Several may be of these tasks: once the first is aside, a start would go on with the next.
+        while archived := open_run().archive():
             logger.info("starting over; earlier checkpoints are kept in %s", archived)
 
 

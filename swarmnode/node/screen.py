@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from swarmnode.node.board import PlainWatcher, Watcher, Watchers, policy_label
 from swarmnode.node.monitors import MOST_LOG_BYTES
+from swarmnode.node.monitors import logger as monitors_logger
 from swarmnode.printable import printable, printable_lines
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,9 @@ class Screen:
         if self._shows:
             self._lines = self._add(logging.StreamHandler(sys.stderr), "%(asctime)s %(policy)s%(message)s")
             self._lines.setLevel(self._least)
+        elif self._log_file is not None:
+            # Whoever reads a tracker instead of the log hears of its end all the same.
+            self._add(logging.StreamHandler(sys.stderr), "%(message)s").addFilter(_of_monitors)
         if self._log_file is not None:
             self._keep_file(self._log_file)
         return self
@@ -151,6 +155,10 @@ class PrintableFormatter(logging.Formatter):
     def formatException(self, ei: Any) -> str:
         # Every line of a traceback is indented: none can be taken for a line of the log.
         return indent(printable_lines(super().formatException(ei)), "    ")
+
+
+def _of_monitors(record: logging.LogRecord) -> bool:
+    return record.name == monitors_logger.name and record.levelno >= logging.WARNING
 
 
 def _with_policy(record: logging.LogRecord) -> bool:

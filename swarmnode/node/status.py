@@ -130,7 +130,7 @@ class Sharing(msgspec.Struct, frozen=True):
     accepted: int = 0
     """Groups of others that passed all checks."""
     dropped: dict[str, int] = {}
-    """Groups of others that were not taken, by reason."""
+    """Groups of others that were not taken, by reason; of crowded_out, stale, over_share there was plenty."""
     buffered: int = 0
     """Accepted groups that wait for a round."""
     unpublished: dict[str, int] = {}
@@ -283,7 +283,10 @@ def invitation(status: NodeStatus) -> str | None:
     if not addresses:
         return None
     if status.network.private:
-        return f"swarmnode join INVITATION, which `swarmnode swarm invite --swarm {status.swarm}` prints here"
+        return (
+            f"swarmnode join INVITATION, which `swarmnode swarm invite --swarm {status.swarm}` prints here,"
+            " with the --home of this node"
+        )
     swarm = "" if status.swarm == "commons" else f" --swarm {status.swarm}"
     return f"swarmnode join {addresses[0]}{swarm}"
 

@@ -15,7 +15,7 @@ from statistics import stdev
 
 from swarmnode.config import Config
 from swarmnode.errors import ConfigError
-from swarmnode.node.offline import apply_checkpoint, load_checkpoint, of_round
+from swarmnode.node.offline import apply_checkpoint, load_checkpoint, of_round, with_room
 from swarmnode.node.screen import Screen
 from swarmnode.rollout.engine import Engine, SamplingParams
 from swarmnode.rollout.schedule.group import Renderer
@@ -84,6 +84,11 @@ class SuiteEvaluation:
     max_tokens: int
     suites: tuple[SuiteResult, ...]
 
+    @property
+    def measured(self) -> bool:
+        """Whether an answer to any question was judged."""
+        return any(suite.before.judged for suite in self.suites)
+
 
 def evaluate_suites(
     config: Config,
@@ -105,13 +110,14 @@ def evaluate_suites(
     is wrong with a suite is said before a model is loaded. Raises TaskError, CheckpointError.
     """
     if greedy and samples > 1:
-        raise ConfigError("--greedy gives one answer, however often it is asked", hint="leave out --samples")
+        raise ConfigError("greedy gives one answer, however often it is asked", hint="leave out --samples")
     loaded = load_suites(suites)
     config = _with_long_prompts(config)
     with screen or Screen() as shown:
         local, checkpoint = load_checkpoint(
             config, model, paths, base=base, best=best, progress=shown.progress, apply=False
         )
+    config = with_room(config, local, checkpoint)
     has_template = bool(local.base.tokenizer.chat_template) and not config.policy.raw_prompts
     prompting = Prompting(has_template, shots)
     asked = {name: suite.questions(prompting, limit) for name, suite in loaded.items()}
@@ -148,7 +154,14 @@ def measure(
     """Ask everything `samples` times and judge it. Raises TaskError, SandboxError."""
     counts: dict[str, list[tuple[int, int]]] = defaultdict(list)
     cut: dict[str, list[bool]] = defaultdict(list)
-    questions = [example for one in asked.values() for example in one.asked]
+    # The engine would refuse what is longer, and say so of each.
+    room = engine.capabilities.max_length - sampling.max_tokens
+    questions = [
+        example
+        for one in asked.values()
+        for example in one.asked
+        if len(renderer.prompt_ids(example.prompt)) <= room
+    ]
     for answered in collect(engine, renderer, questions, samples, sampling, seed=0):
         name = answered.example.key.task
         texts = [completion.text for completion in answered.completions]

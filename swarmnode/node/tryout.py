@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from swarmnode.config import Config
-from swarmnode.node.assemble import LocalPolicy, Progress
+from swarmnode.node.assemble import LocalPolicy, Progress, longest_sequence
 from swarmnode.node.offline import load_checkpoint, of_round
 from swarmnode.rollout.engine import Engine, SamplingParams
 from swarmnode.rollout.schedule.group import Answered, Renderer
@@ -54,6 +54,7 @@ def open_policy(
     local, checkpoint = load_checkpoint(
         config, model, paths, base=base or untrained, best=best, progress=progress
     )
+    longest_sequence(config, local.base.name, local.base.max_positions)
     if checkpoint is not None:
         return local, f"checkpoint {of_round(checkpoint)}"
     return local, "base model" if base else "base model, for there is no checkpoint in this home"

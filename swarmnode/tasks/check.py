@@ -19,7 +19,7 @@ from swarmnode.chat import Turn
 from swarmnode.config import TasksConfig
 from swarmnode.errors import JudgementLost, TaskError
 from swarmnode.tasks.draws import EXAMPLES_PER_SEED, SEEDS, draw
-from swarmnode.tasks.probes import INJECTIONS, WRONG_ANSWERS, find_right, passed_with
+from swarmnode.tasks.probes import INJECTIONS, WRONG_ANSWERS, find_right, passed_with, rewards_of
 from swarmnode.tasks.process import IsolatedTask, isolate
 from swarmnode.tasks.rehearsal import difference_of, rehearse
 from swarmnode.tasks.task import Task, evaluation_size_of, holds_out, is_environment, score_strictly
@@ -40,6 +40,10 @@ SLOW_DRAWS_PER_S = 1000.0
 SLOW_SCORES_PER_S = 100.0
 """The speed below which judging a round of 256 own and 256 foreign completions takes longer than training on
 them."""
+
+
+INDIFFERENT = "a right answer scores no better than nonsense"
+READS_NO_QUESTION = "a right answer to another question scores as well as the right one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,11 @@ class TaskReport:
         """Whether the task may be used in a swarm."""
         return not any(finding.level == "error" for finding in self.findings)
 
+    @property
+    def teaches(self) -> bool:
+        """Whether its rewards tell right answers from others, as far as was tried."""
+        return not {finding.what for finding in self.findings} & {INDIFFERENT, READS_NO_QUESTION}
+
 
 def check_task(
     spec: str,
@@ -117,7 +126,8 @@ def check_task(
         findings = [failure] if failure else list(_judge_draws(task, load, examples, draw_s))
         scores_per_s, score_findings = _judge_scores(task, examples[:SCORED_EXAMPLES])
         episode, episode_findings = _judge_episode(task, load, examples)
-        lets_through = None if scores_per_s is None else _lets_through(task, examples[:SCORED_EXAMPLES])
+        rights = [] if scores_per_s is None else _rights(task, examples[:SCORED_EXAMPLES])
+        lets_through = _lets_through(task, rights)
         prompts = [example.prompt for example in examples]
         seeds = Counter(example.key.seed for example in examples)
         return TaskReport(
@@ -130,7 +140,13 @@ def check_task(
             scores_per_s=scores_per_s,
             sample=examples[0] if examples else None,
             lets_through=lets_through,
-            findings=(*findings, *score_findings, *episode_findings, *_careless(lets_through)),
+            findings=(
+                *findings,
+                *score_findings,
+                *episode_findings,
+                *_careless(lets_through),
+                *_reads_no_question(task, rights),
+            ),
             episode=episode,
             rows=seeds[SEEDS[0]] if 0 < seeds[SEEDS[0]] < EXAMPLES_PER_SEED else None,
         )
@@ -276,18 +292,41 @@ def _judge_episode(
     return EpisodeReport(first.turns, first.scores, difference), found
 
 
-def _lets_through(task: Task, examples: Sequence[Example]) -> dict[str, float] | None:
+def _rights(task: Task, examples: Sequence[Example]) -> list[tuple[Example, str]]:
+    """Examples with their right answers, where they are known and the judge does not fail."""
+    try:
+        found = [(example, find_right(task, example)) for example in examples]
+    except (TaskError, JudgementLost):
+        return []
+    return [(example, right) for example, right in found if right is not None]
+
+
+def _lets_through(task: Task, rights: Sequence[tuple[Example, str]]) -> dict[str, float] | None:
     """What right answers may carry and still have full marks. None: there are none, or the judge fails."""
     passed: Counter[str] = Counter()
-    tried = 0
     try:
-        for example in examples:
-            if (right := find_right(task, example)) is not None:
-                tried += 1
-                passed.update(name for name, full in passed_with(task, example, right).items() if full)
+        for example, right in rights:
+            passed.update(name for name, full in passed_with(task, example, right).items() if full)
     except (TaskError, JudgementLost):
         return None
-    return {name: passed[name] / tried for name in INJECTIONS} if tried else None
+    return {name: passed[name] / len(rights) for name in INJECTIONS} if rights else None
+
+
+def _reads_no_question(task: Task, rights: Sequence[tuple[Example, str]]) -> Iterator[TaskFinding]:
+    """Each right answer is tried on the next question, where that has another one."""
+    pairs = zip(rights, [*rights[1:], *rights[:1]], strict=True)
+    tried = [(example, right, other) for (example, right), (_, other) in pairs if other != right]
+    try:
+        rewards = [rewards_of(task, example, [right, other]) for example, right, other in tried]
+    except (TaskError, JudgementLost):
+        return
+    alike = (own is not None and other is not None and other >= own for own, other in rewards)
+    if rewards and all(alike):
+        yield TaskFinding(
+            "warning",
+            READS_NO_QUESTION,
+            "compare with the example's answer: any answer of its kind counts now",
+        )
 
 
 def _careless(lets_through: Mapping[str, float] | None) -> Iterator[TaskFinding]:
@@ -352,7 +391,7 @@ def _indifferent(scored: _Scored, _again: _Scored, _scores_per_s: float) -> Task
         return None
     return TaskFinding(
         "warning",
-        "a right answer scores no better than nonsense",
+        INDIFFERENT,
         "there is nothing to learn from equal rewards",
     )
 

@@ -211,7 +211,8 @@ def _prepare(row: Columns, prompt_column: str, answer_column: str | None, place:
     if prompt_column not in row:
         _no_column(row, prompt_column, place)
     if answer_column is not None and answer_column not in row:
-        _no_column(row, answer_column, place)
+        otherwise = "give it to every row, as the first one has it; None: no answer is known"
+        _no_column(row, answer_column, place, otherwise)
     prompt = row[prompt_column]
     columns = {name: value for name, value in row.items() if name not in ("prompt", prompt_column)}
     if prompt_column != "prompt" and isinstance(prompt, str):
@@ -252,14 +253,17 @@ def _found(names: Sequence[str], row: Columns) -> str | None:
     return next((name for name in names if name in row), None)
 
 
-def _no_column(row: Columns, wanted: str, place: str) -> str:
+def _no_column(
+    row: Columns,
+    wanted: str,
+    place: str,
+    otherwise: str = "--set tasks.prompt_column=NAME names that of the prompt",
+) -> str:
     names = sorted(map(str, row))
-    close = difflib.get_close_matches(wanted, names, n=1)
+    close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.7)
     raise TaskError(
         f"{place} has no column {wanted!r}; its columns are {', '.join(names) or 'none'}"[:400],
-        hint=f"did you mean {close[0]}?"
-        if close
-        else "--set tasks.prompt_column=NAME names that of the prompt",
+        hint=f"did you mean {close[0]}?" if close else otherwise,
     )
 
 

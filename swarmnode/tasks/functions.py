@@ -27,7 +27,7 @@ from swarmnode.tasks.rewards import (
     with_weights,
 )
 from swarmnode.tasks.rows import columns_of
-from swarmnode.tasks.sources import rows_of, split
+from swarmnode.tasks.sources import TRAINING_SPLIT, rows_of, split
 from swarmnode.tasks.specs import TaskKind, TaskSpec
 from swarmnode.tasks.task import (
     EVALUATION_SEED,
@@ -137,6 +137,16 @@ def as_task(
     return environment_around(replace(source, version=digest), tools, environment, {}, own=own)
 
 
+def refuse_untrained(given: object) -> None:
+    """Raises TaskError for splits without one to train on, which an evaluation alone could use."""
+    if isinstance(given, Mapping) and TRAINING_SPLIT not in given:
+        names = ", ".join(map(str, cast(Mapping[Any, object], given)))
+        raise TaskError(
+            f"there is no split {TRAINING_SPLIT!r} among {names}"[:200],
+            hint="pass one of them: splits[NAME]; a fifth of its prompts is held out, or pass eval_dataset",
+        )
+
+
 def measured_rows(given: object) -> Any:
     """The rows that a policy is measured on where `given` is rows: all of them, or of several splits the one
     for that. None: it is a task, a function or nothing."""
@@ -156,6 +166,11 @@ def _source(given: Any, own: Mapping[str, Reward], environment: object, evaluati
     # An environment may judge by itself: then no row needs an answer.
     exact = not own and environment is None
     measured = () if evaluation is None else _packed(evaluation, exact=exact)
+    if evaluation is not None and not measured:
+        raise TaskError(
+            "the rows to measure on are none",
+            hint="leave out eval_dataset: then a fifth of prompts is held out",
+        )
     if given is None and environment is not None:
         names = [getattr(one, "__name__", "") for one in _factories(environment)]
         name = names[0] if TASK_NAME.fullmatch(names[0]) else "environment"
@@ -170,7 +185,13 @@ def _source(given: Any, own: Mapping[str, Reward], environment: object, evaluati
         draw = partial(_either, given, measured) if measured else given
         asked = frozenset(prompts_of(measured))
         return FileTask(name, version, _place_of(given), draw, judges, evaluated=asked)
-    rows = without(_packed(given, exact=exact), measured)
+    passed = _packed(given, exact=exact)
+    rows = without(passed, measured)
+    if passed and not rows:
+        raise TaskError(
+            "every row to train on is asked by the evaluation set, too, and so none is left",
+            hint="measure on others, or leave out eval_dataset: then a fifth of prompts is held out",
+        )
     if not rows and not measured:
         raise TaskError("there are no rows", hint="pass at least a few hundred")
     version = judged_version(digest_of(rows, measured), judges)

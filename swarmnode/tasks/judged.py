@@ -336,7 +336,8 @@ def _take(task: Task, seeds: Iterator[int], count: int) -> list[Example]:
     if len(examples) < count:
         raise TaskError(
             f"{task.name} has too few training examples for one round",
-            hint=f"try: swarmnode task check {task.name}",
+            hint="a fifth of the prompts is held out for evaluation: ask more different questions, or measure"
+            " on others (eval_dataset=, tasks.evaluation)",
         )
     return examples
 

@@ -31,10 +31,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
-from numbers import Real
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, SupportsFloat, cast, runtime_checkable
 
 from swarmnode.config import JudgeConfig
 from swarmnode.errors import TaskError
@@ -297,8 +296,8 @@ def call_reward(
         "prompts": [messages_of(text) for text in prompts] if as_messages else list(prompts),
         "completions": [_said(text) for text in completions] if as_messages else list(completions),
         "trainer_state": TrainerState(),
-        "log_extra": _log_value,
-        "log_metric": _log_value,
+        "log_extra": _log_extra,
+        "log_metric": _log_metric,
         **{name: list(values) for name, values in columns.items()},
         **(instead or {}),
     }
@@ -436,13 +435,15 @@ def _odd(reward: Reward, what: str) -> TaskError:
 
 
 def _finite(reward: Reward, value: Any) -> float:
-    # True and False are numbers, and numpy's are Real: all are fine answers to "is it right?"
-    if not isinstance(value, Real):
+    # True and False are numbers, and numpy's and torch's have a float: all are fine answers to "is it right?"
+    if not isinstance(value, SupportsFloat):
         raise _odd(reward, f"returned a {type(value).__name__}, not a number or None")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
+    except (TypeError, ValueError, RuntimeError):
+        raise _odd(reward, f"returned a {type(value).__name__}, not a number or None") from None
     if not math.isfinite(number):
         raise TaskError(f"reward {_name(reward)} returned {number}", hint="None means: does not apply")
     return number
@@ -452,5 +453,19 @@ def _name(reward: Reward) -> str:
     return reward.__name__ if inspect.isroutine(reward) else type(reward).__name__
 
 
-def _log_value(name: str, value: Any) -> None:
-    logger.debug("reward reports %s: %s", name, value)
+@cache
+def _say_that_it_is_not_kept(called: str, name: str) -> None:
+    logger.warning(
+        "a reward calls %s(%r): that is kept nowhere; a second reward that returns it, of weight 0"
+        " (tasks.reward_weights), is in every metric and in completions.jsonl",
+        called,
+        name[:80],
+    )
+
+
+def _log_metric(name: str, value: object) -> None:
+    _say_that_it_is_not_kept("log_metric", str(name))
+
+
+def _log_extra(name: str, values: object) -> None:
+    _say_that_it_is_not_kept("log_extra", str(name))

@@ -119,12 +119,16 @@ def take_snapshot(
     measure: Measure = Measure(),  # noqa: B008 - frozen
     task_specs: tuple[str, ...] = (),
     tasks: Mapping[str, str] | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> Snapshot:
     """Copy everything to the CPU; nothing is written. The policy must not be training meanwhile. `measure`:
-    what the last reward in `counters` was measured on. `tasks`: the versions of the tasks, by name."""
+    what the last reward in `counters` was measured on. `tasks`: the versions of the tasks, by name.
+    `settings`: what shaped learning."""
     base, version = policy.base, policy.version
     return Snapshot(
-        state=state_of(base.name, base.fingerprint, version, counters, seed, measure, task_specs, tasks),
+        state=state_of(
+            base.name, base.fingerprint, version, counters, seed, measure, task_specs, tasks, settings
+        ),
         adapter_config=copy.deepcopy(policy.peft_model.peft_config[policy.adapter_name]),
         adapter={name: tensor.cpu().contiguous() for name, tensor in policy.adapter().items()},
         optimizer={RNG: torch.get_rng_state(), **_copied(optimizer_tensors(optimizer, policy.trainable()))},
@@ -141,6 +145,7 @@ def state_of(
     measure: Measure,
     task_specs: tuple[str, ...] = (),
     tasks: Mapping[str, str] | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> State:
     """The state of a snapshot, with `counters` copied."""
     return State(
@@ -154,6 +159,7 @@ def state_of(
         measure=measure,
         task_specs=task_specs,
         tasks=dict(tasks or {}),
+        settings=dict(settings or {}),
         digests={},
     )
 

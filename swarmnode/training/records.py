@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -183,6 +184,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     tasks: dict[str, str] = {}
     """The version of each task, by name, its rewards included. Empty: an earlier version of this program did
     not note them."""
+    settings: dict[str, Any] = {}
+    """What shaped learning (learning_settings.py). Empty: as with `tasks`."""
     digests: dict[str, str]
 
 

@@ -137,6 +137,15 @@ def only_model(known: Sequence[TrainingRun]) -> str | None:
     return bases.pop() if len(bases) == 1 else None
 
 
+def trained_model(known: Sequence[TrainingRun], model: str, *, named: str = "") -> str:
+    """The base model that an evaluation or an export is of where nobody named one: `model`, which a node
+    would train, or where no run is of it, that of the named run or the one that all runs are of."""
+    meant = [run for run in known if run.name == named] if named else known
+    if not meant or is_trained(meant, model):
+        return model
+    return only_model(meant) or model
+
+
 def is_trained(known: Sequence[TrainingRun], model: str, *, named: str = "") -> bool:
     """Whether there may be a run of this model for `newest_run`, as far as can be told before it is loaded.
     Raises CheckpointError where none has the name."""
@@ -168,7 +177,7 @@ def remove_run(root: Path, name: str) -> TrainingRun:
 def no_such_run(name: str, known: Iterable[TrainingRun]) -> CheckpointError:
     """The error of a name that no run has."""
     names = ", ".join(run.name for run in known)
-    hint = f"there are: {names}" if names else "train first (`swarmnode join`), and use the same --home"
+    hint = f"there are: {names}" if names else "train first (`swarmnode join`, sn.run) in the same home"
     return CheckpointError(f"there is no run {name} in this home", hint=hint)
 
 
@@ -191,7 +200,7 @@ def _named(known: Sequence[TrainingRun], fingerprint: str, name: str) -> Choice:
     if run.state is not None and run.state.base_fingerprint != fingerprint:
         raise CheckpointError(
             f"run {name} is of another model: {run.state.base_model}",
-            hint="use the --model it was trained with, or another name",
+            hint="name the model it was trained with (--model, model=), or another run",
         )
     return Choice(name)
 

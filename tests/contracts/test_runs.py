@@ -14,7 +14,9 @@ from typer.testing import CliRunner
 
 import swarmnode as sn
 from swarmnode.cli.app import app
-from swarmnode.errors import CheckpointError
+from swarmnode.errors import CheckpointError, IdentityInUse
+from swarmnode.identity.keys import load_or_create
+from swarmnode.node.process import IdentityLock
 from swarmnode.storage import resolve_paths
 from swarmnode.training.records import STATE
 from swarmnode.training.runs import runs_in
@@ -247,6 +249,14 @@ def test_what_reads_a_checkpoint_takes_the_newest_run_and_says_which_or_the_one_
     with pytest.raises(CheckpointError, match="there is no run gone in this home") as caught:
         sn.load_policy(run="gone", **options)
     assert "rows-2" in caught.value.hint
+
+
+def test_a_run_is_not_removed_beneath_a_node_and_the_way_out_is_told(tmp_path: Path) -> None:
+    paths = resolve_paths(tmp_path)
+    load_or_create(paths.identity)
+    with IdentityLock(paths.identity):
+        done = CliRunner().invoke(app, ["runs", "remove", "rows", "--home", str(tmp_path)])
+    assert isinstance(done.exception, IdentityInUse) and "stop that node first" in done.exception.hint
 
 
 def test_runs_are_listed_with_what_they_came_to_and_removed_by_name(

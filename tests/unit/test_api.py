@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import shutil
 import subprocess
 import sys
 import threading
@@ -69,6 +70,75 @@ def test_the_same_node_goes_on_where_it_was_and_fresh_starts_over(options: dict[
     assert sn.run(letters, rounds=1, **options).rounds == 1
     assert sn.run(letters, rounds=2, **options).rounds == 2
     assert sn.run(letters, rounds=1, fresh=True, **options).rounds == 1
+
+
+def capitals(completions: list[str], **columns: object) -> list[float]:
+    return [float(text.isupper()) for text in completions]
+
+
+def test_fresh_starts_over_where_two_runs_are_of_the_same_task(options: dict[str, Any]) -> None:
+    assert sn.run(letters, capitals, rounds=1, **options).run == "letters"
+    assert sn.run(letters, length, rounds=2, **options).run == "letters-2"
+    # A person has the first go on with the other reward: now both are of it.
+    assert sn.run(letters, length, rounds=3, run="letters", **options).rounds == 3
+    begun: list[int] = []
+    done = sn.run(
+        letters, length, rounds=1, fresh=True, on_round=lambda said: begun.append(round_of(said)), **options
+    )
+    assert (done.run, done.rounds, begun) == ("letters", 1, [1])
+    aside = (options["home"] / "data/checkpoints").glob("*.*")
+    kept = sorted(folder.name.partition(".")[0] for folder in aside)
+    assert kept == ["letters", "letters-2"], "nothing is deleted"
+
+
+def test_a_sweep_over_settings_is_no_loop_over_one_result(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    rates = [{**options, "settings": {**SMALL, "training.learning_rate": rate}} for rate in (1e-3, 1e-2)]
+    assert sn.run(letters, length, rounds=1, **rates[0]).rounds == 1
+    assert sn.run(letters, length, rounds=1, **rates[0]).stopped.startswith("nothing to do: 1 of 1 rounds")
+    with pytest.raises(ConfigError, match=r"training.learning_rate was 0.001, is 0.01 now") as caught:
+        sn.run(letters, length, rounds=1, **rates[1])
+    assert "run=" in caught.value.hint and "fresh=True" in caught.value.hint
+    done = [sn.run(letters, length, rounds=1, run=f"lr-{n}", **one) for n, one in enumerate(rates)]
+    assert [(one.run, one.rounds) for one in done] == [("lr-0", 1), ("lr-1", 1)]
+    # Where rounds are left a run goes on with the other rate, and says so; then it is trained with that.
+    assert sn.run(letters, length, rounds=2, **rates[1]).rounds == 2
+    log = (options["home"] / "state/logs/node.log").read_text()
+    assert log.count("goes on with other settings: training.learning_rate was 0.001, is 0.01 now") == 1
+    assert sn.run(letters, length, rounds=2, **rates[1]).stopped.startswith("nothing to do")
+
+
+def own_model(path: Path, folder: Path) -> Any:
+    """A model of 96 positions: fewer than rollout.max_tokens asks for by itself."""
+    from transformers import AutoModelForCausalLM
+
+    # Under another name than the tiny policy's, which is looked for by itself.
+    model = AutoModelForCausalLM.from_pretrained(shutil.copytree(path, folder / "mine"))
+    model.config.max_position_embeddings = 96
+    return model
+
+
+def test_what_was_trained_on_a_model_of_ones_own_is_found_by_its_home(
+    options: dict[str, Any], quick_model: Path, tmp_path: Path
+) -> None:
+    home, model = options["home"], own_model(quick_model, tmp_path)
+    node = sn.Node(letters, length, rounds=1, **{**options, "model": model})
+    node.run()
+    assert node.home == home
+    assert sn.load_policy(home=node.home).round == 1
+    assert sn.load_adapter(home=home)[0].peft_config
+    assert sn.load_adapter(home=home, run="letters", model=model)[0].peft_config
+    few = {"tasks.eval_examples": 2}
+    for asked in ({}, {"base": True}, {"model": model}):
+        assert sn.evaluate(letters, length, home=home, settings=few, **asked).mean is not None
+
+
+def test_a_script_is_told_in_its_own_words_that_nothing_was_trained(tmp_path: Path) -> None:
+    for ask, verb in ((sn.load_policy, "load"), (sn.load_adapter, "load"), (sn.evaluate, "evaluate")):
+        with pytest.raises(CheckpointError, match=f"there is nothing to {verb}: no checkpoint") as caught:
+            ask(home=tmp_path)
+        assert "--" not in caught.value.hint and "sn.run" in caught.value.hint
 
 
 def test_the_same_seed_in_another_home_gives_the_same_numbers(quick_model: Path, tmp_path: Path) -> None:
@@ -347,7 +417,8 @@ def test_a_model_that_is_loaded_is_trained_as_the_folder_of_its_weights_is(
     assert policy.round == 1 and policy.generate("letter 3=") == sn.load_policy(**given).generate("letter 3=")
     # The same weights are the same folder, others are another, with checkpoints of their own.
     again = sn.Node(letters, length, processing_class=tokenizer, **given)
-    assert [again.config.policy.model] == [str(one) for one in again.home.parent.glob("cache/models/*")]
+    assert again.home is not None
+    assert [again.config.policy.model] == [str(one) for one in again.home.glob("cache/models/*")]
     loaded.get_input_embeddings().weight.data.mul_(1.5)
     with pytest.raises(CheckpointError):
         sn.load_policy(**given)
@@ -374,3 +445,12 @@ def test_what_is_no_model_of_its_own_is_refused_with_the_way_out(
     assert "comes with a loaded model" in refused(quick_model, tokenizer=3)
     adapted = get_peft_model(nameless, LoraConfig(target_modules=["q_proj"]))
     assert "is no model" in refused(adapted) and "adapter" in refused(nameless)
+
+
+def test_rows_of_which_none_is_held_out_say_so_once(options: dict[str, Any]) -> None:
+    rows = [{"prompt": "x=", "answer": str(number)} for number in range(9)]
+    seen = {**options, "settings": {**SMALL, "node.eval_every": 1}}
+    assert sn.run(rows, length, rounds=2, **seen).reward_last is None
+    log = (options["home"] / "state/logs/node.log").read_text()
+    assert log.count("no prompt of rows fell into the fifth that is held out") == 1
+    assert "eval_dataset=" in log

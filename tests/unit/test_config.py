@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from swarmnode.cli.app import app
 from swarmnode.config import KEYS, Config, explain_setting
-from swarmnode.config_layers import load_config, presets
+from swarmnode.config_layers import advice_for_argument, load_config, presets
 from swarmnode.errors import ConfigError
 from swarmnode.other_names import NAMES_OF_TRL
 from swarmnode.settings_page import reference_page
@@ -176,3 +176,13 @@ def test_a_learning_rate_that_falls_needs_to_know_until_when(schedule: str) -> N
         load_config(environ={}, assignments=[f"training.schedule={schedule}"])
     loaded = load_config(environ={}, assignments=[f"training.schedule={schedule}", "node.rounds=10"])
     assert loaded.config.training.schedule == schedule
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "delta", "vllm_mode", "repetition_penalty", "top_k"])
+def test_what_trl_has_and_we_do_not_is_answered_and_not_guessed(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(environ={}, flags={name: 1})
+    assert caught.value.hint.startswith(f"TRL's {name} has no setting here")
+    assert "resume" in advice_for_argument("resume_from_checkpoint", ["rounds"])
+    assert "node.run" in advice_for_argument("run_name", ["run"])
+    assert "monitors=" in advice_for_argument("trackers", ["tools"])

@@ -26,6 +26,7 @@ from swarmnode.node.monitors import (
     make_monitors,
     run_info,
 )
+from swarmnode.node.screen import Screen
 from swarmnode.node.status import NodeStatus, Phase, Progress, Rewards, measurements
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, one_span
 from tests.monitored import Remembers, run_in
@@ -355,3 +356,44 @@ def test_completions_that_cannot_be_kept_stop_nothing(
     for number in (1, 2):
         log.keep(number, [answered("me", 1)], [])
     assert caplog.text.count("no completions are kept") == 1
+
+
+class NeedsMore(Remembers):
+    def __init__(self, project: str) -> None:
+        super().__init__()
+
+
+def test_a_monitor_passed_as_a_class_is_made_or_refused() -> None:
+    assert isinstance(checked_monitor(Remembers), Remembers)
+    with pytest.raises(ConfigError, match=r"NeedsMore.* cannot be made") as caught:
+        checked_monitor(NeedsMore)
+    assert "a class that needs no arguments" in caught.value.hint
+
+
+def test_a_monitor_that_fails_to_the_end_does_not_work_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    broken = Remembers()
+    broken.broken = True
+    feed = MonitorFeed(run_in(tmp_path), [broken])
+    feed.round_done(at_round(1))
+    until(lambda: feed.failed == 1)
+    broken.broken = False
+    feed.close()
+    assert [one.message for one in caplog.records if "works again" in one.message] == []
+
+
+def test_a_monitor_that_fails_is_said_where_nothing_else_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Screen(tmp_path / "node.log", terminal=False, shows=False):
+        monitors_module.logger.warning("monitor Mine fails")
+        monitors_module.logger.info("monitor Mine works again")
+    assert capsys.readouterr().err == "monitor Mine fails\n"
+
+
+def test_a_name_that_a_module_lacks_is_answered_with_those_it_has() -> None:
+    with pytest.raises(ConfigError, match="cannot be imported") as caught:
+        make_monitors(["math:pie"])
+    assert caught.value.hint.startswith("math has: ") and "PYTHONPATH" not in caught.value.hint

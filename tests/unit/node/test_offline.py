@@ -93,7 +93,7 @@ def test_without_an_evaluation_there_is_no_best(config: Config, quick_model: Pat
 
 
 def test_the_base_model_is_not_the_best_checkpoint(config: Config, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--base and --best"):
+    with pytest.raises(ConfigError, match="base and best are two"):
         evaluate_offline(config, "any", resolve_paths(tmp_path), base=True, best=True)
 
 
@@ -191,5 +191,5 @@ def test_with_several_answers_to_each_question_pass_at_k_is_part_of_the_result(
 
 
 def test_a_greedy_policy_is_not_asked_twice(config: Config, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--greedy"):
+    with pytest.raises(ConfigError, match="greedy gives one answer"):
         evaluate_offline(config, "any", resolve_paths(tmp_path), base=True, greedy=True, samples=2)

@@ -102,7 +102,7 @@ def test_an_operator_reads_words_and_no_codes() -> None:
     codes = {"stale": 100, "crowded_out": 219, "zero_advantage": 3}
     heard = replace(BUSY.exchange, dropped=codes, unpublished={"paced": 41})
     text = "\n".join(drawn(replace(BUSY, exchange=heard), 140, None))
-    assert "219 newer ones took their place, 100 too old to train on, 3 equal rewards" in text
+    assert "219 not needed, newer ones took their place, 100 too old to train on, 3 equal rewards" in text
     assert "41 more than others would hear" in text and "16 groups of others a round" in text
     assert [code for code in (*codes, "paced", "J 16", "published") if code in text] == []
 
@@ -209,3 +209,26 @@ def test_the_policies_panel_prints_the_command_of_the_first() -> None:
     panel.close()
     assert isinstance(console.file, StringIO)
     assert console.file.getvalue().count("another machine in this LAN joins with:") == 1
+
+
+def test_advice_has_its_lines_before_the_log_has_its_own() -> None:
+    said = (
+        "the reward of every answer is the same, so there is nothing to learn from; look at the answers with"
+    )
+    said += " `swarmnode task try last.py`, and let the reward tell more of them apart"
+    text = " ".join(" ".join(line.strip("│ ") for line in drawn(replace(BUSY, advice=said), 80, 14)).split())
+    assert said in text
+    lines_of = {"a": 1, "b": 3, "c": 1}
+    assert fit_rows(lines_of, ["c"], 5, 6, cut_last=("b",)) == RowLayout(("a", "b"), frozenset(), 0)
+    assert fit_rows(lines_of, ["c"], 5, 4, cut_last=("b",)) == RowLayout(("a", "b"), frozenset({"b"}), 0)
+
+
+def test_what_a_terminal_echoes_below_the_panel_does_not_fold() -> None:
+    console = terminal(80, 24)
+    panel = PanelWatcher(console)
+    panel.tick(BUSY)
+    assert isinstance(console.file, StringIO)
+    frame = console.file.getvalue()
+    panel.close()
+    # ^C at the end of a line as wide as the terminal would begin another, and move the panel by one.
+    assert not frame.rpartition("\n")[2].strip()

@@ -311,3 +311,8 @@ def test_a_node_that_hears_and_gets_nothing_for_a_minute_says_so_until_something
     assert starving.look(1, 9, 300.0) == ""
     assert starving.look(1, 12, 301.0) == ""
     assert "join a seed" in starving.look(1, 15, 362.0)
+
+
+def test_a_round_tells_what_was_not_needed_from_what_was_not_usable() -> None:
+    heard = replace(STATUS.exchange, accepted=1, dropped={"crowded_out": 180, "stale": 1, "malformed": 2})
+    assert round_line(replace(STATUS, exchange=heard)).endswith("accepted 1 not needed 181 dropped 2")

@@ -1,6 +1,7 @@
 """Before and after on standard suites: who is asked what, what counts, and what the table says."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -108,7 +109,7 @@ def test_a_suite_that_cannot_be_read_is_refused_before_a_model_is_loaded(
 ) -> None:
     with pytest.raises(TaskError, match="no suite"):
         evaluate_suites(config, "no-model", resolve_paths(tmp_path), [tmp_path / "none.jsonl"])
-    with pytest.raises(ConfigError, match="--greedy"):
+    with pytest.raises(ConfigError, match="greedy gives"):
         evaluate_suites(config, "no-model", resolve_paths(tmp_path), [], greedy=True, samples=2)
 
 
@@ -171,3 +172,19 @@ def test_options_that_would_be_ignored_are_refused() -> None:
         run("--suite", "a.jsonl", "--task", "rev")
     with pytest.raises(ConfigError, match="about suites"):
         run("--limit", "3")
+
+
+def test_a_suite_that_does_not_fit_says_the_way_out_in_a_line_and_fails(
+    quick_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = shutil.copytree(quick_model, tmp_path / "small")
+    stated = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**stated, "max_position_embeddings": 32}))
+    file = json_lines(tmp_path / "gsm8k.jsonl", GSM8K)
+    asked = ["eval", "--suite", str(file), "--base", "--model", str(model), "--home", str(tmp_path / "home")]
+    done = CliRunner().invoke(app, [*asked, "--shots", "2", "--set", "rollout.max_tokens=8"])
+    assert done.exit_code == 1
+    assert (
+        "gsm8k, before: 2 questions too long to ask; --shots 0 leaves out the worked examples" in done.stdout
+    )
+    assert [one.message for one in caplog.records if "leaving out" in one.message] == []

@@ -4,7 +4,7 @@ import pytest
 
 import swarmnode.tasks.check
 from swarmnode.errors import JudgementOverran, TaskError
-from swarmnode.tasks.check import check_task
+from swarmnode.tasks.check import INDIFFERENT, READS_NO_QUESTION, check_task
 
 GOOD = """
 import random
@@ -263,3 +263,33 @@ def test_a_file_that_hangs_while_it_is_loaded_is_a_clear_error(tmp_path):
     path.write_text("while True: pass\n")
     with pytest.raises(JudgementOverran, match="was not loaded"):
         check_task(str(path), load_timeout_s=0.5)
+
+
+DIGITS = (
+    GOOD
+    + """
+
+def reward(completions, answer, **columns):
+    return [float(text.strip().isdigit()) for text in completions]
+"""
+)
+
+CONSTANT = (
+    GOOD
+    + """
+
+def reward(completions, **columns):
+    return [1.0 for text in completions]
+"""
+)
+
+
+def test_a_reward_that_never_looks_at_the_question_is_told(check):
+    report = check(DIGITS)
+    assert READS_NO_QUESTION in warnings(report) and not report.teaches
+    assert READS_NO_QUESTION not in warnings(check(GOOD)) and check(GOOD).teaches
+
+
+def test_a_reward_that_is_always_the_same_teaches_nothing(check):
+    report = check(CONSTANT)
+    assert INDIFFERENT in warnings(report) and not report.teaches

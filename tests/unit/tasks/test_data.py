@@ -11,7 +11,7 @@ from swarmnode.errors import TaskError
 from swarmnode.installing import how_to_install
 from swarmnode.tasks import data, hub, tables
 from swarmnode.tasks.data import DataTask, shuffled
-from swarmnode.tasks.functions import rewarded
+from swarmnode.tasks.functions import as_task, rewarded
 from swarmnode.tasks.judged import draw_round
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.process import IsolatedTask, isolate
@@ -297,3 +297,9 @@ def test_a_node_reads_it_in_a_process_of_its_own(write: Write) -> None:
         assert list(task.examples(3)) == list(here.examples(3))
         assert is_exchangeable(here)
         assert not is_exchangeable(task)
+
+
+def test_a_row_without_the_answer_that_the_others_have_is_told_and_not_guessed_at() -> None:
+    with pytest.raises(TaskError, match="row 2 has no column 'solution'") as caught:
+        as_task([{"question": "1+1=", "solution": "2"}, {"question": "2+2="}])
+    assert "question" not in caught.value.hint and "every row" in caught.value.hint

@@ -14,7 +14,7 @@ from swarmnode.errors import TaskError
 from swarmnode.node.assemble import specs_of
 from swarmnode.tasks.builtin import BUILTIN_TASKS
 from swarmnode.tasks.digests import source_of
-from swarmnode.tasks.functions import as_task, rewarded
+from swarmnode.tasks.functions import as_task, refuse_untrained, rewarded
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.rewards import named_rewards
 from swarmnode.tasks.task import is_exchangeable, is_held_out, redraw, score_strictly
@@ -221,3 +221,15 @@ def test_every_argument_of_a_partial_counts_where_it_stands() -> None:
     assert len(sources) == 5
     inside = {source_of(partial(partial(scaled, factor=factor), 1)) for factor in (1.0, 2.0)}
     assert len(inside) == 2
+
+
+def test_rows_that_cannot_train_or_measure_are_told_for_what_they_are() -> None:
+    rows = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(9)]
+    with pytest.raises(TaskError, match="every row to train on is asked by the evaluation set"):
+        as_task(rows, evaluation=rows)
+    with pytest.raises(TaskError, match="the rows to measure on are none"):
+        as_task(rows, evaluation=[])
+    with pytest.raises(TaskError, match="no split 'train' among test"):
+        refuse_untrained({"test": rows})
+    refuse_untrained({"train": rows})
+    refuse_untrained(rows)

@@ -6,6 +6,7 @@ import math
 import sys
 import typing
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -285,3 +286,34 @@ def test_an_unknown_reward_is_a_clear_error(spec):
     with pytest.raises(TaskError) as caught:
         load_reward(spec)
     assert caught.value.hint
+
+
+def test_a_reward_may_return_tensors() -> None:
+    import torch
+
+    def row(completions: list[str], **columns: object) -> torch.Tensor:
+        return torch.tensor([float(len(text)) for text in completions])
+
+    def each(completions: list[str], **columns: object) -> list[torch.Tensor]:
+        return [torch.tensor(len(text)) for text in completions]
+
+    for reward in (row, each):
+        assert call_reward(reward, ["?", "?"], ["a", "abc"]) == [1.0, 3.0]
+
+    def table(completions: list[str], **columns: object) -> torch.Tensor:
+        return torch.zeros(len(completions), 2)
+
+    with pytest.raises(TaskError, match="returned a Tensor, not a number"):
+        call_reward(table, ["?", "?"], ["a", "abc"])
+
+
+def test_what_a_reward_logs_is_said_once_to_be_kept_nowhere(caplog: pytest.LogCaptureFixture) -> None:
+    def chatty(completions: list[str], log_metric: Any, log_extra: Any, **columns: object) -> list[float]:
+        log_metric("chatty_share", 0.5)
+        log_extra("chatty_texts", completions)
+        return [1.0 for _ in completions]
+
+    for _ in range(2):
+        call_reward(chatty, ["?"], ["a"])
+    said = [one.message for one in caplog.records if "kept nowhere" in one.message]
+    assert len(said) == 2 and "log_metric('chatty_share')" in said[0] and "of weight 0" in said[0]

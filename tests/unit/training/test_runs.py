@@ -18,6 +18,7 @@ from swarmnode.training.runs import (
     only_model,
     remove_run,
     runs_in,
+    trained_model,
 )
 
 LAST = {"last": "v1"}
@@ -193,3 +194,14 @@ def test_the_only_model_is_that_of_all_runs_but_of_those_put_aside() -> None:
     assert only_model([mine, other]) is None
     aside = replace(other, folder=Path("rev.20260101-000000"))
     assert aside.put_aside and only_model([mine, aside]) == "/models/model"
+
+
+def test_a_command_or_script_without_a_model_takes_that_of_the_runs() -> None:
+    mine, other = run("last", LAST), run("sort", {"sort": "1"})
+    assert trained_model([mine, other], "tiny") == "/models/model"
+    assert trained_model([], "tiny") == "tiny"
+    assert trained_model([mine], "model") == "model"
+    assert mine.state is not None
+    theirs = TrainingRun(Path("own"), msgspec.structs.replace(mine.state, base_model="/models/theirs"), 0.0)
+    assert trained_model([mine, theirs], "tiny") == "tiny", "nobody knows which"
+    assert trained_model([mine, theirs], "tiny", named="own") == "/models/theirs"
