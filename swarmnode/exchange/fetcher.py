@@ -83,8 +83,11 @@ class Fetcher:
         arrive: Callable[[], Arrival],
         rng: random.Random,
         is_neighbour: Callable[[str], bool] = lambda peer: False,
+        on_accepted: Callable[[Announcement, bytes], None] = lambda announcement, body: None,
     ) -> None:
-        """`arrive` tells our clock and policy version, `is_neighbour` who is a policy of this process."""
+        """`arrive` tells our clock and policy version, `is_neighbour` who is a policy of this process.
+        `on_accepted` is called with the header and the body of each group that entered the buffer."""
+        self._on_accepted = on_accepted
         self._host = host
         self._bodies = bodies
         self._pool = pool
@@ -310,23 +313,50 @@ class Fetcher:
             and not reputation.is_banned(author, now)
         )
 
+    async def judged(
+        self,
+        announcement: Announcement,
+        body: bytes,
+        took: Callable[[float], None],
+        *,
+        payer: str | None = None,
+    ) -> CheckedBody:
+        """Return what a body holds, drawn again, read and scored here. `took` is called with the seconds that
+        this took. They come out of the judge's time for `payer` (None: the author). Raises Rejected."""
+        payer = payer or announcement.author
+
+        def judged(seconds: float) -> None:
+            took(seconds)
+            self._judge_time.took(payer, self.trust_of(payer), seconds, _now_s())
+
+        checked = await self._judge.run(
+            lambda: check_body(body, announcement, self._rules), judged, author=payer
+        )
+        self._unfit.fitted(announcement.header.task, self._arrive().at)
+        return checked
+
+    def may_be_judged(self, payer: str) -> bool:
+        """Return True if our judge has time left for this peer."""
+        return (
+            self._may_judge(self.trust_of(payer))
+            and self._ledger.reputation.has_judge_time(payer, _now_s())
+            and self._judge.stuck < MAX_STUCK_JUDGEMENTS
+            and not self._judge.is_stuck_on(payer)
+        )
+
     async def _acquire(self, announcement: Announcement) -> None:
         """The whole way of one group. The peer boundary: nothing that happens here reaches anything else."""
         author, reputation = announcement.author, self._ledger.reputation
         began, body, took_s = _now_s(), b"", 0.0
 
-        def judged(seconds: float) -> None:
+        def took(seconds: float) -> None:
             nonlocal took_s
             took_s += seconds
-            self._judge_time.took(author, self.trust_of(author), seconds, _now_s())
 
         try:
             body = await self._bodies.fetch(announcement, timeout_s=self._patience_s(author))
             took_s = _now_s() - began
-            checked = await self._judge.run(
-                lambda: check_body(body, announcement, self._rules), judged, author=author
-            )
-            self._unfit.fitted(announcement.header.task, self._arrive().at)
+            checked = await self.judged(announcement, body, took)
             self._accept(announcement, body, checked)
             reputation.did_deliver(author, took_s)
         except Rejected as rejected:
@@ -394,6 +424,7 @@ class Fetcher:
             self._ledger.let_go(displaced)
         self._ledger.let_go(Reason.CROWDED_OUT, self._buffer.keep_within(MAX_BUFFER_BYTES))
         self._ledger.accept(announcement.author)
+        self._on_accepted(announcement, body)
         self._gave_at[announcement.author] = now
 
     def _drop_stale(self) -> None:
