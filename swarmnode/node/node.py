@@ -18,7 +18,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -29,10 +29,13 @@ import msgspec
 from swarmnode.config import Config
 from swarmnode.errors import SwarmnodeError
 from swarmnode.exchange.exchange import Exchange
+from swarmnode.exchange.library.signed_group import Origin
 from swarmnode.exchange.selection import longest_wait_s
 from swarmnode.network.discovery import Discovery
 from swarmnode.network.host import Host
 from swarmnode.node.board import StatusBoard, Watcher, shown
+from swarmnode.node.catching_up import CatchingUp, LibraryRound, after_round, groups_to_borrow, mix_of
+from swarmnode.node.catching_up import told as told_of_catching_up
 from swarmnode.node.drought import Drought, advice, after
 from swarmnode.node.learner import Learner, RoundRollouts
 from swarmnode.node.lifecycle import (
@@ -49,7 +52,7 @@ from swarmnode.node.workers import Saving, Workers, supervise
 from swarmnode.training.foreign.rules import adapts, groups_wanted, own_to_learn_from
 from swarmnode.training.foreign.sharing_gauge import SharingGauge, needs_of, told
 from swarmnode.training.records import Counters, TrainReport, tally
-from swarmnode.types import RolloutGroup
+from swarmnode.types import RolloutGroup, mean_or_none
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +115,7 @@ class NodeLoop:
         self._ahead: RoundRollouts | BaseException | None = None
         """What generating the next round while the last one was trained on came to."""
         self._counters = Counters()
+        self._catching_up = CatchingUp()
         self._droughts: dict[str, Drought] = {}
         self._begun_at = 0
         self._stopping = False
@@ -152,6 +156,7 @@ class NodeLoop:
                 if self._network.discovery is not None:
                     await stack.enter_async_context(self._network.host)
                 await stack.enter_async_context(self._network.exchange)
+            await self._settle_library()
             await self._look()
             self._stack = stack.pop_all()
         return self
@@ -240,12 +245,14 @@ class NodeLoop:
         if not rollouts.complete:
             return
         await self._publish(rollouts.groups)
-        external = await self._collect()
+        borrowed = self._borrow()
+        external = (*await self._collect(), *borrowed)
         own = own_to_learn_from(rollouts.groups, len(external), self._config, self._rng(number))
         await self._meet()
         report = await self._train(number, own, external)
         if report is not None:
             self._learnt(number, rollouts, external, report, time.perf_counter() - started)
+            await self._catch_up(rollouts, borrowed, report)
 
     async def _rollouts(self, number: int) -> RoundRollouts:
         ahead, self._ahead = self._ahead, None
@@ -254,7 +261,9 @@ class NodeLoop:
         if ahead is not None:
             return ahead
         settings = self._config.rollout
-        self._board.enter("generating", f"{settings.groups} groups of {settings.group_size}")
+        mix = mix_of(self._catching_up, self._config)
+        groups, why = (settings.groups, "") if mix is None else (mix.groups, ", catching up")
+        self._board.enter("generating", f"{groups} groups of {settings.group_size}{why}")
         await self._workers.learn(self._learner.use_newest_policy)
         return await self._workers.generate(self._learner.rollouts, number)
 
@@ -313,6 +322,41 @@ class NodeLoop:
         groups = await self._network.exchange.collect(wanted, version, deadline_s)
         self._collected_at = time.monotonic()
         return groups
+
+    def _borrow(self) -> Sequence[RolloutGroup]:
+        """Groups of the libraries of others that were judged meanwhile; nothing is waited for."""
+        library = None if self._network is None else self._network.exchange.library
+        return () if library is None else library.draw(groups_to_borrow(self._config))
+
+    async def _settle_library(self) -> Mapping[Origin, int]:
+        """Tell the library what the book holds. Nothing is borrowed before that is known."""
+        library = None if self._network is None else self._network.exchange.library
+        if library is None:
+            return {}
+        origins = await self._workers.learn(self._learner.origins)
+        library.settle(origins.keys())
+        return origins
+
+    async def _catch_up(
+        self, rollouts: RoundRollouts, borrowed: Sequence[RolloutGroup], report: TrainReport
+    ) -> None:
+        """Keep what the book holds for others, and see whether rounds are to be of another mix from now on."""
+        library = None if self._network is None else self._network.exchange.library
+        if library is None:
+            return
+        origins = await self._settle_library()
+        rewards = [reward for group in rollouts.groups for reward in group.rewards if reward is not None]
+        settings = self._config.rollout
+        finds = settings.groups * settings.group_size * (mean_or_none([*report.pass_rates.values()]) or 0.0)
+        answers = sum(origins.get((group.author, group.example.key), 0) for group in borrowed)
+        before = self._catching_up
+        now = after_round(before, LibraryRound(answers, mean_or_none(rewards), finds))
+        self._catching_up = now
+        found = library.borrowed
+        if story := told_of_catching_up(before, now, found.lenders, found.authors):
+            logger.info("%s", story)
+            await self._workers.learn(self._learner.catch_up, mix_of(now, self._config))
+        self._board.borrowed(library, now)
 
     @property
     def _gauge(self) -> SharingGauge:

@@ -39,6 +39,7 @@ class SwarmLibrary:
         rng: random.Random,
     ) -> None:
         self.shelf = shelf
+        self._settled = asyncio.Event()
         self._versions = [(task.name, task.version) for task in tasks.values()]
         self._pages = LibraryPages(host, shelf, bodies, ledger, settings)
         self._borrower = Borrower(
@@ -69,8 +70,9 @@ class SwarmLibrary:
         return self._borrower.draw(limit)
 
     def settle(self, taught: Collection[Origin]) -> None:
-        """Takes note of whose answers to which examples the book holds."""
+        """Takes note of whose answers to which examples the book holds. Nothing is borrowed before."""
         self.shelf.settle(taught, self._versions)
+        self._settled.set()
 
     async def load(self) -> None:
         """Read what the home has."""
@@ -88,4 +90,5 @@ class SwarmLibrary:
         """Borrow, and keep the file up to date, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.shelf.run(), name="keep the library")
+            await self._settled.wait()
             tasks.create_task(self._borrower.run(), name="borrow from libraries")

@@ -40,7 +40,7 @@ class Node:
 
 @pytest.fixture
 def start(task, encoder, prompt_encoder, clock):
-    """Start node `number` on a network, connected to the nodes given."""
+    """Start node `number` on a network, connected to the nodes given, with an empty book."""
 
     @asynccontextmanager
     async def run(
@@ -64,6 +64,8 @@ def start(task, encoder, prompt_encoder, clock):
                 shelf=shelf or Shelf(),
             )
             async with exchange:
+                assert exchange.library is not None
+                exchange.library.settle(())
                 yield Node(key, host, exchange)
 
     return run
@@ -90,7 +92,9 @@ async def learns(node: Node, groups: list[RolloutGroup]) -> None:
     node.library.settle({(group.author, group.example.key) for group in groups})
 
 
-async def test_a_newcomer_has_what_a_veterans_book_holds_however_old_it_is(start, groups_of, clock, as_learnt):
+async def test_a_newcomer_has_what_a_veterans_book_holds_however_old_it_is(
+    start, groups_of, clock, as_learnt
+):
     network = MemoryNetwork()
     async with start(network, 1) as veteran:
         groups = [groups_of(veteran.key.peer_id, number=number) for number in range(5)]

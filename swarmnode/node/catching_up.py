@@ -1,0 +1,144 @@
+"""Whether a node that knows less than its peers is still catching up: pure, so that it can be tested in a line.
+
+node.py, after every round: [after_round] -> CatchingUp -> [mix_of] -> Learner.catch_up -> the next round
+
+Who begins, or comes back after long, finds in the libraries of others what it would take hundreds of rounds
+to find by itself (exchange/library/). It helps as fast as it is replayed: optimizer steps on it are what
+counts, and own sampling is what costs. So as long as the reward of its own answers rises a round has few own
+groups and much of the book in it: 128 answers beside 2 groups of a usual 16 had a newcomer after 30 rounds
+where its peers had come to in 100, at a third of the work a round. Then rounds are usual ones again. Few own
+groups tell little, so rewards are compared as means over WINDOW rounds.
+"""
+
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Literal
+
+from swarmnode.config import Config
+from swarmnode.training.foreign.rules import groups_wanted
+
+LEAST_ANSWERS = 32
+"""Right answers of libraries with which it begins: fewer are learnt beside the usual rounds."""
+
+OWN_SHARE = 8
+"""One group is sampled of so many."""
+
+MORE_REPLAYED = 2
+"""So many times the answers of the book are replayed."""
+
+BORROWED_AT_ONCE = 4
+"""So many times the groups that a round wants of others are taken out of libraries: they are mended first."""
+
+WINDOW = 10
+"""Rounds over which rewards are averaged."""
+
+PATIENCE = 12
+"""So many rounds without a better average, and it is over."""
+
+MOST_ROUNDS = 160
+"""It ends here, whatever the rewards do."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundMix:
+    """What a round is made of, in place of what is set."""
+
+    groups: int
+    """Own groups that are sampled."""
+    replayed: int
+    """Answers of the book that are replayed."""
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryRound:
+    """What a round says of it."""
+
+    answers: int
+    """Right answers of libraries that the book took in this round."""
+    reward: float | None
+    """Mean reward of our own answers. None: unknown."""
+    finds: float
+    """Right answers that our own sampling finds in a usual round, at our present pass rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class CatchingUp:
+    """How far it has come."""
+
+    phase: Literal["before", "on", "over"] = "before"
+    answers: int = 0
+    """Right answers of libraries that the book took so far."""
+    rewards: tuple[float, ...] = ()
+    """Of our own answers, round by round since it began."""
+    rounds: int = 0
+    """Rounds of catching up."""
+    finds: float = 0.0
+    """Right answers that our own sampling found in a usual round when it began."""
+
+    @property
+    def rounds_worth(self) -> float | None:
+        """Usual rounds in which our own sampling would have found as many. None: it found none."""
+        return self.answers / self.finds if self.finds else None
+
+
+def after_round(before: CatchingUp, seen: LibraryRound) -> CatchingUp:
+    """Return where it stands after one more round.
+
+    >>> after_round(CatchingUp(), LibraryRound(answers=40, reward=0.1, finds=2.0)).phase
+    'on'
+    """
+    now = replace(before, answers=before.answers + seen.answers)
+    match before.phase:
+        case "before" if now.answers >= LEAST_ANSWERS:
+            return replace(now, phase="on", finds=seen.finds)
+        case "on":
+            rewards = now.rewards if seen.reward is None else (*now.rewards, seen.reward)
+            now = replace(now, rewards=rewards, rounds=now.rounds + 1)
+            return now if now.rounds < MOST_ROUNDS and rises(rewards) else replace(now, phase="over")
+        case _:
+            return now
+
+
+def rises(rewards: tuple[float, ...]) -> bool:
+    """Return True while the average over WINDOW rounds had its best within the last PATIENCE rounds.
+
+    >>> rises(tuple(0.01 * number for number in range(99))), rises((0.5,) * 99)
+    (True, False)
+    """
+    means = [fmean(rewards[end - WINDOW : end]) for end in range(WINDOW, len(rewards) + 1)]
+    return not means or len(means) - 1 - means.index(max(means)) < PATIENCE
+
+
+def mix_of(state: CatchingUp, config: Config) -> RoundMix | None:
+    """Return what the next round is made of; None: what is set."""
+    if state.phase != "on":
+        return None
+    groups = max(1, config.rollout.groups // OWN_SHARE)
+    return RoundMix(groups, MORE_REPLAYED * config.exchange.book_replayed)
+
+
+def groups_to_borrow(config: Config) -> int:
+    """Return how many groups of libraries a round takes."""
+    return BORROWED_AT_ONCE * groups_wanted(config)
+
+
+def told(before: CatchingUp, now: CatchingUp, lenders: int, authors: int) -> str:
+    """Return what the log says of a change; empty where there is none."""
+    if before.phase == now.phase:
+        return ""
+    source = f"{now.answers} right answers of {authors} authors, from the libraries of {lenders} peers"
+    if now.phase == "on":
+        return (
+            f"catching up with {source}: rounds have few groups of our own and much of the book in them"
+            " as long as our reward rises"
+        )
+    first, last = fmean(now.rewards[:WINDOW]), fmean(now.rewards[-WINDOW:])
+    return f"caught up in {now.rounds} rounds: reward {first:.2f} at first, {last:.2f} now; {worth(now)} ({source})"
+
+
+def worth(now: CatchingUp) -> str:
+    """Return what the answers of libraries are worth in rounds, in words."""
+    rounds = now.rounds_worth
+    if rounds is None:
+        return "we had found nothing of it ourselves"
+    return f"our own sampling would have needed {rounds:.0f} rounds to find as much"
