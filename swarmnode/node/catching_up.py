@@ -1,4 +1,4 @@
-"""Whether a node that knows less than its peers is still catching up: pure, so that it can be tested in a line.
+"""Whether a node that knows less than its peers is still catching up: pure, so each case is a line of a test.
 
 node.py, after every round: [after_round] -> CatchingUp -> [mix_of] -> Learner.catch_up -> the next round
 
@@ -10,12 +10,16 @@ where its peers had come to in 100, at a third of the work a round. Then rounds 
 groups tell little, so rewards are compared as means over WINDOW rounds.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal
 
 from swarmnode.config import Config
+from swarmnode.exchange.library.signed_group import Origin
 from swarmnode.training.foreign.rules import groups_wanted
+from swarmnode.training.records import TrainReport
+from swarmnode.types import RolloutGroup, mean_or_none
 
 LEAST_ANSWERS = 32
 """Right answers of libraries with which it begins: fewer are learnt beside the usual rounds."""
@@ -81,6 +85,23 @@ class CatchingUp:
         return self.answers / self.finds if self.finds else None
 
 
+def round_of(
+    own: Sequence[RolloutGroup],
+    borrowed: Sequence[RolloutGroup],
+    report: TrainReport,
+    origins: Mapping[Origin, int],
+    config: Config,
+) -> LibraryRound:
+    """Return what a round says: its own groups, those of libraries, and what the book holds after it."""
+    rewards = [reward for group in own for reward in group.rewards if reward is not None]
+    pass_rate = mean_or_none([*report.pass_rates.values()]) or 0.0
+    return LibraryRound(
+        answers=sum(origins.get((group.author, group.example.key), 0) for group in borrowed),
+        reward=mean_or_none(rewards),
+        finds=config.rollout.groups * config.rollout.group_size * pass_rate,
+    )
+
+
 def after_round(before: CatchingUp, seen: LibraryRound) -> CatchingUp:
     """Return where it stands after one more round.
 
@@ -133,7 +154,8 @@ def told(before: CatchingUp, now: CatchingUp, lenders: int, authors: int) -> str
             " as long as our reward rises"
         )
     first, last = fmean(now.rewards[:WINDOW]), fmean(now.rewards[-WINDOW:])
-    return f"caught up in {now.rounds} rounds: reward {first:.2f} at first, {last:.2f} now; {worth(now)} ({source})"
+    rewards = f"reward {first:.2f} at first, {last:.2f} now"
+    return f"caught up in {now.rounds} rounds: {rewards}; {worth(now)} ({source})"
 
 
 def worth(now: CatchingUp) -> str:

@@ -34,7 +34,7 @@ from swarmnode.exchange.selection import longest_wait_s
 from swarmnode.network.discovery import Discovery
 from swarmnode.network.host import Host
 from swarmnode.node.board import StatusBoard, Watcher, shown
-from swarmnode.node.catching_up import CatchingUp, LibraryRound, after_round, groups_to_borrow, mix_of
+from swarmnode.node.catching_up import CatchingUp, after_round, groups_to_borrow, mix_of, round_of
 from swarmnode.node.catching_up import told as told_of_catching_up
 from swarmnode.node.drought import Drought, advice, after
 from swarmnode.node.learner import Learner, RoundRollouts
@@ -52,7 +52,7 @@ from swarmnode.node.workers import Saving, Workers, supervise
 from swarmnode.training.foreign.rules import adapts, groups_wanted, own_to_learn_from
 from swarmnode.training.foreign.sharing_gauge import SharingGauge, needs_of, told
 from swarmnode.training.records import Counters, TrainReport, tally
-from swarmnode.types import RolloutGroup, mean_or_none
+from swarmnode.types import RolloutGroup
 
 logger = logging.getLogger(__name__)
 
@@ -340,17 +340,13 @@ class NodeLoop:
     async def _catch_up(
         self, rollouts: RoundRollouts, borrowed: Sequence[RolloutGroup], report: TrainReport
     ) -> None:
-        """Keep what the book holds for others, and see whether rounds are to be of another mix from now on."""
+        """Keep what the book holds for others, and see whether rounds are to be of another mix now."""
         library = None if self._network is None else self._network.exchange.library
         if library is None:
             return
         origins = await self._settle_library()
-        rewards = [reward for group in rollouts.groups for reward in group.rewards if reward is not None]
-        settings = self._config.rollout
-        finds = settings.groups * settings.group_size * (mean_or_none([*report.pass_rates.values()]) or 0.0)
-        answers = sum(origins.get((group.author, group.example.key), 0) for group in borrowed)
         before = self._catching_up
-        now = after_round(before, LibraryRound(answers, mean_or_none(rewards), finds))
+        now = after_round(before, round_of(rollouts.groups, borrowed, report, origins, self._config))
         self._catching_up = now
         found = library.borrowed
         if story := told_of_catching_up(before, now, found.lenders, found.authors):

@@ -7,15 +7,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import pytest
 
 from swarmnode.exchange.exchange import Exchange
-from swarmnode.exchange.library.pages import LIBRARY_PROTOCOL, LibraryPage
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.swarm_library import SwarmLibrary
 from swarmnode.exchange.limits import ExchangeSettings
-from swarmnode.exchange.planes import BODY_PROTOCOL
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.types import RolloutGroup
