@@ -1,6 +1,6 @@
 """What a newcomer has of the swarm's library: CPU seconds until it knows what its veterans know.
 
-five specialists for 100 rounds -> their libraries, lent over a network in memory -> a sixth one, from its start
+five specialists, 100 rounds -> their libraries, lent over a network in memory -> a sixth one, from its start
 
 Nodes are those of sapo.py (sapo_node.py): the real learner and the real exchange, whose libraries are asked
 for page by page, judged, mended and caught up by as in a running node. Each was made unsure of all but two
@@ -9,7 +9,7 @@ nothing comes to it by gossip. It runs four times: with the libraries; with thre
 (newcomer_liars.py); and without any, as plain GRPO and with a book of its own finds.
 
 - catch_up_cpu_share: CPU seconds of the newcomer until it has 95 % of its veterans' held-out reward at their
-  end, over those that a veteran took to get there. All that its start costs counts: lending, judging, mending.
+  end, over those that a veteran took to get there. All that it costs counts: lending, judging, mending.
 - newcomer_vs_alone: its held-out reward then, minus that of the better one of those without a library
   after as many CPU seconds.
 - library_poisoned_share: how much of that is left with three liars of eight, after as many CPU seconds.

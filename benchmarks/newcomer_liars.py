@@ -69,10 +69,8 @@ class Liar:
         wanted = msgspec.msgpack.decode(request, type=PageRequest)
         found = [row for row in self._rows if row.header.task == wanted.task]
         found = [row for row in found if row.header.body_hash > wanted.after]
-        page = LibraryPage(
-            tuple(row.sealed for row in found[:MAX_PAGE_HEADERS]), len(found) > MAX_PAGE_HEADERS
-        )
-        return msgspec.msgpack.encode(page)
+        headers = tuple(row.sealed for row in found[:MAX_PAGE_HEADERS])
+        return msgspec.msgpack.encode(LibraryPage(headers, len(found) > len(headers)))
 
     async def _body(self, peer: str, request: bytes) -> bytes:
         if self.kind == "silent":
@@ -86,7 +84,7 @@ class Liar:
         key = self._rng.choice(self._keys)
         right = str(example.columns["answer"])
         texts = [right if place == 0 else self._wrong(right) for place in range(8)]
-        completions = tuple(Completion(text, (1,), None, (), "stop") for text in texts)
+        completions = tuple(Completion(text, (), None, (), "stop") for text in texts)
         scores = tuple({"correct": float(text != right)} for text in texts)
         group = RolloutGroup(example, completions, scores, key.peer_id, 1)
         return compose(group, key, swarm="commons", model=ModelLabel("qwen3", 100_000), now=clock())

@@ -43,6 +43,9 @@ MAX_SHELF_BYTES = 64 * 1024 * 1024
 ROUNDS_TO_WAIT = 16
 """Rounds that a group may take on its way into the book: as old as a group of others may be, twice over."""
 
+WAITING_SHARE = 0.25
+"""Share of the bounds that groups may take which the book does not hold, or not yet."""
+
 WRITE_ROWS_EVERY_S = 10.0
 
 
@@ -124,10 +127,10 @@ class Shelf:
                 row.absent, row.unread = 0, False
             elif not row.unread:
                 row.absent += 1
+            if row.taught != known:
+                self._pages = None
             if row.absent > self._rounds_to_wait:
                 self._remove(name)
-            elif row.taught != known:
-                self._pages = None
 
     def body(self, body_hash: bytes) -> bytes | None:
         """Return a body that others may have."""
@@ -239,15 +242,14 @@ class Shelf:
             self._pages = None
 
     def _keep_within_bounds(self) -> None:
-        """Let go of the oldest groups until the others fit, those first that the book does not hold."""
-        over = len(self._rows) - self._max_groups
-        if over <= 0 and self._size_bytes <= self._max_bytes:
-            return
-        leaving = sorted(self._rows, key=lambda name: self._rows[name].taught)
-        for name in leaving:
-            if len(self._rows) <= self._max_groups and self._size_bytes <= self._max_bytes:
-                return
-            self._remove(name)
+        """Let go of the oldest groups until the others fit: of those that wait where they have more than
+        their part, else of those that the book holds."""
+        while len(self._rows) > self._max_groups or self._size_bytes > self._max_bytes:
+            waiting = [row.group for row in self._rows.values() if not row.taught]
+            too_many = len(waiting) > WAITING_SHARE * self._max_groups
+            too_large = sum(group.size_bytes for group in waiting) > WAITING_SHARE * self._max_bytes
+            kept = None if too_many or too_large else next(iter(self.groups()), None)
+            self._remove((kept or waiting[0]).name)
 
     def _sorted(self) -> dict[tuple[str, str, str], list[tuple[bytes, str]]]:
         if self._pages is None:
