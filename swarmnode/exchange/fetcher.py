@@ -17,6 +17,7 @@ from contextlib import suppress
 from swarmnode.errors import HostDown, Rejected
 from swarmnode.exchange.inbox import Accepted, HeaderPool, ReplayBuffer
 from swarmnode.exchange.limits import (
+    LOOK_S,
     MAX_ANSWERED,
     MAX_BUFFER_BYTES,
     MAX_CLOCK_SKEW_S,
@@ -318,22 +319,35 @@ class Fetcher:
         announcement: Announcement,
         body: bytes,
         took: Callable[[float], None],
-        *,
-        payer: str | None = None,
     ) -> CheckedBody:
         """Return what a body holds, drawn again, read and scored here. `took` is called with the seconds that
-        this took. They come out of the judge's time for `payer` (None: the author). Raises Rejected."""
-        payer = payer or announcement.author
+        this took. Raises Rejected."""
+        (found,) = await self.judged_together([(announcement, body)], took, payer=announcement.author)
+        if isinstance(found, Rejected):
+            raise found
+        return found
+
+    async def judged_together(
+        self,
+        groups: Sequence[tuple[Announcement, bytes]],
+        took: Callable[[float], None],
+        *,
+        payer: str | None,
+    ) -> list[CheckedBody | Rejected]:
+        """Return what came of the first of these headers and bodies, of as many as LOOK_S has room for. The
+        seconds come out of the judge's time for `payer`; None: they are our own. Raises Rejected where the
+        judge gives nothing at all."""
 
         def judged(seconds: float) -> None:
             took(seconds)
-            self._judge_time.took(payer, self.trust_of(payer), seconds, _now_s())
+            if payer is not None:
+                self._judge_time.took(payer, self.trust_of(payer), seconds, _now_s())
 
-        checked = await self._judge.run(
-            lambda: check_body(body, announcement, self._rules), judged, author=payer
-        )
-        self._unfit.fitted(announcement.header.task, self._arrive().at)
-        return checked
+        found = await self._judge.run(lambda: _checked(groups, self._rules), judged, author=payer or "")
+        for (announcement, _), checked in zip(groups, found, strict=False):
+            if isinstance(checked, CheckedBody):
+                self._unfit.fitted(announcement.header.task, self._arrive().at)
+        return found
 
     def may_be_judged(self, payer: str) -> bool:
         """Return True if our judge has time left for this peer."""
@@ -449,6 +463,20 @@ class Fetcher:
             max_age_s=self._settings.max_age_s,
             max_age_versions=self._settings.max_age_versions,
         )
+
+
+def _checked(groups: Sequence[tuple[Announcement, bytes]], rules: BodyRules) -> list[CheckedBody | Rejected]:
+    """Blocks while the tasks work."""
+    found: list[CheckedBody | Rejected] = []
+    began = rules.clock()
+    for announcement, body in groups:
+        if found and rules.clock() - began > LOOK_S:
+            break
+        try:
+            found.append(check_body(body, announcement, rules))
+        except Rejected as rejected:
+            found.append(rejected)
+    return found
 
 
 def _now_s() -> float:

@@ -28,7 +28,10 @@ OWN_SHARE = 8
 """One group is sampled of so many."""
 
 MORE_REPLAYED = 2
-"""So many times the answers of the book are replayed."""
+"""So many times the answers of the book are replayed in each step."""
+
+STEPS = 4
+"""Optimizer steps of a round, where a usual one has as many as its own groups fill."""
 
 BORROWED_AT_ONCE = 4
 """So many times the groups that a round wants of others are taken out of libraries: they are mended first."""
@@ -51,6 +54,8 @@ class RoundMix:
     """Own groups that are sampled."""
     replayed: int
     """Answers of the book that are replayed."""
+    steps: int
+    """Optimizer steps that these are spread over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +140,8 @@ def mix_of(state: CatchingUp, config: Config) -> RoundMix | None:
     if state.phase != "on":
         return None
     groups = max(1, config.rollout.groups // OWN_SHARE)
-    return RoundMix(groups, MORE_REPLAYED * config.exchange.book_replayed)
+    replayed = MORE_REPLAYED * config.exchange.book_replayed
+    return RoundMix(groups, STEPS * replayed, STEPS)
 
 
 def groups_to_borrow(config: Config) -> int:

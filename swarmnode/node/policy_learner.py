@@ -137,6 +137,7 @@ class PolicyLearner(RolloutLearner):
     def catch_up(self, mix: RoundMix | None) -> None:
         super().catch_up(mix)
         self._rule.replayed = None if mix is None else mix.replayed
+        self._rule.replay_steps = 1 if mix is None else mix.steps
 
     def origins(self) -> Mapping[Origin, int]:
         return self._rule.origins()

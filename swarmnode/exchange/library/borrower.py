@@ -52,6 +52,9 @@ MAX_PER_AUTHOR = 384
 
 MAX_BORROWED_BYTES = 64 * 1024 * 1024
 
+JUDGED_TOGETHER = 16
+"""Groups that one thread judges, as long as that is quick: to start one costs as much as to judge a group."""
+
 MAX_READY = 256
 """Judged groups that wait for a round; with more, nothing is fetched."""
 
@@ -166,21 +169,24 @@ class Borrower:
     async def _read_own(self) -> None:
         """Groups of our own file that the book may not have; no faster than half of the judge's time."""
         tasks = [(task.name, task.version) for task in self._tasks.values()]
-        while not self._is_enough() and (group := self._shelf.next_unread(tasks)) is not None:
-            seconds = 0.0
-
-            def took(spent: float) -> None:
-                nonlocal seconds
-                seconds = spent
-
-            try:
-                announcement = self._checked(group.sealed, self._settings_of(group))
-                self._take(announcement, group.body, await self._judged(announcement, group.body, took, None))
-                self._own += 1
-            except Rejected as rejected:
-                self._refused[rejected.reason] += 1
+        waiting: list[tuple[Announcement, bytes]] = []
+        while not self._is_enough():
+            while len(waiting) < JUDGED_TOGETHER and (group := self._shelf.next_unread(tasks)) is not None:
+                try:
+                    announcement = self._checked(group.sealed, self._settings_of(group))
+                except Rejected as rejected:
+                    self._refused[rejected.reason] += 1
+                else:
+                    waiting.append((announcement, group.body))
+            if not waiting:
+                return
+            for one, found in await self._judged(waiting, payer=None):
+                if isinstance(found, Rejected):
+                    self._refused[found.reason] += 1
+                else:
+                    self._take(*one, found)
+                    self._own += 1
             await self._until_there_is_room()
-            await asyncio.sleep(seconds)
 
     def _settings_of(self, group: SignedGroup) -> ExchangeSettings:
         """A file may be of another swarm: whoever put it here believes it."""
@@ -201,11 +207,12 @@ class Borrower:
 
     async def _borrow_from(self, peer: str) -> None:
         """Everything that one peer may give us. The peer boundary: it ends without an exception."""
-        lender = _Lender(peer, until=_now_s() + LEND_FOR_S)
+        lender = _Lender(peer)
         try:
             async with asyncio.timeout(LEND_FOR_S):
-                for request in self._turns(lender):
-                    await self._ask_on(lender, request)
+                for section in self._turns(lender):
+                    await self._ask_on(lender, section)
+                await self._judge_what_waits(lender)
         except TimeoutError:
             logger.debug("the library of %s took too long", peer)
         except Exception:
@@ -259,24 +266,35 @@ class Borrower:
             return False
         self._known.add(name)
         try:
-            await self._until_it_may_be_judged(lender)
             await self._until_it_may_be_asked(lender)
             body = await self._bodies.fetch_from(lender.peer, announcement, timeout_s=ASK_S)
-            checked = await self._judged(announcement, body, lambda seconds: None, lender.peer)
-            if checked.fingerprint in self._contents:
-                raise Rejected(Reason.COPIED, "the same answers came under another name")
         except Rejected as rejected:
-            if rejected.reason in (Reason.UNAVAILABLE, Reason.TIMEOUT, Reason.WRONG_BODY):
-                self._known.discard(name)  # Another peer may have it.
+            self._known.discard(name)  # Another peer may have it.
             self._refuse(lender, rejected)
             return True
-        if checked.false_claim:
-            self._ledger.drop(Reason.FALSE_CLAIM, author, "its rewards are not ours")
-        lender.gave(is_of_use=not checked.false_claim and _teaches(checked.group))
-        self._lenders.add(lender.peer)
-        self._take(announcement, body, checked)
-        await self._until_there_is_room()
+        lender.waiting.append((announcement, body))
+        if len(lender.waiting) >= JUDGED_TOGETHER:
+            await self._judge_what_waits(lender)
         return True
+
+    async def _judge_what_waits(self, lender: "_Lender") -> None:
+        """Everything that was fetched of a peer: in one thread, as long as that is quick."""
+        while lender.waiting and not self._is_banned(lender.peer):
+            await self._until_it_may_be_judged(lender)
+            for (announcement, body), found in await self._judged(lender.waiting, payer=lender.peer):
+                if not isinstance(found, Rejected) and found.fingerprint in self._contents:
+                    found = Rejected(Reason.COPIED, "the same answers came under another name")
+                if isinstance(found, Rejected):
+                    self._refuse(lender, found)
+                    continue
+                if found.false_claim:
+                    self._ledger.drop(Reason.FALSE_CLAIM, announcement.author, "its rewards are not ours")
+                teaches = _teaches(found.group)
+                lender.gave(is_of_use=teaches and not found.false_claim)
+                if teaches:
+                    self._lenders.add(lender.peer)
+                    self._take(announcement, body, found)
+            await self._until_there_is_room()
 
     def _refuse(self, lender: "_Lender", rejected: Rejected) -> None:
         """Count what was of no use, and blame who served what it must have known to be none."""
@@ -292,9 +310,26 @@ class Borrower:
         return check_header(sealed, self._arrive(), settings=settings, tasks=self._tasks, in_library=True)
 
     async def _judged(
-        self, announcement: Announcement, body: bytes, took: Callable[[float], None], payer: str | None
-    ) -> CheckedBody:
-        return await self._fetcher.judged(announcement, body, took, payer=payer)
+        self, waiting: list[tuple[Announcement, bytes]], *, payer: str | None
+    ) -> list[tuple[tuple[Announcement, bytes], CheckedBody | Rejected]]:
+        """Take out those of the groups that the judge had time for, with what came of them; all of them where
+        it gave nothing. When nobody pays it has as much time off as it worked."""
+        seconds = 0.0
+
+        def took(spent: float) -> None:
+            nonlocal seconds
+            seconds = spent
+
+        found: list[CheckedBody | Rejected]
+        try:
+            found = await self._fetcher.judged_together(tuple(waiting), took, payer=payer)
+        except Rejected as rejected:
+            found = [rejected] * len(waiting)
+        judged = list(zip(waiting, found, strict=False))
+        del waiting[: len(judged)]
+        if payer is None:
+            await asyncio.sleep(seconds)
+        return judged
 
     def _take(self, announcement: Announcement, body: bytes, checked: CheckedBody) -> None:
         group = SignedGroup(announcement.author, announcement.header, announcement.sealed, body)
@@ -332,13 +367,14 @@ class _Lender:
     """A peer that is being asked."""
 
     peer: str
-    until: float
     given: int = 0
     in_vain: int = 0
+    waiting: list[tuple[Announcement, bytes]] = field(default_factory=list[tuple[Announcement, bytes]])
+    """Bodies that were fetched and not judged yet."""
 
     @property
     def is_done(self) -> bool:
-        looked_at = self.given + self.in_vain
+        looked_at = self.given + self.in_vain + len(self.waiting)
         return looked_at >= MAX_PER_LENDER or self.in_vain - self.given >= IN_VAIN
 
     def gave(self, *, is_of_use: bool) -> None:

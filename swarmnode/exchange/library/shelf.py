@@ -19,7 +19,7 @@ import asyncio
 import logging
 from bisect import bisect_right
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from swarmnode.errors import Rejected
@@ -62,6 +62,13 @@ class ShelvedGroup:
     """A line of the file has it."""
     unread: bool = False
     """It came from the file, and nobody has looked whether the book should have it."""
+    origin: Origin = field(init=False)
+    task: tuple[str, str] = field(init=False)
+    """Name and version of its task."""
+
+    def __post_init__(self) -> None:
+        self.origin = self.group.origin
+        self.task = self.group.header.task, self.group.header.version
 
 
 class Shelf:
@@ -119,10 +126,9 @@ class Shelf:
         """Takes note of whose answers to which examples the book holds after a round. Of groups of other
         `tasks` (names and versions) it says nothing."""
         for name, row in tuple(self._rows.items()):
-            header = row.group.header
-            if (header.task, header.version) not in tasks:
+            if row.task not in tasks:
                 continue
-            known, row.taught = row.taught, row.group.origin in taught
+            known, row.taught = row.taught, row.origin in taught
             if row.taught:
                 row.absent, row.unread = 0, False
             elif not row.unread:
@@ -149,8 +155,7 @@ class Shelf:
     def next_unread(self, tasks: Collection[tuple[str, str]]) -> SignedGroup | None:
         """Return a group of the file that nobody has looked at since the start, each once."""
         for row in self._rows.values():
-            header = row.group.header
-            if row.unread and (header.task, header.version) in tasks:
+            if row.unread and row.task in tasks:
                 row.unread = False
                 return row.group
         return None

@@ -67,6 +67,7 @@ class BookRule(Rule):
             own=as_they_are(own),
             external=(),
             replayed=tuple(self._replay(entry) for entry in drawn),
+            replay_steps=self.replay_steps,
             shaped=self._settings.shaped,
             book=len(self.book),
             book_foreign=self.book.foreign,

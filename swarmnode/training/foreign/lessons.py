@@ -73,6 +73,8 @@ class Lessons:
     own: tuple[GroupLesson, ...]
     external: tuple[GroupLesson, ...]
     replayed: tuple[Replay, ...] = ()
+    replay_steps: int = 1
+    """The fewest optimizer steps that what is replayed is spread over."""
     shaped: bool = False
     """Tokens that no policy of ours was recorded to sample are weighed by `objective.shaped_weights`."""
     book: int = 0
@@ -128,6 +130,8 @@ class Rule(ABC):
     """Right answers of others are kept and replayed: the rule has use for the swarm's library."""
     replayed: int | None = None
     """Answers that a round replays, in place of the setting. None: as it is set."""
+    replay_steps: int = 1
+    """The fewest optimizer steps that they are spread over."""
 
     def __init__(
         self,

@@ -57,7 +57,7 @@ class WideGroups(Rule):
     ) -> Lessons:
         for group in (*own, *external):
             self._remember(group)
-        self._rule.replayed = self.replayed
+        self._rule.replayed, self._rule.replay_steps = self.replayed, self.replay_steps
         found = self._rule.lessons(own, external, version=version, foreign_share=foreign_share)
         return replace(
             found,
