@@ -56,14 +56,14 @@ NEWCOMER = 3
 GOAL = 0.95
 """Share of the veterans' held-out reward."""
 
-LOOK_EVERY = 5
-"""Rounds after which held-out reward is measured."""
+LOOK_EVERY = 2
+"""Rounds of the newcomer after which held-out reward is measured; of the veterans five times as many."""
 
 MOST_ROUNDS = 100
 """The newcomer ends here if it never gets there."""
 
-ROUNDS_AT_ONCE_S = 0.02
-"""What the libraries have of the event loop between two rounds of the newcomer."""
+LENT_FOR_S = 0.15
+"""What lenders have of the event loop between two rounds: as in a node, whose rounds are in other threads."""
 
 WORLD = "builtin"
 
@@ -83,13 +83,14 @@ class Curve:
         self.rounds.append(rounds)
 
     def until(self, goal: float) -> float | None:
-        """CPU seconds until the goal; None: never."""
-        return next((s for s, reward in zip(self.cpu_s, self.held_out, strict=True) if reward >= goal), None)
+        """CPU seconds until two measurements in a row were at the goal on average; None: never."""
+        pairs = zip(self.cpu_s[1:], self.held_out, self.held_out[1:], strict=False)
+        return next((s for s, before, now in pairs if (before + now) / 2 >= goal), None)
 
     def at(self, cpu_s: float) -> float:
-        """The last measurement after at most so many CPU seconds, or the first one."""
+        """The mean of the last two measurements after at most so many CPU seconds."""
         before = [h for s, h in zip(self.cpu_s, self.held_out, strict=True) if s <= cpu_s]
-        return before[-1] if before else self.held_out[0]
+        return fmean(before[-2:])
 
 
 def main() -> None:
@@ -120,7 +121,7 @@ def arguments() -> argparse.Namespace:
 def config_of(options: argparse.Namespace, **settings: Any) -> Config:
     flags = {
         "rollout.max_tokens": MAX_TOKENS[WORLD],
-        "tasks.eval_examples": 32,
+        "tasks.eval_examples": 64,
         "training.learning_rate": options.rate,
         **SWARMS["specialists"].settings,
         **{name.replace("__", "."): value for name, value in settings.items()},
@@ -162,9 +163,11 @@ async def measured(options: argparse.Namespace) -> dict[str, Any]:
         async with node(NEWCOMER, "newcomer", config_of(options)) as one:
             with_library = await learnt(one, veterans, clock, goal=goal)
         until_s = with_library.until(goal) or with_library.cpu_s[-1]
-        async with liars(network, tasks, clock, options) as lying:
-            async with node(NEWCOMER, "newcomer among liars", config_of(options)) as one:
-                poisoned = await learnt(one, [*veterans, *lying], clock, cpu_s=until_s)
+        async with (
+            liars(network, tasks, clock, options) as lying,
+            node(NEWCOMER, "newcomer among liars", config_of(options)) as one,
+        ):
+            poisoned = await learnt(one, [*veterans, *lying], clock, cpu_s=until_s)
         alone = []
         for rule in ("sapo", "own_book"):
             config = config_of(options, exchange__enabled=False, exchange__rule=rule)
@@ -203,7 +206,7 @@ async def grown_up(veterans: Sequence[SwarmNode], options: argparse.Namespace, c
         for one, own, others in zip(veterans, groups, external, strict=True):
             one.train(own, others)
         cpu_s += time.process_time() - began
-        if number % (2 * LOOK_EVERY) == 0 or number == options.rounds:
+        if number % (5 * LOOK_EVERY) == 0 or number == options.rounds:
             for one, curve in zip(veterans, curves, strict=True):
                 curve.add(cpu_s / len(veterans), held_out(one), number)
             print(f"veterans, round {number}: {fmean(c.held_out[-1] for c in curves):.3f}", flush=True)
@@ -226,14 +229,14 @@ async def learnt(
         await connect(one, lender)
     for number in range(1, MOST_ROUNDS * (1 if cpu_s == float("inf") else 10) + 1):
         clock.now += ROUND_S
-        await asyncio.sleep(ROUNDS_AT_ONCE_S)
+        await asyncio.sleep(LENT_FOR_S)
         groups = one.generate()
         await one.publish(groups)
         one.train(groups, await one.collect())
         spent += time.process_time() - began
         if number % LOOK_EVERY == 0 or spent >= cpu_s:
             curve.add(spent, held_out(one), number)
-            if curve.held_out[-1] >= goal or spent >= cpu_s:
+            if curve.until(goal) is not None or spent >= cpu_s:
                 break
         began = time.process_time()
     if one.exchange is not None and one.exchange.library is not None:

@@ -22,6 +22,7 @@ from swarmnode.exchange.library.pages import (
     MAX_PAGE_REQUEST_BYTES,
     LibraryPage,
     PageRequest,
+    PageRow,
 )
 from swarmnode.exchange.planes import BODY_PROTOCOL, HASH_BYTES, MAX_REQUEST_BYTES
 from swarmnode.network.memory import MemoryNetwork
@@ -69,8 +70,8 @@ class Liar:
         wanted = msgspec.msgpack.decode(request, type=PageRequest)
         found = [row for row in self._rows if row.header.task == wanted.task]
         found = [row for row in found if row.header.body_hash > wanted.after]
-        headers = tuple(row.sealed for row in found[:MAX_PAGE_HEADERS])
-        return msgspec.msgpack.encode(LibraryPage(headers, len(found) > len(headers)))
+        rows = tuple(PageRow(row.sealed) for row in found[:MAX_PAGE_HEADERS])
+        return msgspec.msgpack.encode(LibraryPage(rows, len(found) > len(rows)))
 
     async def _body(self, peer: str, request: bytes) -> bytes:
         if self.kind == "silent":

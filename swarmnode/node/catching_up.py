@@ -5,9 +5,8 @@ node.py, after every round: [after_round] -> CatchingUp -> [mix_of] -> Learner.c
 Who begins, or comes back after long, finds in the libraries of others what it would take hundreds of rounds
 to find by itself (exchange/library/). It helps as fast as it is replayed: optimizer steps on it are what
 counts, and own sampling is what costs. So as long as the reward of its own answers rises a round has few own
-groups and much of the book in it: 128 answers beside 2 groups of a usual 16 had a newcomer after 30 rounds
-where its peers had come to in 100, at a third of the work a round. Then rounds are usual ones again. Few own
-groups tell little, so rewards are compared as means over WINDOW rounds.
+groups and much of the book in it, in several steps. Then rounds are usual ones again. Few own groups tell
+little, so rewards are compared as means over WINDOW rounds. `benchmarks/newcomer.py` has what it brings.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,22 +26,19 @@ LEAST_ANSWERS = 32
 OWN_SHARE = 8
 """One group is sampled of so many."""
 
-MORE_REPLAYED = 2
-"""So many times the answers of the book are replayed in each step."""
+STEPS = 8
+"""Optimizer steps of a round, each with as many answers of the book as a usual round replays."""
 
-STEPS = 4
-"""Optimizer steps of a round, where a usual one has as many as its own groups fill."""
-
-BORROWED_AT_ONCE = 4
+BORROWED_AT_ONCE = 8
 """So many times the groups that a round wants of others are taken out of libraries: they are mended first."""
 
-WINDOW = 10
+WINDOW = 6
 """Rounds over which rewards are averaged."""
 
-PATIENCE = 12
+PATIENCE = 10
 """So many rounds without a better average, and it is over."""
 
-MOST_ROUNDS = 160
+MOST_ROUNDS = 100
 """It ends here, whatever the rewards do."""
 
 
@@ -140,8 +136,7 @@ def mix_of(state: CatchingUp, config: Config) -> RoundMix | None:
     if state.phase != "on":
         return None
     groups = max(1, config.rollout.groups // OWN_SHARE)
-    replayed = MORE_REPLAYED * config.exchange.book_replayed
-    return RoundMix(groups, STEPS * replayed, STEPS)
+    return RoundMix(groups, STEPS * config.exchange.book_replayed, STEPS)
 
 
 def groups_to_borrow(config: Config) -> int:

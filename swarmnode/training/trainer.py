@@ -132,6 +132,7 @@ class Trainer:
                 lessons.replay_steps,
             ),
             _measured(external, lessons, len(replayed), learning_rate),
+            lessons.replay_steps > 1,
             self._agreement,
         )
 
@@ -214,7 +215,9 @@ class KnownLogprobs:
 def known_before(rounds: Sequence[RoundOfPolicy]) -> KnownLogprobs:
     """What is known before the first update of these rounds; all stand on one base."""
     forward, config = rounds[0].forward, rounds[0].config
-    later = _each_once(sample for one in rounds for step in one.steps[1:] for sample in step)
+    later = _each_once(
+        sample for one in rounds for step in one.steps[1:] for sample in step if one.is_clipped(sample)
+    )
     every = _each_once(sample for one in rounds for step in one.steps for sample in step)
     return KnownLogprobs(
         prox=_logprobs(forward, later, reference=False),

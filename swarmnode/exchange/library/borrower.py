@@ -22,11 +22,11 @@ from dataclasses import dataclass, field, replace
 
 from swarmnode.errors import HostDown, NetworkError, Rejected
 from swarmnode.exchange.fetcher import Fetcher
-from swarmnode.exchange.library.pages import LibraryPage, LibraryPages, PageRequest
+from swarmnode.exchange.library.pages import LibraryPage, LibraryPages, PageRequest, PageRow
 from swarmnode.exchange.library.shelf import Shelf
-from swarmnode.exchange.library.signed_group import GroupName, SignedGroup
+from swarmnode.exchange.library.signed_group import GroupName, SignedGroup, glance
 from swarmnode.exchange.limits import PENALTIES, ExchangeSettings, Reason
-from swarmnode.exchange.messages import Announcement, Arrival
+from swarmnode.exchange.messages import Announcement, Arrival, Header, hash_body
 from swarmnode.exchange.planes import HASH_BYTES, BodyPlane
 from swarmnode.exchange.reputation import Ledger
 from swarmnode.exchange.validation import CheckedBody, check_header
@@ -255,19 +255,18 @@ class Borrower:
         request = PageRequest(section.task, section.version, section.after)
         return await self._pages.ask(lender.peer, request, timeout_s=ASK_S)
 
-    async def _borrow(self, lender: "_Lender", section: "_Section", sealed: bytes) -> bool:
-        """Take one group of a page; returns False where nothing had to be asked for it."""
-        announcement = self._checked(sealed, self._settings)
-        header, author = announcement.header, announcement.author
+    async def _borrow(self, lender: "_Lender", section: "_Section", row: PageRow) -> bool:
+        """Take one group of a page; returns False where it is known or cannot be taken."""
+        author, header = glance(row.sealed)
         name = author, header.body_hash
-        if not section.passes(announcement) or name in self._known or name in self._shelf:
+        if not section.passes(header) or name in self._known or name in self._shelf:
             return False
         if self._is_banned(author) or self._of_author[author] >= MAX_PER_AUTHOR:
             return False
+        announcement = self._checked(row.sealed, self._settings)
         self._known.add(name)
         try:
-            await self._until_it_may_be_asked(lender)
-            body = await self._bodies.fetch_from(lender.peer, announcement, timeout_s=ASK_S)
+            body = await self._body(lender, announcement, row.body)
         except Rejected as rejected:
             self._known.discard(name)  # Another peer may have it.
             self._refuse(lender, rejected)
@@ -276,6 +275,16 @@ class Borrower:
         if len(lender.waiting) >= JUDGED_TOGETHER:
             await self._judge_what_waits(lender)
         return True
+
+    async def _body(self, lender: "_Lender", announcement: Announcement, beside: bytes) -> bytes:
+        """Return the body of a group: the one beside its header, or what the peer gives for its hash."""
+        if not beside:
+            await self._until_it_may_be_asked(lender)
+            return await self._bodies.fetch_from(lender.peer, announcement, timeout_s=ASK_S)
+        header = announcement.header
+        if len(beside) != header.body_bytes or hash_body(beside) != header.body_hash:
+            raise Rejected(Reason.WRONG_BODY, "beside a header that names another")
+        return beside
 
     async def _judge_what_waits(self, lender: "_Lender") -> None:
         """Everything that was fetched of a peer: in one thread, as long as that is quick."""
@@ -390,7 +399,7 @@ class _Section:
     version: str
     start: bytes
     after: bytes
-    waiting: deque[bytes] = field(default_factory=deque[bytes])
+    waiting: deque[PageRow] = field(default_factory=deque[PageRow])
     more: bool = True
     """There are further pages of this part."""
     wrapped: bool = False
@@ -399,13 +408,12 @@ class _Section:
 
     def turn_to(self, page: LibraryPage) -> None:
         """Take up a page."""
-        self.waiting.extend(page.headers)
-        self.more = page.more and bool(page.headers)
+        self.waiting.extend(page.rows)
+        self.more = page.more and bool(page.rows)
 
-    def passes(self, announcement: Announcement) -> bool:
+    def passes(self, header: Header) -> bool:
         """Go past a header; False: all behind it was seen before. Raises Rejected where it has no place on
         this page: a peer could go on for ever otherwise."""
-        header = announcement.header
         if (header.task, header.version) != (self.task, self.version):
             raise Rejected(Reason.MALFORMED, "a page of another task")
         if header.body_hash <= self.after:

@@ -1,7 +1,7 @@
-"""A node's library on the wire: pages of signed headers, by task version; bodies are asked for by their hash.
+"""A node's library on the wire: pages of signed headers, by task version, with small bodies beside them.
 
 request -> [LibraryPages.answer] -> Shelf.page -> sealed headers in the order of their bodies' hashes
-borrower.py -> [LibraryPages.ask] -> a peer          bodies: planes.py, as those of groups that are announced
+borrower.py -> [LibraryPages.ask] -> a peer   larger bodies: planes.py, by hash, as of groups announced
 
 A page names groups by the headers that their authors signed, so who serves it can leave out and nothing else.
 Who asks says behind which hash it wants to go on, so a page needs no memory of those before, and whoever
@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from swarmnode.errors import MessageTooLarge, NetworkError, Rejected, RequestTimeout
 from swarmnode.exchange.library.shelf import Shelf
+from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.limits import MAX_HEADER_BYTES, MAX_NAME_CHARS, ExchangeSettings, Reason
 from swarmnode.exchange.planes import HASH_BYTES, BodyPlane
 from swarmnode.exchange.reputation import Ledger
@@ -29,7 +30,10 @@ LIBRARY_PROTOCOL = "/swarmnode/library/1"
 MAX_PAGE_HEADERS = 64
 """Headers of one page; most have 300 bytes."""
 
-MAX_PAGE_BYTES = MAX_PAGE_HEADERS * (MAX_HEADER_BYTES + 8) + 64
+MAX_BODY_BESIDE = 1024
+"""Bodies that are no larger stand beside their header: to ask for each costs more than to have it twice."""
+
+MAX_PAGE_BYTES = MAX_PAGE_HEADERS * (MAX_HEADER_BYTES + MAX_BODY_BESIDE + 16) + 64
 
 MAX_PAGE_REQUEST_BYTES = 512
 
@@ -45,19 +49,30 @@ class PageRequest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     """Groups whose hashes come behind this one."""
 
 
+class PageRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One group on a page."""
+
+    sealed: Annotated[bytes, Meta(max_length=MAX_HEADER_BYTES)]
+    """Its header."""
+    body: Annotated[bytes, Meta(max_length=MAX_BODY_BESIDE)] = b""
+    """Its body, where that is small. Empty: to be asked for by its hash."""
+
+
 class LibraryPage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One page."""
 
-    headers: Annotated[
-        tuple[Annotated[bytes, Meta(max_length=MAX_HEADER_BYTES)], ...], Meta(max_length=MAX_PAGE_HEADERS)
-    ] = ()
-    """Sealed headers, in the order of the hashes that they name."""
+    rows: Annotated[tuple[PageRow, ...], Meta(max_length=MAX_PAGE_HEADERS)] = ()
+    """Groups in the order of their bodies' hashes."""
     more: bool = False
     """There are further ones behind the last of these."""
 
 
 _requests = msgspec.msgpack.Decoder(PageRequest)
 _pages = msgspec.msgpack.Decoder(LibraryPage)
+
+
+def _row(group: SignedGroup) -> PageRow:
+    return PageRow(group.sealed, group.body if len(group.body) <= MAX_BODY_BESIDE else b"")
 
 
 class LibraryPages:
@@ -95,7 +110,7 @@ class LibraryPages:
         found, more = self._shelf.page(
             self._swarm, wanted.task, wanted.version, wanted.after, MAX_PAGE_HEADERS
         )
-        page = LibraryPage(tuple(group.sealed for group in found), more)
+        page = LibraryPage(tuple(map(_row, found)), more)
         given = self._bodies.give(peer, msgspec.msgpack.encode(page))
         self.served += bool(given)
         return given

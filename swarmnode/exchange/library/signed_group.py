@@ -27,13 +27,15 @@ from swarmnode.exchange.limits import (
     PROTOCOL,
     Reason,
 )
-from swarmnode.exchange.messages import Body, Header, hash_body
+from swarmnode.exchange.messages import Body, Header, decode_header, hash_body
 from swarmnode.exchange.validation import open_body, open_header
-from swarmnode.identity.keys import MAX_PEER_ID_CHARS
+from swarmnode.identity.keys import MAX_PEER_ID_CHARS, Envelope
 from swarmnode.types import ExampleKey
 
 MAX_LINE_BYTES = (MAX_BODY_BYTES + MAX_HEADER_BYTES) * 4 // 3 + 4096
 """A row in base64 with its names."""
+
+_envelopes = msgspec.msgpack.Decoder(Envelope)
 
 GroupName = tuple[str, bytes]
 """The author and the body's hash: what names a group everywhere."""
@@ -74,6 +76,18 @@ def signed_group(sealed: bytes, body: bytes) -> SignedGroup:
         raise Rejected(Reason.WRONG_BODY, f"{len(body)} bytes that are not what its header names")
     open_body(body, author, header)
     return SignedGroup(author, header, sealed, body)
+
+
+def glance(sealed: bytes) -> tuple[str, Header]:
+    """Return what a sealed header says, and who it says has signed it. Nobody has checked that: to recognize
+    what is known takes a tenth of checking it. Raises Rejected."""
+    try:
+        if len(sealed) > MAX_HEADER_BYTES:
+            raise msgspec.ValidationError(f"{len(sealed)} bytes, at most {MAX_HEADER_BYTES}")
+        envelope = _envelopes.decode(sealed)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Rejected(Reason.MALFORMED, str(error)) from error
+    return envelope.author, decode_header(envelope.payload)
 
 
 def answers_of(group: SignedGroup) -> Body:

@@ -131,7 +131,7 @@ class Rule(ABC):
     replayed: int | None = None
     """Answers that a round replays, in place of the setting. None: as it is set."""
     replay_steps: int = 1
-    """The fewest optimizer steps that they are spread over."""
+    """Optimizer steps that they are spread over at least, where that leaves each what is set for a round."""
 
     def __init__(
         self,

@@ -17,6 +17,7 @@ from swarmnode.exchange.library.pages import (
     MAX_PAGE_REQUEST_BYTES,
     LibraryPage,
     PageRequest,
+    PageRow,
 )
 from swarmnode.exchange.planes import BODY_PROTOCOL, HASH_BYTES, MAX_REQUEST_BYTES
 from swarmnode.exchange.reputation import FULL_SCORE
@@ -71,7 +72,7 @@ def rows(groups_of, clock) -> Callable[..., list[Composed]]:
 
 def pages_of(rows: list[Composed]) -> Callable[[PageRequest], Awaitable[bytes]]:
     async def page(request: PageRequest) -> bytes:
-        found = [row.sealed for row in rows if row.header.body_hash > request.after]
+        found = [PageRow(row.sealed) for row in rows if row.header.body_hash > request.after]
         return msgspec.msgpack.encode(LibraryPage(tuple(found[:MAX_PAGE_HEADERS]), False))
 
     return page
@@ -108,9 +109,9 @@ async def test_an_honest_lender_is_learnt_from_beside_a_silent_one(start, groups
     [
         (b"\x00" * (MAX_PAGE_BYTES + 1), "too_large"),
         (b"\xc1", "malformed"),
-        (msgspec.msgpack.encode(LibraryPage((b"no header",), True)), "malformed"),
-        (msgspec.msgpack.encode(((b"",) * (MAX_PAGE_HEADERS + 1), False)), "malformed"),
-        (msgspec.msgpack.encode(((b"\x00" * 5000,), False)), "malformed"),
+        (msgspec.msgpack.encode(LibraryPage((PageRow(b"no header"),), True)), "malformed"),
+        (msgspec.msgpack.encode((((b"",),) * (MAX_PAGE_HEADERS + 1), False)), "malformed"),
+        (msgspec.msgpack.encode((((b"\x00" * 5000,),), False)), "malformed"),
     ],
 )
 async def test_a_page_that_is_none_is_charged_to_who_gave_it(start, page, reason):  # noqa: F811
@@ -130,7 +131,7 @@ async def test_a_forged_signature_and_another_swarm_are_charged_to_who_lends_the
         (rows(1, swarm="another")[0].sealed, "other_swarm"),
     ):
         network = MemoryNetwork()
-        page = msgspec.msgpack.encode(LibraryPage((sealed,), False))
+        page = msgspec.msgpack.encode(LibraryPage((PageRow(sealed),), False))
         async with AsyncExitStack() as stack:
             liar = await lend(stack, network, Lender(always(page)))
             newcomer = await stack.enter_async_context(start(network, 2, liar))
@@ -141,7 +142,7 @@ async def test_a_forged_signature_and_another_swarm_are_charged_to_who_lends_the
 async def test_pages_without_end_are_asked_for_once_each_hash(start, rows):  # noqa: F811
     """A lender whose pages always promise more has to bring new hashes, and pays for each that is none."""
     some = rows(3)
-    page = msgspec.msgpack.encode(LibraryPage(tuple(row.sealed for row in some), True))
+    page = msgspec.msgpack.encode(LibraryPage(tuple(PageRow(row.sealed) for row in some), True))
     lender = Lender(always(page), bodies(some))
     network = MemoryNetwork()
     async with AsyncExitStack() as stack:
@@ -161,6 +162,22 @@ async def test_bodies_that_are_not_what_was_named_end_it_soon(start, rows):  # n
         newcomer = await stack.enter_async_context(start(network, 2, liar))
         await until(lambda: LIAR.peer_id in newcomer.exchange.stats().banned_peers)
         assert newcomer.dropped("wrong_body") <= 5
+
+
+async def test_a_body_that_is_not_what_its_header_names_ends_it_soon_beside_it_too(start, rows):  # noqa: F811
+    some = rows(30)
+
+    async def page(request: PageRequest) -> bytes:
+        behind = [row for row in some[1:] if row.header.body_hash > request.after]
+        found = tuple(PageRow(row.sealed, some[0].body) for row in behind)
+        return msgspec.msgpack.encode(LibraryPage(found, False))
+
+    network = MemoryNetwork()
+    async with AsyncExitStack() as stack:
+        liar = await lend(stack, network, Lender(page))
+        newcomer = await stack.enter_async_context(start(network, 2, liar))
+        await until(lambda: LIAR.peer_id in newcomer.exchange.stats().banned_peers)
+        assert newcomer.dropped("wrong_body") <= 5 and newcomer.library.draw(9) == []
 
 
 async def test_false_claims_are_the_authors_fault_and_the_lender_is_not_asked_on(start, rows, clock):  # noqa: F811
