@@ -123,8 +123,9 @@ class RoundOfPolicy:
     def compares(self, step: int) -> bool:
         """Whether own and foreign samples of a step are kept apart: in the first of a round, if it has both.
         Samples are shuffled over the steps, so it stands for all. Micro-batches of their own cost small
-        models most: a fifth of the tiny policy's training time, and two fifths if every step had them."""
-        if self.agreement is None or step > 0:
+        models most: a fifth of the tiny policy's training time, and two fifths if every step had them. Beside
+        few own samples nothing can be said: whoever catches up goes by its reward (node/catching_up.py)."""
+        if self.agreement is None or step > 0 or self.catches_up:
             return False
         return {"own", "foreign"} <= {sample.source for sample in self.steps[step]}
 

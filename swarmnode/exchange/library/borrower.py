@@ -25,7 +25,7 @@ from swarmnode.exchange.fetcher import Fetcher
 from swarmnode.exchange.library.pages import LibraryPage, LibraryPages, PageRequest, PageRow
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.signed_group import GroupName, SignedGroup, glance
-from swarmnode.exchange.limits import PENALTIES, ExchangeSettings, Reason
+from swarmnode.exchange.limits import LEAST_NEED, PENALTIES, ExchangeSettings, Reason
 from swarmnode.exchange.messages import Announcement, Arrival, Header, hash_body
 from swarmnode.exchange.planes import HASH_BYTES, BodyPlane
 from swarmnode.exchange.reputation import Ledger
@@ -220,7 +220,8 @@ class Borrower:
             self._ledger.drop(Reason.INTERNAL, peer)
 
     def _turns(self, lender: "_Lender") -> Iterator["_Section"]:
-        """Sections of the peer's library that have more, one after the other, as long as it is asked."""
+        """Sections of the peer's library that have more, in turns and the more often the more we need them,
+        as long as it is asked."""
         start = self._rng.randbytes(HASH_BYTES)
         sections = [_Section(task.name, task.version, start, after=start) for task in self._tasks.values()]
         self._rng.shuffle(sections)
@@ -230,7 +231,7 @@ class Borrower:
                     return
                 if section.is_over:
                     sections.remove(section)
-                else:
+                elif self._rng.random() < max(LEAST_NEED, self._fetcher.needs.get(section.task, 1.0)):
                     yield section
 
     async def _ask_on(self, lender: "_Lender", section: "_Section") -> None:

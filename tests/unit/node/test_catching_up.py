@@ -237,7 +237,7 @@ def has_learnt(seen: Recorder) -> bool:
 
 
 async def test_a_policy_that_never_found_an_answer_learns_it_from_a_library(
-    quick_model: Path, tmp_path: Path
+    tiny_model: Path, tmp_path: Path
 ) -> None:
     settings = [
         "rollout.groups=8",
@@ -245,7 +245,7 @@ async def test_a_policy_that_never_found_an_answer_learns_it_from_a_library(
         "rollout.max_tokens=6",
         "rollout.mode='sync'",
         "rollout.overlap='off'",
-        "training.learning_rate=5e-3",
+        "training.learning_rate=4e-3",
         "tasks.eval_examples=4",
         "node.rounds=60",
         "node.eval_every=0",
@@ -254,7 +254,7 @@ async def test_a_policy_that_never_found_an_answer_learns_it_from_a_library(
         "exchange.mend='off'",
     ]
     config = load_config(environ={}, assignments=settings).config
-    base, task, seen = load_base_model(str(quick_model), config.policy), Greet(), Recorder()
+    base, task, seen = load_base_model(str(tiny_model), config.policy), Greet(), Recorder()
     renderer = Renderer(base.tokenizer, base.eos_token_ids)
     learner = PolicyLearner(
         config,
