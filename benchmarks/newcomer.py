@@ -25,6 +25,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import argparse
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -83,14 +84,20 @@ class Curve:
         self.rounds.append(rounds)
 
     def until(self, goal: float) -> float | None:
-        """CPU seconds until two measurements in a row were at the goal on average; None: never."""
-        pairs = zip(self.cpu_s[1:], self.held_out, self.held_out[1:], strict=False)
-        return next((s for s, before, now in pairs if (before + now) / 2 >= goal), None)
+        """CPU seconds until the goal, in a straight line between two measurements; None: never."""
+        looks = list(zip(self.cpu_s, self.held_out, strict=True))
+        for (s0, h0), (s1, h1) in itertools.pairwise(looks):
+            if h1 >= goal:
+                return s0 + (s1 - s0) * max(0.0, goal - h0) / (h1 - h0) if h1 > h0 else s0
+        return None
 
     def at(self, cpu_s: float) -> float:
-        """The mean of the last two measurements after at most so many CPU seconds."""
-        before = [h for s, h in zip(self.cpu_s, self.held_out, strict=True) if s <= cpu_s]
-        return fmean(before[-2:])
+        """Held-out reward after so many CPU seconds, in a straight line between two measurements."""
+        looks = list(zip(self.cpu_s, self.held_out, strict=True))
+        for (s0, h0), (s1, h1) in itertools.pairwise(looks):
+            if s1 >= cpu_s:
+                return h0 + (h1 - h0) * (cpu_s - s0) / (s1 - s0)
+        return self.held_out[-1]
 
 
 def main() -> None:
@@ -121,7 +128,7 @@ def arguments() -> argparse.Namespace:
 def config_of(options: argparse.Namespace, **settings: Any) -> Config:
     flags = {
         "rollout.max_tokens": MAX_TOKENS[WORLD],
-        "tasks.eval_examples": 64,
+        "tasks.eval_examples": 128,
         "training.learning_rate": options.rate,
         **SWARMS["specialists"].settings,
         **{name.replace("__", "."): value for name, value in settings.items()},
