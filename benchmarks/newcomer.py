@@ -16,7 +16,7 @@ nothing comes to it by gossip. It runs four times: with the libraries; with thre
 
 Measuring costs no CPU seconds of theirs.
 
-    python benchmarks/newcomer.py [--quick] [--json FILE] [--rounds 100] [--rate 4e-3] [--seed 0]
+    python benchmarks/newcomer.py [--quick] [--json FILE] [--rounds 100] [--seed 0]
 """
 
 import os
@@ -59,6 +59,9 @@ GOAL = 0.95
 
 LOOK_EVERY = 2
 """Rounds of the newcomer after which held-out reward is measured; of the veterans five times as many."""
+
+ALONE_RATE = 2e-3
+"""Learning rate of those without a library: their best in sapo.py, as --rate is that of `book`."""
 
 MOST_ROUNDS = 100
 """The newcomer ends here if it never gets there."""
@@ -117,7 +120,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="30 rounds of the veterans: does it run")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there as well")
     parser.add_argument("--rounds", type=int, default=100, help="of the veterans")
-    parser.add_argument("--rate", type=float, default=4e-3, help="learning rate of all")
+    parser.add_argument("--rate", type=float, default=4e-3, help="learning rate of who shares")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     if options.quick:
@@ -177,7 +180,8 @@ async def measured(options: argparse.Namespace) -> dict[str, Any]:
             poisoned = await learnt(one, [*veterans, *lying], clock, cpu_s=until_s)
         alone = []
         for rule in ("sapo", "own_book"):
-            config = config_of(options, exchange__enabled=False, exchange__rule=rule)
+            own = {"exchange__enabled": False, "exchange__rule": rule, "training__learning_rate": ALONE_RATE}
+            config = config_of(options, **own)
             async with node(NEWCOMER, "newcomer", config, shares=False) as one:
                 alone.append(await learnt(one, [], clock, cpu_s=until_s))
     best_alone = max(curve.at(until_s) for curve in alone)

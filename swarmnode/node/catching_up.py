@@ -29,7 +29,10 @@ OWN_SHARE = 8
 STEPS = 8
 """Optimizer steps of a round, each with as many answers of the book as a usual round replays."""
 
-BORROWED_AT_ONCE = 8
+RATE = 0.6
+"""Share of the learning rate that each of these steps has: at the whole of it the reward ends lower."""
+
+BORROWED_AT_ONCE = 4
 """So many times the groups that a round wants of others are taken out of libraries: they are mended first."""
 
 WINDOW = 6
@@ -52,6 +55,8 @@ class RoundMix:
     """Answers of the book that are replayed."""
     steps: int
     """Optimizer steps that these are spread over."""
+    rate: float
+    """Share of the learning rate that is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +141,7 @@ def mix_of(state: CatchingUp, config: Config) -> RoundMix | None:
     if state.phase != "on":
         return None
     groups = max(1, config.rollout.groups // OWN_SHARE)
-    return RoundMix(groups, STEPS * config.exchange.book_replayed, STEPS)
+    return RoundMix(groups, STEPS * config.exchange.book_replayed, STEPS, RATE)
 
 
 def groups_to_borrow(config: Config) -> int:

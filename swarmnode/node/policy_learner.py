@@ -138,6 +138,7 @@ class PolicyLearner(RolloutLearner):
         super().catch_up(mix)
         self._rule.replayed = None if mix is None else mix.replayed
         self._rule.replay_steps = 1 if mix is None else mix.steps
+        self._trainer.rate_share = 1.0 if mix is None else mix.rate
 
     def origins(self) -> Mapping[Origin, int]:
         return self._rule.origins()

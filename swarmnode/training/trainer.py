@@ -84,6 +84,8 @@ class Trainer:
         self.rounds = rounds
         self.max_tokens = max_tokens
         self.rule = rule or Sapo()
+        self.rate_share = 1.0
+        """Share of the learning rate that the next rounds have."""
         self._sample_rules = SampleRules(
             # The book's answers come again and again.
             lru_cache(PROMPTS_RENDERED)(render),
@@ -115,7 +117,7 @@ class Trainer:
         if self._agreement is not None:
             self._agreement.begin_round()
         # The version is the rounds of learning behind it, and part of every checkpoint.
-        learning_rate = learning_rate_at(self.config, self.policy.version, self.rounds)
+        learning_rate = self.rate_share * learning_rate_at(self.config, self.policy.version, self.rounds)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         shaped = lessons.shaped

@@ -21,6 +21,7 @@ from swarmnode.node.catching_up import (
     LEAST_ANSWERS,
     MOST_ROUNDS,
     PATIENCE,
+    RATE,
     STEPS,
     WINDOW,
     CatchingUp,
@@ -87,7 +88,7 @@ def test_a_single_lucky_round_does_not_carry_it_on() -> None:
 
 def test_a_round_has_few_own_groups_and_several_steps_of_the_book() -> None:
     config = load_config(environ={}, assignments=["rollout.groups=16", "exchange.book_replayed=64"]).config
-    assert mix_of(begun(), config) == RoundMix(groups=2, replayed=64 * STEPS, steps=STEPS)
+    assert mix_of(begun(), config) == RoundMix(groups=2, replayed=64 * STEPS, steps=STEPS, rate=RATE)
 
 
 def test_the_log_says_what_it_brought() -> None:
