@@ -18,9 +18,12 @@ from tempfile import TemporaryDirectory
 
 from swarmnode.config import Config
 from swarmnode.exchange.exchange import Exchange
+from swarmnode.exchange.library.shelf import Shelf
+from swarmnode.exchange.library.swarm_library import SwarmLibrary
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.node.assemble import LocalPolicy, exchange_settings, load_policy, longest_sequence
+from swarmnode.node.catching_up import CatchingUp, after_round, groups_to_borrow, mix_of, round_of
 from swarmnode.node.learner import Overlap
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.storage import Paths, resolve_paths
@@ -28,6 +31,7 @@ from swarmnode.tasks.task import Task
 from swarmnode.training.foreign.lessons import GroupLesson, Lessons
 from swarmnode.training.foreign.rules import Sapo, adapts, groups_wanted, own_to_learn_from
 from swarmnode.training.foreign.sharing_gauge import SharingGauge, needs_of
+from swarmnode.training.records import TrainReport
 from swarmnode.types import RolloutGroup
 
 ROUND_S = 8.0
@@ -102,8 +106,9 @@ class SwarmNode:
         network: MemoryNetwork | None,
         clock: Clock,
         drops_own_failures: bool = False,
+        shelf: Shelf | None = None,
     ) -> None:
-        """`network` None: it trains alone."""
+        """`network` None: it trains alone. `shelf`: it takes part in the library, and catches up by it."""
         self.config = config
         self.record = NodeRecord()
         self.gauge = SharingGauge()
@@ -130,9 +135,11 @@ class SwarmNode:
         self.host: MemoryHost | None = None if network is None else network.host(self.key.peer_id)
         self.exchange: Exchange | None = None
         if self.host is not None:
-            self.exchange = _exchange(config, self.host, self.key, tasks, self.local, clock, name)
+            self.exchange = _exchange(config, self.host, self.key, tasks, self.local, clock, name, shelf)
         self._stack = AsyncExitStack()
         self._number = 0
+        self.catching_up = CatchingUp()
+        self._borrowed: Sequence[RolloutGroup] = ()
 
     async def __aenter__(self) -> "SwarmNode":
         async with AsyncExitStack() as stack:
@@ -141,6 +148,8 @@ class SwarmNode:
             if self.host is not None and self.exchange is not None:
                 await stack.enter_async_context(self.host)
                 await stack.enter_async_context(self.exchange)
+                if self.exchange.library is not None:
+                    self.exchange.library.settle(())
             self._stack = stack.pop_all()
         return self
 
@@ -173,11 +182,13 @@ class SwarmNode:
         wanted = self.gauge.groups(groups_wanted(self.config))
         if self.exchange is None or wanted == 0:
             return ()
+        borrowed = self.exchange.library.draw(groups_to_borrow(self.config)) if self.exchange.library else ()
         found = await self.exchange.collect(wanted, self.learner.policy_version, DEADLINE_S)
         self.record.received_groups += len(found)
         self.record.received_tokens += sum(len(c.token_ids) for g in found for c in g.completions)
         self.record.sent_bytes = self.exchange.stats().bytes_out
-        return found
+        self._borrowed = borrowed
+        return (*found, *borrowed)
 
     def train(self, groups: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> None:
         """One round of learning, from own groups and those of others."""
@@ -194,6 +205,16 @@ class SwarmNode:
         self.record.trained_tokens += report.tokens
         if self.exchange is not None and report.pass_rates:
             self.exchange.prefer(needs_of(report.pass_rates))
+        if self.exchange is not None and self.exchange.library is not None:
+            self._catch_up(groups, report, self.exchange.library)
+
+    def _catch_up(self, groups: Sequence[RolloutGroup], report: TrainReport, library: SwarmLibrary) -> None:
+        """What NodeLoop does after a round."""
+        origins = self.learner.origins()
+        library.settle(origins.keys())
+        seen = round_of(groups, self._borrowed, report, origins, self.config)
+        self.catching_up = after_round(self.catching_up, seen)
+        self.learner.catch_up(mix_of(self.catching_up, self.config))
 
     def evaluate(self) -> None:
         """Measure it on held-out examples."""
@@ -221,6 +242,7 @@ def _exchange(
     local: LocalPolicy,
     clock: Clock,
     name: str,
+    shelf: Shelf | None,
 ) -> Exchange:
     longest = longest_sequence(config, local.base.name, local.base.max_positions) - config.rollout.max_tokens
     settings = exchange_settings(config, longest)
@@ -235,6 +257,7 @@ def _exchange(
         model_size=local.base.parameters,
         clock=clock,
         rng=random.Random(name),
+        shelf=shelf,
     )
 
 

@@ -69,6 +69,11 @@ class Paths:
         return self.state / "exchange.record"
 
     @property
+    def library(self) -> Path:
+        """Groups that this node's book has answers of, as their authors signed them (exchange/library/)."""
+        return self.data / "library.jsonl"
+
+    @property
     def logs(self) -> Path:
         return self.state / "logs"
 

@@ -46,6 +46,7 @@ CODE_OF_OTHERS = {
 BYTES_OF_PEERS = {
     "exchange/fetcher.py",
     "exchange/holding.py",
+    "exchange/library/borrower.py",
     "exchange/planes.py",
     "network/rpc.py",
     "network/streams.py",

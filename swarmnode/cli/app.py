@@ -28,6 +28,7 @@ COMMANDS = {
     "eval": "swarmnode.cli.evaluate:evaluate",
     "export": "swarmnode.cli.export:export",
     "runs": "swarmnode.cli.runs:app",
+    "library": "swarmnode.cli.library:app",
     "task": "swarmnode.cli.task:app",
     "pipeline": "swarmnode.cli.pipeline:app",
     "identity": "swarmnode.cli.identity:app",

@@ -69,16 +69,19 @@ def compose(
     model: ModelLabel,
     now: float,
     in_turns: bool = False,
+    for_library: bool = False,
 ) -> Composed:
     """Pack and sign a group of ours. Raises Rejected with the reason why it cannot be shared. `in_turns`: its
-    task is an environment, and its texts are transcripts."""
+    task is an environment, and its texts are transcripts. `for_library`: it is not announced, and needs no
+    advantage."""
     if group.author != key.peer_id:
         raise Rejected(Reason.NOT_OURS)
     if in_turns:
         group = _that_ended(group)
     if not MIN_GROUP_SIZE <= len(group.completions) <= MAX_GROUP_SIZE:
         raise Rejected(Reason.GROUP_SIZE)
-    require_advantage(group)
+    if not for_library:
+        require_advantage(group)
     group, body = _packed(group, in_turns)
     header = _header(group, body, swarm=swarm, model=model, now=now)
     sealed = seal(key, HEADER_CONTEXT, encode_header(header))

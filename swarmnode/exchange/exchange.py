@@ -22,6 +22,9 @@ from swarmnode.errors import ConfigError, IdentityError, NetworkError, Rejected
 from swarmnode.exchange.announcing import Composed, ModelLabel, Neighbourhood, compose, give
 from swarmnode.exchange.fetcher import Fetcher
 from swarmnode.exchange.inbox import HeaderPool, Inbox, ReplayBuffer, SavedGroup, read_snapshot
+from swarmnode.exchange.library.shelf import Shelf
+from swarmnode.exchange.library.signed_group import SignedGroup
+from swarmnode.exchange.library.swarm_library import SwarmLibrary
 from swarmnode.exchange.limits import (
     HEADERS_BURST,
     HEADERS_PER_S,
@@ -74,12 +77,14 @@ class Exchange:
         neighbourhood: Neighbourhood | None = None,
         record: Path | None = None,
         encode_turns: "EncodeTurns | None" = None,
+        shelf: Shelf | None = None,
     ) -> None:
         """`encode` and `prompt_ids` give the local policy's tokens of an answer and of a prompt,
         `encode_turns` of an episode (None: episodes of others are not used); `model_size` is its number of
         parameters. `neighbourhood`: the exchanges of the other policies of this process, on the same base
         with the same settings; None: there are none. `record`: the file that keeps what was seen and who is
-        banned over restarts; None: it is forgotten."""
+        banned over restarts; None: it is forgotten. `shelf`: where the groups are kept that our book has
+        answers of; None: there is no library."""
         _check_names(tasks)
         self._host = host
         self._key = key
@@ -99,7 +104,14 @@ class Exchange:
         self._buffer = ReplayBuffer(
             settings.buffer_groups, max_age_s=settings.max_age_s, max_age_versions=settings.max_age_versions
         )
-        self._bodies = BodyPlane(host, settings, self._ledger, clock=clock, rng=self._rng)
+        self._bodies = BodyPlane(
+            host,
+            settings,
+            self._ledger,
+            clock=clock,
+            rng=self._rng,
+            in_library=(lambda body_hash: None) if shelf is None else shelf.body,
+        )
         self._fetcher = Fetcher(
             host,
             self._bodies,
@@ -119,7 +131,22 @@ class Exchange:
             arrive=self._arrive,
             rng=self._rng,
             is_neighbour=self._neighbourhood.__contains__,
+            on_accepted=self._accepted,
         )
+        self.library: SwarmLibrary | None = None
+        """Right answers that can be had later. None: this node takes no part in it."""
+        if shelf is not None:
+            self.library = SwarmLibrary(
+                host,
+                shelf,
+                self._bodies,
+                self._fetcher,
+                self._ledger,
+                settings=settings,
+                tasks=tasks,
+                arrive=self._arrive,
+                rng=self._rng,
+            )
         self._inbox = Inbox(
             self._pool,
             self._ledger,
@@ -142,6 +169,8 @@ class Exchange:
                 hint="headers are believed only from their author: give both the same key",
             )
         await self._remember()
+        if self.library is not None:
+            await self.library.load()
         await self._reach_host()
         await self._group.__aenter__()
         self._running = self._group.create_task(self._run(), name="exchange")
@@ -160,6 +189,8 @@ class Exchange:
             await self._group.__aexit__(None, None, None)
             if self._recorder is not None:
                 await self._recorder.write()
+            if self.library is not None:
+                await self.library.write()
 
     async def publish(self, groups: Sequence[RolloutGroup]) -> None:
         """Announce own groups and keep their bodies for whoever asks. What cannot be announced is counted.
@@ -171,11 +202,14 @@ class Exchange:
         for group in groups:
             try:
                 composed = self._composed(group)
+                self._shelve(composed)
                 if outside:
                     await self._announce(composed)
                 self._ledger.published += 1
             except Rejected as rejected:
                 self._ledger.unpublished[rejected.reason] += 1
+                if rejected.reason == Reason.ZERO_ADVANTAGE and self.library is not None:
+                    self._shelve_what_is_right(group)
             except NetworkError as error:
                 self._ledger.unpublished[Reason.HOST_DOWN] += 1
                 self._note_host(error)
@@ -263,10 +297,12 @@ class Exchange:
             tasks.create_task(self._door.run(), name="keep banned peers out")
             if self._recorder is not None:
                 tasks.create_task(self._recorder.run(), name="remember peers")
+            if self.library is not None:
+                tasks.create_task(self.library.run(), name="library")
 
     async def _reach_host(self) -> bool:
         """Serve and subscribe, once each; False when the host is down. It keeps both through a restart."""
-        self._serving = self._serving or await self._bodies.serve()
+        self._serving = self._serving or (await self._bodies.serve() and await self._serve_library())
         return self._serving and await self._headers.subscribe()
 
     def _hear(self, message: Message) -> None:
@@ -276,19 +312,53 @@ class Exchange:
     def _composed(self, group: RolloutGroup) -> Composed:
         """A group ready to be announced, which the policies of this process have already."""
         in_turns = is_environment(self._tasks.get(group.example.key.task))
-        composed = compose(
+        composed = self._compose(group, in_turns)
+        own = self._key.peer_id
+        if self._neighbourhood.has_others(own):
+            given = give(group, composed, in_turns=in_turns)
+            self._neighbourhood.hand(own, composed.header, composed.sealed, given)
+        return composed
+
+    def _compose(self, group: RolloutGroup, in_turns: bool, *, for_library: bool = False) -> Composed:
+        return compose(
             group,
             self._key,
             swarm=self._settings.swarm,
             model=self._model,
             now=self._clock(),
             in_turns=in_turns,
+            for_library=for_library,
         )
-        own = self._key.peer_id
-        if self._neighbourhood.has_others(own):
-            given = give(group, composed, in_turns=in_turns)
-            self._neighbourhood.hand(own, composed.header, composed.sealed, given)
-        return composed
+
+    def _shelve(self, composed: Composed) -> None:
+        """Keep a group of ours for the library, where it may leave this node at all."""
+        header = composed.header
+        if self.library is not None and self._may_leave(header.task):
+            own = self._key.peer_id
+            self.library.shelf.offer(SignedGroup(own, header, composed.sealed, composed.body))
+
+    def _shelve_what_is_right(self, group: RolloutGroup) -> None:
+        """A group whose answers are all right sets nothing apart and is not announced. It teaches who is new
+        all the same."""
+        if not group.reward_mean or not self._may_leave(group.example.key.task):
+            return
+        in_turns = is_environment(self._tasks.get(group.example.key.task))
+        with suppress(Rejected):
+            self._shelve(self._compose(group, in_turns, for_library=True))
+
+    def _may_leave(self, task: str) -> bool:
+        with suppress(Rejected):
+            require_exchanged(self._tasks.get(task))
+            return not self._settings.private
+        return False
+
+    async def _serve_library(self) -> bool:
+        return self.library is None or await self.library.serve()
+
+    def _accepted(self, announcement: Announcement, body: bytes) -> None:
+        if self.library is not None:
+            author, header = announcement.author, announcement.header
+            self.library.shelf.offer(SignedGroup(author, header, announcement.sealed, body))
 
     async def _announce(self, composed: Composed) -> None:
         require_exchanged(self._tasks.get(composed.header.task))

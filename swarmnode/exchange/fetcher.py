@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from swarmnode.errors import HostDown, Rejected
 from swarmnode.exchange.inbox import Accepted, HeaderPool, ReplayBuffer
 from swarmnode.exchange.limits import (
+    LOOK_S,
     MAX_ANSWERED,
     MAX_BUFFER_BYTES,
     MAX_CLOCK_SKEW_S,
@@ -99,8 +100,11 @@ class Fetcher:
         arrive: Callable[[], Arrival],
         rng: random.Random,
         is_neighbour: Callable[[str], bool] = lambda peer: False,
+        on_accepted: Callable[[Announcement, bytes], None] = lambda announcement, body: None,
     ) -> None:
-        """`arrive` tells our clock and policy version, `is_neighbour` who is a policy of this process."""
+        """`arrive` tells our clock and policy version, `is_neighbour` who is a policy of this process.
+        `on_accepted` is called with the header and the body of each group that entered the buffer."""
+        self._on_accepted = on_accepted
         self._host = host
         self._bodies = bodies
         self._pool = pool
@@ -327,24 +331,64 @@ class Fetcher:
             and not reputation.is_banned(author, now)
         )
 
+    async def judged(
+        self,
+        announcement: Announcement,
+        body: bytes,
+        took: Callable[[float], None],
+    ) -> CheckedBody:
+        """Return what a body holds, drawn again, read and scored here. `took` is called with the seconds that
+        this took. Raises Rejected."""
+        (found,) = await self.judged_together([(announcement, body)], took, payer=announcement.author)
+        if isinstance(found, Rejected):
+            raise found
+        return found
+
+    async def judged_together(
+        self,
+        groups: Sequence[tuple[Announcement, bytes]],
+        took: Callable[[float], None],
+        *,
+        payer: str | None,
+    ) -> list[CheckedBody | Rejected]:
+        """Return what came of the first of these headers and bodies, of as many as LOOK_S has room for. The
+        seconds come out of the judge's time for `payer`; None: they are our own. Raises Rejected where the
+        judge gives nothing at all."""
+
+        def judged(seconds: float) -> None:
+            took(seconds)
+            if payer is not None:
+                self._judge_time.took(payer, self.trust_of(payer), seconds, _now_s())
+
+        found = await self._judge.run(lambda: _checked(groups, self._rules), judged, author=payer or "")
+        for (announcement, _), checked in zip(groups, found, strict=False):
+            if isinstance(checked, CheckedBody):
+                self._unfit.fitted(announcement.header.task, self._arrive().at)
+        return found
+
+    def may_be_judged(self, payer: str) -> bool:
+        """Return True if our judge has time left for this peer."""
+        return (
+            self._may_judge(self.trust_of(payer))
+            and self._ledger.reputation.has_judge_time(payer, _now_s())
+            and self._judge.stuck < MAX_STUCK_JUDGEMENTS
+            and not self._judge.is_stuck_on(payer)
+        )
+
     async def _acquire(self, fetch: Fetch) -> None:
         """The whole way of one group. The peer boundary: nothing that happens here reaches anything else."""
         announcement, reputation = fetch.announcement, self._ledger.reputation
         author = announcement.author
         began, body, took_s = _now_s(), b"", 0.0
 
-        def judged(seconds: float) -> None:
+        def took(seconds: float) -> None:
             nonlocal took_s
             took_s += seconds
-            self._judge_time.took(author, self.trust_of(author), seconds, _now_s())
 
         try:
             body = await self._bodies.fetch(announcement, timeout_s=self._patience_s(author))
             took_s = _now_s() - began
-            checked = await self._judge.run(
-                lambda: check_body(body, announcement, self._rules), judged, author=author
-            )
-            self._unfit.fitted(announcement.header.task, self._arrive().at)
+            checked = await self.judged(announcement, body, took)
             self._accept(announcement, body, checked)
             reputation.did_deliver(author, took_s)
         except Rejected as rejected:
@@ -414,6 +458,7 @@ class Fetcher:
             self._ledger.let_go(displaced)
         self._ledger.let_go(Reason.CROWDED_OUT, self._buffer.keep_within(MAX_BUFFER_BYTES))
         self._ledger.accept(announcement.author)
+        self._on_accepted(announcement, body)
         self._gave_at[announcement.author] = now
 
     def _drop_stale(self) -> None:
@@ -438,6 +483,20 @@ class Fetcher:
             max_age_s=self._settings.max_age_s,
             max_age_versions=self._settings.max_age_versions,
         )
+
+
+def _checked(groups: Sequence[tuple[Announcement, bytes]], rules: BodyRules) -> list[CheckedBody | Rejected]:
+    """Blocks while the tasks work."""
+    found: list[CheckedBody | Rejected] = []
+    began = rules.clock()
+    for announcement, body in groups:
+        if found and rules.clock() - began > LOOK_S:
+            break
+        try:
+            found.append(check_body(body, announcement, rules))
+        except Rejected as rejected:
+            found.append(rejected)
+    return found
 
 
 def _now_s() -> float:

@@ -193,11 +193,14 @@ class BodyPlane:
         *,
         clock: Callable[[], float],
         rng: random.Random,
+        in_library: Callable[[bytes], bytes | None] = lambda body_hash: None,
     ) -> None:
+        """`in_library`: returns a body of the library by its hash (library/shelf.py)."""
         self._host = host
         self._ledger = ledger
         self._clock = clock
         self._rng = rng
+        self._in_library = in_library
         self.own = BodyStore(max_bytes=settings.store_bytes, max_bodies=MAX_OWN_BODIES)
         self.foreign = BodyStore(max_bytes=settings.store_bytes // FOREIGN_PART, max_bodies=MAX_OWN_BODIES)
         self.holder = Holder(self._pull)
@@ -242,11 +245,7 @@ class BodyPlane:
     async def answer(self, peer: str, request: bytes) -> bytes:
         """Return the body that a peer asks for, or nothing."""
         now, reputation = self._clock(), self._ledger.reputation
-        if reputation.is_banned(peer, now):
-            self._ledger.drop(Reason.BANNED, peer)
-            return b""
-        if not reputation.may_request(peer, now):
-            self._ledger.drop(Reason.TOO_MANY_REQUESTS, peer)
+        if not self.hears(peer):
             return b""
         try:
             body_hash, author = read_request(request)
@@ -256,21 +255,56 @@ class BodyPlane:
         body = self._held(body_hash)
         # Nothing is fetched for whom we could not hand it to: the cap of our upload bounds that, too.
         if not self._may_take(peer, 0 if body is None else len(body)):
-            self._ledger.drop(Reason.UPLOAD_LIMITED, peer)
             return b""
         if body is None and author != peer and not reputation.is_banned(author, now):
             if author not in self.routes.connected:
                 await self._look_again()
             body = await self.holder.pull(author, body_hash)
-            if body is not None and not self._may_take(peer, len(body)):
-                self._ledger.drop(Reason.UPLOAD_LIMITED, peer)
-                return b""
         if body is None:
             return b""
-        self._upload.owe(len(body))
-        reputation.took(peer, len(body))
-        self._ledger.served += 1
-        self._ledger.bytes_out += len(body)
+        given = self.give(peer, body)
+        self._ledger.served += bool(given)
+        return given
+
+    def hears(self, peer: str) -> bool:
+        """Return True if this peer may ask us something now, and use up one of its requests. Else it is
+        counted why not."""
+        now, reputation = self._clock(), self._ledger.reputation
+        if reputation.is_banned(peer, now):
+            self._ledger.drop(Reason.BANNED, peer)
+            return False
+        if not reputation.may_request(peer, now):
+            self._ledger.drop(Reason.TOO_MANY_REQUESTS, peer)
+            return False
+        return True
+
+    def give(self, peer: str, data: bytes) -> bytes:
+        """Return what a peer is to have, out of the cap of our upload; nothing where that is used up."""
+        if not self._may_take(peer, len(data)):
+            return b""
+        self._upload.owe(len(data))
+        self._ledger.reputation.took(peer, len(data))
+        self._ledger.bytes_out += len(data)
+        return data
+
+    async def fetch_from(self, peer: str, announcement: Announcement, *, timeout_s: float) -> bytes:
+        """Return the body of a header as this peer has it, its hash checked. Raises Rejected (unavailable,
+        timeout) and HostDown."""
+        header = announcement.header
+        held = self._held(header.body_hash)
+        if held is not None:
+            return held
+        try:
+            body = await self._request(
+                peer, announcement.author, header.body_hash, header.body_bytes, timeout_s
+            )
+        except RequestTimeout as error:
+            raise Rejected(Reason.TIMEOUT) from error
+        if body is None:
+            raise Rejected(Reason.UNAVAILABLE)
+        self._ledger.fetched += 1
+        self._ledger.bytes_in += len(body)
+        self._ledger.reputation.gave(peer, len(body))
         return body
 
     async def fetch(self, announcement: Announcement, *, timeout_s: float) -> bytes:
@@ -294,13 +328,17 @@ class BodyPlane:
         return body
 
     def _may_take(self, peer: str, size_bytes: int) -> bool:
-        """Return True if our upload is not used up. What is left of it when much is used is for those who
-        give something, too."""
+        """Return True if our upload is not used up, or count that it is. What is left of it when much is used
+        is for those who give something, too."""
         reserve = 0.0 if self._ledger.reputation.gives(peer) else self._kept_for_givers
-        return self._upload.has(size_bytes + reserve, now=self._clock())
+        if self._upload.has(size_bytes + reserve, now=self._clock()):
+            return True
+        self._ledger.drop(Reason.UPLOAD_LIMITED, peer)
+        return False
 
     def _held(self, body_hash: bytes) -> bytes | None:
-        return self.own.get(body_hash) or self.foreign.get(body_hash)
+        found = self.own.get(body_hash) or self.foreign.get(body_hash)
+        return self._in_library(body_hash) if found is None else found
 
     async def _find(self, search: "_Search") -> bytes | None:
         """Ask the author where it can be dialled, and peers that we are connected to, the likeliest first.

@@ -40,6 +40,7 @@ from swarmnode.exchange.messages import (
     Announcement,
     Answer,
     Arrival,
+    Body,
     Header,
     decode_body,
     decode_header,
@@ -118,20 +119,42 @@ def check_gossip(
 
 
 def check_header(
-    data: bytes, arrival: Arrival, *, settings: ExchangeSettings, tasks: Mapping[str, Task]
+    data: bytes,
+    arrival: Arrival,
+    *,
+    settings: ExchangeSettings,
+    tasks: Mapping[str, Task],
+    in_library: bool = False,
 ) -> Announcement:
-    """The announcement in a sealed header: signed, well-formed and of use to us. Raises Rejected."""
-    envelope = unseal(data, HEADER_CONTEXT, max_bytes=MAX_HEADER_BYTES)
-    header = decode_header(envelope.payload)
-    if settings.publishers is not None and envelope.author not in settings.publishers:
+    """The announcement in a sealed header: signed, well-formed and of use to us. `in_library`: it is of a
+    group that somebody keeps for its right answers (library/). Raises Rejected."""
+    author, header = open_header(data)
+    if settings.publishers is not None and author not in settings.publishers:
         raise Rejected(Reason.NOT_A_PUBLISHER)
-    check_fits(header, settings, tasks)
+    check_fits(header, settings, tasks, in_library=in_library)
     require_exchanged(tasks[header.task])
-    return Announcement(envelope.author, header, data, arrival)
+    return Announcement(author, header, data, arrival)
 
 
-def check_fits(header: Header, settings: ExchangeSettings, tasks: Mapping[str, Task]) -> None:
-    """Raises Rejected for what is of no use to us, whoever announces it."""
+def open_header(data: bytes) -> tuple[str, Header]:
+    """Return the author and the header of a sealed one: signed and well-formed. Raises Rejected."""
+    envelope = unseal(data, HEADER_CONTEXT, max_bytes=MAX_HEADER_BYTES)
+    return envelope.author, decode_header(envelope.payload)
+
+
+def open_body(data: bytes, author: str, header: Header) -> Body:
+    """Return a body that belongs to the header of this author. Raises Rejected."""
+    body = decode_body(data)
+    if (body.author, body.key, len(body.answers)) != (author, header.key, header.group_size):
+        raise Rejected(Reason.BODY_MISMATCH, "the body belongs to another header")
+    return body
+
+
+def check_fits(
+    header: Header, settings: ExchangeSettings, tasks: Mapping[str, Task], *, in_library: bool = False
+) -> None:
+    """Raises Rejected for what is of no use to us, whoever announces it. `in_library`: right answers are what
+    counts, not what sets them apart from wrong ones."""
     if header.protocol != PROTOCOL:
         raise Rejected(Reason.OTHER_PROTOCOL, f"protocol {header.protocol}")
     if header.swarm != settings.swarm:
@@ -139,7 +162,7 @@ def check_fits(header: Header, settings: ExchangeSettings, tasks: Mapping[str, T
     task = tasks.get(header.task)
     if task is None or task.version != header.version:
         raise Rejected(Reason.OTHER_TASK)
-    if header.reward_std is None or header.reward_std < MIN_REWARD_SPREAD:
+    if not in_library and (header.reward_std is None or header.reward_std < MIN_REWARD_SPREAD):
         raise Rejected(Reason.NO_SPREAD, "by its author's own account it teaches nothing")
     if header.body_bytes > largest_body(header.group_size, settings.max_completion_tokens):
         raise Rejected(Reason.OVERSIZED, f"{header.body_bytes} bytes can only hold answers too long for us")
@@ -171,9 +194,7 @@ def _check_time(header: Header, now: float, max_age_s: float) -> None:
 def check_body(data: bytes, announcement: Announcement, rules: BodyRules) -> CheckedBody:
     """Redraw the example, tokenize and score the answers. Raises Rejected; blocks while the task works."""
     header = announcement.header
-    body = decode_body(data)
-    if (body.author, body.key, len(body.answers)) != (announcement.author, header.key, header.group_size):
-        raise Rejected(Reason.BODY_MISMATCH, "the body belongs to another header")
+    body = open_body(data, announcement.author, header)
     task = rules.tasks[header.task]
     try:
         group = _judged(body.answers, task, announcement, rules)

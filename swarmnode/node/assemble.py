@@ -23,6 +23,7 @@ from swarmnode.config import Config, NetworkConfig, PolicyConfig, TasksConfig
 from swarmnode.errors import ConfigError, ModelError, TaskError
 from swarmnode.exchange.announcing import Neighbourhood
 from swarmnode.exchange.exchange import Exchange
+from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.limits import MAX_GROUP_SIZE, PLAY_S, STRANGERS_TIMEOUT_S, ExchangeSettings
 from swarmnode.hardware import find_card
 from swarmnode.identity.keys import NodeKey
@@ -43,7 +44,7 @@ from swarmnode.rollout.decode.family import refuse_at_sight
 from swarmnode.storage import Paths, builtin_folder
 from swarmnode.tasks.loader import load_tasks
 from swarmnode.tasks.task import Isolated, Task
-from swarmnode.training.foreign.rules import groups_wanted, rule_of
+from swarmnode.training.foreign.rules import groups_wanted, rule_of, uses_library
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -366,6 +367,7 @@ def build_network(
         longest_prompt=_longest_prompt(config, local.base),
         neighbourhood=neighbourhood,
         record=paths.exchange_record,
+        library=paths.library,
     )
     return NetworkParts(host, exchange, build_discovery(config, paths, host))
 
@@ -413,8 +415,9 @@ def build_exchange(
     longest_prompt: int,
     neighbourhood: Neighbourhood | None = None,
     record: Path | None = None,
+    library: Path | None = None,
 ) -> Exchange:
-    """The sharing of rollouts of a policy of this family and size."""
+    """The sharing of rollouts of a policy of this family and size. `library`: the file of its library."""
     return Exchange(
         host,
         key,
@@ -430,6 +433,7 @@ def build_exchange(
         model_size=parameters,
         neighbourhood=neighbourhood,
         record=record,
+        shelf=Shelf(library) if library is not None and uses_library(config) else None,
     )
 
 

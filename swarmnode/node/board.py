@@ -19,13 +19,16 @@ import msgspec
 
 from swarmnode import __version__
 from swarmnode.errors import NetworkError
+from swarmnode.exchange.library.swarm_library import SwarmLibrary
 from swarmnode.exchange.limits import Reason
 from swarmnode.exchange.reputation import ExchangeStats
 from swarmnode.network.host import Host
 from swarmnode.network.reachability import Reach
+from swarmnode.node.catching_up import CatchingUp
 from swarmnode.node.learner import RoundRollouts
 from swarmnode.node.reasons import NOT_NEEDED
 from swarmnode.node.status import (
+    LibraryStatus,
     Network,
     NodeStatus,
     Phase,
@@ -189,6 +192,22 @@ class StatusBoard:
             groups_most=wanted,
         )
         self._set(sharing=effect)
+
+    def borrowed(self, library: SwarmLibrary, state: CatchingUp) -> None:
+        """What is kept of the swarm's library, and what was learnt of it."""
+        found = library.borrowed
+        self._set(
+            library=LibraryStatus(
+                kept=len(library.shelf),
+                pages_served=library.pages_served,
+                borrowed=found.groups,
+                lenders=found.lenders,
+                answers=state.answers,
+                catching_up=state.phase == "on",
+                rounds=state.rounds,
+                rounds_worth=state.rounds_worth,
+            )
+        )
 
     def advise(self, advice: str) -> None:
         """Show what there is nothing to learn from; empty where there is something."""

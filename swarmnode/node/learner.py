@@ -8,14 +8,16 @@ Every call blocks. One thread calls at a time, with one exception: `rollouts` of
 depend on which of the two is faster. `interrupt` may come from anywhere.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import msgspec
 
+from swarmnode.exchange.library.signed_group import Origin
 from swarmnode.hardware import GIB
+from swarmnode.node.catching_up import RoundMix
 from swarmnode.training.records import Counters, Evaluation, TrainReport
 from swarmnode.types import ExampleKey, RolloutGroup
 
@@ -106,6 +108,14 @@ class Learner(Protocol):
 
     def answer_too(self, examples: Sequence[ExampleKey]) -> None:
         """Answer these examples of others among the next ones. `rollouts` may not be running."""
+        ...
+
+    def catch_up(self, mix: RoundMix | None) -> None:
+        """Make the next rounds of this mix; None: as it is set. `rollouts` may not be running."""
+        ...
+
+    def origins(self) -> Mapping[Origin, int]:
+        """How many answers it keeps to be replayed, by author and example."""
         ...
 
     def rollouts(self, number: int) -> RoundRollouts:

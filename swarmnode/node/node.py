@@ -18,7 +18,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -29,10 +29,13 @@ import msgspec
 from swarmnode.config import Config
 from swarmnode.errors import ConfigError, SwarmnodeError
 from swarmnode.exchange.exchange import Exchange
+from swarmnode.exchange.library.signed_group import Origin
 from swarmnode.exchange.selection import longest_wait_s
 from swarmnode.network.discovery import Discovery
 from swarmnode.network.host import Host
 from swarmnode.node.board import StatusBoard, Watcher, shown
+from swarmnode.node.catching_up import CatchingUp, after_round, groups_to_borrow, mix_of, round_of
+from swarmnode.node.catching_up import told as told_of_catching_up
 from swarmnode.node.drought import Drought, advice, after
 from swarmnode.node.learner import Learner, RoundRollouts
 from swarmnode.node.lifecycle import (
@@ -114,6 +117,7 @@ class NodeLoop:
         self._counters = Counters()
         self._unmeasured: set[str] = set()
         """Tasks of which it was said that nothing is held out."""
+        self._catching_up = CatchingUp()
         self._droughts: dict[str, Drought] = {}
         self._begun_at = 0
         self._stopping = False
@@ -154,6 +158,7 @@ class NodeLoop:
                 if self._network.discovery is not None:
                     await stack.enter_async_context(self._network.host)
                 await stack.enter_async_context(self._network.exchange)
+            await self._settle_library()
             await self._look()
             self._stack = stack.pop_all()
         return self
@@ -242,12 +247,14 @@ class NodeLoop:
         if not rollouts.complete:
             return
         await self._publish(rollouts.groups)
-        external = await self._collect()
+        borrowed = self._borrow()
+        external = (*await self._collect(), *borrowed)
         own = own_to_learn_from(rollouts.groups, len(external), self._config, self._rng(number))
         await self._meet()
         report = await self._train(number, own, external)
         if report is not None:
             self._learnt(number, rollouts, external, report, time.perf_counter() - started)
+            await self._catch_up(rollouts, borrowed, report)
 
     async def _rollouts(self, number: int) -> RoundRollouts:
         ahead, self._ahead = self._ahead, None
@@ -256,7 +263,9 @@ class NodeLoop:
         if ahead is not None:
             return ahead
         settings = self._config.rollout
-        self._board.enter("generating", f"{settings.groups} groups of {settings.group_size}")
+        mix = mix_of(self._catching_up, self._config)
+        groups, why = (settings.groups, "") if mix is None else (mix.groups, ", catching up")
+        self._board.enter("generating", f"{groups} groups of {settings.group_size}{why}")
         await self._workers.learn(self._learner.use_newest_policy)
         return await self._workers.generate(self._learner.rollouts, number)
 
@@ -315,6 +324,37 @@ class NodeLoop:
         groups = await self._network.exchange.collect(wanted, version, deadline_s)
         self._collected_at = time.monotonic()
         return groups
+
+    def _borrow(self) -> Sequence[RolloutGroup]:
+        """Groups of the libraries of others that were judged meanwhile; nothing is waited for."""
+        library = None if self._network is None else self._network.exchange.library
+        return () if library is None else library.draw(groups_to_borrow(self._config))
+
+    async def _settle_library(self) -> Mapping[Origin, int]:
+        """Tell the library what the book holds. Nothing is borrowed before that is known."""
+        library = None if self._network is None else self._network.exchange.library
+        if library is None:
+            return {}
+        origins = await self._workers.learn(self._learner.origins)
+        library.settle(origins.keys())
+        return origins
+
+    async def _catch_up(
+        self, rollouts: RoundRollouts, borrowed: Sequence[RolloutGroup], report: TrainReport
+    ) -> None:
+        """Keep what the book holds for others, and see whether rounds are to be of another mix now."""
+        library = None if self._network is None else self._network.exchange.library
+        if library is None:
+            return
+        origins = await self._settle_library()
+        before = self._catching_up
+        now = after_round(before, round_of(rollouts.groups, borrowed, report, origins, self._config))
+        self._catching_up = now
+        found = library.borrowed
+        if story := told_of_catching_up(before, now, found.lenders, found.authors):
+            logger.info("%s", story)
+            await self._workers.learn(self._learner.catch_up, mix_of(now, self._config))
+        self._board.borrowed(library, now)
 
     @property
     def _gauge(self) -> SharingGauge:

@@ -24,6 +24,7 @@ from swarmnode.node.board import policy_label, shown
 from swarmnode.node.panel_layout import fit_rows
 from swarmnode.node.reasons import in_words
 from swarmnode.node.status import (
+    LibraryStatus,
     NodeStatus,
     PipelineStatus,
     Rewards,
@@ -42,7 +43,7 @@ HISTORY_ROUNDS = 60
 SPARKS = "▁▂▃▄▅▆▇█"
 FIRST_TO_GO = (
     "join us", "kept back", "dropped", "saved", "trained on", "exchange", "held out", "rollouts", "pipeline",
-    "policy", "speed", "sharing", "reach", "network",
+    "policy", "speed", "library", "sharing", "reach", "network",
 )  # fmt: skip
 """Rows that a small terminal does without, in this order; the others stay as long as anything does."""
 ROOM_AROUND = 4
@@ -219,6 +220,7 @@ def _rows(
         *([("advice", Text(status.advice, style="yellow"))] if status.advice else []),
         ("trained on", _trained_on(training)),
         *([("sharing", _effect(status.sharing))] if status.sharing.groups_most else []),
+        *([("library", _library(status.library))] if status.library != LibraryStatus() else []),
         (
             "speed",
             f"{shown(speed.tokens_per_s, '.0f')} tokens/s, round {shown(speed.round_s, '.2f')} s "
@@ -278,6 +280,15 @@ def _effect(sharing: SharingEffect) -> str:
         return f"not known yet, {amount}"
     says = {"helps": "it helps", "harms": "it works against us"}.get(sharing.verdict, "not clear")
     return f"{sharing.agreement:+.2f} ± {sharing.error:.2f}, {amount} ({says})"
+
+
+def _library(library: LibraryStatus) -> str:
+    kept = f"{library.kept} groups kept for others"
+    if not library.answers:
+        return kept
+    now = f"catching up, round {library.rounds + 1}" if library.catching_up else "learnt"
+    worth = "" if library.rounds_worth is None else f", worth {library.rounds_worth:.0f} rounds of our own"
+    return f"{now}: {library.answers} right answers from {library.lenders} peers{worth}; {kept}"
 
 
 def _progress(status: NodeStatus, width: int) -> RenderableType:

@@ -10,8 +10,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from swarmnode.config import Config
+from swarmnode.exchange.library.signed_group import Origin
 from swarmnode.exchange.limits import STRANGERS_TIMEOUT_S
 from swarmnode.model.policy import Policy
+from swarmnode.node.catching_up import RoundMix
 from swarmnode.node.learner import Overlap, Resumed
 from swarmnode.node.rollout_learner import RolloutLearner
 from swarmnode.node.workers import CheckpointWriter
@@ -133,6 +135,15 @@ class PolicyLearner(RolloutLearner):
         if self._train_jointly is None:
             return self._trainer.train(own, external, foreign_share)
         return self._train_jointly(self._trainer.prepare(own, external, foreign_share))
+
+    def catch_up(self, mix: RoundMix | None) -> None:
+        super().catch_up(mix)
+        self._rule.replayed = None if mix is None else mix.replayed
+        self._rule.replay_steps = 1 if mix is None else mix.steps
+        self._trainer.rate_share = 1.0 if mix is None else mix.rate
+
+    def origins(self) -> Mapping[Origin, int]:
+        return self._rule.origins()
 
     def credit(self, group: RolloutGroup) -> Sequence[float | None] | None:
         """The advantages of a group by training.loss, before a rule makes of them what it does; None: it has

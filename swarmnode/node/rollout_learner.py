@@ -27,8 +27,10 @@ import msgspec
 
 from swarmnode.config import Config, RolloutConfig
 from swarmnode.errors import CheckpointError, EngineError, JudgementLost, TaskError
+from swarmnode.exchange.library.signed_group import Origin
 from swarmnode.exchange.limits import MAX_GROUP_SIZE
 from swarmnode.model.budget import is_out_of_memory
+from swarmnode.node.catching_up import RoundMix
 from swarmnode.node.learner import Generation, Resumed, RoundRollouts
 from swarmnode.rollout.engine import Engine, PolicyUpdate, SamplingParams
 from swarmnode.rollout.schedule.group import Answered, Budget, PassRate, Renderer, completion_seed, probe_size
@@ -89,6 +91,8 @@ class RolloutLearner(ABC):
             config.rollout.max_tokens, config.rollout.temperature, config.rollout.top_p
         )
         self._versions_ahead = versions_ahead
+        self._groups = config.rollout.groups
+        """Own groups of a round."""
         settings = partial_settings(config.rollout, versions_ahead, alone=config.node.policies == 1)
         self._conversations = conversation_rules(self._tasks, config)
         self._rollouts = PartialRollouts(
@@ -146,6 +150,12 @@ class RolloutLearner(ABC):
             if example is not None:
                 self._examples.want([example])
 
+    def catch_up(self, mix: RoundMix | None) -> None:
+        self._groups = self._config.rollout.groups if mix is None else mix.groups
+
+    def origins(self) -> Mapping[Origin, int]:
+        return {}
+
     def rollouts(self, number: int) -> RoundRollouts:
         with _clear_about_memory():
             try:
@@ -168,7 +178,7 @@ class RolloutLearner(ABC):
             self._curriculum.begin(number)
         groups: list[RolloutGroup] = []
         useful = 0
-        wanted, factor = self._config.rollout.groups, self._config.rollout.dynamic_sampling
+        wanted, factor = self._groups, self._config.rollout.dynamic_sampling
         while count := more_groups(wanted, useful, len(groups), factor):
             more = self._scored_groups(number, count)
             groups += more

@@ -171,6 +171,28 @@ class SharingEffect(msgspec.Struct, frozen=True):
     """The same as it is set."""
 
 
+class LibraryStatus(msgspec.Struct, frozen=True):
+    """What this node keeps of the swarm's library, and what it learnt of it since this start."""
+
+    kept: int = 0
+    """Groups kept for others because the book holds answers of them."""
+    pages_served: int = 0
+    """Pages of the library given to others."""
+    borrowed: int = 0
+    """Groups of libraries that passed all checks."""
+    lenders: int = 0
+    """Peers that gave them."""
+    answers: int = 0
+    """Right answers of libraries that the book took."""
+    catching_up: bool = False
+    """Rounds have few own groups and much of the book in them."""
+    rounds: int = 0
+    """Rounds of catching up."""
+    rounds_worth: float | None = None
+    """Usual rounds in which our own sampling would have found as many right answers, at its pass rate when
+    catching up began. None: nothing was taken, or nothing found."""
+
+
 class Saved(msgspec.Struct, frozen=True):
     """The last checkpoint, and why the last attempt failed if it did."""
 
@@ -263,6 +285,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What it gave and got."""
     sharing: SharingEffect = SharingEffect()
     """Whether that helps."""
+    library: LibraryStatus = LibraryStatus()
+    """What it keeps of the swarm's library, and what it learnt of it."""
     pipeline: PipelineStatus = PipelineStatus()
     """Its part of a pipeline, where it has one."""
     training: TrainReport = TrainReport()

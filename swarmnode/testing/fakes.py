@@ -6,10 +6,13 @@ FakeTask -> [FakeLearner] -> node.py, as a real learner would be
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 
 from swarmnode.errors import StorageError
+from swarmnode.exchange.library.signed_group import Origin
+from swarmnode.node.catching_up import RoundMix
 from swarmnode.node.learner import Generation, Resumed, RoundRollouts
 from swarmnode.node.workers import CheckpointWriter
 from swarmnode.tasks.judged import draw_round
@@ -72,6 +75,8 @@ class FakeLearner:
         """The policy version that rollouts come from."""
         self.to_answer: list[ExampleKey] = []
         """Examples of others that it was told to answer, which it does not."""
+        self.mixes: list[RoundMix | None] = []
+        """What it was told that rounds are to be made of."""
         self._interrupted = threading.Event()
         self.closed = False
 
@@ -90,6 +95,13 @@ class FakeLearner:
 
     def answer_too(self, examples: Sequence[ExampleKey]) -> None:
         self.to_answer += examples
+
+    def catch_up(self, mix: RoundMix | None) -> None:
+        self.mixes.append(mix)
+
+    def origins(self) -> Mapping[Origin, int]:
+        """It keeps whatever it was given."""
+        return Counter((group.author, group.example.key) for _, others in self.trained for group in others)
 
     def rollouts(self, number: int) -> RoundRollouts:
         started = time.perf_counter()

@@ -114,6 +114,8 @@ class RoundOfPolicy:
     """Longest completion that the sampler allows."""
     steps: Sequence[Sequence[TrainingSample]]
     measured: MeasuredRound
+    catches_up: bool = False
+    """Replayed answers have steps of their own."""
     agreement: Agreement | None = None
     """Compares what own samples and those of strangers ask for, over all rounds. None: nobody wants to know.
     """
@@ -121,10 +123,16 @@ class RoundOfPolicy:
     def compares(self, step: int) -> bool:
         """Whether own and foreign samples of a step are kept apart: in the first of a round, if it has both.
         Samples are shuffled over the steps, so it stands for all. Micro-batches of their own cost small
-        models most: a fifth of the tiny policy's training time, and two fifths if every step had them."""
-        if self.agreement is None or step > 0:
+        models most: a fifth of the tiny policy's training time, and two fifths if every step had them. Beside
+        few own samples nothing can be said: whoever catches up goes by its reward (node/catching_up.py)."""
+        if self.agreement is None or step > 0 or self.catches_up:
             return False
         return {"own", "foreign"} <= {sample.source for sample in self.steps[step]}
+
+    def is_clipped(self, sample: TrainingSample) -> bool:
+        """Return True if what the round does to a sample is bounded by the ratio against the policy before
+        it. Right answers that are replayed over many steps are learned as in supervised learning."""
+        return not self.catches_up or sample.behaviour_logprobs is not None
 
     def size(self, step: int) -> StepSize:
         """What the loss of one optimizer step is divided by, however it is cut into micro-batches."""

@@ -18,6 +18,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -46,6 +47,9 @@ logger = logging.getLogger(__name__)
 
 CLIP_EPSILON = 1e-6
 """What torch adds to the norm by which it clips."""
+
+PROMPTS_RENDERED = 4096
+"""Prompts whose tokens are kept."""
 
 Logprobs = dict[int, Tensor]
 """id(sample) -> log-probabilities of its completion tokens."""
@@ -80,8 +84,15 @@ class Trainer:
         self.rounds = rounds
         self.max_tokens = max_tokens
         self.rule = rule or Sapo()
+        self.rate_share = 1.0
+        """Share of the learning rate that the next rounds have."""
         self._sample_rules = SampleRules(
-            render, config, max_tokens, end=lambda: policy.base.eos_token_ids[0], policy=policy.number
+            # The book's answers come again and again.
+            lru_cache(PROMPTS_RENDERED)(render),
+            config,
+            max_tokens,
+            end=lambda: policy.base.eos_token_ids[0],
+            policy=policy.number,
         )
         self.optimizer = adam(policy.parameters, config.learning_rate, config.weight_decay)
         self._agreement = Agreement(self.optimizer) if compares else None
@@ -106,7 +117,7 @@ class Trainer:
         if self._agreement is not None:
             self._agreement.begin_round()
         # The version is the rounds of learning behind it, and part of every checkpoint.
-        learning_rate = learning_rate_at(self.config, self.policy.version, self.rounds)
+        learning_rate = self.rate_share * learning_rate_at(self.config, self.policy.version, self.rounds)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         shaped = lessons.shaped
@@ -118,9 +129,12 @@ class Trainer:
             self.forward,
             self.max_tokens,
             self._shuffled_steps(
-                self._samples(lessons.own, shaped) + self._samples(lessons.external, shaped), replayed
+                self._samples(lessons.own, shaped) + self._samples(lessons.external, shaped),
+                replayed,
+                lessons.replay_steps,
             ),
             _measured(external, lessons, len(replayed), learning_rate),
+            lessons.replay_steps > 1,
             self._agreement,
         )
 
@@ -129,14 +143,18 @@ class Trainer:
         return [sample for one in lessons for sample in lesson_samples(one, rules, shaped=shaped) or ()]
 
     def _shuffled_steps(
-        self, samples: Sequence[TrainingSample], replayed: Sequence[TrainingSample] = ()
+        self,
+        samples: Sequence[TrainingSample],
+        replayed: Sequence[TrainingSample] = (),
+        replay_steps: int = 1,
     ) -> list[list[TrainingSample]]:
         """The samples of each optimizer step: as few steps as the setting allows, of equal size, because a
         last one of few samples would be noise. What is replayed is spread over the steps that there are
-        anyway, or is a step of its own. All of it again for each inner epoch, in another order."""
+        anyway, or over `replay_steps` where these are more. All of it again for each inner epoch, in another
+        order."""
         order, more = list(samples), list(replayed)
         chance = random.Random(f"{self.seed}:{self.policy.version}")
-        count = max(-(-len(order) // self.config.sequences_per_step), 1 if more else 0)
+        count = max(-(-len(order) // self.config.sequences_per_step), min(replay_steps, len(more)))
         steps: list[list[TrainingSample]] = []
         for _ in range(self.config.inner_epochs):
             chance.shuffle(order)
@@ -199,7 +217,9 @@ class KnownLogprobs:
 def known_before(rounds: Sequence[RoundOfPolicy]) -> KnownLogprobs:
     """What is known before the first update of these rounds; all stand on one base."""
     forward, config = rounds[0].forward, rounds[0].config
-    later = _each_once(sample for one in rounds for step in one.steps[1:] for sample in step)
+    later = _each_once(
+        sample for one in rounds for step in one.steps[1:] for sample in step if one.is_clipped(sample)
+    )
     every = _each_once(sample for one in rounds for step in one.steps for sample in step)
     return KnownLogprobs(
         prox=_logprobs(forward, later, reference=False),

@@ -18,6 +18,7 @@ by the text as much as by its end; `teach_ends` turns the end off.
 """
 
 import random
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
@@ -26,7 +27,7 @@ from swarmnode.training.foreign import sharing_gauge as marking
 from swarmnode.training.foreign.book import Book, BookCandidate, Entries, Entry, Mend
 from swarmnode.training.foreign.lessons import Lessons, Replay, Rule, SharingRule, as_they_are, pack, unpack
 from swarmnode.training.foreign.sharing_gauge import TaskMarks, needs_of
-from swarmnode.types import Completion, RolloutGroup, in_turns
+from swarmnode.types import Completion, ExampleKey, RolloutGroup, in_turns
 
 
 class BookState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -39,6 +40,7 @@ class BookRule(Rule):
 
     keeps_own = True
     adapts = True
+    keeps_answers = True
 
     def __init__(self, settings: SharingRule, seed: int = 0, mend: Mend | None = None) -> None:
         super().__init__(settings, seed, mend)
@@ -59,11 +61,13 @@ class BookRule(Rule):
         self.book.keep_only(lambda entry: self.marks.has_full(entry.task, entry.reward))
         pass_rates = self.marks.pass_rates
         rng = random.Random(f"{self._seed}:{version}:book")
-        drawn = self.book.draw(self._settings.book_replayed, pass_rates, rng, foreign_share)
+        count = self._settings.book_replayed if self.replayed is None else self.replayed
+        drawn = self.book.draw(count, pass_rates, rng, foreign_share)
         return Lessons(
             own=as_they_are(own),
             external=(),
             replayed=tuple(self._replay(entry) for entry in drawn),
+            replay_steps=min(self.replay_steps, max(1, len(drawn) // max(1, self._settings.book_replayed))),
             shaped=self._settings.shaped,
             book=len(self.book),
             book_foreign=self.book.foreign,
@@ -89,6 +93,9 @@ class BookRule(Rule):
         for entry in kept:
             self.book.add(entry)
         return len(saved.entries) - len(kept)
+
+    def origins(self) -> Mapping[tuple[str, ExampleKey], int]:
+        return Counter((entry.author, entry.example) for entry in self.book.entries)
 
     def forget_strangers(self, tasks: Collection[str]) -> None:
         self.book.keep_only(lambda entry: entry.own or entry.task not in tasks)
@@ -116,6 +123,7 @@ class OwnBook(BookRule):
 
     adapts = False
     fetches = False
+    keeps_answers = False
 
 
 def full_answers(group: RolloutGroup, marks: TaskMarks, *, own: bool) -> list[BookCandidate]:

@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from swarmnode.errors import CheckpointError
 from swarmnode.training.foreign.book import Mend
-from swarmnode.types import Example, RolloutGroup, Stretch
+from swarmnode.types import Example, ExampleKey, RolloutGroup, Stretch
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +73,8 @@ class Lessons:
     own: tuple[GroupLesson, ...]
     external: tuple[GroupLesson, ...]
     replayed: tuple[Replay, ...] = ()
+    replay_steps: int = 1
+    """The fewest optimizer steps that what is replayed is spread over."""
     shaped: bool = False
     """Tokens that no policy of ours was recorded to sample are weighed by `objective.shaped_weights`."""
     book: int = 0
@@ -124,6 +126,12 @@ class Rule(ABC):
     alone)."""
     fetches: bool = True
     """Groups of others are wanted at all."""
+    keeps_answers: bool = False
+    """Right answers of others are kept and replayed: the rule has use for the swarm's library."""
+    replayed: int | None = None
+    """Answers that a round replays, in place of the setting. None: as it is set."""
+    replay_steps: int = 1
+    """Optimizer steps that they are spread over at least, where that leaves each what is set for a round."""
 
     def __init__(
         self,
@@ -167,6 +175,10 @@ class Rule(ABC):
         what belongs to others is forgotten. None: all is taken. Returns how many answers were forgotten,
         where a rule counts them. Raises CheckpointError."""
         return None
+
+    def origins(self) -> Mapping[tuple[str, ExampleKey], int]:
+        """How many answers are kept of each author and example."""
+        return {}
 
     def forget_strangers(self, tasks: Collection[str]) -> None:  # noqa: B027 - optional
         """Let go of what was kept of others' answers to these tasks, which are not exchanged (any more)."""

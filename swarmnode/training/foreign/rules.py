@@ -87,6 +87,12 @@ def adapts(config: Config) -> bool:
     return config.exchange.adapt and rule_of(sharing_rule(config).name).adapts
 
 
+def uses_library(config: Config) -> bool:
+    """Whether right answers are kept for others, and those of others are asked for at a start."""
+    wanted = config.exchange.enabled and config.exchange.library
+    return wanted and rule_of(sharing_rule(config).name).keeps_answers
+
+
 def groups_wanted(config: Config) -> int:
     """J: how many groups of others a round wants to have."""
     return config.exchange.external_groups if rule_of(sharing_rule(config).name).fetches else 0

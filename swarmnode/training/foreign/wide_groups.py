@@ -40,6 +40,7 @@ class WideGroups(Rule):
         """`advantage`: that of the loss."""
         super().__init__()
         self.keeps_own = rule.keeps_own
+        self.keeps_answers = rule.keeps_answers
         self._rule = rule
         self._advantage = advantage
         self._rewards: OrderedDict[ExampleKey, dict[str, tuple[float, ...]]] = OrderedDict()
@@ -56,6 +57,7 @@ class WideGroups(Rule):
     ) -> Lessons:
         for group in (*own, *external):
             self._remember(group)
+        self._rule.replayed, self._rule.replay_steps = self.replayed, self.replay_steps
         found = self._rule.lessons(own, external, version=version, foreign_share=foreign_share)
         return replace(
             found,
@@ -75,6 +77,9 @@ class WideGroups(Rule):
 
     def restore(self, data: bytes, tasks: Mapping[str, str] | None = None) -> int | None:
         return self._rule.restore(data, tasks)
+
+    def origins(self) -> Mapping[tuple[str, ExampleKey], int]:
+        return self._rule.origins()
 
     def forget_strangers(self, tasks: Collection[str]) -> None:
         self._rule.forget_strangers(tasks)

@@ -15,7 +15,7 @@ from swarmnode.node.panel import PanelWatcher, render, room_below
 from swarmnode.node.panel_layout import RowLayout, fit_columns, fit_rows
 from swarmnode.node.policies_panel import PoliciesPanel, render_policies
 from swarmnode.node.reasons import in_words
-from swarmnode.node.status import Network, NodeStatus, Sharing, SharingEffect, invitation
+from swarmnode.node.status import LibraryStatus, Network, NodeStatus, Sharing, SharingEffect, invitation
 from tests.unit.node.test_status import STATUS
 
 ADDRESS = "/ip4/192.168.178.201/tcp/41234/p2p/12D3KooWpzf3HmX1A7QeTpr8yYtUeK7QXkYqRkQn9uNzFrJx1v2Q"
@@ -232,3 +232,16 @@ def test_what_a_terminal_echoes_below_the_panel_does_not_fold() -> None:
     panel.close()
     # ^C at the end of a line as wide as the terminal would begin another, and move the panel by one.
     assert not frame.rpartition("\n")[2].strip()
+
+
+def test_the_panel_says_what_was_learnt_from_libraries() -> None:
+    assert "library" not in "\n".join(drawn(BUSY, 120, None))
+    kept = replace(BUSY, library=LibraryStatus(kept=40))
+    assert "40 groups kept for others" in "\n".join(drawn(kept, 120, None))
+    learnt = LibraryStatus(kept=40, lenders=4, answers=612, catching_up=True, rounds=11, rounds_worth=35.2)
+    text = "\n".join(drawn(replace(BUSY, library=learnt), 120, None))
+    assert "catching up, round 12: 612 right answers from 4 peers, worth 35 rounds of our own; 40" in text
+    over = replace(learnt, catching_up=False, rounds_worth=None)
+    assert "learnt: 612 right answers from 4 peers; 40" in "\n".join(
+        drawn(replace(BUSY, library=over), 120, None)
+    )

@@ -15,6 +15,8 @@ from swarmnode.model.policy import Policy
 from swarmnode.training import forward as forward_module
 from swarmnode.training import objective as objective_module
 from swarmnode.training.adam import learning_rate_at
+from swarmnode.training.foreign.book_rule import BookRule
+from swarmnode.training.foreign.lessons import SharingRule
 from swarmnode.training.losses import TokenBatch
 from swarmnode.training.packing import to_samples
 from swarmnode.training.trainer import Trainer
@@ -384,3 +386,33 @@ def test_optimizer_steps_are_of_equal_size(policy: Policy, group: GroupMaker) ->
     steps = trainer._shuffled_steps(samples)
     assert [len(step) for step in steps] == [3, 3, 3]
     assert sorted(id(s) for step in steps for s in step) == sorted(map(id, samples))
+
+
+def test_replayed_answers_may_have_steps_of_their_own_at_a_part_of_the_learning_rate(
+    policy: Policy, group: GroupMaker
+) -> None:
+    trainer = trainer_for(policy)
+    rule = BookRule(SharingRule(book_replayed=1))
+    rule.replayed, rule.replay_steps = 4, 3
+    trainer.rule, trainer.rate_share = rule, 0.5
+    report = trainer.train([group(ANSWERS, [1.0, 1.0, 1.0, 0.0])], [])
+    assert (report.optimizer_steps, report.replayed) == (3, 3)
+    assert report.learning_rate == pytest.approx(0.5e-2)
+    rule.replay_steps, trainer.rate_share = 1, 1.0
+    usual = trainer.train([group(ANSWERS, [1.0, 0.0, 0.0, 0.0])], [])
+    assert (usual.optimizer_steps, usual.learning_rate) == (1, pytest.approx(1e-2))
+
+
+def test_the_ratio_bounds_own_samples_while_the_book_is_replayed_over_many_steps(
+    policy: Policy, group: GroupMaker
+) -> None:
+    trainer = trainer_for(policy)
+    rule = BookRule(SharingRule(book_replayed=1))
+    rule.replayed, rule.replay_steps = 4, 2
+    trainer.rule = rule
+    recorded_ = recorded(policy, DRIFTED)
+    one = trainer.prepare([group(ANSWERS, [1.0, 1.0, 1.0, 0.0], logprobs=recorded_)], [])
+    samples = [sample for step in one.steps for sample in step]
+    assert {one.is_clipped(sample) for sample in samples if sample.recalled} == {False}
+    assert {one.is_clipped(sample) for sample in samples if not sample.recalled} == {True}
+    assert not any(one.compares(step) for step in range(len(one.steps)))

@@ -231,3 +231,25 @@ def test_the_state_above_is_damaged_by_nothing_else() -> None:
     one = rule()
     one.restore(msgspec.msgpack.encode([FORMAT, "book", saved([3])]))
     assert len(one.book) == 1
+
+
+def test_who_catches_up_replays_more_in_several_steps_of_no_fewer_answers_than_are_set() -> None:
+    one = rule(book_replayed=5)
+    one.replayed, one.replay_steps = 20, 4
+    few = one.lessons([own(([10 + n], 1.0), WRONG, index=n) for n in range(12)], [], version=0)
+    assert (len(few.replayed), few.replay_steps) == (12, 2)
+    many = one.lessons([own(([50 + n], 1.0), WRONG, index=50 + n) for n in range(12)], [], version=1)
+    assert (len(many.replayed), many.replay_steps) == (20, 4)
+    one.replayed, one.replay_steps = None, 1
+    assert len(one.lessons([], [], version=2).replayed) == 5
+
+
+def test_the_book_tells_whose_answers_to_which_examples_it_holds() -> None:
+    one = rule()
+    mine, theirs = own(*MIXED, index=0), foreign(([4, 5], 1.0), ([4], 1.0), ([6], 0.0), index=5)
+    for either in (one, WideGroups(one, lambda rewards: [0.0 for _ in rewards])):
+        either.lessons([mine], [theirs], version=0)
+        assert either.origins() == {
+            (mine.author, mine.example.key): 1,
+            (theirs.author, theirs.example.key): 2,
+        }

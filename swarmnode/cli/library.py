@@ -1,0 +1,146 @@
+"""`swarmnode library`: right answers as a file that anyone can verify row by row, for ever."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from swarmnode.cli.settings import Assignments, Home, Json, Policy
+from swarmnode.storage import resolve_paths
+
+if TYPE_CHECKING:
+    from swarmnode.exchange.library.files import LibraryReport
+
+app = typer.Typer(
+    help="Show, export and import the right answers of this node's book, as their authors signed them.",
+    no_args_is_help=True,
+)
+
+JudgedBy = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--task", help="Judge the answers to this task, too; as `join --task` takes it; may be repeated."
+    ),
+]
+LEFT_OUT_SHOWN = 10
+"""Lines about damaged rows that are printed; the others are counted."""
+
+
+@app.command()
+def show(
+    file: Annotated[Path | None, typer.Argument(help="A library; without one, that of this home.")] = None,
+    task: JudgedBy = None,
+    policy: Policy = 0,
+    home: Home = None,
+    set_: Assignments = None,
+    json: Json = False,
+) -> None:
+    """Verify each row of a library, and say what is in it: tasks, authors, and with --task what is right.
+
+    Verified means: the author signed just these answers to just this example. With --task the example is
+    drawn again and the answers are judged, as a node does before it learns from them.
+    """
+    from contextlib import ExitStack
+
+    from swarmnode.exchange.library.files import Judging, look_through
+
+    paths = resolve_paths(home).policy(policy)
+    path = _existing(file or paths.library)
+    with ExitStack() as stack:
+        judging = Judging(_tasks(stack, task, home, set_)) if task else None
+        report = look_through(path, judging=judging)
+    if json:
+        _print_json(report)
+        return
+    _print(path, report, judged=bool(task))
+
+
+@app.command()
+def export(
+    file: Annotated[Path, typer.Argument(help="Where to write it.")],
+    policy: Policy = 0,
+    home: Home = None,
+) -> None:
+    """Write this home's library to a file, without rows that are damaged. A node may be running."""
+    from swarmnode.exchange.library.files import copy_verified
+
+    report = copy_verified(_existing(resolve_paths(home).policy(policy).library), file)
+    typer.echo(f"wrote {report.rows} groups of {len(report.authors)} authors to {file}")
+    _print_damaged(report)
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="A library, as `export` wrote it.")],
+    policy: Policy = 0,
+    home: Home = None,
+) -> None:
+    """Take the verified rows of a file into this home's library. No node may be running in this home.
+
+    The next start judges them like those of any peer, and catches up with what is right.
+    """
+    from contextlib import nullcontext
+
+    from swarmnode.exchange.library.files import add_verified
+    from swarmnode.node.process import IdentityLock
+
+    paths = resolve_paths(home).policy(policy)
+    with IdentityLock(paths.identity) if paths.identity.exists() else nullcontext():
+        report = add_verified(_existing(file), paths.library)
+    known = f", {report.known} were there already" if report.known else ""
+    full = f", {report.no_room} did not fit any more" if report.no_room else ""
+    typer.echo(f"took {report.taken} of {report.rows + report.damaged_rows} groups{known}{full}")
+    _print_damaged(report)
+    if report.taken:
+        typer.echo("`swarmnode join` judges them at its start and learns from what is right")
+
+
+def _existing(path: Path) -> Path:
+    from swarmnode.errors import StorageError
+
+    if not path.is_file():
+        raise StorageError(f"there is no library {path}", hint="`swarmnode join` makes one as it learns")
+    return path
+
+
+def _tasks(stack: Any, names: list[str], home: Path | None, set_: list[str] | None) -> dict[str, Any]:
+    from swarmnode.cli.settings import load_settings
+    from swarmnode.node.assemble import start_tasks
+
+    settings = load_settings(home=home, assignments=set_, flags={"tasks.names": names})
+    return start_tasks(stack, settings.config.tasks, resolve_paths(home).home)
+
+
+def _print(path: Path, report: "LibraryReport", *, judged: bool) -> None:
+    from swarmnode.identity.keys import memorable_name
+    from swarmnode.printable import printable
+
+    typer.echo(f"{path}: {report.rows} groups, {report.answers} answers, {report.size_bytes / 1e6:.1f} MB")
+    for (task, version), count in sorted(report.tasks.items()):
+        right = report.right.get((task, version))
+        told = "" if right is None else f", {right} answers with a reward above 0"
+        if judged and right is None:
+            told = ", not judged: --task names another version, or none of it"
+        typer.echo(printable(f"  {task} {version}: {count} groups{told}"))
+    for author, count in sorted(report.authors.items(), key=lambda one: -one[1])[:LEFT_OUT_SHOWN]:
+        typer.echo(printable(f"  by {memorable_name(author)} ({author}): {count} groups"))
+    if len(report.authors) > LEFT_OUT_SHOWN:
+        typer.echo(f"  and {len(report.authors) - LEFT_OUT_SHOWN} authors more")
+    if report.refused:
+        typer.echo("  judged and of no use: " + ", ".join(f"{k} {n}" for k, n in report.refused.items()))
+    _print_damaged(report)
+
+
+def _print_damaged(report: "LibraryReport") -> None:
+    from swarmnode.printable import printable
+
+    for line in report.damaged[:LEFT_OUT_SHOWN]:
+        typer.echo(printable(f"left out: {line}"), err=True)
+    if report.damaged_rows > LEFT_OUT_SHOWN:
+        typer.echo(f"and {report.damaged_rows - LEFT_OUT_SHOWN} damaged rows more", err=True)
+
+
+def _print_json(report: "LibraryReport") -> None:
+    import msgspec
+
+    typer.echo(msgspec.json.encode(report.as_json()).decode())

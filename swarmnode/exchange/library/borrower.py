@@ -1,0 +1,449 @@
+"""Asks several peers for their libraries when a node starts, and has all of it judged here.
+
+shelf.py (what the home has), pages.py (what peers have) -> [Borrower] -> check_header, check_body, as for
+        groups that were announced -> [Borrower.draw] -> a round's external groups -> mending -> the book
+
+A group of a library takes the way of any other group, but for its age, which says nothing of a right answer.
+The same is not taken twice: groups are known by author and hash. What is new is who gives it. A peer is asked
+one thing at a time, for a bounded number of groups, and pays for the time of our judge; several are asked at
+once, each beginning somewhere else and going from task to task. So who is silent, slow or lying costs its own
+part and no more. What no honest peer could serve, since it would have found it out itself, is charged to who
+served it; a false claim to the author who signed it. One of whom most was of no use is not asked on.
+
+Nothing waits for any of this: rounds take what is there.
+"""
+
+import asyncio
+import logging
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from swarmnode.errors import HostDown, NetworkError, Rejected
+from swarmnode.exchange.fetcher import Fetcher
+from swarmnode.exchange.library.pages import LibraryPage, LibraryPages, PageRequest, PageRow
+from swarmnode.exchange.library.shelf import Shelf
+from swarmnode.exchange.library.signed_group import GroupName, SignedGroup, glance
+from swarmnode.exchange.limits import LEAST_NEED, PENALTIES, ExchangeSettings, Reason
+from swarmnode.exchange.messages import Announcement, Arrival, Header, hash_body
+from swarmnode.exchange.planes import HASH_BYTES, BodyPlane
+from swarmnode.exchange.reputation import Ledger
+from swarmnode.exchange.validation import CheckedBody, check_header
+from swarmnode.network.host import Host
+from swarmnode.tasks.task import Task, may_be_exchanged
+from swarmnode.types import RolloutGroup
+
+logger = logging.getLogger(__name__)
+
+MAX_LENDERS = 8
+"""Peers that are asked in one start: what the ninth has, most of these have, too."""
+
+LENDERS_AT_ONCE = 4
+
+MAX_BORROWED = 1536
+"""Groups that a start takes of all libraries together: the usual book of 2000 answers is full then."""
+
+MAX_PER_LENDER = 512
+"""Groups of one peer that are looked at: several peers have a part in what is learnt."""
+
+MAX_PER_AUTHOR = 384
+"""Groups of one author, whoever serves them."""
+
+MAX_BORROWED_BYTES = 64 * 1024 * 1024
+
+JUDGED_TOGETHER = 16
+"""Groups that one thread judges, as long as that is quick: to start one costs as much as to judge a group."""
+
+MAX_READY = 256
+"""Judged groups that wait for a round; with more, nothing is fetched."""
+
+IN_VAIN = 16
+"""So many groups or pages of a peer more than were of use, and it is not asked on."""
+
+LOOK_FOR_S = 300.0
+"""How long after the start peers are looked for who have a library."""
+
+LEND_FOR_S = 900.0
+"""How long one peer is asked at most: its judge's time may be short, or its upload."""
+
+LOOK_EVERY_S = 0.25
+"""How often we look whether there is a new peer, room for more, or time of the judge left."""
+
+ASK_S = 10.0
+"""Deadline of one request."""
+
+_TOLD_BY_ITSELF = frozenset(reason for reason, penalty in PENALTIES.items() if penalty >= 10) - {
+    Reason.FALSE_CLAIM
+}
+"""What an honest peer cannot serve: it would have found it out when it judged the group itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """What came of libraries since the start."""
+
+    groups: int = 0
+    """Groups that passed all checks."""
+    lenders: int = 0
+    """Peers that gave some of them."""
+    authors: int = 0
+    """Peers who answered in these groups."""
+    own: int = 0
+    """Groups of these that this home had on disk."""
+    refused: Mapping[str, int] = field(default_factory=dict[str, int])
+    """What was not taken, by reason."""
+    done: bool = False
+    """Nobody is asked any more."""
+
+
+class Borrower:
+    """`run` fetches beside everything else; `draw` gives what was judged."""
+
+    def __init__(
+        self,
+        host: Host,
+        pages: LibraryPages,
+        shelf: Shelf,
+        bodies: BodyPlane,
+        fetcher: Fetcher,
+        ledger: Ledger,
+        *,
+        settings: ExchangeSettings,
+        tasks: Mapping[str, Task],
+        arrive: Callable[[], Arrival],
+        rng: random.Random,
+    ) -> None:
+        self._host = host
+        self._pages = pages
+        self._shelf = shelf
+        self._bodies = bodies
+        self._fetcher = fetcher
+        self._ledger = ledger
+        self._settings = settings
+        self._tasks = {name: task for name, task in tasks.items() if may_be_exchanged(task)}
+        self._arrive = arrive
+        self._rng = rng
+        self._ready: deque[RolloutGroup] = deque()
+        self._known: set[GroupName] = set()
+        """Groups that were looked at, or are about to be."""
+        self._contents: set[bytes] = set()
+        """Fingerprints of what was taken."""
+        self._of_author: Counter[str] = Counter()
+        self._lenders: set[str] = set()
+        self._refused: Counter[str] = Counter()
+        self._taken = self._taken_bytes = self._own = 0
+        self._done = False
+
+    def draw(self, limit: int) -> list[RolloutGroup]:
+        """Take out at most `limit` judged groups, the first that came first."""
+        return [self._ready.popleft() for _ in range(min(limit, len(self._ready)))]
+
+    def stats(self) -> Borrowed:
+        return Borrowed(
+            groups=self._taken,
+            lenders=len(self._lenders),
+            authors=len(self._of_author),
+            own=self._own,
+            refused=dict(self._refused),
+            done=self._done and not self._ready,
+        )
+
+    async def run(self) -> None:
+        """Read what the home has, then ask peers, and end when enough were asked."""
+        await self._read_own()
+        until, asked = _now_s() + LOOK_FOR_S, set[str]()
+        asking: set[asyncio.Task[None]] = set()
+        async with asyncio.TaskGroup() as lenders:
+            while not self._is_enough() and len(asked) < MAX_LENDERS and _now_s() < until:
+                peers = await self._peers(asked)
+                for peer in peers[: LENDERS_AT_ONCE - len(asking)]:
+                    asked.add(peer)
+                    asking.add(lenders.create_task(self._borrow_from(peer), name=f"library of {peer}"))
+                await asyncio.sleep(LOOK_EVERY_S)
+                asking = {task for task in asking if not task.done()}
+        self._done = True
+
+    # ---- what the home has ----
+
+    async def _read_own(self) -> None:
+        """Groups of our own file that the book may not have; no faster than half of the judge's time."""
+        tasks = [(task.name, task.version) for task in self._tasks.values()]
+        waiting: list[tuple[Announcement, bytes]] = []
+        while not self._is_enough():
+            while len(waiting) < JUDGED_TOGETHER and (group := self._shelf.next_unread(tasks)) is not None:
+                try:
+                    announcement = self._checked(group.sealed, self._settings_of(group))
+                except Rejected as rejected:
+                    self._refused[rejected.reason] += 1
+                else:
+                    waiting.append((announcement, group.body))
+            if not waiting:
+                return
+            for one, found in await self._judged(waiting, payer=None):
+                if isinstance(found, Rejected):
+                    self._refused[found.reason] += 1
+                else:
+                    self._take(*one, found)
+                    self._own += 1
+            await self._until_there_is_room()
+
+    def _settings_of(self, group: SignedGroup) -> ExchangeSettings:
+        """A file may be of another swarm: whoever put it here believes it."""
+        return replace(self._settings, swarm=group.header.swarm)
+
+    # ---- what peers have ----
+
+    async def _peers(self, asked: Collection[str]) -> list[str]:
+        """Connected peers who may be asked, in any order."""
+        try:
+            peers = sorted(set(await self._host.peers()) - set(asked))
+        except NetworkError:
+            return []
+        self._rng.shuffle(peers)
+        # Policies of this process have one home, and hand each other what they find.
+        strangers = [peer for peer in peers if self._fetcher.trust_of(peer) != "neighbour"]
+        return [peer for peer in strangers if not self._is_banned(peer)]
+
+    async def _borrow_from(self, peer: str) -> None:
+        """Everything that one peer may give us. The peer boundary: it ends without an exception."""
+        lender = _Lender(peer)
+        try:
+            async with asyncio.timeout(LEND_FOR_S):
+                for section in self._turns(lender):
+                    await self._ask_on(lender, section)
+                await self._judge_what_waits(lender)
+        except TimeoutError:
+            logger.debug("the library of %s took too long", peer)
+        except Exception:
+            logger.exception("the library of %s could not be handled", peer)
+            self._ledger.drop(Reason.INTERNAL, peer)
+
+    def _turns(self, lender: "_Lender") -> Iterator["_Section"]:
+        """Sections of the peer's library that have more, in turns and the more often the more we need them,
+        as long as it is asked."""
+        start = self._rng.randbytes(HASH_BYTES)
+        sections = [_Section(task.name, task.version, start, after=start) for task in self._tasks.values()]
+        self._rng.shuffle(sections)
+        while sections:
+            for section in tuple(sections):
+                if self._is_enough() or lender.is_done or self._is_banned(lender.peer):
+                    return
+                if section.is_over:
+                    sections.remove(section)
+                elif self._rng.random() < max(LEAST_NEED, self._fetcher.needs.get(section.task, 1.0)):
+                    yield section
+
+    async def _ask_on(self, lender: "_Lender", section: "_Section") -> None:
+        """One group of a section, and before it a page where there is none."""
+        await self._until_it_may_be_asked(lender)
+        try:
+            if not section.waiting:
+                section.turn_to(await self._page(lender, section))
+            while section.waiting and not await self._borrow(lender, section, section.waiting.popleft()):
+                pass
+            if not section.waiting:
+                section.page_ends()
+        except HostDown:
+            await asyncio.sleep(LOOK_EVERY_S)
+        except Rejected as rejected:
+            section.ends()
+            self._refuse(lender, rejected)
+
+    async def _page(self, lender: "_Lender", section: "_Section") -> LibraryPage:
+        if not self._ledger.reputation.ask(lender.peer, self._arrive().at):
+            raise Rejected(Reason.UNAVAILABLE)
+        request = PageRequest(section.task, section.version, section.after)
+        return await self._pages.ask(lender.peer, request, timeout_s=ASK_S)
+
+    async def _borrow(self, lender: "_Lender", section: "_Section", row: PageRow) -> bool:
+        """Take one group of a page; returns False where it is known or cannot be taken."""
+        author, header = glance(row.sealed)
+        name = author, header.body_hash
+        if not section.passes(header) or name in self._known or name in self._shelf:
+            return False
+        if self._is_banned(author) or self._of_author[author] >= MAX_PER_AUTHOR:
+            return False
+        announcement = self._checked(row.sealed, self._settings)
+        self._known.add(name)
+        try:
+            body = await self._body(lender, announcement, row.body)
+        except Rejected as rejected:
+            self._known.discard(name)  # Another peer may have it.
+            self._refuse(lender, rejected)
+            return True
+        lender.waiting.append((announcement, body))
+        if len(lender.waiting) >= JUDGED_TOGETHER:
+            await self._judge_what_waits(lender)
+        return True
+
+    async def _body(self, lender: "_Lender", announcement: Announcement, beside: bytes) -> bytes:
+        """Return the body of a group: the one beside its header, or what the peer gives for its hash."""
+        if not beside:
+            await self._until_it_may_be_asked(lender)
+            return await self._bodies.fetch_from(lender.peer, announcement, timeout_s=ASK_S)
+        header = announcement.header
+        if len(beside) != header.body_bytes or hash_body(beside) != header.body_hash:
+            raise Rejected(Reason.WRONG_BODY, "beside a header that names another")
+        return beside
+
+    async def _judge_what_waits(self, lender: "_Lender") -> None:
+        """Everything that was fetched of a peer: in one thread, as long as that is quick."""
+        while lender.waiting and not self._is_banned(lender.peer):
+            await self._until_it_may_be_judged(lender)
+            for (announcement, body), found in await self._judged(lender.waiting, payer=lender.peer):
+                if not isinstance(found, Rejected) and found.fingerprint in self._contents:
+                    found = Rejected(Reason.COPIED, "the same answers came under another name")
+                if isinstance(found, Rejected):
+                    self._refuse(lender, found)
+                    continue
+                if found.false_claim:
+                    self._ledger.drop(Reason.FALSE_CLAIM, announcement.author, "its rewards are not ours")
+                teaches = _teaches(found.group)
+                lender.gave(is_of_use=teaches and not found.false_claim)
+                if teaches:
+                    self._lenders.add(lender.peer)
+                    self._take(announcement, body, found)
+            await self._until_there_is_room()
+
+    def _refuse(self, lender: "_Lender", rejected: Rejected) -> None:
+        """Count what was of no use, and blame who served what it must have known to be none."""
+        lender.gave(is_of_use=False)
+        self._refused[rejected.reason] += 1
+        if rejected.reason in _TOLD_BY_ITSELF:
+            # What it signed is its author's fault, and who served it is no better.
+            self._ledger.drop(rejected.reason, lender.peer, f"in its library: {rejected}")
+
+    # ---- what both are ----
+
+    def _checked(self, sealed: bytes, settings: ExchangeSettings) -> Announcement:
+        return check_header(sealed, self._arrive(), settings=settings, tasks=self._tasks, in_library=True)
+
+    async def _judged(
+        self, waiting: list[tuple[Announcement, bytes]], *, payer: str | None
+    ) -> list[tuple[tuple[Announcement, bytes], CheckedBody | Rejected]]:
+        """Take out those of the groups that the judge had time for, with what came of them; all of them where
+        it gave nothing. When nobody pays it has as much time off as it worked."""
+        seconds = 0.0
+
+        def took(spent: float) -> None:
+            nonlocal seconds
+            seconds = spent
+
+        found: list[CheckedBody | Rejected]
+        try:
+            found = await self._fetcher.judged_together(tuple(waiting), took, payer=payer)
+        except Rejected as rejected:
+            found = [rejected] * len(waiting)
+        judged = list(zip(waiting, found, strict=False))
+        del waiting[: len(judged)]
+        if payer is None:
+            await asyncio.sleep(seconds)
+        return judged
+
+    def _take(self, announcement: Announcement, body: bytes, checked: CheckedBody) -> None:
+        group = SignedGroup(announcement.author, announcement.header, announcement.sealed, body)
+        self._known.add(group.name)
+        self._contents.add(checked.fingerprint)
+        self._of_author[group.author] += 1
+        self._taken += 1
+        self._taken_bytes += group.size_bytes
+        self._shelf.offer(group)
+        self._ready.append(checked.group)
+
+    def _is_enough(self) -> bool:
+        return self._taken >= MAX_BORROWED or self._taken_bytes >= MAX_BORROWED_BYTES
+
+    def _is_banned(self, peer: str) -> bool:
+        return self._ledger.reputation.is_banned(peer, self._arrive().at)
+
+    async def _until_there_is_room(self) -> None:
+        while len(self._ready) >= MAX_READY:  # noqa: ASYNC110  rounds have no event to wait for
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _until_it_may_be_judged(self, lender: "_Lender") -> None:
+        while not self._fetcher.may_be_judged(lender.peer):  # noqa: ASYNC110  time passes by itself
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _until_it_may_be_asked(self, lender: "_Lender") -> None:
+        """Wait for its allowance: it need not refuse us."""
+        reputation = self._ledger.reputation
+        while not reputation.may_be_asked(lender.peer, self._arrive().at):  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_EVERY_S)
+
+
+@dataclass(slots=True)
+class _Lender:
+    """A peer that is being asked."""
+
+    peer: str
+    given: int = 0
+    in_vain: int = 0
+    waiting: list[tuple[Announcement, bytes]] = field(default_factory=list[tuple[Announcement, bytes]])
+    """Bodies that were fetched and not judged yet."""
+
+    @property
+    def is_done(self) -> bool:
+        looked_at = self.given + self.in_vain + len(self.waiting)
+        return looked_at >= MAX_PER_LENDER or self.in_vain - self.given >= IN_VAIN
+
+    def gave(self, *, is_of_use: bool) -> None:
+        self.given += is_of_use
+        self.in_vain += not is_of_use
+
+
+@dataclass(slots=True)
+class _Section:
+    """What a peer has of one task: from a place of ours on to its end, then from its beginning to there."""
+
+    task: str
+    version: str
+    start: bytes
+    after: bytes
+    waiting: deque[PageRow] = field(default_factory=deque[PageRow])
+    more: bool = True
+    """There are further pages of this part."""
+    wrapped: bool = False
+    """The second part is read."""
+    is_over: bool = False
+
+    def turn_to(self, page: LibraryPage) -> None:
+        """Take up a page."""
+        self.waiting.extend(page.rows)
+        self.more = page.more and bool(page.rows)
+
+    def passes(self, header: Header) -> bool:
+        """Go past a header; False: all behind it was seen before. Raises Rejected where it has no place on
+        this page: a peer could go on for ever otherwise."""
+        if (header.task, header.version) != (self.task, self.version):
+            raise Rejected(Reason.MALFORMED, "a page of another task")
+        if header.body_hash <= self.after:
+            raise Rejected(Reason.MALFORMED, "a page that goes back")
+        self.after = header.body_hash
+        if self.wrapped and self.after > self.start:
+            self.ends()
+        return not self.is_over
+
+    def page_ends(self) -> None:
+        """The last header of a page was passed."""
+        if self.more or self.is_over:
+            return
+        if self.wrapped:
+            self.ends()
+        else:
+            self.wrapped, self.more, self.after = True, True, b""
+
+    def ends(self) -> None:
+        """Nothing more of it is asked for."""
+        self.waiting.clear()
+        self.is_over = True
+
+
+def _teaches(group: RolloutGroup) -> bool:
+    """Return True if an answer of it was worth more than nothing, or than another."""
+    rewards = [reward for reward in group.rewards if reward is not None]
+    return bool(rewards) and (max(rewards) > 0 or max(rewards) > min(rewards))
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

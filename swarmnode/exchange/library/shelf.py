@@ -1,0 +1,267 @@
+"""The groups whose right answers are in this node's book, as their authors signed them, on disk as in memory.
+
+publish, accept -> [Shelf.offer] -> [Shelf.settle] (what the book holds stays) -> pages.py, a file in the home
+start -> [Shelf.load] -> [Shelf.next_unread] -> borrower.py
+
+The book is the learner's, and knows nothing of signatures. So every group that may come into it is put here
+first, and after each round `settle` is told whose answers to which examples the book holds: they stay, and
+are what others can ask for. What the book did not take within some rounds, or let go of, leaves.
+
+The file is a library as anyone can read it (signed_group.py): rows are added at its end now and then, beside
+the event loop, and it is written anew when half of it is gone from the shelf. After a kill the rows of the
+last seconds are missing. Rows of tasks that this node does not have now stay, within the bound of all.
+
+At a start the book may know less than the file: rows were imported, the node starts over, or the checkpoint
+is older. What the book does not hold is read again then, like a peer's library (borrower.py).
+"""
+
+import asyncio
+import logging
+from bisect import bisect_right
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from swarmnode.errors import Rejected
+from swarmnode.exchange.library.signed_group import (
+    GroupName,
+    Origin,
+    SignedGroup,
+    line_of,
+    read_rows,
+)
+from swarmnode.storage import replace_file
+
+logger = logging.getLogger(__name__)
+
+MAX_SHELF_GROUPS = 8192
+"""Groups kept: those of a book of 2000 answers four times over, with those that wait for it."""
+
+MAX_SHELF_BYTES = 64 * 1024 * 1024
+"""Bytes that they take, headers and bodies: usual groups have 1 to 30 KiB."""
+
+ROUNDS_TO_WAIT = 16
+"""Rounds that a group may take on its way into the book: as old as a group of others may be, twice over."""
+
+WAITING_SHARE = 0.25
+"""Share of the bounds that groups may take which the book does not hold, or not yet."""
+
+WRITE_ROWS_EVERY_S = 10.0
+
+
+@dataclass(slots=True)
+class ShelvedGroup:
+    """A group, and what is known of its place in the book."""
+
+    group: SignedGroup
+    taught: bool = False
+    """The book holds an answer of it."""
+    absent: int = 0
+    """Rounds in a row in which it did not."""
+    written: bool = False
+    """A line of the file has it."""
+    unread: bool = False
+    """It came from the file, and nobody has looked whether the book should have it."""
+    origin: Origin = field(init=False)
+    task: tuple[str, str] = field(init=False)
+    """Name and version of its task."""
+
+    def __post_init__(self) -> None:
+        self.origin = self.group.origin
+        self.task = self.group.header.task, self.group.header.version
+
+
+class Shelf:
+    """Bounded, and the same after a restart. All calls are made on one event loop, but for `load`."""
+
+    def __init__(
+        self,
+        path: Path | None = None,
+        *,
+        max_groups: int = MAX_SHELF_GROUPS,
+        max_bytes: int = MAX_SHELF_BYTES,
+        rounds_to_wait: int = ROUNDS_TO_WAIT,
+    ) -> None:
+        """`path`: the file. None: nothing is kept over restarts."""
+        self._path = path
+        self._max_groups = max_groups
+        self._max_bytes = max_bytes
+        self._rounds_to_wait = rounds_to_wait
+        self._rows: dict[GroupName, ShelvedGroup] = {}
+        self._bodies: dict[bytes, bytes] = {}
+        self._size_bytes = 0
+        self._pages: dict[tuple[str, str, str], list[tuple[bytes, str]]] | None = None
+        """Names by swarm, task and version, those that the book holds; None: to be made anew."""
+        self._lines = 0
+        """Lines of the file."""
+        self._torn = False
+        """The file has something in it that is no row."""
+        self._told = False
+
+    def __len__(self) -> int:
+        return sum(row.taught for row in self._rows.values())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._rows
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all groups here, those that wait among them."""
+        return self._size_bytes
+
+    def groups(self) -> list[SignedGroup]:
+        """The groups that the book holds an answer of, the oldest first."""
+        return [row.group for row in self._rows.values() if row.taught]
+
+    def offer(self, group: SignedGroup) -> None:
+        """Keep a group until it is known whether the book takes an answer of it."""
+        row = self._rows.get(group.name)
+        if row is None:
+            self._add(ShelvedGroup(group))
+            self._keep_within_bounds()
+        else:
+            row.absent = 0
+
+    def settle(self, taught: Collection[Origin], tasks: Collection[tuple[str, str]]) -> None:
+        """Takes note of whose answers to which examples the book holds after a round. Of groups of other
+        `tasks` (names and versions) it says nothing."""
+        for name, row in tuple(self._rows.items()):
+            if row.task not in tasks:
+                continue
+            known, row.taught = row.taught, row.origin in taught
+            if row.taught:
+                row.absent, row.unread = 0, False
+            elif not row.unread:
+                row.absent += 1
+            if row.taught != known:
+                self._pages = None
+            if row.absent > self._rounds_to_wait:
+                self._remove(name)
+
+    def body(self, body_hash: bytes) -> bytes | None:
+        """Return a body that others may have."""
+        return self._bodies.get(body_hash)
+
+    def page(
+        self, swarm: str, task: str, version: str, after: bytes, limit: int
+    ) -> tuple[list[SignedGroup], bool]:
+        """Return at most `limit` groups of a task in the order of their hashes, from the first one above
+        `after`; and True if there are more. Those of other swarms stay at home."""
+        names = self._sorted().get((swarm, task, version), [])
+        start = bisect_right(names, after, key=lambda one: one[0])
+        found = [self._rows[author, body_hash].group for body_hash, author in names[start : start + limit]]
+        return found, start + limit < len(names)
+
+    def next_unread(self, tasks: Collection[tuple[str, str]]) -> SignedGroup | None:
+        """Return a group of the file that nobody has looked at since the start, each once."""
+        for row in self._rows.values():
+            if row.unread and row.task in tasks:
+                row.unread = False
+                return row.group
+        return None
+
+    # ---- the file ----
+
+    def load(self) -> int:
+        """Read the file; blocks. Returns how many rows of it were damaged and are left out."""
+        damaged = 0
+        try:
+            for number, found in self._lines_of_file():
+                self._lines += 1
+                if isinstance(found, Rejected):
+                    damaged += 1
+                    logger.debug("row %d of %s: %s", number, self._path, found)
+                elif found.name not in self._rows:
+                    self._add(ShelvedGroup(found, written=True, unread=True))
+        except OSError as error:
+            logger.warning("the library cannot be read: %s; it begins empty", error)
+        self._torn = self._torn or damaged > 0
+        self._keep_within_bounds()
+        if damaged:
+            logger.warning("%d rows of the library are damaged and left out (%s)", damaged, self._path)
+        return damaged
+
+    async def run(self) -> None:
+        """Keep the file up to date until cancelled."""
+        while True:
+            await asyncio.sleep(WRITE_ROWS_EVERY_S)
+            await self.write()
+
+    async def write(self) -> None:
+        """Bring the file up to date. An error of the disk is told once."""
+        if self._path is None:
+            return
+        kept = [row for row in self._rows.values() if row.taught or row.written]
+        new = [row for row in kept if not row.written]
+        anew = self._torn or self._lines + len(new) > 2 * len(kept) + 64
+        rows = kept if anew else new
+        if not rows and not anew:
+            return
+        data = b"".join(line_of(row.group) for row in rows)
+        # Not to be cancelled: a row that was half added would be lost with the one behind it.
+        work = asyncio.get_running_loop().run_in_executor(None, self._write, data, anew)
+        if await asyncio.shield(work):
+            self._lines = len(rows) + (0 if anew else self._lines)
+            self._torn = False
+            for row in rows:
+                row.written = True
+
+    def _write(self, data: bytes, anew: bool) -> bool:
+        assert self._path is not None
+        try:
+            if anew:
+                replace_file(self._path, data)
+            else:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with self._path.open("ab") as file:
+                    file.write(data)
+        except OSError as error:
+            if not self._told:
+                logger.warning("the library cannot be kept on disk: %s; the node goes on", error)
+            self._told = self._torn = True
+            return False
+        return True
+
+    def _lines_of_file(self) -> Iterator[tuple[int, SignedGroup | Rejected]]:
+        if self._path is None or not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(0, 2)
+            if file.tell():
+                file.seek(-1, 2)
+                self._torn = file.read(1) != b"\n"
+        yield from read_rows(self._path)
+
+    # ---- bounds ----
+
+    def _add(self, row: ShelvedGroup) -> None:
+        self._rows[row.group.name] = row
+        self._bodies[row.group.header.body_hash] = row.group.body
+        self._size_bytes += row.group.size_bytes
+
+    def _remove(self, name: GroupName) -> None:
+        row = self._rows.pop(name)
+        self._bodies.pop(row.group.header.body_hash, None)
+        self._size_bytes -= row.group.size_bytes
+        if row.taught:
+            self._pages = None
+
+    def _keep_within_bounds(self) -> None:
+        """Let go of the oldest groups until the others fit: of those that wait where they have more than
+        their part, else of those that the book holds."""
+        while len(self._rows) > self._max_groups or self._size_bytes > self._max_bytes:
+            waiting = [row.group for row in self._rows.values() if not row.taught]
+            too_many = len(waiting) > WAITING_SHARE * self._max_groups
+            too_large = sum(group.size_bytes for group in waiting) > WAITING_SHARE * self._max_bytes
+            kept = None if too_many or too_large else next(iter(self.groups()), None)
+            self._remove((kept or waiting[0]).name)
+
+    def _sorted(self) -> dict[tuple[str, str, str], list[tuple[bytes, str]]]:
+        if self._pages is None:
+            found: dict[tuple[str, str, str], list[tuple[bytes, str]]] = {}
+            for group in self.groups():
+                header = group.header
+                names = found.setdefault((header.swarm, header.task, header.version), [])
+                names.append((header.body_hash, group.author))
+            self._pages = {task: sorted(names) for task, names in found.items()}
+        return self._pages

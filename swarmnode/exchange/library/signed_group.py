@@ -1,0 +1,153 @@
+"""A group as its author signed it: one row of a library, on the wire, on disk, and in a file for others.
+
+announcing.py, fetcher.py -> [SignedGroup] -> shelf.py -> [line_of] -> a file -> [read_rows] -> shelf.py, cli
+
+A row is the sealed header and the body that it names by its hash, so whoever has it can check by itself, for
+ever, that its author said just that about just this example: nobody can put words into another's mouth. What
+the answers are worth is not in it but is found out by judging them (validation.py).
+
+A file is JSON, a row on each line: files can be joined, cut and filtered line by line. Task, version and
+author stand there to be read, and a row where they are not those that were signed is damaged. A line is
+bounded before it is parsed, and one that is damaged costs itself and no other.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from swarmnode.errors import Rejected
+from swarmnode.exchange.limits import (
+    MAX_BODY_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_NAME_CHARS,
+    PROTOCOL,
+    Reason,
+)
+from swarmnode.exchange.messages import Body, Header, decode_header, hash_body
+from swarmnode.exchange.validation import open_body, open_header
+from swarmnode.identity.keys import MAX_PEER_ID_CHARS, Envelope
+from swarmnode.types import ExampleKey
+
+MAX_LINE_BYTES = (MAX_BODY_BYTES + MAX_HEADER_BYTES) * 4 // 3 + 4096
+"""A row in base64 with its names."""
+
+_envelopes = msgspec.msgpack.Decoder(Envelope)
+
+GroupName = tuple[str, bytes]
+"""The author and the body's hash: what names a group everywhere."""
+
+Origin = tuple[str, ExampleKey]
+"""Who answered, and which example: what an answer in a book comes from."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignedGroup:
+    """A sealed header and its body, which belong together."""
+
+    author: str
+    header: Header
+    sealed: bytes
+    body: bytes
+
+    @property
+    def name(self) -> GroupName:
+        return self.author, self.header.body_hash
+
+    @property
+    def origin(self) -> Origin:
+        return self.author, self.header.key
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.sealed) + len(self.body)
+
+
+def signed_group(sealed: bytes, body: bytes) -> SignedGroup:
+    """Return the group of a sealed header and a body, whoever gave them. Raises Rejected: its signature,
+    protocol, size or hash is wrong, or the body is none of this header."""
+    author, header = open_header(sealed)
+    if header.protocol != PROTOCOL:
+        raise Rejected(Reason.OTHER_PROTOCOL, f"protocol {header.protocol}, this version reads {PROTOCOL}")
+    if len(body) != header.body_bytes or hash_body(body) != header.body_hash:
+        raise Rejected(Reason.WRONG_BODY, f"{len(body)} bytes that are not what its header names")
+    open_body(body, author, header)
+    return SignedGroup(author, header, sealed, body)
+
+
+def glance(sealed: bytes) -> tuple[str, Header]:
+    """Return what a sealed header says, and who it says has signed it. Nobody has checked that: to recognize
+    what is known takes a tenth of checking it. Raises Rejected."""
+    try:
+        if len(sealed) > MAX_HEADER_BYTES:
+            raise msgspec.ValidationError(f"{len(sealed)} bytes, at most {MAX_HEADER_BYTES}")
+        envelope = _envelopes.decode(sealed)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Rejected(Reason.MALFORMED, str(error)) from error
+    return envelope.author, decode_header(envelope.payload)
+
+
+def answers_of(group: SignedGroup) -> Body:
+    """Return the answers of a group, as its author wrote them."""
+    return open_body(group.body, group.author, group.header)
+
+
+# ---- as lines of a file ----
+
+Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
+
+
+class LibraryLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One line: what was signed, and before it what a person or `grep` reads."""
+
+    task: Name
+    version: Name
+    author: Annotated[str, Meta(max_length=MAX_PEER_ID_CHARS)]
+    header: Annotated[bytes, Meta(max_length=MAX_HEADER_BYTES)]
+    body: Annotated[bytes, Meta(max_length=MAX_BODY_BYTES)]
+
+
+_decoder = msgspec.json.Decoder(LibraryLine)
+
+
+def line_of(group: SignedGroup) -> bytes:
+    """Return a group as a line of a file, with its end."""
+    header = group.header
+    line = LibraryLine(header.task, header.version, group.author, group.sealed, group.body)
+    return msgspec.json.encode(line) + b"\n"
+
+
+def read_line(line: bytes) -> SignedGroup:
+    """Return the group in a line. Raises Rejected with what is wrong with it."""
+    if len(line) > MAX_LINE_BYTES:
+        raise Rejected(Reason.TOO_LARGE, f"a line of more than {MAX_LINE_BYTES} bytes")
+    try:
+        row = _decoder.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Rejected(Reason.MALFORMED, str(error)) from error
+    group = signed_group(row.header, row.body)
+    signed = group.header.task, group.header.version, group.author
+    if (row.task, row.version, row.author) != signed:
+        raise Rejected(Reason.BODY_MISMATCH, "it says another task, version or author than was signed")
+    return group
+
+
+def read_rows(path: Path) -> Iterator[tuple[int, SignedGroup | Rejected]]:
+    """Yields the number of each line of a file that is not empty, and its group or what is wrong with it.
+    Raises OSError."""
+    with path.open("rb") as file:
+        number = 0
+        while line := file.readline(MAX_LINE_BYTES + 2):
+            number += 1
+            cut = not line.endswith(b"\n")
+            while cut and (rest := file.readline(MAX_LINE_BYTES)):
+                cut = not rest.endswith(b"\n")
+            if not line.strip():
+                continue
+            try:
+                yield number, read_line(line.rstrip(b"\n"))
+            except Rejected as rejected:
+                yield number, rejected

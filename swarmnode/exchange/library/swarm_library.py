@@ -1,0 +1,94 @@
+"""A node's part in the swarm's library: keep what it learnt from, lend it, and borrow from others at a start.
+
+Exchange (publish, accept) -> shelf.py;   node.py -> [SwarmLibrary.settle, .draw] -> rounds, status
+host -> pages.py -> shelf.py;   [SwarmLibrary.run] -> borrower.py
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Collection, Mapping
+
+from swarmnode.exchange.fetcher import Fetcher
+from swarmnode.exchange.library.borrower import Borrowed, Borrower
+from swarmnode.exchange.library.pages import LibraryPages
+from swarmnode.exchange.library.shelf import Shelf
+from swarmnode.exchange.library.signed_group import Origin
+from swarmnode.exchange.limits import ExchangeSettings
+from swarmnode.exchange.messages import Arrival
+from swarmnode.exchange.planes import BodyPlane
+from swarmnode.exchange.reputation import Ledger
+from swarmnode.network.host import Host
+from swarmnode.tasks.task import Task
+from swarmnode.types import RolloutGroup
+
+
+class SwarmLibrary:
+    """What an exchange has for the library. Its exchange loads, serves and runs it."""
+
+    def __init__(
+        self,
+        host: Host,
+        shelf: Shelf,
+        bodies: BodyPlane,
+        fetcher: Fetcher,
+        ledger: Ledger,
+        *,
+        settings: ExchangeSettings,
+        tasks: Mapping[str, Task],
+        arrive: Callable[[], Arrival],
+        rng: random.Random,
+    ) -> None:
+        self.shelf = shelf
+        self._settled = asyncio.Event()
+        self._versions = [(task.name, task.version) for task in tasks.values()]
+        self._pages = LibraryPages(host, shelf, bodies, ledger, settings)
+        self._borrower = Borrower(
+            host,
+            self._pages,
+            shelf,
+            bodies,
+            fetcher,
+            ledger,
+            settings=settings,
+            tasks=tasks,
+            arrive=arrive,
+            rng=rng,
+        )
+
+    @property
+    def pages_served(self) -> int:
+        """Pages given to others."""
+        return self._pages.served
+
+    @property
+    def borrowed(self) -> Borrowed:
+        """What came of the libraries of others since the start."""
+        return self._borrower.stats()
+
+    def draw(self, limit: int) -> list[RolloutGroup]:
+        """Take at most `limit` groups out of those that were borrowed and judged."""
+        return self._borrower.draw(limit)
+
+    def settle(self, taught: Collection[Origin]) -> None:
+        """Takes note of whose answers to which examples the book holds. Nothing is borrowed before."""
+        self.shelf.settle(taught, self._versions)
+        self._settled.set()
+
+    async def load(self) -> None:
+        """Read what the home has."""
+        await asyncio.to_thread(self.shelf.load)
+
+    async def serve(self) -> bool:
+        """Start to answer requests; False when the host is down."""
+        return await self._pages.serve()
+
+    async def write(self) -> None:
+        """Bring the file in the home up to date."""
+        await self.shelf.write()
+
+    async def run(self) -> None:
+        """Borrow, and keep the file up to date, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.shelf.run(), name="keep the library")
+            await self._settled.wait()
+            tasks.create_task(self._borrower.run(), name="borrow from libraries")

@@ -1,0 +1,172 @@
+"""Whether a node that knows less than its peers is still catching up: pure, so each case is a line of a test.
+
+node.py, after every round: [after_round] -> CatchingUp -> [mix_of] -> Learner.catch_up -> the next round
+
+Who begins, or comes back after long, finds in the libraries of others what it would take hundreds of rounds
+to find by itself (exchange/library/). It helps as fast as it is replayed: optimizer steps on it are what
+counts, and own sampling is what costs. So as long as the reward of its own answers rises a round has few own
+groups and much of the book in it, in several steps. Then rounds are usual ones again. Few own groups tell
+little, so rewards are compared as means over WINDOW rounds. `benchmarks/newcomer.py` has what it brings.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Literal
+
+from swarmnode.config import Config
+from swarmnode.exchange.library.signed_group import Origin
+from swarmnode.training.foreign.rules import groups_wanted
+from swarmnode.training.records import TrainReport
+from swarmnode.types import RolloutGroup, mean_or_none
+
+LEAST_ANSWERS = 32
+"""Right answers of libraries with which it begins: fewer are learnt beside the usual rounds."""
+
+OWN_SHARE = 8
+"""One group is sampled of so many."""
+
+STEPS = 8
+"""Optimizer steps of a round, each with as many answers of the book as a usual round replays."""
+
+RATE = 0.6
+"""Share of the learning rate that each of these steps has: at the whole of it the reward ends lower."""
+
+BORROWED_AT_ONCE = 4
+"""So many times the groups that a round wants of others are taken out of libraries: they are mended first."""
+
+WINDOW = 6
+"""Rounds over which rewards are averaged."""
+
+PATIENCE = 10
+"""So many rounds without a better average, and it is over."""
+
+MOST_ROUNDS = 100
+"""It ends here, whatever the rewards do."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundMix:
+    """What a round is made of, in place of what is set."""
+
+    groups: int
+    """Own groups that are sampled."""
+    replayed: int
+    """Answers of the book that are replayed."""
+    steps: int
+    """Optimizer steps that these are spread over."""
+    rate: float
+    """Share of the learning rate that is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryRound:
+    """What a round says of it."""
+
+    answers: int
+    """Right answers of libraries that the book took in this round."""
+    reward: float | None
+    """Mean reward of our own answers. None: unknown."""
+    finds: float
+    """Right answers that our own sampling finds in a usual round, at our present pass rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class CatchingUp:
+    """How far it has come."""
+
+    phase: Literal["before", "on", "over"] = "before"
+    answers: int = 0
+    """Right answers of libraries that the book took so far."""
+    rewards: tuple[float, ...] = ()
+    """Of our own answers, round by round since it began."""
+    rounds: int = 0
+    """Rounds of catching up."""
+    finds: float = 0.0
+    """Right answers that our own sampling found in a usual round when it began."""
+
+    @property
+    def rounds_worth(self) -> float | None:
+        """Usual rounds in which our own sampling would have found as many. None: it found none."""
+        return self.answers / self.finds if self.finds else None
+
+
+def round_of(
+    own: Sequence[RolloutGroup],
+    borrowed: Sequence[RolloutGroup],
+    report: TrainReport,
+    origins: Mapping[Origin, int],
+    config: Config,
+) -> LibraryRound:
+    """Return what a round says: its own groups, those of libraries, and what the book holds after it."""
+    rewards = [reward for group in own for reward in group.rewards if reward is not None]
+    pass_rate = mean_or_none([*report.pass_rates.values()]) or 0.0
+    return LibraryRound(
+        answers=sum(origins.get((group.author, group.example.key), 0) for group in borrowed),
+        reward=mean_or_none(rewards),
+        finds=config.rollout.groups * config.rollout.group_size * pass_rate,
+    )
+
+
+def after_round(before: CatchingUp, seen: LibraryRound) -> CatchingUp:
+    """Return where it stands after one more round.
+
+    >>> after_round(CatchingUp(), LibraryRound(answers=40, reward=0.1, finds=2.0)).phase
+    'on'
+    """
+    now = replace(before, answers=before.answers + seen.answers)
+    match before.phase:
+        case "before" if now.answers >= LEAST_ANSWERS:
+            return replace(now, phase="on", finds=seen.finds)
+        case "on":
+            rewards = now.rewards if seen.reward is None else (*now.rewards, seen.reward)
+            now = replace(now, rewards=rewards, rounds=now.rounds + 1)
+            return now if now.rounds < MOST_ROUNDS and rises(rewards) else replace(now, phase="over")
+        case _:
+            return now
+
+
+def rises(rewards: tuple[float, ...]) -> bool:
+    """Return True while the average over WINDOW rounds had its best within the last PATIENCE rounds.
+
+    >>> rises(tuple(0.01 * number for number in range(99))), rises((0.5,) * 99)
+    (True, False)
+    """
+    means = [fmean(rewards[end - WINDOW : end]) for end in range(WINDOW, len(rewards) + 1)]
+    return not means or len(means) - 1 - means.index(max(means)) < PATIENCE
+
+
+def mix_of(state: CatchingUp, config: Config) -> RoundMix | None:
+    """Return what the next round is made of; None: what is set."""
+    if state.phase != "on":
+        return None
+    groups = max(1, config.rollout.groups // OWN_SHARE)
+    return RoundMix(groups, STEPS * config.exchange.book_replayed, STEPS, RATE)
+
+
+def groups_to_borrow(config: Config) -> int:
+    """Return how many groups of libraries a round takes."""
+    return BORROWED_AT_ONCE * groups_wanted(config)
+
+
+def told(before: CatchingUp, now: CatchingUp, lenders: int, authors: int) -> str:
+    """Return what the log says of a change; empty where there is none."""
+    if before.phase == now.phase:
+        return ""
+    source = f"{now.answers} right answers of {authors} authors, from the libraries of {lenders} peers"
+    if now.phase == "on":
+        return (
+            f"catching up with {source}: rounds have few groups of our own and much of the book in them"
+            " as long as our reward rises"
+        )
+    first, last = fmean(now.rewards[:WINDOW]), fmean(now.rewards[-WINDOW:])
+    rewards = f"reward {first:.2f} at first, {last:.2f} now"
+    return f"caught up in {now.rounds} rounds: {rewards}; {worth(now)} ({source})"
+
+
+def worth(now: CatchingUp) -> str:
+    """Return what the answers of libraries are worth in rounds, in words."""
+    rounds = now.rounds_worth
+    if rounds is None:
+        return "we had found nothing of it ourselves"
+    return f"our own sampling would have needed {rounds:.0f} rounds to find as much"

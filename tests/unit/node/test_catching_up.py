@@ -1,0 +1,286 @@
+"""A node that begins late: what it borrows, what its rounds are made of, and when they are usual again."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
+from itertools import islice
+from pathlib import Path
+
+from swarmnode.config import Config
+from swarmnode.config_layers import load_config
+from swarmnode.exchange.announcing import ModelLabel, compose
+from swarmnode.exchange.exchange import Exchange
+from swarmnode.exchange.library.shelf import Shelf
+from swarmnode.exchange.library.signed_group import signed_group
+from swarmnode.exchange.limits import ExchangeSettings
+from swarmnode.identity.keys import NodeKey
+from swarmnode.model.base_model import load_base_model
+from swarmnode.model.policy import Policy
+from swarmnode.network.memory import MemoryHost, MemoryNetwork
+from swarmnode.node.catching_up import (
+    LEAST_ANSWERS,
+    MOST_ROUNDS,
+    PATIENCE,
+    RATE,
+    STEPS,
+    WINDOW,
+    CatchingUp,
+    LibraryRound,
+    RoundMix,
+    after_round,
+    mix_of,
+    rises,
+    told,
+)
+from swarmnode.node.learner import Overlap
+from swarmnode.node.node import NetworkParts, NodeLoop
+from swarmnode.node.policy_learner import PolicyLearner
+from swarmnode.node.status import NodeStatus, measurements
+from swarmnode.rollout.decode.embedded import EmbeddedEngine
+from swarmnode.rollout.schedule.group import Renderer
+from swarmnode.tasks.task import Task, draw_train, score_strictly
+from swarmnode.testing import FakeLearner
+from swarmnode.testing.fakes import FakeTask
+from swarmnode.training.checkpoint_store import CheckpointStore
+from swarmnode.training.foreign.rules import uses_library
+from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, Scores, one_span
+from tests.unit.node.test_node import Recorder, encode, node, prompt_ids, run
+
+VETERAN, NEWCOMER = NodeKey(b"\1" * 32), NodeKey(b"\2" * 32)
+DAY_S = 86400.0
+
+
+# ---- the decision ----
+
+
+def after(state: CatchingUp, *rewards: float) -> CatchingUp:
+    for reward in rewards:
+        state = after_round(state, LibraryRound(0, reward, 1.0))
+    return state
+
+
+def begun() -> CatchingUp:
+    return after_round(CatchingUp(), LibraryRound(100, 0.1, 5.0))
+
+
+def test_a_few_answers_are_learnt_beside_usual_rounds() -> None:
+    state = after_round(CatchingUp(), LibraryRound(LEAST_ANSWERS - 1, 0.1, 5.0))
+    assert state.phase == "before" and mix_of(state, Config()) is None
+    assert after_round(state, LibraryRound(1, 0.1, 5.0)).phase == "on"
+
+
+def test_it_goes_on_while_the_reward_rises_and_ends_when_it_does_not() -> None:
+    rising = [0.02 * number for number in range(30)]
+    assert after(begun(), *rising).phase == "on"
+    flat = after(begun(), *rising, *[0.5] * (WINDOW + PATIENCE))
+    assert flat.phase == "over" and mix_of(flat, Config()) is None
+    assert after_round(flat, LibraryRound(1000, 0.0, 1.0)).phase == "over", "once each start"
+
+
+def test_it_ends_whatever_the_reward_does() -> None:
+    state = after(begun(), *(0.001 * number for number in range(MOST_ROUNDS)))
+    assert (state.phase, state.rounds) == ("over", MOST_ROUNDS)
+
+
+def test_a_single_lucky_round_does_not_carry_it_on() -> None:
+    assert not rises((*[0.3] * WINDOW, 1.0, *[0.1] * (WINDOW + PATIENCE)))
+
+
+def test_a_round_has_few_own_groups_and_several_steps_of_the_book() -> None:
+    config = load_config(environ={}, assignments=["rollout.groups=16", "exchange.book_replayed=64"]).config
+    assert mix_of(begun(), config) == RoundMix(groups=2, replayed=64 * STEPS, steps=STEPS, rate=RATE)
+
+
+def test_the_log_says_what_it_brought() -> None:
+    state = after_round(CatchingUp(), LibraryRound(100, 0.1, 5.0))
+    assert "100 right answers of 3 authors, from the libraries of 2 peers" in told(CatchingUp(), state, 2, 3)
+    over = after(state, *[0.1] * WINDOW, *[0.6] * (WINDOW + PATIENCE))
+    assert "our own sampling would have needed 20 rounds" in told(state, over, 2, 3)
+    assert told(state, state, 2, 3) == ""
+    nothing = after_round(CatchingUp(), LibraryRound(100, 0.0, 0.0))
+    assert nothing.rounds_worth is None
+
+
+def test_who_keeps_no_answers_has_no_library() -> None:
+    def uses(*settings: str) -> bool:
+        return uses_library(load_config(environ={}, assignments=settings).config)
+
+    off = ("exchange.library=false", "exchange.rule=sapo", "exchange.rule=own_book", "exchange.enabled=false")
+    assert uses() and not any(map(uses, off))
+    assert not any(
+        map(
+            uses,
+            (
+                "exchange.library=false",
+                "exchange.rule=sapo",
+                "exchange.rule=own_book",
+                "exchange.enabled=false",
+            ),
+        )
+    )
+
+
+# ---- in a node ----
+
+
+class Greet:
+    """Whoever says `ok` is right, which a policy that knows nothing does not."""
+
+    name = "greet"
+    version = "1"
+
+    def examples(self, seed: int) -> Iterator[Example]:
+        for index in range(1000):
+            yield Example(ExampleKey(self.name, self.version, seed, index), f"say {seed % 1000} {index}=")
+
+    def score(self, example: Example, completions: Sequence[str]) -> list[Scores]:
+        return [{"ok": float(text == "ok")} for text in completions]
+
+
+def shelf_of(task: Task, count: int, right: str | None = None) -> tuple[Shelf, set[tuple[str, ExampleKey]]]:
+    """What a veteran has kept for a day: groups with one right answer of two."""
+    shelf, origins = Shelf(), set[tuple[str, ExampleKey]]()
+    for example in islice(draw_train(task, 77), count):
+        texts = [right or str(example.columns["answer"]), "nothing"]
+        completions = tuple(Completion(text, (1,), None, one_span(1, 1), "stop") for text in texts)
+        group = RolloutGroup(example, completions, score_strictly(task, example, texts), VETERAN.peer_id, 1)
+        label = ModelLabel("fake", 1)
+        sent = compose(group, VETERAN, swarm="commons", model=label, now=1_700_000_000.0 - DAY_S)
+        shelf.offer(signed_group(sent.sealed, sent.body))
+        origins.add((VETERAN.peer_id, example.key))
+    return shelf, origins
+
+
+def exchange_of(
+    host: MemoryHost, key: NodeKey, task: Task, shelf: Shelf, renderer: Renderer | None = None
+) -> Exchange:
+    return Exchange(
+        host,
+        key,
+        {task.name: task},
+        encode=encode if renderer is None else renderer.encode_completion,
+        prompt_ids=prompt_ids if renderer is None else renderer.prompt_ids,
+        settings=ExchangeSettings(fetch_timeout_s=2.0, patience_s=0.01),
+        model_family="fake",
+        model_size=1,
+        shelf=shelf,
+    )
+
+
+async def veteran(
+    stack: AsyncExitStack, network: MemoryNetwork, task: Task, count: int, right: str | None = None
+) -> MemoryHost:
+    """A peer that lends and does nothing else."""
+    shelf, origins = shelf_of(task, count, right)
+    host = await stack.enter_async_context(network.host(VETERAN.peer_id))
+    exchange = await stack.enter_async_context(exchange_of(host, VETERAN, task, shelf))
+    assert exchange.library is not None
+    exchange.library.settle(origins)
+    return host
+
+
+async def newcomer(
+    stack: AsyncExitStack,
+    network: MemoryNetwork,
+    lender: MemoryHost,
+    task: Task,
+    renderer: Renderer | None = None,
+) -> NetworkParts:
+    host = await stack.enter_async_context(network.host(NEWCOMER.peer_id))
+    await host.connect(lender.address)
+    return NetworkParts(host, exchange_of(host, NEWCOMER, task, Shelf(), renderer), None)
+
+
+async def test_a_newcomer_borrows_says_so_and_ends_with_usual_rounds() -> None:
+    learner, seen, network = FakeLearner(NEWCOMER.peer_id, round_s=0.01), Recorder(), MemoryNetwork()
+    async with AsyncExitStack() as stack:
+        lender = await veteran(stack, network, FakeTask(), 60)
+        parts = await newcomer(stack, network, lender, FakeTask())
+        loop = node(learner, "node.rounds=400", "exchange.external_groups=4", network=parts, monitor=seen)
+        async with asyncio.timeout(60), loop:
+            running = asyncio.create_task(loop.run())
+            while not (len(learner.mixes) == 2 or running.done()):  # noqa: ASYNC110  no event
+                await asyncio.sleep(0.01)
+            loop.request_stop()
+            await running
+    first, last = learner.mixes
+    assert first is not None and first.groups == 1 and first.steps == STEPS and last is None
+    taught = {group.example.key for _, others in learner.trained for group in others}
+    assert len(taught) == 60
+    status: NodeStatus = seen.rounds[-1]
+    assert status.library.borrowed == 60 and status.library.lenders == 1
+    assert status.library.answers >= LEAST_ANSWERS and not status.library.catching_up
+    assert measurements(status)["library.rounds"] == status.library.rounds > WINDOW
+
+
+async def test_without_a_library_nothing_is_asked() -> None:
+    learner, network = FakeLearner(NEWCOMER.peer_id), MemoryNetwork()
+    async with AsyncExitStack() as stack:
+        lender = await veteran(stack, network, FakeTask(), 40)
+        host = await stack.enter_async_context(network.host(NEWCOMER.peer_id))
+        await host.connect(lender.address)
+        plain = Exchange(
+            host,
+            NEWCOMER,
+            {"sum": FakeTask()},
+            encode=encode,
+            prompt_ids=prompt_ids,
+            settings=ExchangeSettings(patience_s=0.01),
+            model_family="fake",
+            model_size=1,
+        )
+        await run(node(learner, "node.rounds=3", network=NetworkParts(host, plain, None)))
+    assert learner.mixes == [] and not any(others for _, others in learner.trained)
+
+
+def has_learnt(seen: Recorder) -> bool:
+    return bool(seen.rounds) and (seen.rounds[-1].reward.own or 0.0) > 0.9
+
+
+async def test_a_policy_that_never_found_an_answer_learns_it_from_a_library(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    settings = [
+        "rollout.groups=8",
+        "rollout.group_size=4",
+        "rollout.max_tokens=6",
+        "rollout.mode='sync'",
+        "rollout.overlap='off'",
+        "training.learning_rate=4e-3",
+        "tasks.eval_examples=4",
+        "node.rounds=60",
+        "node.eval_every=0",
+        "exchange.external_groups=8",
+        "exchange.book_replayed=16",
+        "exchange.mend='off'",
+    ]
+    config = load_config(environ={}, assignments=settings).config
+    base, task, seen = load_base_model(str(tiny_model), config.policy), Greet(), Recorder()
+    renderer = Renderer(base.tokenizer, base.eos_token_ids)
+    learner = PolicyLearner(
+        config,
+        Policy(base, config.policy, seed=0),
+        EmbeddedEngine(base.model, base.eos_token_ids, max_slots=32, max_length=64),
+        renderer,
+        {"greet": task},
+        CheckpointStore(tmp_path, "quick", base.fingerprint),
+        author=NEWCOMER.peer_id,
+        seed=2,
+        overlap=Overlap(on=False, sleep=False, reason="as set"),
+    )
+    network = MemoryNetwork()
+    async with AsyncExitStack() as stack:
+        lender = await veteran(stack, network, task, 64, right="ok")
+        parts = await newcomer(stack, network, lender, task, renderer)
+        loop = NodeLoop(
+            config, learner, seen, peer_id=NEWCOMER.peer_id, name="new", model="quick", seed=2, network=parts
+        )
+        async with asyncio.timeout(120), loop:
+            running = asyncio.create_task(loop.run())
+            while not (running.done() or has_learnt(seen)):  # noqa: ASYNC110  no event
+                await asyncio.sleep(0.01)
+            loop.request_stop()
+            summary = await running
+    assert summary.reward_first == 0.0 and (seen.rounds[0].reward.own or 0.0) == 0.0
+    assert has_learnt(seen)
+    assert seen.rounds[-1].library.rounds > 0
