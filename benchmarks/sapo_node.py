@@ -194,10 +194,6 @@ class SwarmNode:
         """One round of learning, from own groups and those of others."""
         chance = random.Random(f"{self._seed}:{self._number}:own")
         own = own_to_learn_from(groups, len(external), self.config, chance)
-        meet = self.config.exchange.meet
-        if self.exchange is not None and meet:
-            count = max(1, round(meet * self.config.rollout.groups))
-            self.learner.answer_too(self.exchange.meeting_places(count))
         report = self.learner.train(own, external, self.gauge.share)
         seen = self.gauge.after(report.agreement)
         self.gauge = seen if adapts(self.config) else seen.in_full()

@@ -25,8 +25,6 @@ RULES: dict[str, Rule] = {
     "sapo_shaped": Rule({"exchange.rule": "sapo", "exchange.shaped": True}, halves=True),
     "book_unmended": Rule({"exchange.rule": "book", "exchange.mend": "off"}),
     "book_in_full": Rule({"exchange.rule": "book", "exchange.adapt": False}),
-    # Nodes answer what others found hard; their sampled rewards count harder examples then.
-    "book_meet": Rule({"exchange.rule": "book", "exchange.meet": 0.25}),
     "book_shaped": Rule({"exchange.rule": "book", "exchange.shaped": True}),
     "book_light": Rule({"exchange.rule": "book", "exchange.book_weight": 1.0}),
     "book_heavy": Rule({"exchange.rule": "book", "exchange.book_weight": 8.0}),

@@ -24,6 +24,7 @@ from swarmnode.errors import ConfigError, ModelError, SwarmnodeError, TaskError
 from swarmnode.node.monitors import Monitor, checked_monitor
 from swarmnode.node.status import NodeStatus, Summary
 from swarmnode.storage import resolve_paths
+from swarmnode.tasks.demonstrations import Demonstrations, GivenDemonstrations
 from swarmnode.tasks.functions import RewardSpec, Rows, as_task, measured_rows, refuse_untrained, rewarded
 from swarmnode.tasks.loader import Draw
 from swarmnode.tasks.rewards import named_rewards, with_weights
@@ -82,6 +83,7 @@ class Node:
         tools: Sequence[object] | None = None,
         environment: object = None,
         eval_dataset: Rows | None = None,
+        demonstrations: GivenDemonstrations | None = None,
         **unknown: Never,
     ) -> None:
         """Nothing is loaded yet.
@@ -90,6 +92,9 @@ class Node:
         judge. `tools`: functions that the policy may call; `environment`: a class (or a function without
         arguments) that makes what it plays with, which may bring its own questions (docs/environments.md).
         `eval_dataset`: rows that it is measured on, whole; then no row of `task` is held out.
+        `demonstrations`: right answers to begin with, where the policy is never right by itself: a function of
+        the example, a mapping of prompts to texts, or rows with a column `demonstration`. The task judges
+        them; none is shown in a prompt, and none is published.
         `model`: a name, a folder, or a causal LM of transformers that is loaded, with its `tokenizer` (or
         `processing_class`, as TRL calls it) where its name does not lead to one. `rounds` (of the run, over
         restarts), `run` (its name; None: that of this model, task and reward, a new one where these have
@@ -123,6 +128,7 @@ class Node:
             task, rewards = made, ()
         _check_alone(self._settings.config)
         self._task, self._rewards = task, rewards
+        self._demonstrations = Demonstrations(demonstrations)
         self._on_round = on_round or _ignored
         self._fresh = fresh
         self._log = log
@@ -211,7 +217,7 @@ class Node:
                 run = prepared(
                     given.config, given.model, given.model_reason, given.paths, screen,
                     fresh=self._fresh, tasks=tasks, watch=_Watch(self._seen, self._on_round),
-                    monitors=self._monitors,
+                    monitors=self._monitors, demonstrations=self._demonstrations,
                 )  # fmt: skip
                 (member,) = stack.enter_context(run)
                 self._request_stop = member.request_stop

@@ -16,6 +16,8 @@ import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from swarmnode.errors import Rejected
 from swarmnode.exchange.limits import (
     MAX_COMPLETION_CHARS,
@@ -88,6 +90,12 @@ def compose(
     if len(sealed) > MAX_HEADER_BYTES:
         raise Rejected(Reason.TOO_LARGE, f"a header of {len(sealed)} bytes")
     return Composed(header, sealed, body)
+
+
+def resealed(header: Header, body: bytes, key: NodeKey, *, now: float) -> Composed:
+    """A header of ours signed anew, for whoever did not hear it when it was."""
+    header = msgspec.structs.replace(header, created_ms=int(now * 1000))
+    return Composed(header, seal(key, HEADER_CONTEXT, encode_header(header)), body)
 
 
 def give(group: RolloutGroup, composed: Composed, *, in_turns: bool = False) -> Given:

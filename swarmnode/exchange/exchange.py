@@ -19,8 +19,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from swarmnode.errors import ConfigError, IdentityError, NetworkError, Rejected
-from swarmnode.exchange.announcing import Composed, ModelLabel, Neighbourhood, compose, give
+from swarmnode.exchange.announcing import Composed, ModelLabel, Neighbourhood, compose, give, resealed
 from swarmnode.exchange.fetcher import Fetcher
+from swarmnode.exchange.helping import Helping, HelpStats, help_topic_of, rarely_right
 from swarmnode.exchange.inbox import HeaderPool, Inbox, ReplayBuffer, SavedGroup, read_snapshot
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.signed_group import SignedGroup
@@ -37,7 +38,6 @@ from swarmnode.exchange.messages import Announcement, Arrival, hash_body
 from swarmnode.exchange.planes import BodyPlane, HeaderPlane, topics_to_listen_to
 from swarmnode.exchange.record import FORMAT, Door, Record, Recorder, load, restore_standings, saved_standings
 from swarmnode.exchange.reputation import ExchangeStats, Ledger, Reputation, TokenBucket
-from swarmnode.exchange.selection import Claims, meeting_places
 from swarmnode.exchange.validation import BodyRules, Encode, PromptIds, check_header, require_exchanged
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.host import Host, Message
@@ -100,7 +100,6 @@ class Exchange:
         self._host_was_down = False
         self._ledger = Ledger(Reputation(), clock, on_ban=self._shut_out)
         self._pool = HeaderPool()
-        self._claims = Claims()
         self._buffer = ReplayBuffer(
             settings.buffer_groups, max_age_s=settings.max_age_s, max_age_versions=settings.max_age_versions
         )
@@ -157,6 +156,10 @@ class Exchange:
             is_neighbour=self._neighbourhood.__contains__,
         )
         self._headers = HeaderPlane(host, settings, topics_to_listen_to(settings, tasks), self._hear)
+        self._helping = Helping(key, settings, tasks, clock, self._rng)
+        self._asked_for_help = asyncio.Event()
+        topics = {help_topic_of(settings.swarm, task, settings.shards) for task in tasks}
+        self._help = HeaderPlane(host, settings, tuple(sorted(topics)), self._hear_request)
         self._door = Door(host, self._banned_for_s, self._bodies.is_connected_to)
         self._record_path = record
         self._recorder = None if record is None else Recorder(record, self._record)
@@ -205,6 +208,7 @@ class Exchange:
                 self._shelve(composed)
                 if outside:
                     await self._announce(composed)
+                    self._helping.found(group, composed.header)
                 self._ledger.published += 1
             except Rejected as rejected:
                 self._ledger.unpublished[rejected.reason] += 1
@@ -233,12 +237,34 @@ class Exchange:
         self._fetcher.wake()
         return groups
 
-    def meeting_places(self, count: int) -> list[ExampleKey]:
-        """Finds at most `count` hard examples of others that we should answer, too; none comes twice, and
-        none that we have answered."""
-        places = meeting_places(self._claims.by_author, self._fetcher.answered, count)
-        self._fetcher.has_answered(places)
-        return places
+    async def ask_for_help(self, groups: Sequence[RolloutGroup]) -> None:
+        """Ask the swarm about tasks, and one example of each, of which no answer in these groups was right."""
+        if self._settings.private:
+            return
+        by_task: dict[str, list[RolloutGroup]] = {}
+        for group in rarely_right(groups):
+            by_task.setdefault(group.example.key.task, []).append(group)
+        for task, stuck in by_task.items():
+            answers = sum(len(group.completions) for group in stuck)
+            one = self._rng.choice(stuck)
+            sealed = self._helping.ask(task, one.example.key.version, answers, one.example.key)
+            if sealed is None:
+                continue
+            topic = help_topic_of(self._settings.swarm, task, self._settings.shards)
+            with suppress(NetworkError):  # Whoever finds no network is told so when it announces.
+                await self._host.publish(topic, sealed)
+                self._ledger.bytes_out += len(sealed)
+
+    def asked_of_us(self, count: int) -> list[ExampleKey]:
+        """Finds at most `count` examples that others asked for help with and that we should answer, too; none
+        comes twice, and none that we have answered."""
+        wanted = self._helping.to_try(count, self._fetcher.answered)
+        self._fetcher.has_answered(wanted)
+        return wanted
+
+    def help_stats(self) -> HelpStats:
+        """What became of asking for help so far."""
+        return self._helping.stats()
 
     def prefer(self, needs: Mapping[str, float]) -> None:
         """Makes the fetcher prefer, for each author, groups of tasks that we need: by name, from 0 to 1, as
@@ -292,6 +318,8 @@ class Exchange:
             await asyncio.sleep(RETRY_S)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._headers.run(), name="listen for rollouts")
+            tasks.create_task(self._help.run(), name="listen for requests")
+            tasks.create_task(self._repeat_what_helps(), name="answer requests")
             tasks.create_task(self._fetcher.run(), name="fetch rollouts")
             tasks.create_task(self._bodies.holder.run(), name="fetch rollouts for others")
             tasks.create_task(self._door.run(), name="keep banned peers out")
@@ -303,11 +331,28 @@ class Exchange:
     async def _reach_host(self) -> bool:
         """Serve and subscribe, once each; False when the host is down. It keeps both through a restart."""
         self._serving = self._serving or (await self._bodies.serve() and await self._serve_library())
-        return self._serving and await self._headers.subscribe()
+        return self._serving and await self._headers.subscribe() and await self._help.subscribe()
 
     def _hear(self, message: Message) -> None:
         self._bodies.holder.heard(message)
         self._inbox.hear(message)
+
+    def _hear_request(self, message: Message) -> None:
+        banned = self._ledger.reputation.is_banned
+        self._ledger.bytes_in += len(message.data)
+        self._helping.hear(message, banned=lambda peer: banned(peer, self._clock()))
+        self._asked_for_help.set()
+
+    async def _repeat_what_helps(self) -> None:
+        """Announce again, signed anew, what those who asked for help could use."""
+        while await self._asked_for_help.wait():
+            self._asked_for_help.clear()
+            for header in self._helping.answers():
+                body = self._bodies.own.get(header.body_hash)
+                if body is None:
+                    continue
+                with suppress(NetworkError, Rejected):
+                    await self._announce(resealed(header, body, self._key, now=self._clock()))
 
     def _composed(self, group: RolloutGroup) -> Composed:
         """A group ready to be announced, which the policies of this process have already."""
@@ -410,10 +455,7 @@ class Exchange:
     def _banned_for_s(self, peer: str) -> float:
         return self._ledger.reputation.banned_for_s(peer, self._clock())
 
-    def _admitted(self, announcement: Announcement) -> None:
-        author = announcement.author
-        if self._fetcher.trust_of(author) in ("proven", "neighbour"):
-            self._claims.hear(author, announcement.header)
+    def _admitted(self, _: Announcement) -> None:
         self._fetcher.wake()
 
     def _arrive(self) -> Arrival:

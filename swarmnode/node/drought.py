@@ -14,6 +14,9 @@ from swarmnode.types import MIN_REWARD_SPREAD, RolloutGroup
 ROUNDS = 20
 """Rounds without a gradient after which it is told."""
 
+ASK_AFTER = 2
+"""Rounds without a right answer after which the swarm is asked for help (exchange/helping.py)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Drought:
@@ -48,6 +51,17 @@ def after(droughts: Mapping[str, Drought], groups: Sequence[RolloutGroup]) -> di
     return found
 
 
+def never_right(droughts: Mapping[str, Drought]) -> set[str]:
+    """Returns the tasks of which no answer was right for ASK_AFTER rounds: help is asked for.
+
+    >>> never_right({"rev": Drought(3, 96, 0.0, 0.0), "gcd": Drought(1, 32, 0.0, 0.0)})
+    {'rev'}
+    """
+    return {
+        task for task, drought in droughts.items() if drought.rounds >= ASK_AFTER and drought.highest <= 0
+    }
+
+
 def advice(droughts: Mapping[str, Drought]) -> dict[str, str]:
     """Returns what a person should know, by task, of the droughts that have lasted for ROUNDS."""
     return {task: _said(task, drought) for task, drought in droughts.items() if drought.rounds >= ROUNDS}
@@ -57,8 +71,9 @@ def _said(task: str, drought: Drought) -> str:
     time = f"in {drought.rounds} rounds ({drought.answers:,} answers)"
     if drought.highest <= 0:
         return (
-            f"no answer to {task} was right {time}: there is nothing to learn from yet. what helps: a reward"
-            " that pays for part of an answer, easier examples first, or a swarm that knows the task"
+            f"no answer to {task} was right {time}: there is nothing to learn from yet. what helps: a swarm that"
+            " knows the task, demonstrations, a reward that pays for part of an answer, or easier examples"
+            " first"
         )
     if drought.highest - drought.lowest < MIN_REWARD_SPREAD:
         return (

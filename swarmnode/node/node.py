@@ -36,7 +36,7 @@ from swarmnode.network.host import Host
 from swarmnode.node.board import StatusBoard, Watcher, shown
 from swarmnode.node.catching_up import CatchingUp, after_round, groups_to_borrow, mix_of, round_of
 from swarmnode.node.catching_up import told as told_of_catching_up
-from swarmnode.node.drought import Drought, advice, after
+from swarmnode.node.drought import Drought, advice, after, never_right
 from swarmnode.node.learner import Learner, RoundRollouts
 from swarmnode.node.lifecycle import (
     Evaluate,
@@ -250,7 +250,7 @@ class NodeLoop:
         borrowed = self._borrow()
         external = (*await self._collect(), *borrowed)
         own = own_to_learn_from(rollouts.groups, len(external), self._config, self._rng(number))
-        await self._meet()
+        await self._help(rollouts.groups)
         report = await self._train(number, own, external)
         if report is not None:
             self._learnt(number, rollouts, external, report, time.perf_counter() - started)
@@ -382,14 +382,16 @@ class NodeLoop:
             logger.warning("%s", now[task])
         self._board.advise("; ".join(now.values()))
 
-    async def _meet(self) -> None:
-        """Have some hard examples of others answered in the next round."""
-        share = self._config.exchange.meet
-        if self._network is None or not share or self._config.pipeline.name:
+    async def _help(self, groups: Sequence[RolloutGroup]) -> None:
+        """Ask for help where nothing was ever right, and have the next round try what others asked for."""
+        if self._network is None or self._config.pipeline.name:
             return
-        places = self._network.exchange.meeting_places(max(1, round(share * self._config.rollout.groups)))
-        if places:
-            await self._workers.learn(self._learner.answer_too, places)
+        exchange, share = self._network.exchange, self._config.exchange.help
+        stuck = never_right(self._droughts)
+        await exchange.ask_for_help([group for group in groups if group.example.key.task in stuck])
+        wanted = exchange.asked_of_us(max(1, round(share * self._config.rollout.groups))) if share else []
+        if wanted:
+            await self._workers.learn(self._learner.answer_too, wanted)
 
     async def _publish(self, groups: Sequence[RolloutGroup]) -> None:
         if self._network is not None:

@@ -14,11 +14,13 @@ from swarmnode.exchange.library.signed_group import Origin
 from swarmnode.exchange.limits import STRANGERS_TIMEOUT_S
 from swarmnode.model.policy import Policy
 from swarmnode.node.catching_up import RoundMix
+from swarmnode.node.demonstrating import Demonstrating
 from swarmnode.node.learner import Overlap, Resumed
 from swarmnode.node.rollout_learner import RolloutLearner
 from swarmnode.node.workers import CheckpointWriter
 from swarmnode.rollout.engine import Engine, PolicyUpdate
 from swarmnode.rollout.schedule.group import Renderer
+from swarmnode.tasks.demonstrations import Demonstrations
 from swarmnode.tasks.task import Task, may_be_exchanged
 from swarmnode.training.checkpoint import restore, take_snapshot
 from swarmnode.training.checkpoint_store import CheckpointStore
@@ -26,7 +28,6 @@ from swarmnode.training.foreign.book import BookCandidate
 from swarmnode.training.foreign.rules import Rule, make_rule, sharing_rule
 from swarmnode.training.forward import Forward
 from swarmnode.training.learning_settings import changes, learning_settings
-from swarmnode.training.losses import loss_of
 from swarmnode.training.records import Counters, TrainReport
 from swarmnode.training.round import RoundOfPolicy, credit_of
 from swarmnode.training.runs import TrainingRun
@@ -79,10 +80,6 @@ class PolicyLearner(RolloutLearner):
         """Cuts right answers of strangers to what they need. None: there was no such answer yet."""
         mend = None if config.exchange.mend == "off" else self._mend
         self._rule: Rule = make_rule(sharing_rule(config), seed, mend)
-        if config.exchange.enabled and config.exchange.meet:
-            from swarmnode.training.foreign.wide_groups import WideGroups
-
-            self._rule = WideGroups(self._rule, loss_of(config.training.loss).advantage)
         self._trainer = Trainer(
             policy,
             config.training,
@@ -95,6 +92,10 @@ class PolicyLearner(RolloutLearner):
             rule=self._rule,
             rounds=config.node.rounds,
         )
+        self.demonstrated = Demonstrations()
+        """Answers that somebody wrote for this node."""
+        self._demonstrating: Demonstrating | None = None
+        self._told_of_no_book = False
 
     @property
     def policy_version(self) -> int:
@@ -132,6 +133,7 @@ class PolicyLearner(RolloutLearner):
         if self._sleep_while_training:
             self._rollouts.park()
             self.engine.sleep()
+        self._demonstrate(own)
         if self._train_jointly is None:
             return self._trainer.train(own, external, foreign_share)
         return self._train_jointly(self._trainer.prepare(own, external, foreign_share))
@@ -163,6 +165,18 @@ class PolicyLearner(RolloutLearner):
             settings=learning_settings(self._config, self._seed),
         )
         return self._writer.submit(snapshot)
+
+    def _demonstrate(self, own: Sequence[RolloutGroup]) -> None:
+        """Show the rule what is demonstrated of these examples."""
+        if self._demonstrating is None:
+            limit = self._config.rollout.max_tokens
+            self._demonstrating = Demonstrating(self.demonstrated, self._own_tasks, self._renderer, limit)
+        shown = self._demonstrating.after(own, self.policy_version)
+        if shown and not self._rule.demonstrate(shown) and not self._told_of_no_book:
+            self._told_of_no_book = True
+            logger.warning(
+                "demonstrations are not used: exchange.rule=%s keeps no book", sharing_rule(self._config).name
+            )
 
     def _mend(self, answers: Sequence[BookCandidate]) -> Sequence[BookCandidate]:
         if self.mender is None:

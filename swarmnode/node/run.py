@@ -66,6 +66,7 @@ from swarmnode.node.process import (
 from swarmnode.node.screen import Screen
 from swarmnode.node.status import NodeStatus, Summary, invitation, joins_from, swarm_of
 from swarmnode.storage import Paths
+from swarmnode.tasks.demonstrations import Demonstrations
 from swarmnode.tasks.task import Task
 
 logger = logging.getLogger(__name__)
@@ -141,11 +142,13 @@ def prepared(
     tasks: Mapping[str, Task] | None = None,
     watch: Watcher | None = None,
     monitors: Sequence[Monitor] = (),
+    demonstrations: Demonstrations | None = None,
 ) -> Generator[list[PolicyNode]]:
     """The policies of a run, loaded and ready to be served; what they hold is given back at the end.
 
     `tasks`: instead of those that the settings name. `watch`: told beside the screen. `monitors`: beside
-    those that the settings name. Raises SwarmnodeError.
+    those that the settings name. `demonstrations`: besides those that the tasks bring. Raises
+    SwarmnodeError.
     """
     with ExitStack() as stack:
         stack.enter_context(screen)
@@ -154,7 +157,10 @@ def prepared(
         told = [[*make_monitors(config.node.monitors), *monitors] for _ in seats]
         logger.info("model %s: %s", model, model_reason)
         _say_what_it_takes(config, model)
-        yield _build_members(stack, screen, model, seats, fresh=fresh, watch=watch, monitors=told)
+        shown = demonstrations or Demonstrations()
+        yield _build_members(
+            stack, screen, model, seats, fresh=fresh, watch=watch, monitors=told, demonstrations=shown
+        )
 
 
 def _take_seats(
@@ -207,6 +213,7 @@ def _build_members(
     fresh: bool,
     watch: Watcher | None = None,
     monitors: Sequence[Sequence[Monitor]],
+    demonstrations: Demonstrations,
 ) -> list[PolicyNode]:
     """Load the base once and put a node on it for each seat."""
     first = seats[0]
@@ -252,6 +259,7 @@ def _build_members(
             train_jointly=None if cohort is None else cohort.of(seat.label),
             tasks_of_others=tasks_of_others,
         )
+        learner.demonstrated = demonstrations
         build = partial(
             _build_node,
             learner=learner,

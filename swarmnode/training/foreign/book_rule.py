@@ -25,6 +25,7 @@ import msgspec
 
 from swarmnode.training.foreign import sharing_gauge as marking
 from swarmnode.training.foreign.book import Book, BookCandidate, Entries, Entry, Mend
+from swarmnode.training.foreign.demonstrated import Demonstrated, still_needed
 from swarmnode.training.foreign.lessons import Lessons, Replay, Rule, SharingRule, as_they_are, pack, unpack
 from swarmnode.training.foreign.sharing_gauge import TaskMarks, needs_of
 from swarmnode.types import Completion, ExampleKey, RolloutGroup, in_turns
@@ -46,6 +47,7 @@ class BookRule(Rule):
         super().__init__(settings, seed, mend)
         self.marks = TaskMarks()
         self.book = Book(settings.book_size, settings.answers_per_example)
+        self._demonstrated = Demonstrated()
 
     def lessons(
         self,
@@ -56,13 +58,14 @@ class BookRule(Rule):
         foreign_share: float = 1.0,
     ) -> Lessons:
         foreign = external if self.fetches else ()
-        self.marks.see(own, foreign)
+        self.marks.see(own, (*foreign, *self._demonstrated.waiting))
         mended, refused = self._enter(own, foreign)
         self.book.keep_only(lambda entry: self.marks.has_full(entry.task, entry.reward))
         pass_rates = self.marks.pass_rates
         rng = random.Random(f"{self._seed}:{version}:book")
         count = self._settings.book_replayed if self.replayed is None else self.replayed
         drawn = self.book.draw(count, pass_rates, rng, foreign_share)
+        drawn = still_needed(drawn, pass_rates, rng)
         return Lessons(
             own=as_they_are(own),
             external=(),
@@ -75,6 +78,10 @@ class BookRule(Rule):
             refused=refused,
             pass_rates=pass_rates,
         )
+
+    def demonstrate(self, groups: Sequence[RolloutGroup]) -> bool:
+        self._demonstrated.add(groups)
+        return True
 
     def needs(self) -> Mapping[str, float]:
         return needs_of(self.marks.pass_rates)
@@ -102,7 +109,8 @@ class BookRule(Rule):
 
     def _enter(self, own: Sequence[RolloutGroup], foreign: Sequence[RolloutGroup]) -> tuple[int, int]:
         """Returns how many answers of others were cut on their way in, and how many were refused."""
-        found = [answer for group in own for answer in full_answers(group, self.marks, own=True)]
+        ours = (*own, *self._demonstrated.known(self.marks))
+        found = [answer for group in ours for answer in full_answers(group, self.marks, own=True)]
         given = [answer for group in foreign for answer in full_answers(group, self.marks, own=False)]
         kept = self._mend(given) if self._mend is not None and given else given
         for answer in (*found, *kept):

@@ -157,6 +157,11 @@ class Rule(ABC):
         """What to train on. `version`: our policy's; the same calls give the same lessons. `foreign_share`:
         how much of what is replayed may be from others, of all that could be."""
 
+    def demonstrate(self, groups: Sequence[RolloutGroup]) -> bool:
+        """Take up answers that somebody wrote for us, as our judge scored them. Returns False where the rule
+        keeps none."""
+        return False
+
     def needs(self) -> Mapping[str, float]:
         """How often, from 0 to 1, we fail on each task where full marks can be had. Empty: the rule does not
         count; a task that is not there is unknown."""

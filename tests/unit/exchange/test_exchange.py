@@ -13,7 +13,7 @@ import pytest
 from swarmnode.errors import CheckpointError, ConfigError, IdentityError
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.inbox import BufferSnapshot, SavedGroup, read_snapshot
-from swarmnode.exchange.limits import PROVEN_AFTER, ExchangeSettings
+from swarmnode.exchange.limits import ExchangeSettings
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.tasks.functions import as_task
@@ -159,25 +159,22 @@ async def test_groups_of_tasks_that_we_need_are_fetched_first(start, task, group
         assert [group.example.key.task for group in collected] == ["hard"] * 5
 
 
-async def test_hard_examples_of_those_we_know_are_named_once(start, own_groups, groups_of):
+async def test_who_has_a_right_answer_announces_it_again_to_who_came_too_late(start, groups_of):
     network = MemoryNetwork()
-    async with start(network, 1) as alice, start(network, 2, alice) as bob:
-
-        def hard(number: int) -> RolloutGroup:
-            return groups_of(alice.key.peer_id, number=number, right=1, wrong=7)
-
-        await alice.exchange.publish([hard(20)])
-        await until(lambda: bob.exchange.stats().headers_seen == 1)
-        assert bob.exchange.meeting_places(4) == [], "a newcomer has no place"
-        await alice.exchange.publish(own_groups(alice, PROVEN_AFTER))
-        await collect(bob, PROVEN_AFTER + 1)
-        hard_ones = [hard(30), hard(31)]
-        await alice.exchange.publish([*hard_ones, *own_groups(alice, 3, first=40)])
-        await until(lambda: bob.exchange.stats().headers_seen == PROVEN_AFTER + 6)
-        (first,) = bob.exchange.meeting_places(4)
-        (second,) = bob.exchange.meeting_places(4)
-        assert {first, second} == {group.example.key for group in hard_ones}
-        assert bob.exchange.meeting_places(4) == []
+    async with start(network, 1) as knows:
+        await knows.exchange.publish([groups_of(knows.key.peer_id, number=number) for number in range(3)])
+        async with start(network, 2, knows) as late:
+            assert await collect(late, 1, deadline_s=0.05) == [], "nobody says it twice unasked"
+            stuck = groups_of(late.key.peer_id, seed=9, right=0, wrong=16)
+            await late.exchange.ask_for_help([stuck])
+            await until(lambda: late.exchange.stats().headers_seen >= 3)
+            (first, *_) = await collect(late, 3)
+            assert first.author == knows.key.peer_id and max(filter(None, first.rewards)) == 1.0
+            assert knows.exchange.help_stats().answered == 3
+            assert knows.exchange.asked_of_us(4) == [stuck.example.key]
+            assert knows.exchange.asked_of_us(4) == []
+            stats = knows.exchange.stats()
+            assert stats.dropped == {} and stats.banned_peers == ()
 
 
 async def test_what_others_answered_to_an_example_of_ours_is_fetched_first(start, own_groups, groups_of):
@@ -556,7 +553,6 @@ async def test_a_strangers_own_majority_is_no_judgement_of_ours(start):
         stats = node.exchange.stats()
         assert stats.dropped == {"not_exchanged": 4} and stats.banned_peers == ()
         assert (stats.headers_accepted, stats.fetched, stats.accepted) == (0, 0, 0)
-        assert node.exchange.meeting_places(4) == []
 
 
 async def test_what_stays_at_home_neither_leaves_nor_comes(start, own_groups, task):

@@ -87,14 +87,14 @@ class Impatient(Exchange):
         return []
 
 
-class Met(Impatient):
-    """Hears of one hard example after the other, as many as it is asked for."""
+class Asked(Impatient):
+    """Is asked for help with one example after the other, as many as it takes."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.asked_for: list[int] = []
 
-    def meeting_places(self, count: int) -> list[ExampleKey]:
+    def asked_of_us(self, count: int) -> list[ExampleKey]:
         self.asked_for.append(count)
         return [ExampleKey("sum", "1", 99, len(self.asked_for))]
 
@@ -136,12 +136,12 @@ async def test_a_round_waits_for_others_a_small_part_of_what_its_own_work_took()
     assert 0 < sum(one.exchange.deadlines_s) <= MAX_WAIT_SHARE * took_s
 
 
-async def test_a_node_answers_hard_examples_of_others_where_it_is_set_to() -> None:
+async def test_a_node_tries_what_others_could_not_answer_unless_it_is_set_not_to() -> None:
     key = NodeKey(b"\1" * 32)
-    for settings, asked_for in ((("exchange.meet=0.25",), [2, 2]), ((), [])):
-        learner, one = FakeLearner(key.peer_id), parts(MemoryNetwork(), key, exchange=Met)
+    for settings, asked_for in ((("exchange.help=0.25",), [2, 2]), (("exchange.help=0",), []), ((), [1, 1])):
+        learner, one = FakeLearner(key.peer_id), parts(MemoryNetwork(), key, exchange=Asked)
         await run(node(learner, "node.rounds=2", *settings, network=one))
-        assert isinstance(one.exchange, Met) and one.exchange.asked_for == asked_for
+        assert isinstance(one.exchange, Asked) and one.exchange.asked_for == asked_for
         assert [example.index for example in learner.to_answer] == list(range(1, len(asked_for) + 1))
 
 

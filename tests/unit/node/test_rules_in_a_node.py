@@ -25,7 +25,6 @@ from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.schedule.group import Renderer
 from swarmnode.training.checkpoint_store import CheckpointStore
 from swarmnode.training.foreign.book_rule import BookRule
-from swarmnode.training.foreign.wide_groups import WideGroups
 from swarmnode.training.records import TrainReport
 from swarmnode.types import Example, ExampleKey, RolloutGroup, Scores
 from tests.own_rules import OWN_RULE
@@ -183,16 +182,3 @@ async def test_two_nodes_learn_from_each_other_by_every_rule_and_go_on_after_a_r
 async def test_under_rescue_a_node_answers_what_the_other_solved(name: str, meets: bool, make: Make) -> None:
     one, other = await run_two(name, 6, make)
     assert bool(one.asked & other.asked) == meets, "their own draws never meet on one example"
-
-
-@pytest.mark.parametrize("name", ["book", "successes"])
-async def test_nodes_that_meet_compare_their_answers(name: str, make: Make) -> None:
-    def compared(learner: Learns) -> bool:
-        assert isinstance(learner._rule, WideGroups)
-        return learner._rule.widened > 0
-
-    # Text of a policy that knows nothing takes more tokens on the way back than it had. When one has an
-    # answer of the other to what it answered itself is a matter of who is faster.
-    one, other = await run_two(name, 200, make, "exchange.meet=0.5", room=48, until=compared)
-    assert compared(one) or compared(other)
-    assert one.asked & other.asked, "one has answered what the other announced as hard"

@@ -9,7 +9,6 @@ from swarmnode.training.foreign import lessons
 from swarmnode.training.foreign.book import BookCandidate
 from swarmnode.training.foreign.book_rule import BookRule, OwnBook
 from swarmnode.training.foreign.lessons import FORMAT, SharingRule
-from swarmnode.training.foreign.wide_groups import WideGroups
 from swarmnode.types import Completion, RolloutGroup
 from tests.answered import EOS, foreign, own
 
@@ -173,7 +172,7 @@ def test_answers_of_strangers_to_a_task_that_stays_at_home_now_leave_the_book() 
     one = rule()
     theirs = foreign(([4, 5], 1.0), WRONG, index=5)
     one.lessons([own(*MIXED), own(*MIXED, task="open")], [theirs], version=0)
-    WideGroups(one, tuple).forget_strangers({"sum"})
+    one.forget_strangers({"sum"})
     assert {(entry.task, entry.own) for entry in one.book.entries} == {("sum", True), ("open", True)}
 
 
@@ -247,9 +246,5 @@ def test_who_catches_up_replays_more_in_several_steps_of_no_fewer_answers_than_a
 def test_the_book_tells_whose_answers_to_which_examples_it_holds() -> None:
     one = rule()
     mine, theirs = own(*MIXED, index=0), foreign(([4, 5], 1.0), ([4], 1.0), ([6], 0.0), index=5)
-    for either in (one, WideGroups(one, lambda rewards: [0.0 for _ in rewards])):
-        either.lessons([mine], [theirs], version=0)
-        assert either.origins() == {
-            (mine.author, mine.example.key): 1,
-            (theirs.author, theirs.example.key): 2,
-        }
+    one.lessons([mine], [theirs], version=0)
+    assert one.origins() == {(mine.author, mine.example.key): 1, (theirs.author, theirs.example.key): 2}

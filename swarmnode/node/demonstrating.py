@@ -1,0 +1,84 @@
+"""A node shows its policy what was demonstrated: judged by the task, handed to the rule, once each.
+
+tasks/demonstrations.py -> [Demonstrating.after] -> Rule.demonstrate -> book
+own groups of a round ------^
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+
+from swarmnode.errors import JudgementLost, TaskError
+from swarmnode.rollout.schedule.group import Renderer
+from swarmnode.tasks.demonstrations import Demonstrations
+from swarmnode.tasks.task import Task, is_environment, judges_groups, score_strictly
+from swarmnode.training.foreign.demonstrated import AUTHOR
+from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, one_span
+
+logger = logging.getLogger(__name__)
+
+MOST_KNOWN = 65_536
+"""Examples that are remembered to have been shown."""
+
+
+class Demonstrating:
+    """Demonstrations of examples that were drawn, and at first of those that were given whole."""
+
+    def __init__(
+        self, given: Demonstrations, tasks: Mapping[str, Task], renderer: Renderer, max_tokens: int
+    ) -> None:
+        self._given = given
+        self._tasks = tasks
+        self._renderer = renderer
+        self._max_tokens = max_tokens
+        self._known: OrderedDict[ExampleKey, None] = OrderedDict()
+        self._told: set[str] = set()
+        self._began = False
+
+    def after(self, own: Sequence[RolloutGroup], version: int) -> list[RolloutGroup]:
+        """The judged demonstrations that are new with a round of own groups. Raises TaskError."""
+        examples = [group.example for group in own]
+        if not self._began:
+            self._began = True
+            examples = [*(one for task in self._tasks.values() for one in self._given.rows(task)), *examples]
+        found = (self._shown(example, version) for example in examples)
+        return [group for group in found if group is not None]
+
+    def _shown(self, example: Example, version: int) -> RolloutGroup | None:
+        task = self._tasks.get(example.key.task)
+        if task is None or example.key in self._known:
+            return None
+        texts = self._fitting(task, self._given.of(task, example))
+        if not texts:
+            return None
+        self._known[example.key] = None
+        if len(self._known) > MOST_KNOWN:
+            self._known.popitem(last=False)
+        try:
+            scores = score_strictly(task, example, [one.text for one in texts])
+        except (JudgementLost, TaskError) as error:
+            self._tell(task, f"could not be judged: {error.message}")
+            return None
+        return RolloutGroup(example, texts, scores, AUTHOR, version)
+
+    def _fitting(self, task: Task, texts: Sequence[str]) -> tuple[Completion, ...]:
+        if not texts:
+            return ()
+        if is_environment(task) or judges_groups(task):
+            self._tell(
+                task, "are not used: a text alone is no answer to a task that answers back or compares"
+            )
+            return ()
+        encoded = [(text, self._renderer.encode_completion(text, "stop")) for text in texts]
+        if any(len(ids) > self._max_tokens for _, ids in encoded):
+            self._tell(task, f"are left out where they have more than rollout.max_tokens={self._max_tokens}")
+        return tuple(
+            Completion(text, ids, None, one_span(0, len(ids)), "stop")
+            for text, ids in encoded
+            if 1 < len(ids) <= self._max_tokens
+        )
+
+    def _tell(self, task: Task, what: str) -> None:
+        if task.name not in self._told:
+            self._told.add(task.name)
+            logger.warning("demonstrations of %s %s", task.name, what)

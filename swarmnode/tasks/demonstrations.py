@@ -1,0 +1,109 @@
+"""Demonstrations: answers that somebody wrote down, so that a policy which is never right has a beginning.
+
+column `demonstration`, Task.demonstrations, sn.run(demonstrations=...) -> [Demonstrations] -> demonstrated.py
+
+They are judged like any answer, by the task's own judge, and what has full marks goes into the node's own
+book (training/foreign/demonstrated.py). A policy never reads one in a prompt. None is of a held-out example,
+and none is published: nobody sampled it. Once the policy finds the answer by itself, that is an answer of its
+own, and travels as all others do. They are no part of a task's version unless they are a column of its rows: nodes
+with and without them exchange rollouts.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, cast, runtime_checkable
+
+from swarmnode.errors import TaskError
+from swarmnode.tasks.rows import read_row
+from swarmnode.tasks.sources import rows_of
+from swarmnode.tasks.task import Task, draw_held_out, evaluation_size_of, is_held_out
+from swarmnode.types import Example, ExampleKey
+
+COLUMN = "demonstration"
+"""The column of an example that holds one text, or several."""
+
+DEMONSTRATED_SEED = -2
+"""The seed of examples that were given with their demonstrations and that the task itself need not draw. No
+peer can name it."""
+
+MOST_TEXTS = 16
+"""Demonstrations of one example, at most."""
+
+Texts = str | Sequence[str] | None
+GivenDemonstrations = Callable[[Example], Texts] | Mapping[str, Texts] | Sequence[Mapping[str, Any]]
+"""A function of the example; texts by prompt; or rows with a prompt, what the judge needs, and a column
+`demonstration`."""
+
+
+@runtime_checkable
+class HasDemonstrations(Protocol):
+    """A task that brings demonstrations besides those in its columns."""
+
+    @property
+    def demonstrations(self) -> GivenDemonstrations: ...
+
+
+class Demonstrations:
+    """The demonstrations of a node's tasks."""
+
+    def __init__(self, given: GivenDemonstrations | None = None) -> None:
+        """`given`: besides those that examples and tasks bring."""
+        self._given = given
+
+    def of(self, task: Task, example: Example) -> tuple[str, ...]:
+        """The texts that are there for an example. Raises TaskError."""
+        found = _texts(example.columns.get(COLUMN), example.prompt)
+        for given in self._sources(task):
+            if callable(given):
+                found += _texts(given(example), example.prompt)
+            elif isinstance(given, Mapping):
+                found += _texts(given.get(example.prompt), example.prompt)
+        return found[:MOST_TEXTS]
+
+    def rows(self, task: Task) -> Iterator[Example]:
+        """The examples that were given whole, those left out that nobody may train on. Raises TaskError."""
+        rows = [row for given in self._sources(task) for row in _rows(given)]
+        measured: set[str] = set()
+        if rows and evaluation_size_of(task):
+            measured = {example.prompt for example in draw_held_out(task, 0)}
+        for index, row in enumerate(rows):
+            key = ExampleKey(task.name, task.version, DEMONSTRATED_SEED, index)
+            example = read_row(row, key, f"demonstration {index + 1}")
+            if not _texts(example.columns.get(COLUMN), example.prompt):
+                raise TaskError(
+                    f"demonstration {index + 1} has no column {COLUMN!r}", hint="the text of the answer"
+                )
+            held_out = example.prompt in measured if measured else is_held_out(example.prompt)
+            if not held_out:
+                yield example
+
+    def _sources(self, task: Task) -> list[GivenDemonstrations]:
+        own = [task.demonstrations] if isinstance(task, HasDemonstrations) else []
+        return own if self._given is None else [*own, self._given]
+
+
+def _rows(given: GivenDemonstrations) -> list[Any]:
+    if callable(given) or isinstance(given, Mapping):
+        return []
+    rows = rows_of(given)
+    if rows is None:
+        raise TaskError(
+            f"demonstrations are {given!r:.80}",
+            hint="pass a function of the example, a mapping of prompts to texts, or rows with a column"
+            f" {COLUMN!r}",
+        )
+    return list(rows)
+
+
+def _texts(value: object, prompt: str) -> tuple[str, ...]:
+    """One text or several, as several. Raises TaskError."""
+    if value is None or value == "":
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list | tuple):
+        several = cast("Sequence[object]", value)
+        if all(isinstance(one, str) for one in several):
+            return tuple(cast("Sequence[str]", several))
+    raise TaskError(
+        f"the demonstration of {prompt!r:.60} is {value!r:.60}", hint="one text, or a list of them"
+    )
