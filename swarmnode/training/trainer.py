@@ -156,6 +156,8 @@ def _measured(
         mended=lessons.mended,
         refused=lessons.refused,
         pass_rates=dict(lessons.pass_rates),
+        teaching=lessons.teaching,
+        waiting=lessons.waiting,
     )
     measured.groups.update(("own", lesson.group.has_gradient) for lesson in lessons.own)
     measured.groups.update(("external", group.has_gradient) for group in external)
