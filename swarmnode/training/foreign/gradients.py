@@ -3,7 +3,8 @@
 teachers.py -> [Gradients] -> forward.py, one backward pass a list -> cosines
 """
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -29,10 +30,13 @@ class Gradients:
         self._max_tokens = max_tokens
 
     def __call__(self, finds: Sequence[Entry], lists: Sequence[Sequence[Entry]]) -> list[float | None]:
-        """The cosine of each list with the finds. Raises ModelError where no memory is left to try."""
+        """The cosine of each list with the finds of its tasks, as often as it has them; with all finds where
+        there are none of those. What one task asks for is noise to another.
+        Raises ModelError where no memory is left to try."""
         with self._forward.alone():
-            found_D = self._gradient(finds)
-            return [None if found_D is None else _cosine(found_D, self._gradient(one)) for one in lists]
+            by_task = {task: self._gradient([one for one in finds if one.task == task]) for task in _tasks(finds)}
+            known = {task: found_D for task, found_D in by_task.items() if found_D is not None}
+            return [_cosine(_matched(known, one), self._gradient(one)) for one in lists]
 
     def _gradient(self, entries: Sequence[Entry]) -> Tensor | None:
         """That of the mean negative log-likelihood of a token. None: nothing can be read, or not finite."""
@@ -66,8 +70,20 @@ class Gradients:
         return TrainingSample(prompt_ids, entry.token_ids, 0.0, None, (), number, given=entry.given)
 
 
-def _cosine(one_D: Tensor, other_D: Tensor | None) -> float | None:
-    if other_D is None:
+def _tasks(entries: Sequence[Entry]) -> list[str]:
+    return sorted({entry.task for entry in entries})
+
+
+def _matched(by_task: Mapping[str, Tensor], entries: Sequence[Entry]) -> Tensor | None:
+    """The gradient of finds in the tasks of these entries. None: there are no finds."""
+    if not by_task:
+        return None
+    counts = Counter(entry.task for entry in entries if entry.task in by_task) or Counter(by_task.keys())
+    return torch.stack([count * by_task[task] for task, count in counts.items()]).sum(0)
+
+
+def _cosine(one_D: Tensor | None, other_D: Tensor | None) -> float | None:
+    if one_D is None or other_D is None:
         return None
     lengths = float(one_D.norm() * other_D.norm())
     return max(-1.0, min(1.0, float(one_D @ other_D) / lengths)) if lengths > 0 else None

@@ -9,16 +9,16 @@ right form cannot be told by their text, and a swarm that learns them ends below
 is where they pull: the gradient of the likelihood of an author's answers, at the policy of now, against that
 of answers that we found ourselves. Honest authors agree a little (a cosine of 0.04 to 0.10 was measured),
 liars do not (-0.02 to -0.10). It must be looked at before anything of the author has been learnt: a policy
-that has learnt from a liar agrees with it. So his answers wait here, bounded, until a running mean of two
-measurements or more reaches THRESHOLD, and enter the book then. What an admitted author sends is measured
+that has learnt from a liar agrees with it. So his answers wait here, bounded, until a running mean of
+LEAST_MEASURED measurements or more reaches THRESHOLD, and enter the book then. What an admitted author sends is measured
 too before it enters, every BATCH answers: a batch that pulls elsewhere stays out, and who falls below the
 threshold over his last few batches is put back, with all that the book has of him.
 
 Two cases have nothing to compare with, and are decided by what there is to lose:
 
-- We found fewer than LEAST_FINDS answers ourselves. Nothing better can be known and no reward can be lost, so
-  strangers teach on trust, each at most ON_TRUST answers. As soon as there are finds they are measured as all
-  others are, and leave if they do not agree.
+- We found fewer than LEAST_FINDS answers ourselves, in PATIENCE rounds. Nothing better can be known and hardly
+  any reward can be lost, so strangers teach on trust, each at most ON_TRUST answers. As soon as there are
+  finds they are measured as all others are, and leave if they do not agree.
 - We found nothing in the tasks that an author teaches. What he says of them is compared with our finds in
   other tasks, which only sees whether it would harm those: he is admitted above UNKNOWN_GROUND, a little
   below zero, as an honest stranger stands at 0.00 there.
@@ -43,10 +43,13 @@ from swarmnode.training.foreign.book import Entry, Key
 THRESHOLD = 0.01
 """The least agreement of a teacher, as a cosine."""
 
+FALLEN = -0.01
+"""An admitted author's answers stay out below this: the way down is longer, or noise would send the honest."""
+
 UNKNOWN_GROUND = -0.02
 """The same of one in whose tasks we found nothing ourselves."""
 
-LEAST_MEASURED = 2
+LEAST_MEASURED = 3
 """Measurements before an author is admitted."""
 
 MEMORY = 10
@@ -55,19 +58,25 @@ MEMORY = 10
 SHORT_MEMORY = 3
 """The same of one who is admitted: a sleeper has not long."""
 
-LEAST_FINDS = 8
-"""Own finds that can be compared with; with fewer, strangers are trusted a little."""
+LEAST_FINDS = 16
+"""Own finds that can be compared with."""
 
-NEWEST_FINDS = 128
-"""Own finds that the compared ones are drawn from: older ones were replayed often, and pull nowhere."""
+PATIENCE = 8
+"""Rounds with fewer finds than that after which strangers are trusted a little."""
 
-FINDS = 32
-"""Own finds that are compared with, at most."""
+NEWEST_FINDS = 16
+"""Own finds of a task that the compared ones are drawn from: older ones were replayed often, and pull nowhere."""
+
+FINDS_OF_TASK = 8
+"""Own finds of a task that are compared with, at most."""
+
+FINDS = 64
+"""The same of all tasks."""
 
 ANSWERS = 24
 """Answers of an author that are measured at once, at most: his newest."""
 
-LEAST_ANSWERS = 4
+LEAST_ANSWERS = 8
 """The same, at least."""
 
 BATCH = 8
@@ -90,7 +99,8 @@ MAX_AUTHORS = 256
 
 Cosines = Callable[[Sequence[Entry], Sequence[Sequence[Entry]]], Sequence[float | None]]
 """Of each of several lists of answers, how the gradient of their likelihood at the policy of now agrees with
-that of the finds that come first, from -1 to 1. None: one of the two is nothing."""
+that of the finds that come first, in the tasks that the list is of, from -1 to 1. None: one of the two is
+nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +168,8 @@ class Teachers:
         self._cosines = cosines
         self._authors: OrderedDict[str, _Author] = OrderedDict()
         self._round = 0
+        self._in_want = 0
+        """Rounds with too few finds to compare with."""
 
     @property
     def teaching(self) -> int:
@@ -185,13 +197,13 @@ class Teachers:
         for entry in given:
             self._hold(entry)
         if len(finds) < LEAST_FINDS:
-            return Ruling(self._on_trust())
-        recent = finds[-NEWEST_FINDS:]
-        compared = rng.sample(recent, min(FINDS, len(recent)))
+            self._in_want += 1
+            return Ruling(self._on_trust() if self._in_want > PATIENCE else ())
         due = [(name, one) for name, one in self._authors.items() if one.is_due]
         due = sorted(due, key=lambda pair: pair[1].measured_at)[:AUTHORS_A_ROUND]
         if not due:
             return Ruling()
+        compared = _compared(finds, rng)
         newest = [list(one.held.values())[-ANSWERS:] for _, one in due]
         found_in = frozenset(entry.task for entry in finds)
         enter, leave = list[Entry](), set[str]()
@@ -205,7 +217,7 @@ class Teachers:
             elif not one.admitted and one.trusted and one.measured >= LEAST_MEASURED:
                 one.trusted = 0
                 leave.add(name)
-            elif one.admitted and one.recent < one.least(found_in):
+            elif one.admitted and one.recent < min(FALLEN, one.least(found_in)):
                 one.admitted, one.trusted = False, 0
                 # He has to rise again over as many measurements as his fall weighs.
                 one.mean = min(one.mean, one.recent)
@@ -246,7 +258,7 @@ class Teachers:
         """Whether what was measured may enter; who may teach from now on is noted."""
         least = one.least(found_in)
         if one.admitted:
-            return cosine >= least and one.recent >= least
+            return min(cosine, one.recent) >= min(FALLEN, least)
         if one.measured < LEAST_MEASURED or one.mean < least:
             return False
         one.admitted, one.recent = True, one.mean
@@ -283,6 +295,18 @@ class Teachers:
     @property
     def _held_bytes(self) -> int:
         return sum(map(_bytes_of, self._authors.values()))
+
+
+def _compared(finds: Sequence[Entry], rng: random.Random) -> list[Entry]:
+    """Some of the newest finds of every task."""
+    by_task: dict[str, list[Entry]] = {}
+    for entry in finds:
+        by_task.setdefault(entry.task, []).append(entry)
+    drawn = list[Entry]()
+    for of_task in by_task.values():
+        newest = of_task[-NEWEST_FINDS:]
+        drawn += rng.sample(newest, min(FINDS_OF_TASK, len(newest)))
+    return rng.sample(drawn, min(FINDS, len(drawn)))
 
 
 def _bytes_of(author: _Author) -> int:
