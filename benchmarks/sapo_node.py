@@ -194,6 +194,7 @@ class SwarmNode:
         self.record.trained_tokens += report.tokens
         if self.exchange is not None and report.pass_rates:
             self.exchange.prefer(needs_of(report.pass_rates))
+            self.exchange.doubt(report.doubted)
 
     def evaluate(self) -> None:
         """Measure it on held-out examples."""

@@ -132,10 +132,7 @@ def code() -> str:
         package = Path(swarmnode.__file__).parent
         roots = [package / part for part in LEARNS]
         files = [file for root in roots for file in ([root] if root.is_file() else root.rglob("*.py"))]
-        files += [
-            Path(__file__).parent / f"sapo_{name}.py"
-            for name in OURS
-        ]
+        files += [Path(__file__).parent / f"sapo_{name}.py" for name in OURS]
         digest = hashlib.blake2b(digest_size=8)
         for file in sorted(files):
             digest.update(file.read_bytes())

@@ -379,8 +379,8 @@ class ExchangeConfig(Section):
     """Cut right answers of strangers to what our judge and the rest of the text need, before the book keeps
     them: text that was put in goes. off: they enter as they are."""
     teachers: Literal["measured", "all"] = "measured"
-    """Who may fill the book. measured: an author's answers wait until they pull our policy where our own finds
-    do, by the gradients of the two; all: everybody whose answers our judge gives full marks."""
+    """Who may fill the book. measured: an author's answers wait until they pull our policy where our own
+    finds do, by the gradients of the two; all: everybody whose answers our judge gives full marks."""
     meet: float = Field(default=0.0, ge=0, le=0.5)
     """Share of a round's examples that others announced as hard: several nodes answer these, and each
     compares its answers with those of all. 0: none. A pipeline has none."""

@@ -44,6 +44,8 @@ class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
     """Authors whose answers are learnt from."""
     waiting: int = 0
     """Authors whose answers wait until they agree with what we found ourselves (exchange.teachers)."""
+    doubted: tuple[str, ...] = ()
+    """Those of them that were measured, and are fetched from as newcomers are."""
     tokens: int = 0
     """Completion tokens trained on, in each inner epoch anew."""
     optimizer_steps: int = 0

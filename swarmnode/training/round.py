@@ -68,6 +68,7 @@ class MeasuredRound:
     """What the rule told of its book and of our running pass rates (lessons.py)."""
     teaching: int = 0
     waiting: int = 0
+    doubted: tuple[str, ...] = ()
     """The same of authors (teachers.py)."""
     norms: list[float] = field(default_factory=list[float])
     steps: list[StepSums] = field(default_factory=list[StepSums])
@@ -93,6 +94,7 @@ class MeasuredRound:
             pass_rates=self.pass_rates,
             teaching=self.teaching,
             waiting=self.waiting,
+            doubted=self.doubted,
             tokens=tokens,
             optimizer_steps=len(self.steps),
             learning_rate=self.learning_rate,

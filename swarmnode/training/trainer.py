@@ -158,6 +158,7 @@ def _measured(
         pass_rates=dict(lessons.pass_rates),
         teaching=lessons.teaching,
         waiting=lessons.waiting,
+        doubted=lessons.doubted,
     )
     measured.groups.update(("own", lesson.group.has_gradient) for lesson in lessons.own)
     measured.groups.update(("external", group.has_gradient) for group in external)

@@ -83,6 +83,7 @@ class BookRule(Rule):
             pass_rates=pass_rates,
             teaching=0 if self.teachers is None else self.teachers.teaching,
             waiting=0 if self.teachers is None else self.teachers.waiting,
+            doubted=() if self.teachers is None else self.teachers.doubted,
         )
 
     def needs(self) -> Mapping[str, float]:

@@ -34,7 +34,9 @@ class Gradients:
         there are none of those. What one task asks for is noise to another.
         Raises ModelError where no memory is left to try."""
         with self._forward.alone():
-            by_task = {task: self._gradient([one for one in finds if one.task == task]) for task in _tasks(finds)}
+            by_task = {
+                task: self._gradient([one for one in finds if one.task == task]) for task in _tasks(finds)
+            }
             known = {task: found_D for task, found_D in by_task.items() if found_D is not None}
             return [_cosine(_matched(known, one), self._gradient(one)) for one in lists]
 

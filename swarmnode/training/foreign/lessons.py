@@ -90,6 +90,8 @@ class Lessons:
     """Authors whose answers are learnt from (teachers.py)."""
     waiting: int = 0
     """Authors whose answers wait until they agree with what we found ourselves."""
+    doubted: tuple[str, ...] = ()
+    """Those of them that were measured."""
 
 
 @dataclass(frozen=True, slots=True)

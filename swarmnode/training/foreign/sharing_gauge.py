@@ -5,10 +5,10 @@ TrainReport.agreement, round by round -> [SharingGauge] -> J for the exchange, t
                                               +-> Counters (checkpoint), board.py (sharing: +0.04, J 16)
 own and external groups -> [TaskMarks] -> book_rule.py, rescue.py; [needs_of] -> node.py -> exchange
 
-The gauge is pure: a value, and each round makes the next one of it. A cosine (agreement.py) is noisy, and a test
-that is repeated every round finds something in pure noise sooner or later: two standard errors halved the
-amount in 28 to 87 % of runs of 100 rounds in which others did no harm at all. So evidence is gathered by a
-test that may be looked at after every round (`_evidence`), and a verdict needs it to be EVIDENCE to one:
+The gauge is pure: a value, and each round makes the next one of it. A cosine (agreement.py) is noisy, and a
+test that is repeated every round finds something in pure noise sooner or later: two standard errors halved
+the amount in 28 to 87 % of runs of 100 rounds in which others did no harm at all. So evidence is gathered by
+a test that may be looked at after every round (`_evidence`), and a verdict needs it to be EVIDENCE to one:
 
 - below: what others teach works against us. Half of it, down to an eighth and PROBE groups: never nothing, or
   nobody would notice when the swarm has something for us again.
@@ -16,8 +16,9 @@ test that may be looked at after every round (`_evidence`), and a verdict needs 
 - neither, for `patience` rounds: twice as much, too. Each time that this turns out to have been wrong, the
   patience doubles, so that a node among strangers that harm it does not try them over and over.
 
-After every change the verdict begins anew: rounds before it had another amount. So it does after a verdict
-that changes nothing, so that years of help do not hide harm, and after MEMORY rounds.
+After every change the verdict begins anew: rounds before it had another amount. A verdict that changes
+nothing keeps the newest WINDOW rounds, so that years of help do not hide harm, and none looks at more than
+MEMORY.
 
 Full marks are counted by task, from the rewards that our own judge gave so far, as tasks do not say what
 their best reward is. With 0 and 1 it is 1; with partial credit it is what the best answers got, and where
@@ -43,7 +44,7 @@ from msgspec import Meta
 from swarmnode.types import MIN_REWARD_SPREAD, ExampleKey, RolloutGroup
 
 WINDOW = 32
-"""Rounds that the mean which is shown is taken over, at most."""
+"""Rounds that the mean which is shown is taken over, at most, and that are kept after a verdict."""
 
 MEMORY = 256
 """Rounds that one verdict may look at."""
@@ -52,16 +53,16 @@ LEAST = 8
 """Rounds that a verdict needs, at least."""
 
 EVIDENCE = 20.0
-"""How much likelier what was seen is under some mean than under zero, to make a verdict. Where the mean is zero
-it ever gets there in one of so many runs at most."""
+"""How much likelier what was seen is under some mean than under zero, to make a verdict. Where the mean is
+zero it ever gets there in one of so many runs at most."""
 
-ALIKE, DOUBT = 0.8, 24
-"""How alike neighbouring rounds are thought to be before it is known, and after how many rounds what was seen of
-it counts as much: a dozen rounds in a row may be one stroke of luck."""
+ALIKE, DOUBT = 0.9, 24
+"""How alike neighbouring rounds are thought to be before it is known, and after how many rounds what was seen
+of it counts as much: two dozen rounds in a row may be one stroke of luck."""
 
 EXPECTED = 4.0
-"""Rounds after which a mean is expected to have shown: means are thought to be some half of what single rounds
-scatter by. It decides how soon a verdict comes, and not how often it is wrong."""
+"""Rounds after which a mean is expected to have shown: means are thought to be some half of what single
+rounds scatter by. It decides how soon a verdict comes, and not how often it is wrong."""
 
 LOWEST_LEVEL = 3
 """How often the amount can be halved: an eighth is left."""
@@ -69,7 +70,7 @@ LOWEST_LEVEL = 3
 PROBE = 2
 """Groups of others that a round has in any case, if it is to have so many at all."""
 
-FIRST_PATIENCE = 16
+FIRST_PATIENCE = 32
 LONGEST_PATIENCE = 256
 
 MARGIN = 0.05
@@ -164,7 +165,8 @@ class SharingGauge(msgspec.Struct, frozen=True, kw_only=True):
         """The gauge at another level, as far as there is one."""
         if not 0 <= level <= LOWEST_LEVEL:
             stays = self.patience if level > 0 else patience
-            return msgspec.structs.replace(self, rounds=0, quiet=0, patience=stays)
+            rounds = min(self.rounds, WINDOW)
+            return msgspec.structs.replace(self, rounds=rounds, quiet=0, patience=stays)
         return msgspec.structs.replace(self, level=level, rounds=0, quiet=0, patience=patience)
 
 
@@ -185,9 +187,9 @@ def told(before: SharingGauge, after: SharingGauge, wanted: int) -> str:
 def _evidence(seen: Sequence[float]) -> float:
     """How much likelier these rounds are under some mean than under zero, whatever their spread.
 
-    The sequential t-test with a normal prior on the mean over the spread (Gönen and others 2005). Under a mean
-    of zero it is a test martingale, so it may be looked at after every round (Pérez-Ortiz and others 2024).
-    Rounds that resemble the one before tell less; what they share with it is taken out first.
+    The sequential t-test with a normal prior on the mean over the spread (Gönen and others 2005). Under a
+    mean of zero it is a test martingale, so it may be looked at after every round (Pérez-Ortiz and others
+    2024). Rounds that resemble the one before tell less; what they share with it is taken out first.
 
     >>> _evidence([-0.1, -0.2, -0.1, -0.15] * 4) > EVIDENCE, _evidence([-0.1, 0.1] * 20) > 1
     (True, False)

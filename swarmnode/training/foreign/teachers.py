@@ -1,24 +1,24 @@
 """Who may teach: an author's lessons count by how well they agree with what we found ourselves.
 
-book_rule.py (mended answers of others, our own finds) -> [Teachers] -> Ruling: what enters the book, who leaves
+book_rule.py (mended answers of others, our own finds) -> [Teachers] -> Ruling: who enters the book, and leaves
                                                               |
                                                               +-> Cosines: gradients.py
 
-A judge that reads a final answer lets through whatever stands before it. Right finals behind wrong steps of the
-right form cannot be told by their text, and a swarm that learns them ends below a node alone. What tells them
-is where they pull: the gradient of the likelihood of an author's answers, at the policy of now, against that
-of answers that we found ourselves. Honest authors agree a little (a cosine of 0.04 to 0.10 was measured),
-liars do not (-0.02 to -0.10). It must be looked at before anything of the author has been learnt: a policy
-that has learnt from a liar agrees with it. So his answers wait here, bounded, until a running mean of
-LEAST_MEASURED measurements or more reaches THRESHOLD, and enter the book then. What an admitted author sends is measured
-too before it enters, every BATCH answers: a batch that pulls elsewhere stays out, and who falls below the
-threshold over his last few batches is put back, with all that the book has of him.
+A judge that reads a final answer lets through whatever stands before it. Right finals behind wrong steps of
+the right form cannot be told by their text, and a swarm that learns them ends below a node alone. What tells
+them is where they pull: the gradient of the likelihood of an author's answers, at the policy of now, against
+that of answers that we found ourselves, in the same tasks. Honest authors agree a little (their mean cosines
+were 0.04 to 0.3), and liars do not (-0.1 to 0.02). It must be looked at before anything of the author has been learnt: a
+policy that has learnt from a liar agrees with it. So his answers wait here, bounded, until a running mean of
+LEAST_MEASURED measurements or more reaches THRESHOLD, and enter the book then. What an admitted author sends
+is measured too before it enters, every BATCH answers: a batch that pulls elsewhere stays out, and who falls
+below the threshold over his last few batches is put back, with all that the book has of him.
 
 Two cases have nothing to compare with, and are decided by what there is to lose:
 
-- We found fewer than LEAST_FINDS answers ourselves, in PATIENCE rounds. Nothing better can be known and hardly
-  any reward can be lost, so strangers teach on trust, each at most ON_TRUST answers. As soon as there are
-  finds they are measured as all others are, and leave if they do not agree.
+- We found fewer than LEAST_FINDS answers ourselves, in PATIENCE rounds. Nothing better can be known and
+  hardly any reward can be lost, so strangers teach on trust, each at most ON_TRUST answers. As soon as there
+  are finds they are measured as all others are, and leave if they do not agree.
 - We found nothing in the tasks that an author teaches. What he says of them is compared with our finds in
   other tasks, which only sees whether it would harm those: he is admitted above UNKNOWN_GROUND, a little
   below zero, as an honest stranger stands at 0.00 there.
@@ -40,11 +40,11 @@ from msgspec import Meta
 
 from swarmnode.training.foreign.book import Entry, Key
 
-THRESHOLD = 0.01
+THRESHOLD = 0.03
 """The least agreement of a teacher, as a cosine."""
 
-FALLEN = -0.01
-"""An admitted author's answers stay out below this: the way down is longer, or noise would send the honest."""
+FALLEN = 0.0
+"""An admitted author's answers stay out below this: nearer to the threshold, noise would send the honest."""
 
 UNKNOWN_GROUND = -0.02
 """The same of one in whose tasks we found nothing ourselves."""
@@ -58,14 +58,15 @@ MEMORY = 10
 SHORT_MEMORY = 3
 """The same of one who is admitted: a sleeper has not long."""
 
-LEAST_FINDS = 16
+LEAST_FINDS = 8
 """Own finds that can be compared with."""
 
 PATIENCE = 8
 """Rounds with fewer finds than that after which strangers are trusted a little."""
 
 NEWEST_FINDS = 16
-"""Own finds of a task that the compared ones are drawn from: older ones were replayed often, and pull nowhere."""
+"""Own finds of a task that the compared ones are drawn from: older ones were replayed often, and pull
+nowhere."""
 
 FINDS_OF_TASK = 8
 """Own finds of a task that are compared with, at most."""
@@ -180,6 +181,12 @@ class Teachers:
     def waiting(self) -> int:
         """Authors that have sent answers and are not."""
         return len(self._authors) - self.teaching
+
+    @property
+    def doubted(self) -> tuple[str, ...]:
+        """Authors that were measured and wait: their groups are hardly worth fetching."""
+        waiting = (name for name, one in self._authors.items() if not (one.admitted or one.trusted))
+        return tuple(name for name in waiting if self._authors[name].measured >= LEAST_MEASURED)
 
     def agreement(self, author: str) -> float | None:
         """The running mean of an author. None: he was never measured."""
