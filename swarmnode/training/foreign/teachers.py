@@ -1,6 +1,6 @@
 """Who may teach: an author's lessons count by how well they agree with what we found ourselves.
 
-book_rule.py (mended answers of others, our own finds) -> [Teachers] -> Ruling: who enters the book, and leaves
+book_rule.py (mended answers of others, our own finds) -> [Teachers] -> Ruling: what enters, who leaves
                                                               |
                                                               +-> Cosines: gradients.py
 
@@ -8,11 +8,12 @@ A judge that reads a final answer lets through whatever stands before it. Right 
 the right form cannot be told by their text, and a swarm that learns them ends below a node alone. What tells
 them is where they pull: the gradient of the likelihood of an author's answers, at the policy of now, against
 that of answers that we found ourselves, in the same tasks. Honest authors agree a little (their mean cosines
-were 0.04 to 0.3), and liars do not (-0.1 to 0.02). It must be looked at before anything of the author has been learnt: a
-policy that has learnt from a liar agrees with it. So his answers wait here, bounded, until a running mean of
-LEAST_MEASURED measurements or more reaches THRESHOLD, and enter the book then. What an admitted author sends
-is measured too before it enters, every BATCH answers: a batch that pulls elsewhere stays out, and who falls
-below the threshold over his last few batches is put back, with all that the book has of him.
+were 0.04 to 0.3), and liars do not (-0.1 to 0.02). It must be looked at before anything of the author has
+been learnt: a policy that has learnt from a liar agrees with it. So his answers wait here, bounded, until a
+running mean of LEAST_MEASURED measurements or more reaches THRESHOLD, and enter the book then. What an
+admitted author sends is measured too before it enters, every BATCH answers: a batch that pulls elsewhere
+stays out, and who falls below the threshold over his last few batches is put back, with all that the book has
+of him.
 
 Two cases have nothing to compare with, and are decided by what there is to lose:
 
@@ -44,7 +45,8 @@ THRESHOLD = 0.03
 """The least agreement of a teacher, as a cosine."""
 
 FALLEN = 0.0
-"""An admitted author's answers stay out below this: nearer to the threshold, noise would send the honest."""
+"""An admitted author's stay out below this: nearer to the threshold, noise would send honest ones away.
+"""
 
 UNKNOWN_GROUND = -0.02
 """The same of one in whose tasks we found nothing ourselves."""
@@ -52,7 +54,7 @@ UNKNOWN_GROUND = -0.02
 LEAST_MEASURED = 3
 """Measurements before an author is admitted."""
 
-MEMORY = 10
+MEMORY = 20
 """Measurements that the mean of an author who waits follows, about."""
 
 SHORT_MEMORY = 3
@@ -68,10 +70,10 @@ NEWEST_FINDS = 16
 """Own finds of a task that the compared ones are drawn from: older ones were replayed often, and pull
 nowhere."""
 
-FINDS_OF_TASK = 8
+FINDS_OF_TASK = 6
 """Own finds of a task that are compared with, at most."""
 
-FINDS = 64
+FINDS = 48
 """The same of all tasks."""
 
 ANSWERS = 24
@@ -80,8 +82,9 @@ ANSWERS = 24
 LEAST_ANSWERS = 8
 """The same, at least."""
 
-BATCH = 8
-"""New answers of an admitted author that wait for a measurement together."""
+BATCH = 12
+"""New answers that wait for a measurement together, of who is admitted or doubted: who is measured again and
+again is above any threshold at last."""
 
 AUTHORS_A_ROUND = 8
 """Authors that are measured in a round, at most; who has not been for longest comes first."""
@@ -138,7 +141,8 @@ class _Author:
 
     @property
     def is_due(self) -> bool:
-        return self.new > 0 and len(self.held) >= LEAST_ANSWERS and (not self.admitted or self.new >= BATCH)
+        new = 1 if self.measured < LEAST_MEASURED else BATCH
+        return self.new >= new and len(self.held) >= LEAST_ANSWERS
 
     def least(self, found_in: frozenset[str]) -> float:
         """The agreement that he needs. `found_in`: tasks in which we found something ourselves."""
