@@ -183,7 +183,7 @@ class StatusBoard:
         effect = SharingEffect(
             agreement=None if found is None else found.mean,
             error=None if found is None else found.error,
-            verdict=gauge.verdict,
+            verdict=gauge.shown,
             groups=gauge.groups(wanted),
             groups_most=wanted,
         )

@@ -191,7 +191,8 @@ class Adaptive(WrongSteps):
             passed[group.example.key.task] += sum(reward == 1.0 for reward in group.rewards)
         task = example.key.task
         rates = sorted(passed[name] / answers[name] for name in answers)
-        checked = bool(rates) and passed[task] / max(1, answers[task]) > rates[len(rates) // 2]
+        rate = passed[task] / max(1, answers[task])
+        checked = rate > 0 and rate >= rates[len(rates) // 2]
         return solved.text if checked else super().right(example, solved, scene)
 
 
@@ -264,6 +265,11 @@ class Attacker:
 
     async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
+
+    @property
+    def watched(self) -> Sequence[RolloutGroup]:
+        """Groups of others that it has seen, the newest last."""
+        return tuple(self._scene.watched)
 
     async def watch(self, deadline_s: float = 20.0) -> None:
         """Take what others have published since."""

@@ -135,10 +135,12 @@ class SharingGauge(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def verdict(self) -> Verdict:
         """The verdict on the amount that is taken now."""
-        seen = self.agreements[-self.rounds :] if self.rounds else ()
-        if len(seen) < LEAST or _evidence(seen) < EVIDENCE:
-            return "open"
-        return "helps" if sum(seen) > 0 else "harms"
+        return _verdict(self.agreements[-self.rounds :] if self.rounds else ())
+
+    @property
+    def shown(self) -> Verdict:
+        """The verdict on the newest rounds, whatever was taken then: for people."""
+        return _verdict(self.agreements[-WINDOW:])
 
     def after(self, agreement: float | None) -> "SharingGauge":
         """The gauge after one more round. None: the round had nothing to compare."""
@@ -184,6 +186,12 @@ def told(before: SharingGauge, after: SharingGauge, wanted: int) -> str:
     return f"what others teach does not work against us any more{why}: {amount}"
 
 
+def _verdict(seen: Sequence[float]) -> Verdict:
+    if len(seen) < LEAST or _evidence(seen) < EVIDENCE:
+        return "open"
+    return "helps" if sum(seen) > 0 else "harms"
+
+
 def _evidence(seen: Sequence[float]) -> float:
     """How much likelier these rounds are under some mean than under zero, whatever their spread.
 
@@ -208,7 +216,7 @@ def _autocorrelation(seen: Sequence[float]) -> float:
     """That of neighbours, with what small samples are known to hide (Kendall 1954)."""
     mean = fmean(seen)
     scatter = sum((one - mean) ** 2 for one in seen)
-    if scatter <= 0:
+    if scatter <= 1e-9 * len(seen) * mean * mean:
         return 0.0
     found = sum((before - mean) * (now - mean) for before, now in pairwise(seen)) / scatter
     found += (1 + 4 * found) / len(seen)
