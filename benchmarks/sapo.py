@@ -9,6 +9,7 @@ rounds. Rules (sapo_rules.py): `alone` (8/0), `alone_successes` (own failures le
 over-sampling and zero-advantage filter, at equal answers), `sapo` as published, and the product's others.
 
 Each rule has its best learning rate of GRID at seed 0, in each swarm, but where the preset is the claim.
+Specialists that share nothing are also run for as many CPU seconds as those that share.
 Means over seeds with 95 % intervals by t. Runs are kept in the cache folder, by everything that they depend
 on: --fresh runs them again, --any-code takes those of other versions of the code, too.
 
@@ -21,13 +22,14 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import argparse
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from common import machine, report
-from sapo_claims import claims_of
+from sapo_claims import OURS, claims_of
 from sapo_models import models_of
 from sapo_picture import picture
 from sapo_plan import Outcome, Run
@@ -38,6 +40,9 @@ from sapo_table import Table, markdown
 
 MINUTES = 17.0
 """No run is begun later than this; the longest takes about a minute."""
+
+EQUAL_CPU = ("alone", "own_book")
+"""Rules of nodes that share nothing, run once more for as many CPU seconds as the specialists that share."""
 
 QUICK_RULES = ("alone", "sapo", "own_book", "book")
 QUICK_ROUNDS = 16
@@ -55,7 +60,9 @@ def main() -> None:
     tuned = Table(known)
     more = [run for pair in pairs if tuned.rates(*pair) for run in repeated(*pair, tuned, options)]
     known |= gathered(more, options, until_s)
-    show(Table(known), options)
+    table = Table(known)
+    longer = [run for swarm, rule in pairs if swarm == "specialists" for run in as_long(rule, table)]
+    show(table, Table(gathered(longer, options, until_s)), options)
 
 
 def arguments() -> argparse.Namespace:
@@ -120,6 +127,20 @@ def repeated(swarm: str, rule: str, table: Table, options: argparse.Namespace) -
     return [Run(swarm, rule, best, seed, rounds_of(swarm, options)) for seed in range(1, seeds)]
 
 
+def as_long(rule: str, table: Table) -> list[Run]:
+    """Returns runs of nodes that share nothing, with the rounds that take them the CPU seconds of those that
+    share: what a round costs is known from the runs of the table."""
+    if rule not in EQUAL_CPU:
+        return []
+    ours, theirs = (table.tuned("specialists", one) for one in (OURS, rule))
+    rate = table.best_rate("specialists", rule) if theirs else None
+
+    def rounds(seed: int) -> int:
+        return math.ceil(len(theirs[seed].rewards[0]) * ours[seed].cpu_s / theirs[seed].cpu_s)
+
+    return [Run("specialists", rule, rate, seed, rounds(seed)) for seed in theirs if seed in ours]
+
+
 def rounds_of(swarm: str, options: argparse.Namespace) -> int:
     return QUICK_ROUNDS if options.quick else SWARMS[swarm].rounds
 
@@ -135,20 +156,22 @@ def gathered(runs: Sequence[Run], options: argparse.Namespace, until_s: float) -
     )
 
 
-def show(table: Table, options: argparse.Namespace) -> None:
+def show(table: Table, longer: Table, options: argparse.Namespace) -> None:
     text = markdown(table)
     print(text, flush=True)
+    if list(longer.rows()):
+        print(f"alone, for as many CPU seconds as `{OURS}`:\n{markdown(longer)}", flush=True)
     if options.markdown is not None:
         options.markdown.write_text(text + "\n")
     if options.picture is not None:
         options.picture.write_text(picture(table))
-    claims = claims_of(table)
+    claims = claims_of(table, longer)
     report(
         "sapo",
         {name: found.mean for name, found in claims.items()},
         {name: (found.low, found.high) for name, found in claims.items() if found.half < float("inf")},
         options.json,
-        {"rows": table.as_json()},
+        {"rows": table.as_json(), "equal_cpu": longer.as_json()},
     )
 
 

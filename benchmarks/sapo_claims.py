@@ -19,13 +19,16 @@ WINDOW = 5
 """Rounds over which a newcomer is compared with the others, and over which injected text is counted."""
 
 
-def claims_of(table: Table) -> dict[str, Estimate]:
-    """Every claim of which both sides were run."""
+def claims_of(table: Table, longer: Table) -> dict[str, Estimate]:
+    """Returns every claim of which both sides were run. `longer`: nodes that share nothing, for as many CPU
+    seconds as those of `table` that share."""
     found = {
         "specialists_cumulative_vs_alone": table.paired(ratio, "specialists", OURS, "alone"),
         "specialists_cumulative_vs_own_book": table.paired(ratio, "specialists", OURS, "own_book"),
         "specialists_cumulative_vs_filter": table.paired(ratio, "specialists", OURS, "filter"),
         "specialists_last_minus_alone": table.paired(gap, "specialists", OURS, "alone"),
+        "specialists_equal_cpu_minus_alone": _equal_cpu(table, longer, "alone"),
+        "specialists_equal_cpu_minus_own_book": _equal_cpu(table, longer, "own_book"),
         "specialists_sapo_vs_alone": table.paired(ratio, "specialists", "sapo", "alone"),
         "equals_cumulative_vs_alone": table.paired(ratio, "equals", OURS, "alone"),
         "equals_cumulative_vs_own_book": table.paired(ratio, "equals", OURS, "own_book"),
@@ -83,6 +86,13 @@ def gain_kept(attacked: Outcome, peaceful: Outcome, alone: Outcome) -> float:
 def injected_rate(outcome: Outcome) -> float:
     """Share of the victims' answers that carry the injected text, in the last WINDOW rounds."""
     return fmean(fmean(shares[-WINDOW:]) for shares in outcome.injected)
+
+
+def _equal_cpu(table: Table, longer: Table, against: str) -> Estimate | None:
+    """Held-out reward of nodes that share over that of nodes that trained alone for as long."""
+    ours, theirs = table.tuned("specialists", OURS), longer.tuned("specialists", against)
+    values = [gap(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
+    return estimate(values) if values else None
 
 
 def _under_attack(table: Table, attacked: str, peaceful: str) -> dict[str, Estimate | None]:

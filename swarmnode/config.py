@@ -102,6 +102,8 @@ class NetworkConfig(Section):
     announce: tuple[str, ...] = ()
     """Public multiaddrs to tell peers instead of the ones we listen on (behind a forwarded port). Of several
     policies the first one announces them."""
+    map_port: bool = False
+    """Ask the router to forward our port, by UPnP or NAT-PMP, and tell peers where it does."""
     seeds: tuple[str, ...] = ("shipped",)
     """Whom to dial first: multiaddrs that end in /p2p/<peer id>, files with one on each line, DNS names as
     /dnsaddr/example.org. shipped: the list that came with swarmnode (configs/seeds.txt)."""
@@ -143,6 +145,10 @@ class PolicyConfig(Section):
 
     chat_template: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """What the tokenizer's own chat template is told besides messages, as in {enable_thinking = false}."""
+
+    raw_prompts: bool = False
+    """Prompts that are a text, or one message of a user, stand as they are, as TRL trains on texts. Off: the
+    chat template is put around them. Conversations of several messages have it in any case."""
 
     @field_validator("chat_template")
     @classmethod

@@ -17,7 +17,7 @@ SURFACE = {
     "swarm invite": "--home --seed --swarm",
     "swarm members": "--home --json --swarm",
     "swarm remove": "peers --home --swarm",
-    "swarm rotate": "--home --swarm",
+    "swarm rotate": "--home --only --swarm",
     "swarm publishers": "peers --home --swarm",
     "seed": "addresses --config --home --port --set --swarm",
     "status": "--home --json",

@@ -138,6 +138,8 @@ def serve(requests: socket.socket) -> dict[str, Any]:
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    # Ctrl-C in a terminal reaches all processes of the group: what it ends here are the forked ones.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     reports: dict[int, int] = {}
     while True:
         ready, _, _ = select.select([requests, woken], [], [])

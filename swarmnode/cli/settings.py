@@ -76,7 +76,7 @@ def invited(
         return swarm, addresses if addresses is None else texts
     from swarmnode.errors import NetworkError
     from swarmnode.network.invitation import is_invitation, read_invitation
-    from swarmnode.network.swarm_home import accept
+    from swarmnode.network.swarm_record import accept
     from swarmnode.storage import resolve_paths
 
     dialled: list[str] = []

@@ -11,7 +11,7 @@ from swarmnode.storage import Paths, resolve_paths
 
 if TYPE_CHECKING:
     from swarmnode.identity.keys import NodeKey
-    from swarmnode.network.swarm_home import SwarmRecord
+    from swarmnode.network.swarm_record import SwarmRecord
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -111,7 +111,7 @@ def create(
 ) -> None:
     """Found a private swarm: make its key, and print the invitation, which holds it."""
     from swarmnode.config_layers import load_config
-    from swarmnode.network.swarm_home import file_of, founded, record_of, save
+    from swarmnode.network.swarm_record import file_of, founded, record_of, save
 
     load_config(environ={}, flags={"swarm.name": name})
     if not private:
@@ -186,9 +186,16 @@ def remove(
 
 
 @app.command()
-def rotate(swarm: Swarm = None, home: Home = None) -> None:
+def rotate(
+    swarm: Swarm = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="PEER", help="Hand it to these members alone; may be repeated."),
+    ] = None,
+    home: Home = None,
+) -> None:
     """Make a new key and hand it to every member; invitations from before end. Founder only."""
-    typer.echo(_told(_change(resolve_paths(home), swarm, new_key=True)))
+    typer.echo(_told(_change(resolve_paths(home), swarm, only=only or (), new_key=True)))
 
 
 @app.command()
@@ -213,7 +220,7 @@ def _founder(paths: Paths) -> "NodeKey":
 
 
 def _record(paths: Paths, swarm: str | None) -> "SwarmRecord":
-    from swarmnode.network.swarm_home import file_of, load, names_in
+    from swarmnode.network.swarm_record import file_of, load, names_in
 
     names = names_in(paths.swarms)
     if swarm is None and len(names) > 1:
@@ -243,17 +250,19 @@ def _change(
     paths: Paths,
     swarm: str | None,
     *,
+    only: list[str] | tuple[str, ...] = (),
     remove: list[str] | tuple[str, ...] = (),
     publishers: list[str] | tuple[str, ...] | None = None,
     new_key: bool = False,
 ) -> "SwarmRecord":
-    from swarmnode.network.swarm_home import changed, file_of, save
+    from swarmnode.network.swarm_record import changed, file_of, save
 
     before = _record(paths, swarm)
     record = changed(
         before,
         _founder(paths),
         members=tuple(_met(paths, before.name)),
+        only=only,
         remove=remove,
         publishers=publishers,
         new_key=new_key,

@@ -13,6 +13,7 @@ import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from swarmnode.errors import HostDown, Rejected
 from swarmnode.exchange.inbox import Accepted, HeaderPool, ReplayBuffer
@@ -63,8 +64,23 @@ logger = logging.getLogger(__name__)
 TICK_S = 1.0
 """How often we look for stale headers and for peers whose pause is over, when nothing else happens."""
 
+FETCHES_OF_PROVEN = 2
+"""Fetches from one proven author at the same time. Behind routers a body takes twice as many steps, and in a
+swarm of two there is nobody else to ask meanwhile."""
+
 RECENT_S = 300.0
 """An author who gave us a group within this time counts among those we share a draw between."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fetch:
+    """A group that is fetched or judged."""
+
+    announcement: Announcement
+    trust: Trust
+    """Its author's when the fetch began."""
+    began: float
+    """On the loop's clock."""
 
 
 class Fetcher:
@@ -108,9 +124,7 @@ class Fetcher:
         """Bytes that newcomers may still give us in vain."""
         self._vain_dials = TokenBucket(rate_per_s=VAIN_DIALS_PER_S, burst=VAIN_DIALS_BURST)
         """How many newcomers may still be asked in vain whom we hold no connection to."""
-        self._fetching: dict[str, tuple[Trust, float]] = {}
-        """The authors that are fetched from: their trust when the fetch began, and when that was on the
-        loop's clock."""
+        self._fetching: dict[Fetch, None] = {}
         self._gave_at: dict[str, float] = {}
         """When an author gave us a group, for those who did lately."""
         self._swept_at = 0.0
@@ -211,8 +225,9 @@ class Fetcher:
             if announcement.given is not None:
                 self._take_over(announcement, announcement.given)
                 continue
-            self._fetching[chosen.author] = (chosen.trust, _now_s())
-            fetches.create_task(self._acquire(announcement), name=f"fetch from {announcement.author}")
+            fetch = Fetch(announcement, chosen.trust, _now_s())
+            self._fetching[fetch] = None
+            fetches.create_task(self._acquire(fetch), name=f"fetch from {announcement.author}")
 
     def _take_over(self, announcement: Announcement, given: Given) -> None:
         try:
@@ -226,8 +241,8 @@ class Fetcher:
         not wait until it is given up."""
         now = _now_s()
         return Counter(
-            "slow" if trust == "proven" and now - began > SLOW_S else trust
-            for trust, began in self._fetching.values()
+            "slow" if fetch.trust == "proven" and now - fetch.began > SLOW_S else fetch.trust
+            for fetch in self._fetching
         )
 
     def _has_room(self) -> bool:
@@ -296,23 +311,26 @@ class Fetcher:
         return held < room and self._vain.has(now=self._arrive().at)
 
     def _may_ask(self, author: str, trust: Trust, share: int) -> bool:
-        if author in self._fetching or not self._buffer.has_room_for(author):
+        under_way = sum(fetch.announcement.author == author for fetch in self._fetching)
+        at_once = FETCHES_OF_PROVEN if trust == "proven" else 1
+        if under_way >= at_once or not self._buffer.has_room_for(author, coming=under_way):
             return False
         if trust == "neighbour":
             return True
         now = self._arrive().at
         reputation = self._ledger.reputation
         return (
-            self._buffer.by_author[author] < share
+            self._buffer.by_author[author] + under_way < share
             and reputation.may_be_asked(author, now)
             and reputation.has_judge_time(author, _now_s())
             and not self._judge.is_stuck_on(author)
             and not reputation.is_banned(author, now)
         )
 
-    async def _acquire(self, announcement: Announcement) -> None:
+    async def _acquire(self, fetch: Fetch) -> None:
         """The whole way of one group. The peer boundary: nothing that happens here reaches anything else."""
-        author, reputation = announcement.author, self._ledger.reputation
+        announcement, reputation = fetch.announcement, self._ledger.reputation
+        author = announcement.author
         began, body, took_s = _now_s(), b"", 0.0
 
         def judged(seconds: float) -> None:
@@ -343,7 +361,7 @@ class Fetcher:
             self._was_in_vain(author, Reason.INTERNAL, len(body))
             self._ledger.drop(Reason.INTERNAL, author)
         finally:
-            self._fetching.pop(author, None)
+            del self._fetching[fetch]
             self._progress.set()
             self.wake()
 
@@ -374,7 +392,9 @@ class Fetcher:
         if self.trust_of(author) == "newcomer":
             self._vain.owe(size_bytes)
             self._vain_dials.owe(not self._bodies.routes.leads_to(author))
-        self._ledger.reputation.did_not_deliver(author, self._arrive().at)
+        # Of a wide group we look at a part: its answers may be equal although those of the whole are not.
+        mishap = reason in (Reason.UNAVAILABLE, Reason.TIMEOUT, Reason.ZERO_ADVANTAGE)
+        self._ledger.reputation.did_not_deliver(author, self._arrive().at, mishap=mishap)
 
     def _accept(self, announcement: Announcement, body: bytes, checked: CheckedBody) -> None:
         author = announcement.author

@@ -17,7 +17,7 @@ us a body have most of the places, and nobody has more time of them than its own
 
 import asyncio
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
@@ -37,6 +37,9 @@ MAX_ANNOUNCED_PER_AUTHOR = 128
 
 MAX_AUTHORS = 512
 """Connected authors whose announcements are remembered, some 8 MiB when all of them announce without end."""
+
+MAX_EARLY = 256
+"""Announcements of peers that, as far as we know, are not connected: who has just come announces, too."""
 
 PULL_S = 5.0
 """How long an author may take to give us a body that others ask us for. Who asked may have gone by then: the
@@ -106,6 +109,7 @@ class Holder:
         self._pull = pull
         self._connected: frozenset[str] = frozenset()
         self._authors: OrderedDict[str, Author] = OrderedDict()
+        self._early: deque[Message] = deque(maxlen=MAX_EARLY)
         self._pulls: dict[tuple[str, bytes], asyncio.Task[bytes | None]] = {}
         self._pulls_of_strangers = 0
         self._tasks: asyncio.TaskGroup | None = None
@@ -114,9 +118,14 @@ class Holder:
 
     def is_connected_to(self, peers: Collection[str]) -> None:
         """Take note of the peers that we hold a connection to. What others announced is forgotten."""
-        self._connected = frozenset(peers)
+        came, self._connected = frozenset(peers) - self._connected, frozenset(peers)
         for author in self._authors.keys() - self._connected:
             del self._authors[author]
+        early = tuple(self._early)
+        self._early.clear()
+        for message in early:
+            if message.sender in came:
+                self.heard(message)
 
     def heard(self, message: Message) -> None:
         """Remember the body that a gossiped header announces, if we could fetch it.
@@ -125,7 +134,10 @@ class Holder:
         is fetched must have the hash that it announced.
         """
         author = message.sender
-        if author not in self._connected or len(message.data) > MAX_HEADER_BYTES:
+        if len(message.data) > MAX_HEADER_BYTES:
+            return
+        if author not in self._connected:
+            self._early.append(message)
             return
         try:
             envelope = _decoder.decode(message.data)

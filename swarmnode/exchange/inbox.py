@@ -326,9 +326,10 @@ class ReplayBuffer:
             self._let_go(next(one for one in self._groups if one.author == largest))
         return before - len(self._groups)
 
-    def has_room_for(self, author: str) -> bool:
-        """Whether one more group of this author would not displace another of the same author."""
-        return self._by_author[author] < self._max_per_author
+    def has_room_for(self, author: str, *, coming: int = 0) -> bool:
+        """Whether one more group of this author would not displace another of the same author, `coming` ones
+        included."""
+        return self._by_author[author] + coming < self._max_per_author
 
     def drop_stale(self, now: float, policy_version: int) -> int:
         """Let go of groups that are too old for this policy version; returns how many."""

@@ -138,6 +138,10 @@ HOLDERS_ASKED = 4
 """Connected peers that are asked for one body, one after the other. None is waited for: the next is asked
 when one takes longer than HEAD_START_S and what a slow line needs for the body."""
 
+LOOK_AGAIN_S = 0.2
+"""Who is connected is looked up once more, this long after the last time, where a body cannot be had for want
+of it: a home asks and announces in the second in which it comes, and is not to be told "not here"."""
+
 SLOW_LINE_BYTES_PER_S = 256.0 * 1024
 """What a narrow line of a home carries. To ask another for what is on its way would make it narrower."""
 
@@ -203,6 +207,9 @@ class BodyPlane:
         )
         self._kept_for_givers = settings.upload_bytes_per_s * UPLOAD_BURST_S / 2
         self._vain_asks = TokenBucket(rate_per_s=VAIN_ASKS_PER_S, burst=VAIN_ASKS_BURST)
+        self._looking = asyncio.Lock()
+        self._looked_at = 0.0
+        """When we learnt who is connected, on the loop's clock."""
 
     async def serve(self) -> bool:
         """Start to answer requests; False when the host is down."""
@@ -215,8 +222,22 @@ class BodyPlane:
 
     def is_connected_to(self, peers: Collection[str]) -> None:
         """Take note of the peers that we hold a connection to."""
+        self._looked_at = asyncio.get_running_loop().time()
         self.routes.connected = frozenset(peers)
         self.holder.is_connected_to(peers)
+
+    async def _look_again(self) -> None:
+        """See who has come since somebody looked: once, however many want to know."""
+        loop = asyncio.get_running_loop()
+        wanted_at = loop.time()
+        async with self._looking:
+            await asyncio.sleep(max(0.0, self._looked_at + LOOK_AGAIN_S - loop.time()))
+            if self._looked_at >= wanted_at:
+                return
+            try:
+                self.is_connected_to(await self._host.peers())
+            except NetworkError as error:
+                logger.debug("could not look who is connected: %s", error)
 
     async def answer(self, peer: str, request: bytes) -> bytes:
         """Return the body that a peer asks for, or nothing."""
@@ -238,6 +259,8 @@ class BodyPlane:
             self._ledger.drop(Reason.UPLOAD_LIMITED, peer)
             return b""
         if body is None and author != peer and not reputation.is_banned(author, now):
+            if author not in self.routes.connected:
+                await self._look_again()
             body = await self.holder.pull(author, body_hash)
             if body is not None and not self._may_take(peer, len(body)):
                 self._ledger.drop(Reason.UPLOAD_LIMITED, peer)
@@ -258,6 +281,8 @@ class BodyPlane:
         held = self._held(announcement.header.body_hash)
         if held is not None:
             return held
+        if not self.routes.connected:
+            await self._look_again()
         search = _Search(announcement, asyncio.get_running_loop().time() + timeout_s)
         body = await self._find(search)
         if body is None and search.host_down is not None:

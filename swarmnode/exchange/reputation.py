@@ -54,6 +54,9 @@ RECOVERY_PER_S = 1.0 / 60.0
 
 FIRST_PAUSE_S = 5.0
 """Time before we fetch again from a peer that gave us nothing; doubled each time it happens again."""
+GIVER_PAUSE_S = 1.0
+"""The first such time for a proven author, after what may happen to anybody: a hiccup of its line, or of who
+hands on its groups, is no reason for a swarm of two to stay apart for many rounds."""
 LONGEST_PAUSE_S = 300.0
 
 
@@ -255,10 +258,14 @@ class Reputation:
         """Use up one of the requests that we may make of this peer; False when there is none left."""
         return self._of(peer).asks.take(now=now)
 
-    def did_not_deliver(self, author: str, now: float) -> None:
-        """A fetch from this author gave us nothing of use, whosever fault it was."""
+    def did_not_deliver(self, author: str, now: float, *, mishap: bool = False) -> None:
+        """A fetch from this author gave us nothing of use, whosever fault it was. `mishap`: it may happen to
+        anybody."""
         standing = self._of(author)
-        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(standing.failures, 16))
+        if now < standing.ask_again_at:
+            return  # It was asked before the pause began, for several at once: that is one mishap.
+        first_s = GIVER_PAUSE_S if mishap and standing.accepted >= PROVEN_AFTER else FIRST_PAUSE_S
+        pause_s = min(LONGEST_PAUSE_S, first_s * 2.0 ** min(standing.failures, 16))
         standing.failures += 1
         standing.ask_again_at = now + pause_s
 

@@ -45,7 +45,7 @@ WINDOW_S = 10.0
 MAX_PER_ASKER = 2
 MAX_PER_ADDRESS = 8
 MAX_IN_ALL = 32
-"""Dials within the window: for one peer, to one address, and together."""
+"""Within the window: questions of one peer, dials to one address, and either together."""
 
 Outcome = Literal["reached", "silent", "refused"]
 """It was us who answered; nobody did, or somebody else; nobody was dialled."""
@@ -79,7 +79,8 @@ class DialBack:
         self._host = host
         self._answers = answers or answers_as
         self._clock = clock
-        self._dials: deque[tuple[float, str, str]] = deque()
+        self._asked: deque[tuple[float, str]] = deque()
+        self._dials: deque[tuple[float, str]] = deque()
 
     async def serve(self) -> None:
         """Answer the questions of others from now on. Raises NetworkError."""
@@ -99,25 +100,30 @@ class DialBack:
             return None
 
     async def answer(self, peer: str, request: bytes) -> bytes:
-        """Return what we find at a port of a peer. Raises NetworkError, MsgspecError for a bad question."""
-        port = _questions.decode(request).port
+        """Return what we find at a port of a peer, and nothing at all to a question that is none."""
+        try:
+            port = _questions.decode(request).port
+        except msgspec.MsgspecError as error:
+            logger.debug("a question of %s makes no sense: %s", peer, error)
+            return b""
+        if not _has_room(self._asked, peer, MAX_PER_ASKER, self._clock()):
+            return msgspec.msgpack.encode(Told("refused"))
         ends = (await self._host.far_ends()).get(peer, ())
         seen = next((ip for end in by_reach(ends) if (ip := public_ip(end)) is not None), "")
-        if not seen or not self._may_dial(peer, seen):
+        if not seen or not _has_room(self._dials, seen, MAX_PER_ADDRESS, self._clock()):
             return msgspec.msgpack.encode(Told("refused", seen))
         found = await self._answers(seen, port, peer)
         return msgspec.msgpack.encode(Told("reached" if found else "silent", seen))
 
-    def _may_dial(self, peer: str, ip: str) -> bool:
-        now = self._clock()
-        while self._dials and self._dials[0][0] <= now - WINDOW_S:
-            self._dials.popleft()
-        of_peer = sum(peer == one for _, one, _ in self._dials)
-        to_ip = sum(ip == one for _, _, one in self._dials)
-        if len(self._dials) >= MAX_IN_ALL or of_peer >= MAX_PER_ASKER or to_ip >= MAX_PER_ADDRESS:
-            return False
-        self._dials.append((now, peer, ip))
-        return True
+
+def _has_room(taken: deque[tuple[float, str]], by: str, most: int, now: float) -> bool:
+    """Return True, and take a place, where fewer than `most` are taken within the window, and not all."""
+    while taken and taken[0][0] <= now - WINDOW_S:
+        taken.popleft()
+    if len(taken) >= MAX_IN_ALL or sum(by == one for _, one in taken) >= most:
+        return False
+    taken.append((now, by))
+    return True
 
 
 def public_ip(address: str) -> str | None:

@@ -240,10 +240,12 @@ class Discovery:
         resolve: Resolve = ask_dns,
         mdns: bool = False,
         mdns_interfaces: Sequence[str] = (),
+        asks_router: bool = False,
         target: int = TARGET_PEERS,
         rng: random.Random | None = None,
     ) -> None:
         """`namespace` is what we advertise and look for, `names` stand for more seeds in the DNS.
+        `asks_router`: the host asks the router to forward its port.
 
         Raises NetworkError for a malformed seed: a typing error should stop the start, not be retried."""
         for seed in seeds:
@@ -260,7 +262,7 @@ class Discovery:
         self._attached = asyncio.Event()
         self._said_attached: bool | None = None
         self._news = asyncio.Event()
-        self._reachability = Reachability(host, self._dialled)
+        self._reachability = Reachability(host, self._dialled, asks_router=asks_router)
 
     @property
     def reach(self) -> Reach:

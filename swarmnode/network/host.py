@@ -50,7 +50,7 @@ class HostStatus:
     skipped: Mapping[str, int] = field(default_factory=dict[str, int])
     """What came in from peers and could not be used, by cause (rpc.py)."""
     private: bool = False
-    """Only who has the swarm's key can take part (private.py)."""
+    """Only who has the swarm's key can take part (private_host.py)."""
 
 
 Handler = Callable[[str, bytes], Awaitable[bytes]]

@@ -21,7 +21,7 @@ MAX_SEEDS = 4
 """One address is enough to join a swarm; others stand in for it on a bad day."""
 
 MAX_NAME_CHARS = 63
-MAX_KEY_BYTES = 64
+MAX_KEY_BYTES = 72
 MAX_INVITATION_CHARS = 2048
 """The longest with four addresses by relays, a name and a key stays below."""
 

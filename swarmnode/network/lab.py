@@ -47,6 +47,8 @@ class LabMachine:
     """Its IPv4 address; of a home's machine a private one."""
     link: str
     """The interface by which it is connected."""
+    router: str = ""
+    """Namespace of its home's router; empty: it is in no home."""
 
     @property
     def prefix(self) -> tuple[str, ...]:
@@ -125,11 +127,18 @@ class Lab:
         return machine
 
     def home(
-        self, nat: Nat = "cone", *, double: bool = False, machines: int = 1, forward: int | None = None
+        self,
+        nat: Nat = "cone",
+        *,
+        double: bool = False,
+        machines: int = 1,
+        forward: int | None = None,
+        loss: float = 0.0,
     ) -> list[LabMachine]:
         """Add a home: so many machines behind one router, or behind two, the outer one the provider's.
 
-        `forward`: a TCP port that the home's router forwards to its first machine."""
+        `forward`: a TCP port that the home's router forwards to its first machine. `loss`: the share of
+        packets that it drops."""
         number = next(self._number)
         router = self._namespace(f"{self._name}-r{number}")
         if double:
@@ -141,17 +150,24 @@ class Lab:
         else:
             self._plug(router, "wan", f"203.0.113.{number}")
         self._bridge(router, "lan", "192.168.1.1/24")
-        self._masquerade(router, nat, forward)
+        self._masquerade(router, nat, forward, loss)
         found: list[LabMachine] = []
         for place in range(machines):
-            inside = LabMachine(
-                self._namespace(f"{self._name}-h{number}{chr(97 + place)}"), f"192.168.1.{20 + place}", "eth0"
-            )
+            name = f"{self._name}-h{number}{chr(97 + place)}"
+            inside = LabMachine(self._namespace(name), f"192.168.1.{20 + place}", "eth0", router)
             self._cable((inside.namespace, "eth0", f"{inside.address}/24"), (router, f"port{place}", None))
             _run(["ip", "-n", router, "link", "set", f"port{place}", "master", "lan"])
             _route(inside.namespace, "192.168.1.1")
             found.append(inside)
         return found
+
+    def move(self, machine: LabMachine) -> str:
+        """Give the home of a machine, which is behind one router, another public address, and return it: as
+        providers do at night, without a word to anybody who is connected."""
+        address = f"203.0.113.{next(self._number)}"
+        _run(["ip", "-n", machine.router, "address", "flush", "dev", "wan"])
+        _run(["ip", "-n", machine.router, "address", "add", f"{address}/24", "dev", "wan"])
+        return address
 
     def _namespace(self, name: str) -> str:
         _run(["ip", "netns", "add", name])
@@ -180,15 +196,16 @@ class Lab:
         _run(["ip", "-n", namespace, "address", "add", address, "dev", link])
         _run(["ip", "-n", namespace, "link", "set", link, "up"])
 
-    def _masquerade(self, router: str, nat: Nat, forward: int | None = None) -> None:
+    def _masquerade(self, router: str, nat: Nat, forward: int | None = None, loss: float = 0.0) -> None:
         how = "masquerade fully-random" if nat == "symmetric" else "masquerade"
+        lose = f"numgen random mod 1000 < {round(1000 * loss)} drop;" if loss else ""
         into = f'iifname "wan" tcp dport {forward} dnat to 192.168.1.20;' if forward else ""
         rules = f"""
             table ip home {{
                 chain into {{ type nat hook prerouting priority dstnat; {into} }}
                 chain out {{ type nat hook postrouting priority srcnat; oifname "wan" {how}; }}
                 chain through {{
-                    type filter hook forward priority filter; policy drop;
+                    type filter hook forward priority filter; policy drop; {lose}
                     iifname "lan" accept; ct status dnat accept; ct state established,related accept;
                 }}
                 chain in {{

@@ -68,15 +68,21 @@ class P2pdHost:
     """
 
     def __init__(
-        self, identity_path: Path, *, listen: Sequence[str] = DEFAULT_LISTEN, announce: Sequence[str] = ()
+        self,
+        identity_path: Path,
+        *,
+        listen: Sequence[str] = DEFAULT_LISTEN,
+        announce: Sequence[str] = (),
+        map_port: bool = False,
     ) -> None:
         """`listen`: where to accept connections; port 0 picks a port once and keeps it.
-        `announce`: what to tell others instead, when they reach us under other addresses."""
+        `announce`: what to tell others instead, when they reach us under other addresses.
+        `map_port`: the router is asked to forward the port, and others are told where it does."""
         self._skipped = Skipped()
         self._gate = Gate(lambda: self._supervisor.listen)
         self._incoming = Incoming(self._gate, self._skipped)
         self._supervisor = DaemonSupervisor(
-            DaemonOptions(identity_path, tuple(listen), tuple(announce)),
+            DaemonOptions(identity_path, tuple(listen), tuple(announce), map_port),
             skipped=self._skipped,
             restore=self._restore,
             observe=self._observe,

@@ -64,9 +64,11 @@ class DaemonOptions:
     identity: Path
     listen: tuple[str, ...]
     announce: tuple[str, ...]
+    map_port: bool = False
+    """Ask the router to forward the port (UPnP, NAT-PMP)."""
 
     def arguments(self, control_socket: Path) -> list[str]:
-        """The command line. Nothing here lets the daemon dial, map or relay anything that we did not ask for.
+        """The command line. Nothing here lets the daemon dial, map or relay anything that was not asked for.
 
         `-b` is never passed: without an explicit list it would join the public IPFS network.
         """
@@ -75,7 +77,8 @@ class DaemonOptions:
             f"-listen=/unix{control_socket}",
             f"-id={self.identity}",
             f"-hostAddrs={','.join(self.listen)}",
-            *("-natPortMap=0", "-autonat=0", "-relay=0", "-relayService=0"),
+            f"-natPortMap={int(self.map_port)}",
+            *("-autonat=0", "-relay=0", "-relayService=0"),
             "-dhtServer=1",
             *("-pubsub=1", "-pubsubRouter=gossipsub", "-pubsubSign=1", "-pubsubSignStrict=1"),
             *("-connManager=1", f"-connLo={low}", f"-connHi={high}"),

@@ -1,6 +1,6 @@
 """A private swarm while a node runs: what its home keeps, who was met there, and what a peer is handed.
 
-home (swarm_home.py) <-> [PrivateSwarm] <-> private.py, which brings it to the wire
+home (swarm_record.py) <-> [PrivateSwarm] <-> private_host.py, which brings it to the wire
                               `-> may_publish -> ExchangeSettings.publishers
 
 Commands change the file of the home (`swarmnode swarm remove`, `rotate`); a running node looks at it and
@@ -17,8 +17,8 @@ import msgspec
 
 from swarmnode.errors import NetworkError, StorageError
 from swarmnode.network.manifest import MAX_LISTED, MAX_MANIFEST_BYTES
-from swarmnode.network.swarm_home import SwarmRecord, load, save, succeeded
 from swarmnode.network.swarm_key import SECRET_BYTES, SwarmKey
+from swarmnode.network.swarm_record import SwarmRecord, load, save, succeeded
 from swarmnode.storage import replace_file
 
 logger = logging.getLogger(__name__)

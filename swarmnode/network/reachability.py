@@ -140,13 +140,15 @@ class Place:
     """Connected peers that we dialled at a public address ourselves, and this address."""
     settled: bool
     """False in the first moments after the start."""
+    asks_router: bool = False
+    """The router was asked to forward our port."""
 
 
 def conclude(held: SoFar, place: Place) -> Reach:
     """Return the verdict in words."""
     port = tcp_port(place.addresses)
     own = tuple(address for address in place.addresses if scope_of(address) == "public")
-    steps = _steps(port, held.seen)
+    steps = _steps(port, held.seen, place.asks_router)
     if place.addresses and all(scope_of(address) == "machine" for address in place.addresses):
         return Reach("local", "only this machine can reach you: network.listen says so")
     if held.reached:
@@ -191,11 +193,14 @@ def _as_far_as(asked: int) -> str:
     return " (as far as one peer can tell)" if asked < 2 else f" (as far as {asked} peers can tell)"
 
 
-def _steps(port: int | None, seen: str) -> tuple[str, ...]:
+def _steps(port: int | None, seen: str, asks_router: bool) -> tuple[str, ...]:
     at = address_of(seen or "YOUR.PUBLIC.IP.ADDRESS", port or 4001)
+    by_itself = (
+        "which did not when it was asked to" if asks_router else "or try `--set network.map_port=true`"
+    )
     return (
         f"forward TCP port {port or 4001} of your router to this machine and start with"
-        f" `--port {port or 4001} --set network.announce={at}`",
+        f" `--port {port or 4001} --set network.announce={at}` ({by_itself})",
         "join a seed, or any member whom others reach: `swarmnode join ADDRESS`",
         "run `swarmnode seed` on any machine with a public address, and join that",
     )
@@ -222,13 +227,16 @@ class Reachability:
         host: Host,
         dialled: Callable[[], Mapping[str, str]],
         *,
+        asks_router: bool = False,
         dialback: DialBack | None = None,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:
-        """`dialled`: peers that answered when we dialled them, and the address where they did."""
+        """`dialled`: peers that answered when we dialled them, and the address where they did. `asks_router`:
+        the host asks the router to forward its port."""
         self._host = host
         self._dialled = dialled
+        self._asks_router = asks_router
         self._dialback = dialback or DialBack(host)
         self._clock = clock
         self._rng = rng or random.Random()
@@ -267,6 +275,7 @@ class Reachability:
             outside=len(ready),
             through={peer: dialled[peer] for peer in sorted(self._members & dialled.keys())},
             settled=self._clock() > self._started_s + PATIENCE_S,
+            asks_router=self._asks_router,
         )
         self.reach = conclude(self._held, place)
 

@@ -1,6 +1,6 @@
 """The key of a private swarm: names that an outsider cannot guess, and seals that only members can open.
 
-invitation, home -> [SwarmKey] -> private.py (topics, protocols, messages), sealed_stream.py (streams)
+invitation, home -> [SwarmKey] -> private_host.py (topics, protocols, messages), sealed_stream.py (streams)
 
 Everything is derived from one secret of 32 random bytes by HMAC-SHA256 over length-prefixed parts, which is
 HKDF-Expand (RFC 5869) of a key that is already uniform. Each context - what it is, its topic or protocol, who
@@ -62,7 +62,7 @@ class SwarmKey:
         """Return what stands on the wire for a topic, a protocol or a namespace.
 
         >>> SwarmKey(bytes(32)).name("topic", "/swarmnode/3/friends/rollouts/0")
-        '/74d2f46a8b2bb6d46cb2937aedc9b5f2'
+        '/68d0bf3852eb9920c8302ca7f4eb8806'
         """
         return "/" + self.derive("name", kind, text)[:_NAME_BYTES].hex()
 

@@ -11,7 +11,7 @@ torch is imported by the functions that need it, so that a mistyped task or a bu
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarmnode.config import Config, NetworkConfig, TasksConfig
+from swarmnode.config import Config, NetworkConfig, PolicyConfig, TasksConfig
 from swarmnode.errors import ConfigError, ModelError, TaskError
 from swarmnode.exchange.announcing import Neighbourhood
 from swarmnode.exchange.exchange import Exchange
@@ -32,11 +32,11 @@ from swarmnode.network.discovery import Discovery, PeerBook
 from swarmnode.network.host import Host
 from swarmnode.network.multiaddr import parse_address, scope_of
 from swarmnode.network.p2pd import P2pdHost
-from swarmnode.network.private import PrivateHost
+from swarmnode.network.private_host import PrivateHost
 from swarmnode.network.private_swarm import PrivateSwarm
 from swarmnode.network.seeds import Seeds, read_seeds
 from swarmnode.network.streams import StreamHost
-from swarmnode.network.swarm_home import file_of, record_of
+from swarmnode.network.swarm_record import file_of, record_of
 from swarmnode.node.learner import Overlap
 from swarmnode.node.node import NetworkParts
 from swarmnode.rollout.decode.family import refuse_at_sight
@@ -46,6 +46,8 @@ from swarmnode.tasks.task import Isolated, Task
 from swarmnode.training.foreign.rules import groups_wanted, rule_of
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from swarmnode.model.base_model import LoadedModel
     from swarmnode.model.policy import Policy
     from swarmnode.node.policy_learner import PolicyLearner, TrainJointly
@@ -203,7 +205,6 @@ def load_policy(
     from swarmnode.model.base_model import load_base_model
     from swarmnode.model.policy import Policy, look_ahead
     from swarmnode.native.compiler import keep_in
-    from swarmnode.rollout.schedule.group import Renderer
     from swarmnode.rollout.select import make_engine
     from swarmnode.training.losses import loss_of
 
@@ -232,8 +233,17 @@ def load_policy(
     policy = Policy(base, config.policy, seed)
     logger.info("LoRA changes %s", policy.targets.describe())
     store = checkpoint_store(config, model, paths, base)
-    renderer = Renderer(base.tokenizer, base.eos_token_ids, config.policy.chat_template)
+    renderer = renderer_of(config.policy, base.tokenizer, base.eos_token_ids)
     return LocalPolicy(base, policy, engine, renderer, store)
+
+
+def renderer_of(
+    config: PolicyConfig, tokenizer: "PreTrainedTokenizerBase", eos_token_ids: Sequence[int]
+) -> "Renderer":
+    """What reads prompts and writes answers of a model as the settings say."""
+    from swarmnode.rollout.schedule.group import Renderer
+
+    return Renderer(tokenizer, eos_token_ids, config.chat_template, raw_prompts=config.raw_prompts)
 
 
 def checkpoint_store(
@@ -344,7 +354,12 @@ def build_network(
 def build_host(config: Config, paths: Paths, port: int) -> StreamHost:
     """The node's place in the network, not yet started: a private one where its home has the swarm's key."""
     network, name = config.network, config.swarm.name
-    host = P2pdHost(paths.identity, listen=(f"/ip4/{network.listen}/tcp/{port}",), announce=network.announce)
+    host = P2pdHost(
+        paths.identity,
+        listen=(f"/ip4/{network.listen}/tcp/{port}",),
+        announce=network.announce,
+        map_port=network.map_port,
+    )
     if record_of(paths.swarms, name) is None:
         return host
     return PrivateHost(host, PrivateSwarm(file_of(paths.swarms, name), paths.met_members(name)))
@@ -363,6 +378,7 @@ def build_discovery(config: Config, paths: Paths, host: Host) -> Discovery:
         names=seeds.names,
         mdns=network.mdns and (network.listen == ANYWHERE or scope_of(f"/ip4/{network.listen}") == "lan"),
         mdns_interfaces=_interfaces(network),
+        asks_router=network.map_port,
     )
 
 

@@ -22,7 +22,7 @@ from swarmnode.installing import how_to_install
 from swarmnode.models import folder_of
 from swarmnode.native.compiler import find_compiler
 from swarmnode.network.p2pd_control import find_daemon
-from swarmnode.network.swarm_home import record_of
+from swarmnode.network.swarm_record import record_of
 from swarmnode.node.assemble import specs_of
 from swarmnode.node.memory import PlannedMemory, plan_for
 from swarmnode.node.policies import check_policies, check_status_port, config_of
@@ -256,7 +256,8 @@ def _port(subject: str, config: Config, paths: Paths) -> Finding:
         advice = "choose another --port, or 0 for any free one; to see who has it: ss -ltnp"
         return Finding(subject, "problem", f"cannot listen on {where}: {error.strerror}", advice)
     text = "any free port" if config.network.port == 0 else where
-    return Finding(subject, "ok", f"{text}; for peers outside your network, forward it in the router")
+    who = "the router is asked to forward it" if config.network.map_port else "forward it in the router"
+    return Finding(subject, "ok", f"{text}; for peers outside your network, {who}")
 
 
 def reach_findings(paths: Paths) -> Iterator[Finding]:

@@ -112,7 +112,8 @@ def evaluate_suites(
         local, checkpoint = load_checkpoint(
             config, model, paths, base=base, best=best, progress=shown.progress, apply=False
         )
-    prompting = Prompting(bool(local.base.tokenizer.chat_template), shots)
+    has_template = bool(local.base.tokenizer.chat_template) and not config.policy.raw_prompts
+    prompting = Prompting(has_template, shots)
     asked = {name: suite.questions(prompting, limit) for name, suite in loaded.items()}
     temperature = config.rollout.temperature if samples > 1 else 0.0
     sampling = SamplingParams(config.rollout.max_tokens, temperature, config.rollout.top_p)

@@ -7,10 +7,10 @@ from pathlib import Path
 from swarmnode.identity import keys
 from swarmnode.network.memory import MemoryNetwork
 from swarmnode.network.p2pd import P2pdHost
-from swarmnode.network.private import PrivateHost
+from swarmnode.network.private_host import PrivateHost
 from swarmnode.network.private_swarm import PrivateSwarm
 from swarmnode.network.streams import StreamHost
-from swarmnode.network.swarm_home import SwarmRecord, file_of, founded, save
+from swarmnode.network.swarm_record import SwarmRecord, file_of, founded, save
 
 HostFactory = Callable[[], StreamHost]
 

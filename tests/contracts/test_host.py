@@ -16,7 +16,7 @@ from swarmnode.errors import (
     SwarmnodeError,
 )
 from swarmnode.network.host import MAX_GOSSIP_BYTES, Host, Message, Subscription
-from swarmnode.network.private import PrivateHost
+from swarmnode.network.private_host import PrivateHost
 from swarmnode.network.swarm_key import SEAL_BYTES
 from tests.contracts.hosts import HostFactory, connected
 

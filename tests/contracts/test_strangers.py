@@ -12,8 +12,8 @@ from swarmnode.errors import NetworkError, PeerUnreachable
 from swarmnode.identity.keys import NodeKey, load_or_create
 from swarmnode.network.host import Message
 from swarmnode.network.streams import ByteStream, StreamHost
-from swarmnode.network.swarm_home import SwarmRecord, changed, file_of, founded, load, save
 from swarmnode.network.swarm_key import SwarmKey
+from swarmnode.network.swarm_record import SwarmRecord, changed, file_of, founded, load, save
 from tests.contracts.hosts import HostFactory, member
 
 TOPIC = "/swarmnode/3/friends/rollouts/0"
@@ -185,6 +185,38 @@ async def test_a_member_that_was_away_is_handed_the_new_key_by_another_member(
 
         await eventually(both_know)
         assert load(file_of(tmp_path / "away", "friends")).key == after.key
+
+
+async def test_a_strangers_stream_never_reaches_who_serves_streams(
+    new_below: HostFactory, tmp_path: Path, record: SwarmRecord
+):
+    stranger, served = new_below(), list[str]()
+
+    async def serve(stream: ByteStream) -> None:
+        served.append(stream.peer_id)
+        await stream.send(BODY)
+        await stream.discard()
+
+    async with (
+        member(new_below(), record, tmp_path / "alice", prove_s=3600) as alice,
+        member(new_below(), record, tmp_path / "bob") as bob,
+        stranger,
+    ):
+        await alice.serve_streams(BODIES, serve)
+        address = (await alice.addresses())[0]
+        await stranger.connect(address)
+        stream = await stranger.open_stream(alice.peer_id, record.key.name("protocol", BODIES))
+        with suppress(PeerUnreachable):
+            await stream.send(bytes(200))
+        with pytest.raises(PeerUnreachable):
+            while True:
+                assert BODY[:20] not in await stream.receive(32)
+        stream.close()
+        await bob.connect(address)
+        ours = await bob.open_stream(alice.peer_id, BODIES)
+        assert await ours.receive(len(BODY)) == BODY
+        assert served == [bob.peer_id]
+        ours.close()
 
 
 async def test_what_goes_over_a_stream_is_sealed(new_below: HostFactory, tmp_path: Path, record: SwarmRecord):

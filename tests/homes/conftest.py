@@ -15,10 +15,14 @@ from typing import Any
 import pytest
 
 from swarmnode.network.lab import Lab, LabMachine, stop, why_not
+from swarmnode.network.swarm_record import SwarmRecord, file_of, save
+from swarmnode.storage import resolve_paths
 
 PATIENCE_S = 90.0
 MEMBER = Path(__file__).parent / "member.py"
 BAD_HOLDER = Path(__file__).parent / "bad_holder.py"
+NAT_PMP = Path(__file__).parent / "nat_pmp.py"
+SLOW_LINE = Path(__file__).parent / "slow_line.py"
 
 
 @dataclass
@@ -65,21 +69,49 @@ def lab(_homes_can_be_had: None) -> Iterator[Lab]:
 
 
 @pytest.fixture
+def beside(lab: Lab) -> Iterator[Callable[..., None]]:
+    """Run a script of the lab itself on a machine, such as a router's, until the test ends."""
+    with ExitStack() as stack:
+
+        def run(machine: LabMachine, script: Path, *words: str) -> None:
+            process = machine.start([sys.executable, "-u", str(script), *words], stdout=subprocess.PIPE)
+            assert process.stdout is not None
+            stack.callback(process.stdout.close)
+            stack.callback(stop, process)
+            process.stdout.readline()
+
+        yield run
+
+
+@pytest.fixture
 def start(lab: Lab, tmp_path: Path) -> Iterator[Callable[..., Running]]:
     """Start a seed, a member or a bad holder on a machine of the lab; all of them end with the test."""
     numbers = iter(range(100))
     with ExitStack() as stack:
 
-        def run(machine: LabMachine, *addresses: str, seed: bool = False, bad: str = "") -> Running:
+        def run(
+            machine: LabMachine,
+            *addresses: str,
+            seed: bool = False,
+            bad: str = "",
+            record: SwarmRecord | None = None,
+            **more: str,
+        ) -> Running:
             folder = tmp_path / f"{next(numbers)}"
             folder.mkdir()
             command = [sys.executable, "-m", "swarmnode", "seed", "--home", str(folder), *addresses]
+            if seed and record is not None:
+                save(record, file_of(resolve_paths(folder).swarms, record.name))
+                command += ["--swarm", record.name]
+            elif record is not None:
+                more = {**more, "MEMBER_RECORD": str(file_of(folder, record.name))}
+                save(record, Path(more["MEMBER_RECORD"]))
             if not seed:
                 command = [sys.executable, str(MEMBER), str(folder), "4001", *addresses]
             if bad:
                 command = [sys.executable, str(BAD_HOLDER), str(folder), "4001", bad, *addresses]
             errors = stack.enter_context((folder / "errors").open("w"))
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **more}
             process = machine.start(command, environment=environment, stdout=subprocess.PIPE, stderr=errors)
             running = Running(process)
 

@@ -1,8 +1,9 @@
 """A member of a swarm without a policy, to be run in a home of the lab: `member.py FOLDER PORT [ADDRESS]...`
 
-It announces groups of one small task, fetches those of others and says now and then what it has. Benchmarks
-set in its environment how often it announces (MEMBER_EVERY_S), how long each answer is (MEMBER_CHARS), and a
-file beside which it rests (MEMBER_REST).
+It announces groups of one small task, fetches those of others and says now and then what it has. Its
+environment says how often it announces (MEMBER_EVERY_S), how long each answer is (MEMBER_CHARS), a file
+beside which it rests (MEMBER_REST), whether it asks its router for a port (MEMBER_MAP_PORT), and which
+private swarm it is in (MEMBER_RECORD, a file as homes have it).
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import random
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from swarmnode.exchange.limits import ExchangeSettings
 from swarmnode.identity.keys import load_or_create
 from swarmnode.network.discovery import Discovery, PeerBook
 from swarmnode.network.p2pd import P2pdHost
+from swarmnode.network.private_host import PrivateHost
+from swarmnode.network.private_swarm import PrivateSwarm
 from swarmnode.tasks.task import draw_train, score_strictly
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, one_span
 
@@ -28,6 +31,8 @@ PUBLISH_EVERY_S = float(os.environ.get("MEMBER_EVERY_S", "0.5"))
 CHARS = int(os.environ.get("MEMBER_CHARS", "0"))
 ANSWERS = 16 if CHARS else 2
 REST = Path(os.environ.get("MEMBER_REST", "/nonexistent"))
+RECORD = os.environ.get("MEMBER_RECORD", "")
+MAP_PORT = "MEMBER_MAP_PORT" in os.environ
 LIFE_S = 240.0
 """No test takes longer; a member that nobody ends goes by itself."""
 
@@ -44,7 +49,7 @@ class Addition:
             a, b = rng.randrange(1000), rng.randrange(1000)
             yield Example(ExampleKey("addition", "1", seed, index), f"{a} + {b} =", {"answer": str(a + b)})
 
-    def score(self, example: Example, completions: Sequence[str]) -> list[dict[str, float | None]]:
+    def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
         return [{"correct": float(text.split()[0] == example.columns["answer"])} for text in completions]
 
 
@@ -54,8 +59,11 @@ def rests() -> bool:
 
 async def main(folder: Path, port: int, seeds: Sequence[str]) -> None:
     task, key = Addition(), load_or_create(folder / "identity.key")
-    host = P2pdHost(folder / "identity.key", listen=(f"/ip4/0.0.0.0/tcp/{port}",))
-    discovery = Discovery(host, PeerBook.load(folder / "peers.json"), seeds, "/swarmnode/homes")
+    host = P2pdHost(folder / "identity.key", listen=(f"/ip4/0.0.0.0/tcp/{port}",), map_port=MAP_PORT)
+    if RECORD:
+        host = PrivateHost(host, PrivateSwarm(Path(RECORD), folder / "met.json"))
+    book = PeerBook.load(folder / "peers.json")
+    discovery = Discovery(host, book, seeds, "/swarmnode/homes", mdns=True, asks_router=MAP_PORT)
     exchange = Exchange(
         host,
         key,

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
-from swarmnode.network.lab import Lab, LabError
-from tests.homes.conftest import Running, until
+from swarmnode.identity.keys import NodeKey
+from swarmnode.network.lab import Lab, LabError, LabMachine
+from swarmnode.network.swarm_record import founded
+from tests.homes.conftest import NAT_PMP, SLOW_LINE, Running, until
 
 Start = Callable[..., Running]
+Beside = Callable[..., None]
 
 
 @pytest.mark.parametrize(
@@ -59,13 +62,56 @@ def test_a_home_that_was_cut_off_finds_back(lab: Lab, start: Start) -> None:
     until(lambda: a.has_from(b) >= before + 3)
 
 
-def test_two_machines_of_one_home_exchange_directly(lab: Lab, start: Start) -> None:
+def test_a_home_that_gets_another_address_at_night_finds_back(lab: Lab, start: Start) -> None:
     seed = start(lab.public(), seed=True)
-    one, other = lab.home(machines=2)
-    a = start(one, seed.address)
-    b = start(other, seed.address, a.address)
-    until(lambda: a.has_from(b) >= 3 and b.has_from(a) >= 3)
-    assert b.peer in a.last["peers"]
+    (inside,) = lab.home()
+    a, b = start(inside, seed.address), start(lab.home()[0], seed.address)
+    until(lambda: a.has_from(b) >= 2 and b.has_from(a) >= 2)
+    lab.move(inside)
+    before = a.has_from(b), b.has_from(a)
+    # What was on its way when the address changed may still come.
+    until(lambda: a.has_from(b) >= before[0] + 8 and b.has_from(a) >= before[1] + 8)
+
+
+def test_two_machines_of_one_home_that_are_told_of_nobody_find_each_other(lab: Lab, start: Start) -> None:
+    one, other = (start(machine) for machine in lab.home(machines=2))
+    until(lambda: one.has_from(other) >= 3 and other.has_from(one) >= 3)
+    assert other.peer in one.last["peers"]
+
+
+def test_homes_learn_over_lossy_and_slow_lines(lab: Lab, start: Start, beside: Beside) -> None:
+    """One loses packets; the other sends and receives 32 kB/s, 0.2 s later."""
+    at_seed, line = lab.public(), lab.public()
+    seed = start(at_seed, seed=True)
+    beside(line, SLOW_LINE, "4001", at_seed.address, "4001", "0.2", "32000")
+    lossy = start(lab.home(loss=0.02)[0], seed.address)
+    slow = start(lab.home()[0], seed.address.replace(at_seed.address, line.address))
+    until(lambda: lossy.has_from(slow) >= 5 and slow.has_from(lossy) >= 5)
+
+
+def test_a_router_that_is_asked_to_forwards_a_port(lab: Lab, start: Start, beside: Beside) -> None:
+    seed = start(lab.public(), seed=True)
+    (inside,) = lab.home()
+    outside = lab.move(inside)
+    beside(LabMachine(inside.router, "192.168.1.1", "lan"), NAT_PMP, outside)
+    home = start(inside, seed.address, MEMBER_MAP_PORT="1")
+    until(lambda: home.last["verdict"] == "reachable")
+    (address,) = home.last["invites"]
+    assert outside in address
+    outsider = start(lab.public(), address)
+    until(lambda: home.peer in outsider.last["peers"])
+
+
+def test_homes_of_a_private_swarm_exchange_through_its_seed_and_a_home_without_the_key_gets_nothing(
+    lab: Lab, start: Start
+) -> None:
+    friends = founded("commons", NodeKey.generate(), (), ())
+    seed = start(lab.public(), seed=True, record=friends)
+    a, b = (start(lab.home()[0], seed.address, record=friends) for _ in range(2))
+    stranger = start(lab.home()[0], seed.address)
+    until(lambda: a.has_from(b) >= 5 and b.has_from(a) >= 5)
+    assert a.has_from(stranger) == b.has_from(stranger) == 0
+    assert stranger.last["authors"] == {} and stranger.peer not in (*a.last["peers"], *b.last["peers"])
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from swarmnode.errors import EngineError
-from swarmnode.node.assemble import build_exchange, longest_sequence
+from swarmnode.node.assemble import build_exchange, longest_sequence, renderer_of
 from swarmnode.node.board import shown
 from swarmnode.node.node import NetworkParts, NodeLoop
 from swarmnode.node.policies import plain_error
@@ -27,7 +27,6 @@ from swarmnode.pipeline.runtime.link import IterationPlan, RoleChanged, own_path
 from swarmnode.pipeline.runtime.parts import DataNode
 from swarmnode.pipeline.stages.micro_batches import StagePath
 from swarmnode.pipeline.stages.sources import TextFeed, TextSettings, TextSource
-from swarmnode.rollout.schedule.group import Renderer
 from swarmnode.tasks.task import Task
 from swarmnode.training.checkpoint_store import CheckpointStore
 from swarmnode.training.records import TrainReport
@@ -140,7 +139,7 @@ class RolloutRole:
             config,
             data_node.link,
             engine,
-            Renderer(asking.tokenizer, asking.eos_token_ids),
+            renderer_of(config.policy, asking.tokenizer, asking.eos_token_ids),
             asking.tasks,
             asking.store,
             author=data_node.peer_id,
@@ -162,7 +161,7 @@ class RolloutRole:
             data_node.parts.host,
             data_node.parts.key,
             asking.tasks_of_others,
-            Renderer(asking.tokenizer, asking.eos_token_ids),
+            renderer_of(config.policy, asking.tokenizer, asking.eos_token_ids),
             family=whole.family,
             parameters=round(whole.card.parameters),
             longest_prompt=longest - config.rollout.max_tokens,

@@ -25,7 +25,7 @@ from swarmnode.exchange.reputation import ExchangeStats
 from swarmnode.identity.keys import NodeKey
 from swarmnode.memory_plan import ModelCard, Workload, plan_memory, size_text
 from swarmnode.network.host import Host
-from swarmnode.node.assemble import build_exchange
+from swarmnode.node.assemble import build_exchange, renderer_of
 from swarmnode.node.rollout_learner import scored
 from swarmnode.pipeline.execution.idle import IdleRollouts, IdleStats
 from swarmnode.pipeline.execution.idle_budget import IdleSettings
@@ -94,7 +94,7 @@ def load_idle_model(source: str, config: Config) -> IdleModel:
         ) from error
     size_bytes = idle_bytes(_card(base, config), base, longest)
     logger.info("while our stage waits, %s generates rollouts; it takes %s", base.name, size_text(size_bytes))
-    renderer = Renderer(base.tokenizer, base.eos_token_ids, config.policy.chat_template)
+    renderer = renderer_of(config.policy, base.tokenizer, base.eos_token_ids)
     return IdleModel(
         engine, renderer, base.family, base.parameters, max_tokens, longest - max_tokens, size_bytes
     )

@@ -15,7 +15,7 @@ from swarmnode.errors import CheckpointError, ModelError
 from swarmnode.memory_plan import size_text
 from swarmnode.model.base_model import find_device, find_dtype
 from swarmnode.model.tiny import build_tiny
-from swarmnode.network.swarm_home import record_of
+from swarmnode.network.swarm_record import record_of
 from swarmnode.node.assemble import (
     build_discovery,
     build_host,

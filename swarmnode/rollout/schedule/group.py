@@ -45,6 +45,7 @@ import msgspec
 from swarmnode.errors import ModelError
 from swarmnode.rollout.engine import NOTHING, Output, Request, Sampled, SamplingParams
 from swarmnode.types import (
+    CHAT_MARK,
     Completion,
     Example,
     ExampleKey,
@@ -83,9 +84,12 @@ class Renderer:
         tokenizer: "PreTrainedTokenizerBase",
         eos_token_ids: Sequence[int] | None = None,
         template_options: Mapping[str, Any] | None = None,
+        *,
+        raw_prompts: bool = False,
     ) -> None:
         """`eos_token_ids`: every token that ends an answer, the one we write ourselves first.
-        `template_options`: what the chat template is told besides the messages (policy.chat_template)."""
+        `template_options`: what the chat template is told besides the messages (policy.chat_template).
+        `raw_prompts`: a prompt of one text stands as it is, with no template around it."""
         # Whether the stubs of transformers know a return type changes from release to release.
         self._tokenizer: Any = tokenizer
         if eos_token_ids is None:
@@ -95,6 +99,7 @@ class Renderer:
             raise ModelError("this tokenizer has no EOS token", hint="pass eos_token_ids")
         self.eos_token_ids = tuple(eos_token_ids)
         self._template_options = dict(template_options or {})
+        self._raw_prompts = raw_prompts
         self._looked_for: set[str] = set()
         """Tools of which it is known whether the policy is told of them."""
         added, template = _added_tokens(self._tokenizer), str(self._tokenizer.chat_template or "")
@@ -106,6 +111,8 @@ class Renderer:
     def prompt_ids(self, text: str) -> tuple[int, ...]:
         """A task's prompt as the policy expects it: its conversation in the form of the chat template; where
         there is none, what is said in it, one after the other."""
+        if self._raw_prompts and not text.startswith(CHAT_MARK):
+            return tuple(self._tokenizer.encode(text))
         messages, tools = messages_of(text), tools_of(text)
         shown = self._shown(messages, tools)
         if not {tool["function"]["name"] for tool in tools} <= self._looked_for:

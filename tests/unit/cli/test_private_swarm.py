@@ -10,7 +10,7 @@ from swarmnode.cli.app import app
 from swarmnode.cli.settings import invited
 from swarmnode.errors import ConfigError, NetworkError
 from swarmnode.identity.keys import NodeKey
-from swarmnode.network.swarm_home import record_of
+from swarmnode.network.swarm_record import record_of
 from swarmnode.storage import resolve_paths
 
 PEER = NodeKey(b"p" * 32).peer_id

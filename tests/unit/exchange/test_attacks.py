@@ -10,6 +10,7 @@ import pytest
 
 from swarmnode.exchange.announcing import Composed, ModelLabel, compose
 from swarmnode.exchange.exchange import Exchange
+from swarmnode.exchange.fetcher import FETCHES_OF_PROVEN
 from swarmnode.exchange.limits import (
     LATE_S,
     PROVEN_AFTER,
@@ -21,6 +22,7 @@ from swarmnode.exchange.limits import (
     ExchangeSettings,
 )
 from swarmnode.exchange.planes import BODY_PROTOCOL, MAX_REQUEST_BYTES
+from swarmnode.exchange.reputation import GIVER_PAUSE_S
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.host import Message
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
@@ -286,6 +288,31 @@ async def test_an_author_that_answers_with_nothing_is_paused(start, announcement
         assert asked == 1
         clock.advance(5.0)
         await until(lambda: asked == 2)
+
+
+async def test_a_proven_author_is_asked_for_two_groups_at_once_and_again_a_second_after_none_came(
+    start, announcement_of, clock
+):
+    network, author = MemoryNetwork(), names(1)[0]
+    async with start(network, 2) as victim, network.host(author.peer_id) as host:
+        asked = 0
+
+        async def nothing(peer: str, request: bytes) -> bytes:
+            nonlocal asked
+            asked += 1
+            return b""
+
+        await host.connect(victim.host.address)
+        await host.serve(BODY_PROTOCOL, nothing, max_request_bytes=MAX_REQUEST_BYTES)
+        for _ in range(PROVEN_AFTER):
+            victim.exchange._ledger.reputation.was_accepted(author.peer_id)
+        for number in range(2 * FETCHES_OF_PROVEN):
+            victim.hear(author, announcement_of(author, number).sealed)
+        await until(lambda: victim.dropped("unavailable") == FETCHES_OF_PROVEN)
+        await asyncio.sleep(0.05)
+        assert asked == FETCHES_OF_PROVEN
+        clock.advance(GIVER_PAUSE_S)
+        await until(lambda: asked > FETCHES_OF_PROVEN)
 
 
 async def test_bodies_that_newcomers_give_in_vain_are_bounded_for_all_of_them_together(

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 import pytest
 
 from swarmnode.config_layers import load_config
+from swarmnode.exchange import record
 from swarmnode.exchange.announcing import Composed, ModelLabel, compose
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.holding import MAX_ANNOUNCED_PER_AUTHOR, MAX_TRIES, Holder
 from swarmnode.exchange.limits import TAKEN_PER_GIVEN, ExchangeSettings
 from swarmnode.exchange.planes import BODY_PROTOCOL, MAX_REQUEST_BYTES, topic_of
+from swarmnode.exchange.record import LOOK_EVERY_S
 from swarmnode.exchange.reputation import Reputation
 from swarmnode.exchange.routes import DIAL_AGAIN_S, Routes
 from swarmnode.identity.keys import NodeKey
@@ -107,6 +109,27 @@ async def test_two_homes_learn_from_each_other_through_a_seed(home, groups_of) -
         assert (from_a.author, from_b.author) == (a.key.peer_id, b.key.peer_id)
         assert b.exchange.stats().through_holders >= 1
         await until(lambda: seed.status.exchange.pulled >= 2 and seed.status.exchange.served >= 2)
+
+
+async def test_who_announces_and_asks_in_the_moment_in_which_it_comes_is_served(
+    home, groups_of, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is connected was last looked up just before the homes came, and will not be for long."""
+    network = MemoryNetwork(seed=1)
+    async with (
+        a_seed(network) as (seed, public),
+        home(network, 1, public) as a,
+        home(network, 2, public) as b,
+    ):
+        monkeypatch.setattr(record, "LOOK_EVERY_S", 3600.0)
+        await until(lambda: knows(seed, a, b))
+        await asyncio.sleep(1.5 * LOOK_EVERY_S)
+        for bodies in (seed._bodies, b.exchange._bodies):
+            bodies.is_connected_to(())
+        await a.exchange.publish([groups_of(a.key.peer_id)])
+        (group,) = await b.exchange.collect(1, 1, deadline_s=30.0)
+        assert group.author == a.key.peer_id
+        assert b.exchange.stats().dropped == {}
 
 
 async def test_a_body_that_many_ask_for_is_fetched_once(home, groups_of) -> None:

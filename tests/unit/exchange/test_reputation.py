@@ -22,6 +22,7 @@ from swarmnode.exchange.limits import (
 from swarmnode.exchange.reputation import (
     FORGIVE_AT,
     FULL_SCORE,
+    GIVER_PAUSE_S,
     LONGEST_PAUSE_S,
     JudgeTime,
     Reputation,
@@ -113,6 +114,21 @@ def test_a_fetch_in_vain_is_no_offence_but_makes_us_wait_longer_each_time():
     assert reputation.score("a", now) == FULL_SCORE
     reputation.did_deliver("a", 0.1)
     assert reputation.may_be_asked("a", now)
+
+
+def test_a_mishap_of_a_proven_author_costs_a_second_and_what_is_of_no_use_costs_more():
+    reputation = Reputation()
+    for _ in range(PROVEN_AFTER):
+        reputation.was_accepted("a")
+    for _ in range(2):  # of what was asked for at once
+        reputation.did_not_deliver("a", 0.0, mishap=True)
+    assert not reputation.may_be_asked("a", GIVER_PAUSE_S - 0.1)
+    assert reputation.may_be_asked("a", GIVER_PAUSE_S)
+    reputation.did_not_deliver("a", GIVER_PAUSE_S, mishap=True)
+    assert not reputation.may_be_asked("a", 2.5 * GIVER_PAUSE_S)
+    reputation.did_deliver("a", 0.1)
+    reputation.did_not_deliver("a", 0.0)
+    assert not reputation.may_be_asked("a", GIVER_PAUSE_S)
 
 
 def test_failures_for_days_do_not_overflow():

@@ -13,7 +13,6 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.errors import NetworkError
 from swarmnode.identity.keys import load_or_create
 from swarmnode.network import dialback
 from swarmnode.network.dialback import DialBack, Told, answers_as, open_second_message
@@ -77,11 +76,25 @@ async def test_many_identities_at_one_address_have_no_more_dials_than_some():
 @pytest.mark.parametrize(
     "request_", [b"", b"\x90", b"\x91\x00", b"\x91\xcd\xff\xff\x00", b"\x92\x01\x01", b"\xc1"]
 )
-async def test_a_bad_question_dials_nobody(request_: bytes):
+async def test_a_bad_question_dials_nobody(request_: bytes, caplog: pytest.LogCaptureFixture):
     async with asked_from("203.0.113.9") as (asker, helper, knocks):
-        with pytest.raises(NetworkError):
-            await asker.request(helper.peer_id, dialback.PROTOCOL, request_, max_response_bytes=100)
-        assert knocks.at == []
+        assert await asker.request(helper.peer_id, dialback.PROTOCOL, request_, max_response_bytes=9) == b""
+        assert knocks.at == [] and "Traceback" not in caplog.text
+
+
+async def test_who_asks_without_end_does_not_keep_the_daemon_busy():
+    async with asked_from("192.168.1.20") as (asker, helper, _):
+        looked, far_ends = 0, helper.far_ends
+
+        async def counted() -> dict[str, tuple[str, ...]]:
+            nonlocal looked
+            looked += 1
+            return await far_ends()
+
+        helper.far_ends = counted
+        for _ in range(20):
+            assert await DialBack(asker).ask(helper.peer_id, 4001) == Told("refused")
+        assert looked == dialback.MAX_PER_ASKER
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_an_invitation_is_no_longer_than_the_command_that_it_stands_for():
         ("sn1:" + "A" * 4000, "too long"),
         (packed("x" * 64, [], b""), "too long or missing"),
         (packed("", [], b""), "too long or missing"),
-        (packed("a", [], b"k" * 65), "too long or missing"),
+        (packed("a", [], b"k" * 73), "too long or missing"),
         (packed("a", [b""] * 5, b""), "5 addresses"),
         (packed("a", [], b"", 1), "damaged"),
         (packed("a", ["text"], b""), "damaged"),

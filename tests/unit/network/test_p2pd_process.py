@@ -11,6 +11,7 @@ import tempfile
 import textwrap
 from asyncio.subprocess import PIPE
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import util
 from pathlib import Path
 
@@ -73,6 +74,8 @@ def test_a_daemon_never_dials_maps_or_relays_by_itself(tmp_path: Path):
     assert {"-pubsubSign=1", "-pubsubSignStrict=1", "-dhtServer=1"} <= set(arguments)
     assert not any(argument.split("=")[0] in ("-b", "-bootstrapPeers") for argument in arguments)
     assert not any(argument.startswith("-announceAddrs") for argument in arguments)
+    asked = replace(options, map_port=True).arguments(tmp_path / "control.sock")
+    assert {"-natPortMap=1", "-autonat=0", "-relay=0", "-relayService=0"} <= set(asked)
 
 
 async def test_a_missing_identity_is_told_by_name(tmp_path: Path):

@@ -1,14 +1,17 @@
-"""From the node's settings to the exchange's."""
+"""From the node's settings to the exchange's, and to what reads prompts."""
 
+import re
 from pathlib import Path
 
 import pytest
 
+from swarmnode.chat import chat_text
 from swarmnode.config_layers import load_config
 from swarmnode.errors import ConfigError
 from swarmnode.exchange.limits import MAX_GROUP_SIZE
-from swarmnode.node.assemble import exchange_settings, load_policy
+from swarmnode.node.assemble import exchange_settings, load_policy, renderer_of
 from swarmnode.storage import resolve_paths
+from tests.unit.rollout.test_renderer import byte_tokenizer
 
 
 @pytest.mark.parametrize(("group_size", "largest"), [(8, 16), (2, 4), (512, 512)])
@@ -32,6 +35,23 @@ def test_the_book_of_own_successes_has_nothing_fetched_ahead() -> None:
 def test_a_peers_sequences_are_no_longer_than_ours() -> None:
     settings = exchange_settings(load_config(environ={}, assignments=["rollout.max_tokens=7"]).config, 100)
     assert (settings.max_prompt_tokens, settings.max_completion_tokens) == (100, 7)
+
+
+def test_the_settings_say_how_a_policy_reads_prompts() -> None:
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ '!' if loud }}"
+    said = ["policy.chat_template={loud=true}", "policy.raw_prompts=true"]
+    config = load_config(environ={}, assignments=said).config.policy
+    renderer = renderer_of(config, byte_tokenizer(template), (256,))
+    asked = chat_text([{"role": "system", "content": "Add: "}, {"role": "user", "content": "2+2"}])
+    assert renderer.decode(renderer.prompt_ids("2+2")) == "2+2"
+    assert renderer.decode(renderer.prompt_ids(asked)) == "Add: 2+2!"
+
+
+def test_nodes_and_members_of_a_pipeline_read_prompts_by_the_same_settings() -> None:
+    package = Path(__file__).parents[3] / "swarmnode"
+    making = re.compile(r"(?<!>>> renderer = )\bRenderer\(")
+    made = [path.name for path in package.rglob("*.py") if making.search(path.read_text())]
+    assert made == ["assemble.py"], "renderer_of knows what they are"
 
 
 @pytest.mark.parametrize("setting", ["training.loss", "exchange.rule"])

@@ -1,7 +1,9 @@
 """The panel on terminals of different sizes, and the command that others join with."""
 
+import html
 import re
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -81,6 +83,14 @@ def test_a_smaller_terminal_loses_the_least_important_rows_first(width: int, hei
     text = "\n".join(lines)
     assert all(f" {label}  " in text for label in ("doing", "round", "reward"))
     assert lines[-1].startswith("╰"), "the frame is closed"
+
+
+def test_the_picture_of_the_readme_is_of_a_panel_that_speaks_in_words() -> None:
+    picture = html.unescape((Path(__file__).parents[3] / "docs" / "panel.svg").read_text())
+    said = "\n".join(re.findall(r"<text[^>]*>([^<]*)</text>", picture)).replace("\xa0", " ")
+    assert "announced" in said
+    assert [code for code in Reason if "_" in code and code in said] == []
+    assert not re.search(r"\bJ \d|\bpublished\b|\bpaced\b", said)
 
 
 def test_without_a_bound_everything_is_drawn_as_in_the_picture_of_the_readme() -> None:

@@ -55,6 +55,13 @@ def test_a_template_makes_the_prompt_a_turn_and_opens_the_answer() -> None:
     assert CHATTY.decode(ids) == "höher?"
 
 
+def test_a_text_stands_as_it_is_where_prompts_are_raw_and_conversations_keep_their_template() -> None:
+    raw = Renderer(byte_tokenizer(CHAT), raw_prompts=True)
+    assert raw.prompt_ids("1+1=") == PLAIN.prompt_ids("1+1=") != CHATTY.prompt_ids("1+1=")
+    asked = chat_text([{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="}])
+    assert raw.prompt_ids(asked) == CHATTY.prompt_ids(asked)
+
+
 def test_eos_is_written_only_where_the_author_stopped() -> None:
     eos = PLAIN.eos_token_ids[0]
     assert PLAIN.encode_completion("4", "stop") == (*PLAIN.encode_completion("4", "length"), eos)

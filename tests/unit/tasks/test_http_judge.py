@@ -231,12 +231,16 @@ ODD_KEYS = [f"{KEY}\nX-Other: 1", f"{KEY}\r{KEY}", f"{KEY}\x07{KEY}", f"{KEY} {K
 def told_by_a_node(questions: Path, config: dict[str, Any]) -> str:
     """All that a node would print or log of a judge, which is asked in a process of the task."""
     told: list[str] = []
+    before = set(threading.enumerate())
     spec = f"{questions}?judge={quote(json.dumps({'model': 'm', 'tries': 1, 'cached': 0, **config}))}"
     with isolate(spec, 60.0, printed=told.append) as task:
         try:
             told.append(repr(task.score(next(iter(task.examples(0))), ["a"])))
         except TaskError as error:
             told.append("".join(traceback.format_exception(error)))
+    # What the process printed may come after what it answered.
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
     return "\n".join(told)
 
 

@@ -118,11 +118,17 @@ def test_where_others_neither_help_nor_harm_it_halves_in_at_most_one_run_of_twen
     assert halved <= 0.05 * runs
 
 
-def test_harm_is_still_found() -> None:
+@pytest.mark.parametrize(("alike", "spread"), [(0.0, 0.15), (0.0, 0.05), (0.5, 0.05)])
+def test_harm_is_found_all_the_same(alike: float, spread: float) -> None:
     found = 0
     for seed in range(40):
-        gauge = SharingGauge()
-        found += any((gauge := gauge.after(one)).level for one in rounds(-0.1, 100, seed, spread=0.15))
+        rng, gauge = random.Random(seed), SharingGauge()
+        noise, lowered = 0.0, False
+        for _ in range(3 * WINDOW):
+            noise = alike * noise + (1 - alike**2) ** 0.5 * rng.gauss(0.0, 1.0)
+            gauge = gauge.after(-0.1 + spread * noise)
+            lowered |= gauge.level > 0
+        found += lowered
     assert found >= 36
 
 

@@ -36,6 +36,7 @@ MAX_KEYS = 8
 
 MAX_FILE_BYTES = 1024 * 1024
 _SUFFIX = ".swarm"
+_VERSION_BYTES = 8
 _ASK_AGAIN = "ask for a new invitation, and paste it as a whole"
 
 
@@ -51,6 +52,8 @@ class SwarmRecord:
     seeds: tuple[str, ...] = ()
     signed_list: bytes = b""
     """As the founder sealed it; empty: not heard of yet."""
+    least_version: int = 0
+    """Of the list when we were invited: an earlier one is out of date, whoever has it."""
 
     @property
     def key(self) -> SwarmKey:
@@ -65,7 +68,10 @@ class SwarmRecord:
 
     def invitation(self, seeds: Sequence[str]) -> Invitation:
         """All that a friend needs, the key included. `seeds`: addresses that it reaches us under."""
-        key = self.key.secret + public_key_from_peer_id(self.founder)
+        version = max(self.least_version, self.manifest.version if self.manifest else 0)
+        key = (
+            self.key.secret + public_key_from_peer_id(self.founder) + version.to_bytes(_VERSION_BYTES, "big")
+        )
         known = tuple(dict.fromkeys((*seeds, *self.seeds)))[:MAX_SEEDS]
         return Invitation(name=self.name, seeds=known, key=key)
 
@@ -88,12 +94,17 @@ def invited(invitation: Invitation, known: SwarmRecord | None) -> SwarmRecord:
 
     Raises NetworkError for a key that is none, and for another swarm of the same name.
     """
-    if len(invitation.key) != SECRET_BYTES + PUBLIC_KEY_BYTES:
+    secret, public, version = (
+        invitation.key[:SECRET_BYTES],
+        invitation.key[SECRET_BYTES:-_VERSION_BYTES],
+        invitation.key[-_VERSION_BYTES:],
+    )
+    if len(invitation.key) != SECRET_BYTES + PUBLIC_KEY_BYTES + _VERSION_BYTES:
         raise NetworkError("the invitation is damaged: its key is cut off", hint=_ASK_AGAIN)
-    key = SwarmKey(invitation.key[:SECRET_BYTES])
-    founder = peer_id_from_public_key(invitation.key[SECRET_BYTES:])
+    key, founder = SwarmKey(secret), peer_id_from_public_key(public)
+    least = int.from_bytes(version, "big")
     if known is None:
-        return SwarmRecord(invitation.name, founder, (key,), invitation.seeds)
+        return SwarmRecord(invitation.name, founder, (key,), invitation.seeds, least_version=least)
     if known.founder != founder:
         raise NetworkError(
             f"this home is in another private swarm that is called {invitation.name}",
@@ -103,7 +114,9 @@ def invited(invitation: Invitation, known: SwarmRecord | None) -> SwarmRecord:
     if key in known.keys:
         # An earlier one of ours: what we were handed since is newer.
         return replace(known, seeds=seeds)
-    return replace(known, keys=(key, *known.keys)[:MAX_KEYS], seeds=seeds, signed_list=b"")
+    least = max(least, known.least_version, known.manifest.version if known.manifest else 0)
+    keys = (key, *known.keys)[:MAX_KEYS]
+    return replace(known, keys=keys, seeds=seeds, signed_list=b"", least_version=least)
 
 
 def changed(
@@ -111,12 +124,14 @@ def changed(
     founder: NodeKey,
     *,
     members: Sequence[str] = (),
+    only: Sequence[str] = (),
     remove: Sequence[str] = (),
     publishers: Sequence[str] | None = None,
     new_key: bool = False,
 ) -> SwarmRecord:
-    """The record with a new list, signed. `members` are added to those that it names; `publishers`: empty for
-    everybody, None as before. Raises NetworkError for a founder that is none."""
+    """The record with a new list, signed. `members` are added to those that it names, where there is room;
+    with `only` it names these and nobody else. `publishers`: empty for everybody, None as before.
+    Raises NetworkError for a founder that is none."""
     before = record.manifest
     if founder.peer_id != record.founder or before is None:
         raise NetworkError(
@@ -126,11 +141,13 @@ def changed(
     if record.founder in remove:
         raise NetworkError("the founder cannot be removed: nobody else could sign the list")
     removed = tuple(sorted({*before.removed, *_ids(remove)}))
-    staying = {*before.members, *_ids(members), record.founder} - set(removed)
-    if max(len(staying), len(removed)) > MAX_LISTED:
+    # Those of before come first: one member with a thousand names must not keep the founder from a new key.
+    wanted = (record.founder, *(_ids(only) or (*before.members, *_ids(members))))
+    staying = [peer for peer in dict.fromkeys(wanted) if peer not in removed][:MAX_LISTED]
+    if len(removed) > MAX_LISTED:
         raise NetworkError(
-            f"a list names at most {MAX_LISTED} peers",
-            hint="found a new swarm and invite again",
+            f"a list names at most {MAX_LISTED} removed peers",
+            hint="`swarmnode swarm rotate --only PEER` names those who stay instead",
         )
     keys = (SwarmKey.generate(), *record.keys)[:MAX_KEYS] if new_key else record.keys
     allowed = before.publishers if publishers is None else _ids(publishers) or None
@@ -144,7 +161,7 @@ def succeeded(record: SwarmRecord, signed_list: bytes, secret: bytes) -> SwarmRe
     """The record with a newer list that a peer hands on, and with the key that it names; None: it is not
     newer. Raises Rejected for a list that the founder has not signed, and for another key."""
     manifest, before = read_manifest(signed_list, swarm=record.name, founder=record.founder), record.manifest
-    if before is not None and manifest.version <= before.version:
+    if manifest.version < record.least_version or (before and manifest.version <= before.version):
         return None
     if manifest.key_mark == record.key.mark:
         return replace(record, signed_list=signed_list)
@@ -182,6 +199,7 @@ class _SwarmFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     secrets: Annotated[tuple[bytes, ...], msgspec.Meta(min_length=1, max_length=MAX_KEYS)]
     seeds: tuple[str, ...]
     signed_list: bytes
+    least_version: int = 0
     version: Literal[1] = 1
 
 
@@ -198,7 +216,9 @@ def names_in(folder: Path) -> tuple[str, ...]:
 def save(record: SwarmRecord, path: Path) -> None:
     """Write it, readable by us alone. Raises StorageError."""
     secrets = tuple(key.secret for key in record.keys)
-    content = _SwarmFile(record.name, record.founder, secrets, record.seeds, record.signed_list)
+    content = _SwarmFile(
+        record.name, record.founder, secrets, record.seeds, record.signed_list, record.least_version
+    )
     try:
         replace_file(path, msgspec.json.format(msgspec.json.encode(content), indent=1), mode=0o600)
     except OSError as error:
@@ -214,7 +234,9 @@ def load(path: Path) -> SwarmRecord:
             data = file.read(MAX_FILE_BYTES)
         content = msgspec.json.decode(data, type=_SwarmFile)
         keys = tuple(SwarmKey(secret) for secret in content.secrets)
-        record = SwarmRecord(content.name, content.founder, keys, content.seeds, content.signed_list)
+        record = SwarmRecord(
+            content.name, content.founder, keys, content.seeds, content.signed_list, content.least_version
+        )
         if content.name != path.stem or (record.manifest and record.manifest.key_mark != record.key.mark):
             raise NetworkError("its parts do not belong together")
     except OSError as error:

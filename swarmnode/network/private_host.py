@@ -412,7 +412,9 @@ class PrivateHost:
             try:
                 async with asyncio.timeout(READ_TIMEOUT_S):
                     sealed = await accepted(stream, key, protocol, self.peer_id)
-            except TimeoutError as error:
+                if not self._is_member(stream.peer_id):
+                    await self._greet(stream.peer_id, GREET_S)
+            except (TimeoutError, RequestTimeout) as error:
                 raise PeerUnreachable("the stream was opened and nothing came") from error
             await handler(sealed)
 

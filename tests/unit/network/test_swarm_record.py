@@ -8,9 +8,10 @@ import pytest
 from swarmnode.errors import NetworkError, Rejected
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.invitation import Invitation, read_invitation
-from swarmnode.network.manifest import signed
+from swarmnode.network.manifest import MAX_LISTED, signed
 from swarmnode.network.private_swarm import PrivateSwarm, SwarmNews
-from swarmnode.network.swarm_home import (
+from swarmnode.network.swarm_key import SwarmKey
+from swarmnode.network.swarm_record import (
     SwarmRecord,
     accept,
     changed,
@@ -120,6 +121,41 @@ def test_a_list_is_taken_from_its_founder_only_and_never_an_older_one():
         succeeded(first, forged, b"")
     with pytest.raises(Rejected, match="another_swarm"):
         succeeded(first, founded("others", FOUNDER, (), ()).signed_list, b"")
+
+
+def test_a_friend_who_was_just_invited_is_not_led_back_to_a_key_that_is_over(tmp_path: Path):
+    """A member hands it the list and the key of before the rotation: that is where the removed one waits."""
+    before = friends()
+    after = changed(before, FOUNDER, remove=[MALLORY.peer_id], new_key=True)
+    accept(read_invitation(after.invitation(()).text()), tmp_path)
+    friend = PrivateSwarm(file_of(tmp_path, "friends"), tmp_path / "met.json")
+    friend.hear(SwarmNews(before.signed_list, before.key.secret))
+    assert friend.key == after.key and friend.version == 0
+    friend.hear(SwarmNews(after.signed_list))
+    assert friend.removed == {MALLORY.peer_id}
+
+
+def test_a_second_invitation_does_not_make_a_home_forget_how_far_the_list_had_come(tmp_path: Path):
+    first = friends()
+    second = changed(first, FOUNDER, publishers=[FRIEND.peer_id])
+    save(second, file_of(tmp_path, "friends"))
+    accept(replace(first, keys=(SwarmKey.generate(),), signed_list=b"").invitation(()), tmp_path)
+    found = record_of(tmp_path, "friends")
+    assert found is not None and found.manifest is None
+    assert succeeded(found, first.signed_list, first.key.secret) is None
+    assert succeeded(found, second.signed_list, second.key.secret) is not None
+
+
+def test_a_member_with_a_thousand_names_does_not_keep_the_founder_from_a_new_key():
+    first = changed(friends(), FOUNDER, members=[FRIEND.peer_id])
+    names = [NodeKey(number.to_bytes(32, "big")).peer_id for number in range(10, 10 + MAX_LISTED)]
+    after = changed(first, FOUNDER, members=names, new_key=True)
+    assert after.manifest is not None
+    assert len(after.manifest.members) == MAX_LISTED
+    assert {FOUNDER.peer_id, FRIEND.peer_id} <= set(after.manifest.members)
+    chosen = changed(after, FOUNDER, members=names, only=[FRIEND.peer_id], new_key=True)
+    assert chosen.manifest is not None
+    assert set(chosen.manifest.members) == {FOUNDER.peer_id, FRIEND.peer_id}
 
 
 def test_a_key_that_the_founder_has_not_signed_for_is_not_taken():
