@@ -201,6 +201,8 @@ class SwarmNode:
         self.record.trained_tokens += report.tokens
         if self.exchange is not None and report.pass_rates:
             self.exchange.prefer(needs_of(report.pass_rates))
+        if self.exchange is not None:
+            self.exchange.doubt(report.doubted)
         if self.exchange is not None and self.exchange.library is not None:
             self._catch_up(groups, report, self.exchange.library)
 

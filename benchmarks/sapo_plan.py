@@ -74,7 +74,9 @@ class Swarm:
     joins: tuple[int, ...] = ()
     """The tick at which node k begins. Empty: all begin at once."""
     attackers: int = 0
-    """The last so many nodes publish right answers with injected text, and learn nothing."""
+    """The last so many nodes attack, and learn nothing."""
+    attack: str = "advertisement"
+    """What they do (swarmnode/testing/attackers.py)."""
     world: str = "builtin"
     """Which tasks and judges (sapo_worlds.py)."""
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -24,6 +24,8 @@ RULES: dict[str, Rule] = {
     "successes_on_top": Rule({"exchange.rule": "successes"}),
     "sapo_shaped": Rule({"exchange.rule": "sapo", "exchange.shaped": True}, halves=True),
     "book_unmended": Rule({"exchange.rule": "book", "exchange.mend": "off"}),
+    "book_unmeasured": Rule({"exchange.rule": "book", "exchange.teachers": "all"}),
+    "book_open": Rule({"exchange.rule": "book", "exchange.mend": "off", "exchange.teachers": "all"}),
     "book_in_full": Rule({"exchange.rule": "book", "exchange.adapt": False}),
     "book_shaped": Rule({"exchange.rule": "book", "exchange.shaped": True}),
     "book_light": Rule({"exchange.rule": "book", "exchange.book_weight": 1.0}),

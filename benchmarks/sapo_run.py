@@ -15,20 +15,23 @@ from typing import Any
 
 import torch
 from sapo_models import models_of
-from sapo_node import ROUND_S, Clock, SwarmNode, settled
+from sapo_node import ROUND_S, Clock, SwarmNode, node_key, settled
 from sapo_plan import Outcome, Rule, Run, Swarm
-from sapo_poison import Attacker, injected_share
 from sapo_processes import run_processes
 from sapo_rules import RULES
 from sapo_swarms import SWARMS
-from sapo_worlds import MAX_TOKENS, tasks_of
+from sapo_worlds import MAX_TOKENS, solved, tasks_of
 
 from swarmnode.config import Config
 from swarmnode.config_layers import load_config, presets
 from swarmnode.network.memory import MemoryNetwork
 from swarmnode.storage import builtin_folder
+from swarmnode.testing.attackers import ATTACKS, Attacker, injected_share
 
 EVAL_EXAMPLES = 64
+
+WATCHES = ("adaptive", "copies")
+"""Attacks that look at what the others publish."""
 
 PRESET = presets(builtin_folder("configs"))["tiny"]
 
@@ -96,6 +99,8 @@ async def _run(run: Run, swarm: Swarm, rule: Rule) -> Outcome:
             if rule.equal_answers:
                 acting = [node for node in acting if not _has_spent(node, run, swarm)]
             for attacker in attackers:
+                if swarm.attack in WATCHES:
+                    await attacker.watch()
                 await attacker.attack(tick + 1)
             await _round(acting, swarm)
         for node in nodes:
@@ -121,8 +126,10 @@ async def _attackers(
     rollout = nodes[0].config.rollout
     attackers = [
         Attacker(
+            ATTACKS[swarm.attack],
             tasks_of(swarm.world),
-            name=f"{run.seed}/{number}",
+            solved,
+            key=node_key(f"{run.seed}/{number}"),
             seed=1000 * run.seed + number,
             groups=rollout.groups,
             group_size=rollout.group_size,
@@ -133,7 +140,8 @@ async def _attackers(
     ]
     for attacker in attackers:
         await stack.enter_async_context(attacker)
-        await attacker.meet(nodes[0])
+        assert nodes[0].host is not None
+        await attacker.host.connect((await nodes[0].host.addresses())[0])
     await settled()
     return attackers
 

@@ -26,10 +26,18 @@ from swarmnode.storage import resolve_paths
 
 FOLDER = resolve_paths().cache / "benchmarks" / "sapo"
 
-LEARNS = ("exchange", "rollout", "tasks", "training", "config.py", "node/rollout_learner.py")
+LEARNS = (
+    "exchange",
+    "rollout",
+    "tasks",
+    "training",
+    "config.py",
+    "node/rollout_learner.py",
+    "testing/attackers.py",
+)
 """The code that an outcome depends on, besides these files."""
 
-OURS = ("models", "node", "poison", "processes", "run", "worlds")
+OURS = ("models", "node", "processes", "run", "worlds")
 
 
 def path_of(run: Run) -> Path:
@@ -124,10 +132,7 @@ def code() -> str:
         package = Path(swarmnode.__file__).parent
         roots = [package / part for part in LEARNS]
         files = [file for root in roots for file in ([root] if root.is_file() else root.rglob("*.py"))]
-        files += [
-            Path(__file__).parent / f"sapo_{name}.py"
-            for name in ("models", "node", "poison", "processes", "run", "worlds")
-        ]
+        files += [Path(__file__).parent / f"sapo_{name}.py" for name in OURS]
         digest = hashlib.blake2b(digest_size=8)
         for file in sorted(files):
             digest.update(file.read_bytes())

@@ -5,6 +5,8 @@
 
 from sapo_plan import Swarm
 
+from swarmnode.testing.attackers import ATTACKS
+
 SMALL = {"rollout.groups": 16}
 """A round of 16 groups of 8: half of the preset, so that a hundred rounds fit."""
 
@@ -28,6 +30,20 @@ SWARMS: dict[str, Swarm] = {
     "poison": Swarm("specialists", nodes=8, rounds=60, world="step", attackers=3, settings=TINY),
     "peaceful_lax": Swarm("specialists", nodes=8, rounds=60, world="lax", settings=TINY),
     "poison_lax": Swarm("specialists", nodes=8, rounds=60, world="lax", attackers=3, settings=TINY),
+}
+
+WORLDS = ("step", "lax")
+"""Where liars.py has its attackers: with steps that matter, and under a judge that takes anything."""
+
+SWARMS |= {
+    f"five_{world}": Swarm("specialists", nodes=5, rounds=60, world=world, settings=TINY) for world in WORLDS
+}
+SWARMS |= {
+    f"{attack}_{world}": Swarm(
+        "specialists", nodes=8, rounds=60, world=world, attackers=3, attack=attack, settings=TINY
+    )
+    for world in WORLDS
+    for attack in ATTACKS
 }
 
 GRID = (1e-3, 2e-3, 4e-3)

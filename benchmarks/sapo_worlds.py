@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from swarmnode.tasks.builtin import BUILTIN_TASKS, ProceduralTask
 from swarmnode.tasks.task import Task
+from swarmnode.testing.attackers import Solved
 from swarmnode.types import Example, ExampleKey
 
 MAX_TOKENS = {"builtin": 10, "lax": 26, "step": 36}
@@ -87,6 +88,12 @@ class StepTask:
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
         """1.0 where what follows the last separator is the final answer."""
         return [{"correct": float(_final(text) == example.columns["final"])} for text in completions]
+
+
+def solved(example: Example) -> Solved:
+    """The right answer to an example of any world."""
+    steps, joint, final = str(example.columns["answer"]).rpartition(SEPARATOR)
+    return Solved(steps, joint, final)
 
 
 def _final(text: str) -> str | None:

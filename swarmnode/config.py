@@ -394,6 +394,9 @@ class ExchangeConfig(Section):
     help: float = Field(default=0.125, ge=0, le=0.5)
     """Share of a round's examples that may be ones that others asked for help with, as no answer of theirs was
     right: one at least where anybody asks. 0: none. A pipeline has none."""
+    teachers: Literal["measured", "all"] = "measured"
+    """Who may fill the book. measured: an author's answers wait until they pull our policy where our own
+    finds do, by the gradients of the two; all: everybody whose answers our judge gives full marks."""
     max_age: int = Field(default=8, ge=0)
     """Oldest external group still trained on, in our policy versions since it arrived."""
     buffer_groups: int = Field(default=256, ge=1, le=65536)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -270,6 +270,11 @@ class Exchange:
         """Makes the fetcher prefer, for each author, groups of tasks that we need: by name, from 0 to 1, as
         we measure it. Unknown tasks count 1."""
         self._fetcher.needs = needs
+
+    def doubt(self, authors: Collection[str]) -> None:
+        """Takes no more from these authors, from now on, than from newcomers: what they teach does not go
+        our way. It is no offence, and those before them are doubted no more."""
+        self._ledger.reputation.doubted = frozenset(authors)
 
     def snapshot(self) -> bytes:
         """The accepted groups that still wait, for a checkpoint."""

@@ -141,6 +141,9 @@ class Reputation:
 
     def __init__(self, *, max_peers: int = MAX_TRACKED_PEERS) -> None:
         self._max_peers = max_peers
+        self.doubted: Collection[str] = frozenset()
+        """Authors that count as newcomers, whatever was accepted from them: what they teach does not go our
+        way (training/foreign/teachers.py)."""
         self._givers: OrderedDict[str, Standing] = OrderedDict()
         """Peers that a group was accepted from, and all others:"""
         self._strangers: OrderedDict[str, Standing] = OrderedDict()
@@ -210,7 +213,7 @@ class Reputation:
     def trust_of(self, peer: str) -> Trust:
         """What the peer has shown of itself as an author; asking does not count as hearing of it."""
         standing = self._known(peer)
-        if standing is None or standing.accepted < PROVEN_AFTER:
+        if standing is None or standing.accepted < PROVEN_AFTER or peer in self.doubted:
             return "newcomer"
         return "slow" if standing.slow or standing.failures else "proven"
 

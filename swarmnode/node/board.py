@@ -187,7 +187,7 @@ class StatusBoard:
         effect = SharingEffect(
             agreement=None if found is None else found.mean,
             error=None if found is None else found.error,
-            verdict="open" if found is None else found.verdict,
+            verdict=gauge.shown,
             groups=gauge.groups(wanted),
             groups_most=wanted,
         )

@@ -372,6 +372,7 @@ class NodeLoop:
     def _prefer_what_we_fail_on(self, report: TrainReport) -> None:
         if self._network is not None and report.pass_rates:
             self._network.exchange.prefer(needs_of(report.pass_rates))
+            self._network.exchange.doubt(report.doubted)
 
     def _advise(self, rollouts: RoundRollouts) -> None:
         """Say once, and show as long as it lasts, that there is nothing to learn from."""

@@ -307,12 +307,21 @@ def _trained_on(training: TrainReport) -> str:
     if training.book:
         return (
             f"{training.own_groups} own groups, {training.replayed} of {training.book} answers in the book"
-            f" ({training.book_foreign} from others{_mended(training)})"
+            f" ({training.book_foreign} from others{_mended(training)}){_teachers(training)}"
         )
     return (
         f"{training.own_groups} own + {training.external_groups} external groups; "
         f"{training.zero_advantage_own} own ones had equal rewards"
     )
+
+
+def _teachers(training: TrainReport) -> str:
+    """Nothing where nobody was ever heard, or everybody may teach."""
+    if not (training.teaching or training.waiting):
+        return ""
+    authors = "1 author teaches" if training.teaching == 1 else f"{training.teaching} authors teach"
+    waiting = "waits" if training.waiting == 1 else "wait"
+    return f"; {authors}, {training.waiting} {waiting}"
 
 
 def _mended(training: TrainReport) -> str:

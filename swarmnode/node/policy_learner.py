@@ -25,6 +25,7 @@ from swarmnode.tasks.task import Task, may_be_exchanged
 from swarmnode.training.checkpoint import restore, take_snapshot
 from swarmnode.training.checkpoint_store import CheckpointStore
 from swarmnode.training.foreign.book import BookCandidate
+from swarmnode.training.foreign.gradients import Gradients
 from swarmnode.training.foreign.rules import Rule, make_rule, sharing_rule
 from swarmnode.training.forward import Forward
 from swarmnode.training.learning_settings import changes, learning_settings
@@ -80,6 +81,9 @@ class PolicyLearner(RolloutLearner):
         """Cuts right answers of strangers to what they need. None: there was no such answer yet."""
         mend = None if config.exchange.mend == "off" else self._mend
         self._rule: Rule = make_rule(sharing_rule(config), seed, mend)
+        if config.exchange.teachers == "measured":
+            longest = config.rollout.max_tokens
+            self._rule.measure_by(Gradients(self._forward, policy, renderer.prompt_ids, max_tokens=longest))
         self._trainer = Trainer(
             policy,
             config.training,

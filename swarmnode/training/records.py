@@ -41,6 +41,12 @@ class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
     """Right answers of others that it did not keep: doubtful, and not to be mended."""
     pass_rates: dict[str, float] = {}
     """Running share of own answers with full marks, by task, as far as the rule counts and knows it."""
+    teaching: int = 0
+    """Authors whose answers are learnt from."""
+    waiting: int = 0
+    """Authors whose answers wait until they agree with what we found ourselves (exchange.teachers)."""
+    doubted: tuple[str, ...] = ()
+    """Those of them that were measured, and are fetched from as newcomers are."""
     tokens: int = 0
     """Completion tokens trained on, in each inner epoch anew."""
     optimizer_steps: int = 0

@@ -66,6 +66,10 @@ class MeasuredRound:
     refused: int = 0
     pass_rates: dict[str, float] = field(default_factory=dict[str, float])
     """What the rule told of its book and of our running pass rates (lessons.py)."""
+    teaching: int = 0
+    waiting: int = 0
+    doubted: tuple[str, ...] = ()
+    """The same of authors (teachers.py)."""
     norms: list[float] = field(default_factory=list[float])
     steps: list[StepSums] = field(default_factory=list[StepSums])
     """Those that were taken."""
@@ -88,6 +92,9 @@ class MeasuredRound:
             mended=self.mended,
             refused=self.refused,
             pass_rates=self.pass_rates,
+            teaching=self.teaching,
+            waiting=self.waiting,
+            doubted=self.doubted,
             tokens=tokens,
             optimizer_steps=len(self.steps),
             learning_rate=self.learning_rate,

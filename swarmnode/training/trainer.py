@@ -174,6 +174,9 @@ def _measured(
         mended=lessons.mended,
         refused=lessons.refused,
         pass_rates=dict(lessons.pass_rates),
+        teaching=lessons.teaching,
+        waiting=lessons.waiting,
+        doubted=lessons.doubted,
     )
     measured.groups.update(("own", lesson.group.has_gradient) for lesson in lessons.own)
     measured.groups.update(("external", group.has_gradient) for group in external)

@@ -117,6 +117,9 @@ class Book:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __contains__(self, entry: Entry) -> bool:
+        return (entry.example, entry.token_ids) in self._entries
+
     @property
     def entries(self) -> tuple[Entry, ...]:
         """The oldest first."""

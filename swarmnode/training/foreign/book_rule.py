@@ -15,6 +15,9 @@ no claim is asked: the judge gave full marks to the text as it stands, so stoppi
 wrote it. As in supervised learning, every position before the end teaches not to stop. What is left to an
 attacker is to choose right answers that are short. That teaches brevity where our judge is content with it,
 by the text as much as by its end; `teach_ends` turns the end off.
+
+Before an answer of another enters the book it is mended (mender.py), and its author has to agree with what we
+found ourselves (teachers.py).
 """
 
 import random
@@ -28,12 +31,15 @@ from swarmnode.training.foreign.book import Book, BookCandidate, Entries, Entry,
 from swarmnode.training.foreign.demonstrated import Demonstrated, still_needed
 from swarmnode.training.foreign.lessons import Lessons, Replay, Rule, SharingRule, as_they_are, pack, unpack
 from swarmnode.training.foreign.sharing_gauge import TaskMarks, needs_of
+from swarmnode.training.foreign.teachers import Cosines, SavedTeachers, Teachers
 from swarmnode.types import Completion, ExampleKey, RolloutGroup, in_turns
 
 
 class BookState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     marks: marking.Saved
     entries: Entries
+    teachers: SavedTeachers = ()
+    """Books of before authors were measured have none."""
 
 
 class BookRule(Rule):
@@ -48,6 +54,11 @@ class BookRule(Rule):
         self.marks = TaskMarks()
         self.book = Book(settings.book_size, settings.answers_per_example)
         self._demonstrated = Demonstrated()
+        self.teachers: Teachers | None = None
+        """Who may teach us. None: everybody."""
+
+    def measure_by(self, cosines: Cosines) -> None:
+        self.teachers = Teachers(cosines)
 
     def lessons(
         self,
@@ -59,7 +70,7 @@ class BookRule(Rule):
     ) -> Lessons:
         foreign = external if self.fetches else ()
         self.marks.see(own, (*foreign, *self._demonstrated.waiting))
-        mended, refused = self._enter(own, foreign)
+        mended, refused = self._enter(own, foreign, version)
         self.book.keep_only(lambda entry: self.marks.has_full(entry.task, entry.reward))
         pass_rates = self.marks.pass_rates
         rng = random.Random(f"{self._seed}:{version}:book")
@@ -77,6 +88,9 @@ class BookRule(Rule):
             mended=mended,
             refused=refused,
             pass_rates=pass_rates,
+            teaching=0 if self.teachers is None else self.teachers.teaching,
+            waiting=0 if self.teachers is None else self.teachers.waiting,
+            doubted=() if self.teachers is None else self.teachers.doubted,
         )
 
     def demonstrate(self, groups: Sequence[RolloutGroup]) -> bool:
@@ -87,7 +101,8 @@ class BookRule(Rule):
         return needs_of(self.marks.pass_rates)
 
     def state(self) -> bytes:
-        return pack(self._settings.name, BookState(self.marks.by_task, self.book.entries))
+        teachers = () if self.teachers is None else self.teachers.saved()
+        return pack(self._settings.name, BookState(self.marks.by_task, self.book.entries, teachers))
 
     def restore(self, data: bytes, tasks: Mapping[str, str] | None = None) -> int:
         saved = unpack(data, self._settings.name, BookState)
@@ -99,6 +114,8 @@ class BookRule(Rule):
         kept = [one for one in saved.entries if tasks is None or tasks.get(one.task) == one.version]
         for entry in kept:
             self.book.add(entry)
+        if self.teachers is not None:
+            self.teachers.restore(saved.teachers, tasks)
         return len(saved.entries) - len(kept)
 
     def origins(self) -> Mapping[tuple[str, ExampleKey], int]:
@@ -106,19 +123,43 @@ class BookRule(Rule):
 
     def forget_strangers(self, tasks: Collection[str]) -> None:
         self.book.keep_only(lambda entry: entry.own or entry.task not in tasks)
+        if self.teachers is not None:
+            self.teachers.forget(lambda entry: entry.task not in tasks)
 
-    def _enter(self, own: Sequence[RolloutGroup], foreign: Sequence[RolloutGroup]) -> tuple[int, int]:
+    def _enter(
+        self, own: Sequence[RolloutGroup], foreign: Sequence[RolloutGroup], version: int
+    ) -> tuple[int, int]:
         """Returns how many answers of others were cut on their way in, and how many were refused."""
         ours = (*own, *self._demonstrated.known(self.marks))
         found = [answer for group in ours for answer in full_answers(group, self.marks, own=True)]
         given = [answer for group in foreign for answer in full_answers(group, self.marks, own=False)]
         kept = self._mend(given) if self._mend is not None and given else given
-        for answer in (*found, *kept):
-            if answer.token_ids:
-                self.book.add(_entry(answer))
+        self._add(found)
+        self._learn_of(kept, version)
         as_given = {(answer.example.key, answer.token_ids) for answer in given}
         mended = sum((answer.example.key, answer.token_ids) not in as_given for answer in kept)
         return mended, len(given) - len(kept)
+
+    def _learn_of(self, given: Sequence[BookCandidate], version: int) -> None:
+        """Take in what others gave, as far as they may teach us."""
+        if self.teachers is None:
+            self._add(given)
+            return
+        entries = [entry for entry in map(_entry, given) if entry.token_ids and entry not in self.book]
+        finds = [entry for entry in self.book.entries if entry.own]
+        rng = random.Random(f"{self._seed}:{version}:teachers")
+        ruling = self.teachers.rule_on(entries, finds, rng)
+        for entry in ruling.enter:
+            self.book.add(entry)
+        if ruling.leave:
+            left = [entry for entry in self.book.entries if not entry.own and entry.author in ruling.leave]
+            self.book.keep_only(lambda entry: entry.own or entry.author not in ruling.leave)
+            self.teachers.take_back(left)
+
+    def _add(self, answers: Sequence[BookCandidate]) -> None:
+        for answer in answers:
+            if answer.token_ids:
+                self.book.add(_entry(answer))
 
     def _replay(self, entry: Entry) -> Replay:
         ends = entry.ended or self._settings.teach_ends

@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from swarmnode.errors import CheckpointError
 from swarmnode.training.foreign.book import Mend
+from swarmnode.training.foreign.teachers import Cosines
 from swarmnode.types import Example, ExampleKey, RolloutGroup, Stretch
 
 logger = logging.getLogger(__name__)
@@ -87,6 +88,12 @@ class Lessons:
     """Answers of others that it did not keep, although our own judge gave them full marks."""
     pass_rates: Mapping[str, float] = field(default_factory=dict[str, float])
     """Running share of own answers with full marks, by task, as far as it is known."""
+    teaching: int = 0
+    """Authors whose answers are learnt from (teachers.py)."""
+    waiting: int = 0
+    """Authors whose answers wait until they agree with what we found ourselves."""
+    doubted: tuple[str, ...] = ()
+    """Those of them that were measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +168,9 @@ class Rule(ABC):
         """Take up answers that somebody wrote for us, as our judge scored them. Returns False where the rule
         keeps none."""
         return False
+
+    def measure_by(self, cosines: Cosines) -> None:  # noqa: B027 - optional
+        """Compare by `cosines` what others teach with what we found ourselves, before it is learnt."""
 
     def needs(self) -> Mapping[str, float]:
         """How often, from 0 to 1, we fail on each task where full marks can be had. Empty: the rule does not

@@ -5,10 +5,10 @@ TrainReport.agreement, round by round -> [SharingGauge] -> J for the exchange, t
                                               +-> Counters (checkpoint), board.py (sharing: +0.04, J 16)
 own and external groups -> [TaskMarks] -> book_rule.py, rescue.py; [needs_of] -> node.py -> exchange
 
-The gauge is pure: a value, and each round makes the next one of it. A cosine (agreement.py) is noisy, and one
-round's is like that of the round before, so the mean over a window decides, by its standard error among
-rounds that are not independent. Each round asks anew, and chance has as many tries: harm is found where the
-mean is 2.5 errors below zero, help where it is 2 above.
+The gauge is pure: a value, and each round makes the next one of it. A cosine (agreement.py) is noisy, and a
+test that is repeated every round finds something in pure noise sooner or later: two standard errors halved
+the amount in 28 to 87 % of runs of 100 rounds in which others did no harm at all. So evidence is gathered by
+a test that may be looked at after every round (`_evidence`), and a verdict needs it to be EVIDENCE to one:
 
 - below: what others teach works against us. Half of it, down to an eighth and PROBE groups: never nothing, or
   nobody would notice when the swarm has something for us again.
@@ -16,7 +16,9 @@ mean is 2.5 errors below zero, help where it is 2 above.
 - neither, for `patience` rounds: twice as much, too. Each time that this turns out to have been wrong, the
   patience doubles, so that a node among strangers that harm it does not try them over and over.
 
-After every change the verdict begins anew: rounds before it had another amount.
+After every change the verdict begins anew: rounds before it had another amount. A verdict that changes
+nothing keeps the newest WINDOW rounds, so that years of help do not hide harm, and none looks at more than
+MEMORY.
 
 Full marks are counted by task, from the rewards that our own judge gave so far, as tasks do not say what
 their best reward is. With 0 and 1 it is 1; with partial credit it is what the best answers got, and where
@@ -32,6 +34,7 @@ No torch here.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import exp, log
 from statistics import fmean, stdev
 from typing import Annotated, Literal
 
@@ -41,16 +44,25 @@ from msgspec import Meta
 from swarmnode.types import MIN_REWARD_SPREAD, ExampleKey, RolloutGroup
 
 WINDOW = 32
-"""Rounds that a mean is taken over, at most."""
+"""Rounds that the mean which is shown is taken over, at most, and that are kept after a verdict."""
+
+MEMORY = 256
+"""Rounds that one verdict may look at."""
 
 LEAST = 8
 """Rounds that a verdict needs, at least."""
 
-HELP_ERRORS, HARM_ERRORS = 2.0, 2.5
-"""Standard errors between a mean and zero that make a verdict."""
+EVIDENCE = 20.0
+"""How much likelier what was seen is under some mean than under zero, to make a verdict. Where the mean is
+zero it ever gets there in one of so many runs at most."""
 
-MOST_CORRELATED = 0.9
-"""The largest correlation of a round with the one before that an error is computed for."""
+ALIKE, DOUBT = 0.9, 24
+"""How alike neighbouring rounds are thought to be before it is known, and after how many rounds what was seen
+of it counts as much: two dozen rounds in a row may be one stroke of luck."""
+
+EXPECTED = 4.0
+"""Rounds after which a mean is expected to have shown: means are thought to be some half of what single
+rounds scatter by. It decides how soon a verdict comes, and not how often it is wrong."""
 
 LOWEST_LEVEL = 3
 """How often the amount can be halved: an eighth is left."""
@@ -58,7 +70,7 @@ LOWEST_LEVEL = 3
 PROBE = 2
 """Groups of others that a round has in any case, if it is to have so many at all."""
 
-FIRST_PATIENCE = 16
+FIRST_PATIENCE = 32
 LONGEST_PATIENCE = 256
 
 MARGIN = 0.05
@@ -80,16 +92,6 @@ class Estimate:
     mean: float
     error: float
 
-    @property
-    def verdict(self) -> Verdict:
-        """
-        >>> Estimate(0.04, 0.01).verdict, Estimate(0.01, 0.01).verdict, Estimate(-0.04, 0.01).verdict
-        ('helps', 'open', 'harms')
-        """
-        if self.mean > HELP_ERRORS * self.error:
-            return "helps"
-        return "harms" if self.mean < -HARM_ERRORS * self.error else "open"
-
 
 class SharingGauge(msgspec.Struct, frozen=True, kw_only=True):
     """What is known after some rounds, and how much is taken in the next.
@@ -98,7 +100,7 @@ class SharingGauge(msgspec.Struct, frozen=True, kw_only=True):
     (0.25,)
     """
 
-    agreements: Annotated[tuple[float, ...], Meta(max_length=WINDOW)] = ()
+    agreements: Annotated[tuple[float, ...], Meta(max_length=MEMORY)] = ()
     """Cosines of the newest rounds that had one, the newest last."""
     level: Annotated[int, Meta(ge=0, le=LOWEST_LEVEL)] = 0
     """How often the amount is halved."""
@@ -124,28 +126,36 @@ class SharingGauge(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def estimate(self) -> Estimate | None:
-        """The estimate over the whole window, whatever was taken then. None: fewer than LEAST rounds."""
-        return _estimate(self.agreements)
+        """The estimate over the newest rounds, whatever was taken then. None: fewer than LEAST rounds."""
+        newest = self.agreements[-WINDOW:]
+        if len(newest) < LEAST:
+            return None
+        return Estimate(fmean(newest), stdev(newest) / len(newest) ** 0.5)
 
     @property
     def verdict(self) -> Verdict:
         """The verdict on the amount that is taken now."""
-        found = _estimate(self.agreements[-self.rounds :]) if self.rounds else None
-        return "open" if found is None else found.verdict
+        return _verdict(self.agreements[-self.rounds :] if self.rounds else ())
+
+    @property
+    def shown(self) -> Verdict:
+        """The verdict on the newest rounds, whatever was taken then: for people."""
+        return _verdict(self.agreements[-WINDOW:])
 
     def after(self, agreement: float | None) -> "SharingGauge":
         """The gauge after one more round. None: the round had nothing to compare."""
         if agreement is None:
             return self
-        agreements = (*self.agreements, agreement)[-WINDOW:]
-        seen = msgspec.structs.replace(self, agreements=agreements, rounds=self.rounds + 1)
+        agreements = (*self.agreements, agreement)[-MEMORY:]
+        rounds = self.rounds % MEMORY + 1
+        seen = msgspec.structs.replace(self, agreements=agreements, rounds=rounds)
         match seen.verdict:
             case "harms":
                 return seen._at(self.level + 1, min(2 * self.patience, LONGEST_PATIENCE))
             case "helps":
                 return seen._at(self.level - 1, FIRST_PATIENCE)
             case "open":
-                if self.quiet + 1 < self.patience:
+                if self.quiet + 1 < self.patience or self.level == 0:
                     return msgspec.structs.replace(seen, quiet=self.quiet + 1)
                 return seen._at(self.level - 1, self.patience)
 
@@ -157,7 +167,8 @@ class SharingGauge(msgspec.Struct, frozen=True, kw_only=True):
         """The gauge at another level, as far as there is one."""
         if not 0 <= level <= LOWEST_LEVEL:
             stays = self.patience if level > 0 else patience
-            return msgspec.structs.replace(self, quiet=0, patience=stays)
+            rounds = min(self.rounds, WINDOW)
+            return msgspec.structs.replace(self, rounds=rounds, quiet=0, patience=stays)
         return msgspec.structs.replace(self, level=level, rounds=0, quiet=0, patience=patience)
 
 
@@ -175,28 +186,41 @@ def told(before: SharingGauge, after: SharingGauge, wanted: int) -> str:
     return f"what others teach does not work against us any more{why}: {amount}"
 
 
-def _estimate(agreements: tuple[float, ...]) -> Estimate | None:
-    if len(agreements) < LEAST:
-        return None
-    alike = _correlation(agreements)
-    error = stdev(agreements) / len(agreements) ** 0.5
-    return Estimate(fmean(agreements), error * ((1 + alike) / (1 - alike)) ** 0.5)
+def _verdict(seen: Sequence[float]) -> Verdict:
+    if len(seen) < LEAST or _evidence(seen) < EVIDENCE:
+        return "open"
+    return "helps" if sum(seen) > 0 else "harms"
 
 
-def _correlation(agreements: tuple[float, ...]) -> float:
-    """How much a round is like the one before it, from 0 to MOST_CORRELATED. Of few rounds the usual estimate
-    is too small by about (1 + 3 r) / n (Kendall 1954).
+def _evidence(seen: Sequence[float]) -> float:
+    """How much likelier these rounds are under some mean than under zero, whatever their spread.
 
-    >>> _correlation((0.1, -0.1) * 8), _correlation((0.1,) * 8 + (-0.1,) * 8)
-    (0.0, 0.9)
+    The sequential t-test with a normal prior on the mean over the spread (Gönen and others 2005). Under a
+    mean of zero it is a test martingale, so it may be looked at after every round (Pérez-Ortiz and others
+    2024). Rounds that resemble the one before tell less; what they share with it is taken out first.
+
+    >>> _evidence([-0.1, -0.2, -0.1, -0.15] * 4) > EVIDENCE, _evidence([-0.1, 0.1] * 20) > 1
+    (True, False)
     """
-    count, mean = len(agreements), fmean(agreements)
-    deviations = [one - mean for one in agreements]
-    spread = sum(one * one for one in deviations)
-    if not spread:
+    alike = _autocorrelation(seen)
+    fresh = [now - alike * before for before, now in pairwise(seen)] if alike > 0 else list(seen)
+    count, total, squares = len(fresh), sum(fresh), sum(one * one for one in fresh)
+    left = squares - total * total / (count + EXPECTED)
+    if squares <= 0:
+        return 1.0
+    exponent = 0.5 * count * log(squares / left) - 0.5 * log(1 + count / EXPECTED)
+    return exp(min(exponent, 700.0))
+
+
+def _autocorrelation(seen: Sequence[float]) -> float:
+    """That of neighbours, with what small samples are known to hide (Kendall 1954)."""
+    mean = fmean(seen)
+    scatter = sum((one - mean) ** 2 for one in seen)
+    if scatter <= 1e-9 * len(seen) * mean * mean:
         return 0.0
-    found = sum(one * other for one, other in pairwise(deviations)) / spread
-    return min(max(0.0, found + (1 + 3 * found) / count), MOST_CORRELATED)
+    found = sum((before - mean) * (now - mean) for before, now in pairwise(seen)) / scatter
+    found += (1 + 4 * found) / len(seen)
+    return min(0.95, (len(seen) * found + DOUBT * ALIKE) / (len(seen) + DOUBT))
 
 
 # ---- what full marks are ----

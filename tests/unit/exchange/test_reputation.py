@@ -155,6 +155,17 @@ def test_an_author_is_proven_by_what_was_accepted_from_it_and_slow_while_it_lets
     assert reputation.trust_of("a") == "proven"
 
 
+def test_whom_we_doubt_counts_as_a_newcomer_as_long_as_we_do():
+    reputation = Reputation()
+    for _ in range(PROVEN_AFTER):
+        reputation.was_accepted("author")
+    assert reputation.trust_of("author") == "proven"
+    reputation.doubted = frozenset({"author"})
+    assert (reputation.trust_of("author"), reputation.accepted("author")) == ("newcomer", PROVEN_AFTER)
+    reputation.doubted = frozenset()
+    assert reputation.trust_of("author") == "proven"
+
+
 def test_we_ask_of_a_peer_a_little_less_than_it_may_ask_of_us():
     ours, theirs = Reputation(), Reputation()
     now, asked, refused = 0.0, 0, 0

@@ -16,6 +16,7 @@ from swarmnode.node.panel_layout import RowLayout, fit_columns, fit_rows
 from swarmnode.node.policies_panel import PoliciesPanel, render_policies
 from swarmnode.node.reasons import in_words
 from swarmnode.node.status import LibraryStatus, Network, NodeStatus, Sharing, SharingEffect, invitation
+from swarmnode.training.records import TrainReport
 from tests.unit.node.test_status import STATUS
 
 ADDRESS = "/ip4/192.168.178.201/tcp/41234/p2p/12D3KooWpzf3HmX1A7QeTpr8yYtUeK7QXkYqRkQn9uNzFrJx1v2Q"
@@ -245,3 +246,14 @@ def test_the_panel_says_what_was_learnt_from_libraries() -> None:
     assert "learnt: 612 right answers from 4 peers; 40" in "\n".join(
         drawn(replace(BUSY, library=over), 120, None)
     )
+
+
+@pytest.mark.parametrize(
+    ("teaching", "waiting", "words"),
+    [(3, 2, "; 3 authors teach, 2 wait"), (1, 1, "; 1 author teaches, 1 waits")],
+)
+def test_the_panel_says_who_teaches_and_who_waits(teaching: int, waiting: int, words: str) -> None:
+    training = TrainReport(book=9, replayed=4, own_groups=8, teaching=teaching, waiting=waiting)
+    assert words in " ".join(" ".join(drawn(replace(BUSY, training=training), 200, None)).split())
+    nobody = replace(training, teaching=0, waiting=0)
+    assert "teach" not in "\n".join(drawn(replace(BUSY, training=nobody), 200, None))

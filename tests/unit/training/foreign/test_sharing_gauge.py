@@ -11,6 +11,7 @@ from swarmnode.training.foreign.sharing_gauge import (
     LEAST,
     LONGEST_PATIENCE,
     LOWEST_LEVEL,
+    MEMORY,
     PROBE,
     WINDOW,
     SharingGauge,
@@ -54,21 +55,21 @@ def test_what_harms_is_halved_and_halved_again_but_never_given_up() -> None:
 def test_every_amount_has_rounds_of_its_own_before_it_is_judged() -> None:
     gauge = after(SharingGauge(), rounds(-0.1, LEAST - 1))
     assert gauge.level == 0
-    assert gauge.after(-0.1).level == 1
-    assert after(gauge, [-0.1] * LEAST).level == 1
-    assert after(gauge, [-0.1] * (1 + LEAST)).level == 2
+    halved = next(one for one in (after(gauge, rounds(-0.1, more)) for more in range(60)) if one.level == 1)
+    assert halved.rounds == 0
+    assert after(halved, [-0.1] * (LEAST - 1)).level == 1
 
 
 def test_it_recovers_when_others_have_something_for_us_again() -> None:
     probing = after(SharingGauge(), rounds(-0.1, 60))
     assert probing.level == LOWEST_LEVEL
-    back = after(probing, rounds(0.1, 3 * WINDOW))
+    back = after(probing, rounds(0.1, 5 * WINDOW))
     assert (back.level, back.verdict, back.patience) == (0, "helps", FIRST_PATIENCE)
 
 
 def test_where_nothing_can_be_told_it_is_tried_again_later_and_later() -> None:
     gauge, raised = after(SharingGauge(), rounds(-0.1, 60)), list[int]()
-    patience = gauge.patience
+    patience = gauge.patience - gauge.quiet
     assert patience > FIRST_PATIENCE
     # Just as many rounds for as against: before long no verdict.
     waited = 0
@@ -101,30 +102,31 @@ def test_noise_about_nothing_seldom_takes_anything_away() -> None:
     assert kept >= 38
 
 
-@pytest.mark.parametrize(("alike", "most"), [(0.0, 0.06), (0.5, 0.17), (0.8, 0.28)])
-def test_chance_takes_little_away_though_every_round_asks_anew_and_is_like_the_one_before(
-    alike: float, most: float
-) -> None:
-    halved: list[bool] = []
-    for seed in range(200):
-        rng, gauge = random.Random(seed), SharingGauge()
-        noise = rng.gauss(0.0, 1.0)
-        for _ in range(100):
-            gauge = gauge.after(0.15 * noise)
-            halved.append(gauge.level > 0)
-            noise = alike * noise + (1 - alike**2) ** 0.5 * rng.gauss(0.0, 1.0)
-    assert sum(halved) / len(halved) < most
-
-
 @pytest.mark.parametrize("alike", [0.0, 0.5, 0.8])
-def test_harm_is_found_all_the_same(alike: float) -> None:
+def test_where_others_neither_help_nor_harm_it_halves_in_at_most_one_run_of_twenty(alike: float) -> None:
+    """Looked at after each of 100 rounds, whose noise is alike from round to round or is not. Two standard
+    errors over a window halved in 28 to 87 % of such runs."""
+    halved, runs = 0, 200
+    for seed in range(runs):
+        rng, gauge = random.Random(f"nothing {seed}"), SharingGauge()
+        noise, level = rng.gauss(0.0, 1.0), 0
+        for _ in range(100):
+            noise = alike * noise + (1 - alike**2) ** 0.5 * rng.gauss(0.0, 1.0)
+            gauge = gauge.after(max(-1.0, min(1.0, 0.15 * noise)))
+            level = max(level, gauge.level)
+        halved += level > 0
+    assert halved <= 0.05 * runs
+
+
+@pytest.mark.parametrize(("alike", "spread"), [(0.0, 0.15), (0.0, 0.05), (0.5, 0.05)])
+def test_harm_is_found_all_the_same(alike: float, spread: float) -> None:
     found = 0
     for seed in range(40):
         rng, gauge = random.Random(seed), SharingGauge()
         noise, lowered = 0.0, False
-        for _ in range(WINDOW):
+        for _ in range(3 * WINDOW):
             noise = alike * noise + (1 - alike**2) ** 0.5 * rng.gauss(0.0, 1.0)
-            gauge = gauge.after(-0.1 + 0.05 * noise)
+            gauge = gauge.after(-0.1 + spread * noise)
             lowered |= gauge.level > 0
         found += lowered
     assert found >= 36
@@ -143,5 +145,5 @@ def test_the_probe_is_never_more_than_was_asked_for(wanted: int, least: int) -> 
 def test_it_goes_on_after_a_restart() -> None:
     counters = Counters(round=7, sharing=after(SharingGauge(), rounds(-0.1, 30)))
     assert msgspec.json.decode(msgspec.json.encode(counters), type=Counters) == counters
-    assert len(counters.sharing.agreements) <= WINDOW
+    assert len(counters.sharing.agreements) <= MEMORY
     assert msgspec.json.decode(b'{"round": 7}', type=Counters).sharing == SharingGauge()
