@@ -47,6 +47,7 @@ from swarmnode.config import Config
 from swarmnode.config_layers import load_config
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.network.memory import MemoryNetwork
+from swarmnode.node.catching_up import groups_to_borrow
 
 KINDS = (0, 1, 2, 0, 1)
 """Which of the four specialists each veteran is."""
@@ -66,8 +67,8 @@ ALONE_RATE = 2e-3
 MOST_ROUNDS = 100
 """The newcomer ends here if it never gets there."""
 
-LENT_FOR_S = 0.15
-"""What lenders have of the event loop between two rounds: as in a node, whose rounds are in other threads."""
+LENT_WITHIN_S = 3.0
+"""How long a round waits at most for what is lent: in a node all the time of a round is there for it."""
 
 WORLD = "builtin"
 
@@ -240,7 +241,7 @@ async def learnt(
         await connect(one, lender)
     for number in range(1, MOST_ROUNDS * (1 if cpu_s == float("inf") else 10) + 1):
         clock.now += ROUND_S
-        await asyncio.sleep(LENT_FOR_S)
+        await lent(one)
         groups = one.generate()
         await one.publish(groups)
         one.train(groups, await one.collect())
@@ -260,6 +261,16 @@ async def learnt(
     print(f"  rounds {curve.rounds} held out {[round(h, 3) for h in curve.held_out]}", flush=True)
     print(f"  CPU s {[round(s, 2) for s in curve.cpu_s]} {curve.story}", flush=True)
     return curve
+
+
+async def lent(one: SwarmNode) -> None:
+    """Wait until as much was lent and judged as a round takes, so that a busy machine changes nothing."""
+    library = None if one.exchange is None else one.exchange.library
+    until = time.monotonic() + LENT_WITHIN_S
+    while library is not None and time.monotonic() < until and not library.borrowed.done:
+        if library.waiting >= groups_to_borrow(one.config):
+            return
+        await asyncio.sleep(0.01)
 
 
 @asynccontextmanager

@@ -253,8 +253,9 @@ class NodeLoop:
         await self._help(rollouts.groups)
         report = await self._train(number, own, external)
         if report is not None:
-            self._learnt(number, rollouts, external, report, time.perf_counter() - started)
+            seconds = time.perf_counter() - started
             await self._catch_up(rollouts, borrowed, report)
+            self._learnt(number, rollouts, external, report, seconds)
 
     async def _rollouts(self, number: int) -> RoundRollouts:
         ahead, self._ahead = self._ahead, None

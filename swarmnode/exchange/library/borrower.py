@@ -135,6 +135,11 @@ class Borrower:
         self._taken = self._taken_bytes = self._own = 0
         self._done = False
 
+    @property
+    def waiting(self) -> int:
+        """Groups that wait to be drawn."""
+        return len(self._ready)
+
     def draw(self, limit: int) -> list[RolloutGroup]:
         """Take out at most `limit` judged groups, the first that came first."""
         return [self._ready.popleft() for _ in range(min(limit, len(self._ready)))]

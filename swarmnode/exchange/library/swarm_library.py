@@ -61,6 +61,11 @@ class SwarmLibrary:
         return self._pages.served
 
     @property
+    def waiting(self) -> int:
+        """Groups that were judged and wait to be drawn."""
+        return self._borrower.waiting
+
+    @property
     def borrowed(self) -> Borrowed:
         """What came of the libraries of others since the start."""
         return self._borrower.stats()
