@@ -379,8 +379,8 @@ class ExchangeConfig(Section):
     """Cut right answers of strangers to what our judge and the rest of the text need, before the book keeps
     them: text that was put in goes. off: they enter as they are."""
     help: float = Field(default=0.125, ge=0, le=0.5)
-    """Share of a round's examples that may be ones that others asked for help with, as no answer of theirs was
-    right: one at least where anybody asks. 0: none. A pipeline has none."""
+    """Share of a round's examples that may be ones that others asked for help with, as no answer of theirs
+    was right: one at least where anybody asks. 0: none. A pipeline has none."""
     max_age: int = Field(default=8, ge=0)
     """Oldest external group still trained on, in our policy versions since it arrived."""
     buffer_groups: int = Field(default=256, ge=1, le=65536)

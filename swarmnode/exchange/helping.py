@@ -2,7 +2,7 @@
 
 node (0 of 16 on an example, 0 of 4096 on a task) -> [Helping.ask] -> topic /swarmnode/3/<swarm>/help/<shard>
 that topic -> [Helping.hear] -> own finds of that example or task -> [Helping.answers] -> announced again
-                            `-> examples of others -> [Helping.to_try] -> Node -> the learner answers them, too
+                            `-> examples of others -> [Helping.to_try] -> Node -> the learner tries them
 
 A request is a signed header of its own kind on a topic of its own: nodes that do not know it are not on that
 topic, hear nothing and punish nobody. It promises nothing and earns nothing. What it can cost us is bounded:
