@@ -38,8 +38,9 @@ class FirstAnswers:
             return f"{self.learnable:.0%} of the examples teach something from the first round on"
         if self.paid == 0:
             return (
-                "no answer is right yet, and there is nothing to learn from: what helps is a swarm that knows"
-                " the task, demonstrations, a reward that pays for part of an answer, or easier examples first"
+                "no answer is right yet, and there is nothing to learn from: what helps is a swarm that"
+                " knows the task, demonstrations, a reward that pays for part of an answer, or easier"
+                " examples first"
             )
         if self.paid > OFTEN:
             return "nearly every answer is right already: harder examples would teach more"
