@@ -5,8 +5,9 @@
 The baseline is the policy before its first round, on the same held-out draws, in the same process. Each seed
 trains alone: no other node could have taught it. Claims: the share of seeds whose held-out reward at the end
 is at least 0.5, the latest round in which an answer was paid for the first time, the worst final reward, the
-best first one, and CPU seconds of a whole process. `with_demonstrations`: the share of seeds 1, 2 and 3, which
-alone never get the task of last.py right, that learn it from two demonstrations. --quick: two seeds, then one.
+best first one, and CPU seconds of a whole process. `with_demonstrations`: the share of seeds 1, 2 and 3,
+which alone never get the task of last.py right, that learn it from two demonstrations. --quick: two seeds,
+then one.
 """
 
 import json

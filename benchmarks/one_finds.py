@@ -74,9 +74,9 @@ def main() -> None:
                 alone.append(run(homes[0], model, seed, ROUNDS, *HERE))
                 joined.append(run(homes[1], model, seed, ROUNDS, *HERE, address))
                 curves.append([rewards_of(home) for home in homes])
+                last = [runs[-1]["reward_last"] for runs in (alone, joined)]
                 print(
-                    f"seed {seed}: alone {alone[-1]['reward_last']:.3f},"
-                    f" joined {joined[-1]['reward_last']:.3f}, half right in round {first_half(curves[-1][1])}",
+                    f"seed {seed}: alone {last[0]:.3f}, joined {last[1]:.3f}, half right in round {first_half(curves[-1][1])}",
                     flush=True,
                 )
     if options.picture is not None:
