@@ -67,7 +67,7 @@ def main() -> None:
         model = build_tiny(MODELS)
         with knower(Path(folder) / "knows", model) as address:
             for seed in seeds:
-                if curves and time.monotonic() - began > BUDGET_S * 0.8:
+                if curves and time.monotonic() - began > BUDGET_S * 0.7:
                     print(f"no time is left for seed {seed}")
                     break
                 homes = [Path(folder) / f"{seed}-{name}" for name in ("alone", "joined")]
@@ -75,8 +75,9 @@ def main() -> None:
                 joined.append(run(homes[1], model, seed, ROUNDS, *HERE, address))
                 curves.append([rewards_of(home) for home in homes])
                 last = [runs[-1]["reward_last"] for runs in (alone, joined)]
+                half = first_half(curves[-1][1])
                 print(
-                    f"seed {seed}: alone {last[0]:.3f}, joined {last[1]:.3f}, half right in round {first_half(curves[-1][1])}",
+                    f"seed {seed}: alone {last[0]:.3f}, joined {last[1]:.3f}, half in round {half}",
                     flush=True,
                 )
     if options.picture is not None:
