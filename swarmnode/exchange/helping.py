@@ -56,7 +56,7 @@ ASKS_PER_S, ASKS_BURST = 1.0, 8.0
 ANSWERS_PER_S, ANSWERS_BURST = 4.0, 16.0
 """Headers that we repeat, for all authors together: well under what we may announce."""
 
-ANSWERS_A_REQUEST = 4
+ANSWERS_A_REQUEST = 16
 
 FINDS_PER_TASK = 64
 """Our newest groups with a right answer that are remembered, by task."""
