@@ -1,224 +1,322 @@
-"""What one node found, all know: the same nodes alone, and joined to one that found it.
+"""What one finds, all know: a task that a node alone never gets right, and what one node that can changes.
 
-python benchmarks/one_finds.py [--quick] [--json FILE] [--picture FILE.svg]
+    python benchmarks/one_finds.py [--quick] [--json FILE] [--picture FILE.svg]
 
-`swarmnode join` processes over libp2p on loopback. The task (one_finds_task.py) pays for a right answer and
-for nothing else, and the policy as built hardly ever gives one: most nodes stay at zero for hundreds of
-rounds, because where no answer was right there is nothing to learn from. Some node finds it by luck: the
-first of FINDERS that does goes on, and each of three others is run twice with the same seed: alone, and
-joined to that one. A seed that finds it alone is told and left out, since it has nothing to show.
+Real processes over libp2p on loopback, the tiny policy, the task of last.py: seeds that are never right alone
+in 120 rounds, each alone and then each joined to one node that knows. That one was shown two demonstrations,
+which nobody hears of; what it publishes it has sampled. `alone_last`: the best held-out reward at the end of
+those alone; `joined_last`: the worst of those joined; `rounds_to_half`: the latest round by which a joined
+one samples half of its answers right. The baseline is the same seed alone, in the same run.
 
-- `alone_last`: held-out reward of the lone nodes at their end, the best of them.
-- `joined_last`: of the same nodes joined, the worst.
-- `rounds_to_half`: rounds of its own until the sampled reward of a joined node is a half, the slowest.
+`first_success_speedup_8`: tokens that a node samples until every node has a right answer that its own judge
+verified, where one answer in 400 is right: one node over eight, mean over repeats. In one process: the real
+exchange, with its requests for help, on hosts in memory; a coin of that chance stands for the policy.
+
+--quick: one seed, fewer repeats. --picture: sampled reward by round, of the first seed, alone and joined.
 """
 
 import argparse
+import asyncio
+import contextlib
 import json
+import random
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
 from html import escape
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from common import MODELS, report
+from common import BUDGET_S, MODELS, machine, report
+from last import DEMONSTRATIONS
+from learning import run
 
+import swarmnode as sn
+from swarmnode.exchange.exchange import Exchange
+from swarmnode.exchange.limits import ExchangeSettings
+from swarmnode.identity.keys import NodeKey
 from swarmnode.model.tiny import build_tiny
+from swarmnode.network.memory import MemoryNetwork
 from swarmnode.node.process import read_running
 from swarmnode.storage import resolve_paths
+from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, one_span
 
-TASK = Path(__file__).parent / "one_finds_task.py"
-FINDERS = (0, 8, 10, 11, 7, 9)
-"""Seeds that are tried one after the other until one finds it."""
-FINDS_BY = 120
-"""Rounds that each of them has for that."""
-LEARNERS = (1, 2, 3, 4, 5, 6)
-"""Seeds of the others; the first that stay at zero alone are joined."""
-ALONE_ROUNDS, JOINED_ROUNDS = 100, 60
-FOUND = 0.8
-"""Sampled reward of a node that has found it."""
-PATIENCE_S = 240.0
-
-
-@dataclass
-class Node:
-    """A `swarmnode join` process, and what it wrote down."""
-
-    home: Path
-    process: "subprocess.Popen[str]"
-
-    @property
-    def rewards(self) -> list[float]:
-        """Sampled reward of each round so far."""
-        path = resolve_paths(self.home).logs / "metrics.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        events = [json.loads(line) for line in lines if line.endswith("}")]
-        return [event.get("reward.own") or 0.0 for event in events if event["event"] == "round"]
-
-    @property
-    def address(self) -> str:
-        """Where it can be dialled."""
-        note = read_running(resolve_paths(self.home).running)
-        assert note is not None, (self.home / "story.txt").read_text()
-        return note.addresses[0]
-
-    def summary(self) -> dict[str, Any]:
-        """The last line of a node that ended well."""
-        out, _ = self.process.communicate(timeout=PATIENCE_S)
-        assert self.process.returncode == 0, (self.home / "story.txt").read_text()
-        return json.loads(out.splitlines()[-1])
-
-    def end(self) -> None:
-        if self.process.poll() is None:
-            self.process.terminate()
-        self.process.communicate(timeout=PATIENCE_S)
-
-
-class Stage:
-    """Nodes of one policy, each in a home of its own; all of them end with it."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        self._stack = stack
-        self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="one-finds-")))
-        self._model = build_tiny(MODELS)
-
-    def node(self, name: str, seed: int, rounds: int, *addresses: str) -> Node:
-        home = self._folder / name
-        home.mkdir()
-        settings = {"network.listen": "127.0.0.1", "network.mdns": "false", "network.seeds": "[]"}
-        command = [sys.executable, "-P", "-m", "swarmnode", "join", *addresses, "--preset", "tiny"]
-        command += ["--home", str(home), "--model", str(self._model), "--task", str(TASK)]
-        command += ["--rounds", str(rounds), "--seed", str(seed)]
-        command += [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-        with (home / "story.txt").open("w") as story:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=story, text=True
-            )
-        node = Node(home, process)
-        self._stack.callback(node.end)
-        return node
-
-    def finder(self) -> Node:
-        """The first node that finds it. It goes on until the stage ends."""
-        for seed in FINDERS:
-            node = self.node(f"finder-{seed}", seed, 100_000)
-            give_up_at = time.monotonic() + PATIENCE_S
-            rewards: list[float] = []
-            # Who has one right answer by then is on its way.
-            while (len(rewards) < FINDS_BY or max(rewards) > 0) and time.monotonic() < give_up_at:
-                rewards = node.rewards
-                if max(rewards, default=0.0) >= FOUND:
-                    print(f"seed {seed} found it by round {len(rewards)}", flush=True)
-                    return node
-                time.sleep(0.2)
-            print(f"seed {seed} found nothing in {len(node.rewards)} rounds", flush=True)
-            node.end()
-        raise SystemExit("no node found it: there is nothing to show")
-
-
-@dataclass
-class Pair:
-    """One seed alone, and joined."""
-
-    seed: int
-    alone: list[float]
-    alone_last: float
-    joined: list[float]
-    joined_last: float
-
-    @property
-    def rounds_to_half(self) -> int:
-        """One more than there were where it never got there."""
-        halves = (number for number, reward in enumerate(self.joined, 1) if reward >= 0.5)
-        return next(halves, len(self.joined) + 1)
+TASK = Path(__file__).parent / "last.py"
+SEEDS, ROUNDS, HALF = (1, 2, 3), 120, 0.5
+START_S = 120.0
+NODES, CHANCE, GROUP = 8, 1 / 400, 8
+PATIENCE_S = 0.005
+"""What a round waits for a first announcement: in lock-step all that is to come has been announced."""
+HERE = ("--set", "network.mdns=false", "--task", str(TASK))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="one pair, fewer rounds alone")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there as well")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the first pair as SVG")
-    options = parser.parse_args()
-    wanted, alone_rounds = (1, JOINED_ROUNDS) if options.quick else (3, ALONE_ROUNDS)
-    pairs: list[Pair] = []
-    by_luck: list[int] = []
-    with ExitStack() as stack:
-        stage = Stage(stack)
-        finder = stage.finder()
-        for seed in LEARNERS:
-            if len(pairs) == wanted:
-                break
-            alone = stage.node(f"alone-{seed}", seed, alone_rounds)
-            last = alone.summary()["reward_last"]
-            if max(alone.rewards) > 0:
-                print(f"seed {seed} found it alone, in {alone_rounds} rounds: {last:.3f}", flush=True)
-                by_luck.append(seed)
-                continue
-            joined = stage.node(f"joined-{seed}", seed, JOINED_ROUNDS, finder.address)
-            joined_last = joined.summary()["reward_last"]
-            pairs.append(pair := Pair(seed, alone.rewards, last, joined.rewards, joined_last))
-            told = f"alone {pair.alone_last:.3f} after {alone_rounds} rounds, joined {pair.joined_last:.3f}"
-            print(f"seed {seed}: {told}, a half by round {pair.rounds_to_half}", flush=True)
+    options = arguments()
+    if options.knower is not None:
+        know(options.knower, Path(options.model))
+        return
+    began = time.monotonic()
+    seeds, repeats = (SEEDS[:1], 8) if options.quick else (SEEDS, 40)
+    alone, joined, curves = [], [], []
+    with tempfile.TemporaryDirectory() as folder:
+        model = build_tiny(MODELS)
+        with knower(Path(folder) / "knows", model) as address:
+            for seed in seeds:
+                if curves and time.monotonic() - began > BUDGET_S * 0.7:
+                    print(f"no time is left for seed {seed}")
+                    break
+                homes = [Path(folder) / f"{seed}-{name}" for name in ("alone", "joined")]
+                alone.append(run(homes[0], model, seed, ROUNDS, *HERE))
+                joined.append(run(homes[1], model, seed, ROUNDS, *HERE, address))
+                curves.append([rewards_of(home) for home in homes])
+                last = [runs[-1]["reward_last"] for runs in (alone, joined)]
+                half = first_half(curves[-1][1])
+                print(
+                    f"seed {seed}: alone {last[0]:.3f}, joined {last[1]:.3f}, half in round {half}",
+                    flush=True,
+                )
     if options.picture is not None:
-        options.picture.write_text(picture(pairs[0]))
-    values = {
-        "alone_last": [pair.alone_last for pair in pairs],
-        "joined_last": [pair.joined_last for pair in pairs],
-        "rounds_to_half": [float(pair.rounds_to_half) for pair in pairs],
-    }
+        options.picture.write_text(picture(*curves[0], seeds[0]))
+    single = asyncio.run(first_successes(1, 8 * repeats))
+    eight = asyncio.run(first_successes(NODES, repeats))
+    halves = [first_half(curve) for _, curve in curves]
     claims = {
-        "alone_last": max(values["alone_last"]),
-        "joined_last": min(values["joined_last"]),
-        "rounds_to_half": max(values["rounds_to_half"]),
+        "alone_last": max(one["reward_last"] for one in alone),
+        "joined_last": min(one["reward_last"] for one in joined),
+        "rounds_to_half": max(halves),
+        "first_success_speedup_8": fmean(single) / fmean(eight),
     }
-    spread = {name: (min(found), max(found)) for name, found in values.items()}
-    extra = {"seeds": [pair.seed for pair in pairs], "found_alone": by_luck}
-    report("one_finds", claims, spread, options.json, extra)
+    spread: dict[str, Sequence[float]] = {
+        "alone_last": [min(one["reward_last"] for one in alone), claims["alone_last"]],
+        "joined_last": [claims["joined_last"], max(one["reward_last"] for one in joined)],
+        "rounds_to_half": [min(halves), max(halves)],
+        "first_success_speedup_8": [claims["first_success_speedup_8"]] * 2,
+    }
+    tokens = {"tokens_alone": fmean(single), "tokens_of_eight": fmean(eight), "repeats": repeats}
+    extra = {"seeds": len(curves), "rounds": ROUNDS, **tokens, "cpu": machine()["cpu"]}
+    report("one_finds", claims, spread, options.json, extra=extra)
+
+
+def arguments() -> argparse.Namespace:
+    """The options of every benchmark, `picture`, and those by which it starts the node that knows."""
+    parser = argparse.ArgumentParser(description="what one finds, all know")
+    parser.add_argument("--quick", action="store_true", help="one seed")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there as well")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the first seed's run as SVG")
+    parser.add_argument("--knower", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--model", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+# ---- the node that knows ----
+
+
+def know(home: Path, model: Path) -> None:
+    """Train on the task and two demonstrations until stopped."""
+    settings = {"network.listen": "127.0.0.1", "network.mdns": False, "node.seed": 0, "node.eval_every": 0}
+    sn.Node(
+        TASK, model=model, home=home, preset="tiny", settings=settings, demonstrations=DEMONSTRATIONS
+    ).run()
+
+
+@contextlib.contextmanager
+def knower(home: Path, model: Path) -> Iterator[str]:
+    """The address of a node that is mostly right."""
+    command = [sys.executable, __file__, "--knower", str(home), "--model", str(model)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + START_S
+        while not any(reward >= HALF for reward in rewards_of(home)):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"the node that was shown two demonstrations is not right: {home}")
+            time.sleep(0.2)
+        note = read_running(resolve_paths(home).running)
+        assert note is not None
+        yield note.addresses[0]
+    finally:
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(30)
+        process.kill()
+        process.wait()
+
+
+def rewards_of(home: Path) -> list[float]:
+    """The mean reward of the answers that a node sampled, by round."""
+    metrics = resolve_paths(home).logs / "metrics.jsonl"
+    if not metrics.exists():
+        return []
+    complete = metrics.read_text().rpartition("\n")[0].splitlines()
+    rounds = [one for one in map(json.loads, complete) if one["event"] == "round"]
+    return [one.get("reward.own") or 0.0 for one in rounds]
+
+
+def first_half(rewards: Sequence[float]) -> int:
+    """The first round in which half of the answers were right; one more than there are where none was."""
+    return next((n for n, reward in enumerate(rewards, 1) if reward >= HALF), len(rewards) + 1)
+
+
+# ---- the first success of many ----
+
+
+class Rare:
+    """Questions of which only the task knows the answer, a number."""
+
+    name, version = "rare", "1"
+
+    def examples(self, seed: int) -> Iterator[Example]:
+        for index in range(4096):
+            key = ExampleKey(self.name, self.version, seed, index)
+            yield Example(key, f"{seed}/{index}?", {"answer": "right"})
+
+    def score(self, example: Example, completions: Sequence[str]) -> list[dict[str, float | None]]:
+        return [{"right": float(text == "right")} for text in completions]
+
+
+class Sampler:
+    """A node whose answers are right by chance."""
+
+    def __init__(self, number: int, repeat: int, exchange: Exchange, author: str) -> None:
+        self.exchange = exchange
+        self.tokens = 0
+        self.is_right = False
+        self._author = author
+        self._rng = random.Random(f"{repeat}/{number}")
+        self._number = number
+        self._task = Rare()
+        self._fresh = (one for one in self._task.examples(1000 * repeat + number))
+        self._tries: list[ExampleKey] = []
+
+    async def sample(self) -> None:
+        """A round: an example that somebody asked for, or one of its own; published, and help asked for."""
+        if self._tries:
+            key = self._tries.pop(0)
+            example = next(one for one in self._task.examples(key.seed) if one.key == key)
+        else:
+            example = next(one for one in self._fresh if not holds_out(one))
+        texts = ["right" if self._rng.random() < CHANCE else f"no {n}" for n in range(GROUP)]
+        said = tuple(Completion(text, (1, 2), None, one_span(0, 2), "stop") for text in texts)
+        group = RolloutGroup(example, said, tuple(self._task.score(example, texts)), self._author, 0)
+        self.tokens += 2 * GROUP
+        self.is_right = self.is_right or "right" in texts
+        await self.exchange.publish([group])
+        await self.exchange.ask_for_help([group])
+
+    async def learn(self) -> None:
+        """What others found, and what they ask for."""
+        others = await self.exchange.collect(4, 0, START_S)
+        self.is_right = self.is_right or any(
+            max(one for one in group.rewards if one is not None) > 0 for group in others
+        )
+        self._tries += self.exchange.asked_of_us(1) if not self._tries else []
+
+
+def holds_out(example: Example) -> bool:
+    """Whether no node may train on it."""
+    from swarmnode.tasks.task import is_held_out
+
+    return is_held_out(example.prompt)
+
+
+async def first_successes(nodes: int, repeats: int) -> list[int]:
+    """Tokens that a node samples until every one of so many has a verified right answer, by repeat."""
+    return [await first_success(nodes, repeat) for repeat in range(repeats)]
+
+
+async def first_success(nodes: int, repeat: int) -> int:
+    """The most tokens of any node until all are right."""
+    network, task, clock = MemoryNetwork(), Rare(), Clock()
+    async with AsyncExitStack() as stack:
+        samplers: list[Sampler] = []
+        hosts: list[Any] = []
+        for number in range(nodes):
+            key = NodeKey(bytes([number + 1]) * 32)
+            host = await stack.enter_async_context(network.host(key.peer_id))
+            for other in hosts:
+                await host.connect(other.address)
+            hosts.append(host)
+            exchange = Exchange(
+                host,
+                key,
+                {task.name: task},
+                encode=lambda text, finish: (1,),
+                prompt_ids=lambda text: (1,),
+                settings=ExchangeSettings(swarm="bench", patience_s=PATIENCE_S),
+                model_family="coin",
+                model_size=1,
+                clock=clock,
+                rng=random.Random(number),
+            )
+            await stack.enter_async_context(exchange)
+            samplers.append(Sampler(number, repeat, exchange, key.peer_id))
+        while not all(one.is_right for one in samplers):
+            clock.now += 8.0
+            for one in samplers:
+                if not one.is_right:
+                    await one.sample()
+            for one in samplers:
+                await one.learn()
+        return max(one.tokens for one in samplers)
+
+
+class Clock:
+    """Eight seconds a round, whatever it takes here."""
+
+    now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 # ---- the picture ----
 
-WIDTH, HEIGHT, LEFT, TOP = 620, 190, 44, 40
-GREY, ALONE, JOINED = "#8a8f98", "#c0504d", "#2e8b57"
+WIDTH, HEIGHT, LEFT, TOP = 640, 220, 48, 40
 
 
-def picture(pair: Pair) -> str:
-    """One node alone and joined: sampled reward by round. Readable on light and on dark ground."""
-    rounds = max(len(pair.alone), len(pair.joined))
+def picture(alone: Sequence[float], joined: Sequence[float], seed: int) -> str:
+    """Sampled reward by round: a node alone, and the same one in a swarm with one that knows."""
 
-    def line(rewards: Sequence[float], colour: str) -> str:
-        points = " ".join(
-            f"{LEFT + WIDTH * number / rounds:.1f},{TOP + HEIGHT * (1 - reward):.1f}"
-            for number, reward in enumerate(rewards, 1)
+    def line(rewards: Sequence[float], colour: str, said: str, above: int) -> str:
+        step = WIDTH / max(len(rewards), 1)
+        places = [(LEFT + step * n, TOP + HEIGHT * (1 - reward)) for n, reward in enumerate(rewards, 1)]
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        x, y = places[len(places) * 2 // 3]
+        return (
+            f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2.5"/>'
+            f'<text x="{x:.0f}" y="{y + above:.0f}" fill="{colour}" text-anchor="middle">'
+            f"{escape(said)}</text>"
         )
-        return f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2.5"/>'
 
-    def text(x: float, y: float, words: str, colour: str = GREY, **more: str) -> str:
-        options = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in more.items())
-        return f'<text x="{x:.0f}" y="{y:.0f}" fill="{colour}"{options}>{escape(words)}</text>'
-
-    parts = [text(LEFT, 22, f"one node, seed {pair.seed}: share of its answers that are right, by round")]
-    for tenth in (0, 5, 10):
-        y = TOP + HEIGHT * (1 - tenth / 10)
-        parts.append(f'<path d="M{LEFT} {y:.0f}h{WIDTH}" stroke="{GREY}" stroke-opacity="0.3"/>')
-        parts.append(text(LEFT - 8, y + 4, f"{tenth / 10:g}", text_anchor="end"))
-    for number in range(0, rounds + 1, 20):
-        x = LEFT + WIDTH * number / rounds
-        parts.append(text(x, TOP + HEIGHT + 18, f"{number}", text_anchor="middle"))
-    parts += [line(pair.alone, ALONE), line(pair.joined, JOINED)]
-    end = LEFT + WIDTH * len(pair.joined) / rounds
-    parts.append(text(end + 8, TOP + 16, "joined to a node that found it", JOINED))
-    parts.append(text(LEFT + WIDTH, TOP + HEIGHT - 8, "alone", ALONE, text_anchor="end"))
-    size = f'viewBox="0 0 {LEFT + WIDTH + 24} {TOP + HEIGHT + 30}"'
-    style = "font-family:sans-serif;font-size:13px"
-    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size} style="{style}">', *parts, "</svg>\n"])
+    grid = "".join(
+        f'<path d="M{LEFT} {TOP + HEIGHT * (1 - share):.0f}h{WIDTH}" stroke="#e5e5e5"/>'
+        f'<text x="{LEFT - 8}" y="{TOP + HEIGHT * (1 - share) + 4:.0f}" text-anchor="end" fill="#555">'
+        f"{share:g}</text>"
+        for share in (0, 0.5, 1)
+    )
+    ticks = "".join(
+        f'<text x="{LEFT + WIDTH * part:.0f}" y="{TOP + HEIGHT + 20}" text-anchor="middle" fill="#555">'
+        f"{round(part * len(alone))}</text>"
+        for part in (0, 0.25, 0.5, 0.75, 1)
+    )
+    title = "Share of right answers by round: one seed, one task, the same node twice"
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 24} {TOP + HEIGHT + 32}"'
+            ' font-family="sans-serif" font-size="13">',
+            f'<rect width="{LEFT + WIDTH + 24}" height="{TOP + HEIGHT + 32}" fill="white"/>',
+            f'<text x="{LEFT}" y="22" font-weight="bold" fill="#222">{title} (seed {seed})</text>',
+            grid,
+            ticks,
+            line(alone, "#a04030", "alone: no answer is ever right, so nothing is learnt", -8),
+            line(joined, "#2e8b57", "joined to one node that found it", 22),
+            "</svg>\n",
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -92,8 +92,8 @@ class Node:
         judge. `tools`: functions that the policy may call; `environment`: a class (or a function without
         arguments) that makes what it plays with, which may bring its own questions (docs/environments.md).
         `eval_dataset`: rows that it is measured on, whole; then no row of `task` is held out.
-        `demonstrations`: right answers to begin with, where the policy is never right by itself: a function of
-        the example, a mapping of prompts to texts, or rows with a column `demonstration`. The task judges
+        `demonstrations`: right answers to begin with, where the policy is never right by itself: a function
+        of the example, a mapping of prompts to texts, or rows with a column `demonstration`. The task judges
         them; none is shown in a prompt, and none is published.
         `model`: a name, a folder, or a causal LM of transformers that is loaded, with its `tokenizer` (or
         `processing_class`, as TRL calls it) where its name does not lead to one. `rounds` (of the run, over

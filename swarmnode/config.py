@@ -392,8 +392,8 @@ class ExchangeConfig(Section):
     """Cut right answers of strangers to what our judge and the rest of the text need, before the book keeps
     them: text that was put in goes. off: they enter as they are."""
     help: float = Field(default=0.125, ge=0, le=0.5)
-    """Share of a round's examples that may be ones that others asked for help with, as no answer of theirs was
-    right: one at least where anybody asks. 0: none. A pipeline has none."""
+    """Share of a round's examples that may be ones that others asked for help with, as no answer of theirs
+    was right: one at least where anybody asks. 0: none. A pipeline has none."""
     teachers: Literal["measured", "all"] = "measured"
     """Who may fill the book. measured: an author's answers wait until they pull our policy where our own
     finds do, by the gradients of the two; all: everybody whose answers our judge gives full marks."""

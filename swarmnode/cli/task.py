@@ -26,6 +26,7 @@ from swarmnode.cli.settings import (
 
 if TYPE_CHECKING:
     from swarmnode.config import TasksConfig
+    from swarmnode.node.first_answers import FirstAnswers
     from swarmnode.node.tryout import TriedExample
     from swarmnode.tasks.check import TaskReport
     from swarmnode.tasks.portrait import ShownExample, TaskPortrait
@@ -174,6 +175,11 @@ def try_(
 @app.command()
 def check(
     task: Spec,
+    model: Model = None,
+    samples: Annotated[
+        int,
+        typer.Option("--samples", min=0, max=256, help="Also ask the untrained model, so often an example."),
+    ] = 0,
     home: Home = None,
     preset: Preset = None,
     config: ConfigFile = None,
@@ -183,7 +189,8 @@ def check(
     """Draw and score a task, and report whether it is deterministic, disjoint and fast enough.
 
     The settings are those of a node: its sandbox, its limits, its rewards of data sets. What does not answer
-    within tasks.score_timeout_s is an error of the report. Exits with 1 when something would keep it from
+    within tasks.score_timeout_s is an error of the report. With --samples it says, too, how often the model
+    is right before it is trained (pass@k), and what follows. Exits with 1 when something would keep it from
     training.
     """
     tasks = _settings_for(task, home, preset, config, set_)
@@ -206,6 +213,53 @@ def check(
             typer.echo(line)
     if not report.ok:
         raise typer.Exit(1)
+    if samples:
+        found = _first_answers(task, model, samples, home, preset, config, set_)
+        _print_json(found) if json else typer.echo(_of_first_answers(found))
+
+
+FIRST_EXAMPLES = 32
+"""Examples that the untrained model is asked."""
+
+
+def _first_answers(
+    task: str,
+    model: str | None,
+    samples: int,
+    home: Path | None,
+    preset: str | None,
+    config: Path | None,
+    set_: list[str] | None,
+) -> "FirstAnswers":
+    """What a model that was never trained on a task answers."""
+    flags = {"policy.model": model, **_only(task)}
+    settings = load_settings(home=home, preset=preset, config_file=config, assignments=set_, flags=flags)
+    from swarmnode.node.assemble import start_tasks
+    from swarmnode.node.first_answers import first_answers
+    from swarmnode.node.screen import Screen
+    from swarmnode.node.tryout import open_policy, try_tasks
+    from swarmnode.rollout.engine import SamplingParams
+
+    rollout = settings.config.rollout
+    sampling = SamplingParams(rollout.max_tokens, rollout.temperature, rollout.top_p)
+    with ExitStack() as stack:
+        tasks = start_tasks(stack, settings.config.tasks, settings.paths.home)
+        with Screen() as screen:
+            local, _ = open_policy(
+                settings.config, settings.model, settings.paths,
+                base=True, best=False, progress=screen.progress,
+            )  # fmt: skip
+        return first_answers(
+            try_tasks(
+                local.engine, local.renderer, tasks, sampling, settings.config,
+                examples=FIRST_EXAMPLES, samples=samples, seed=0,
+            )
+        )  # fmt: skip
+
+
+def _of_first_answers(found: "FirstAnswers") -> str:
+    passed = ", ".join(f"pass@{k} {share:.1%}" for k, share in found.pass_at.items())
+    return f"  untrained         {found.answers} answers: {passed or 'none was judged'}. {found.follows}"
 
 
 def _describe(report: "TaskReport") -> Iterator[str]:

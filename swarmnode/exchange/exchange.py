@@ -238,7 +238,7 @@ class Exchange:
         return groups
 
     async def ask_for_help(self, groups: Sequence[RolloutGroup]) -> None:
-        """Ask the swarm about tasks, and one example of each, of which no answer in these groups was right."""
+        """Ask the swarm about tasks, by one example of each of which no answer in these groups was right."""
         if self._settings.private:
             return
         by_task: dict[str, list[RolloutGroup]] = {}

@@ -2,7 +2,7 @@
 
 node (0 of 16 on an example, 0 of 4096 on a task) -> [Helping.ask] -> topic /swarmnode/3/<swarm>/help/<shard>
 that topic -> [Helping.hear] -> own finds of that example or task -> [Helping.answers] -> announced again
-                            `-> examples of others -> [Helping.to_try] -> Node -> the learner answers them, too
+                            `-> examples of others -> [Helping.to_try] -> Node -> the learner tries them
 
 A request is a signed header of its own kind on a topic of its own: nodes that do not know it are not on that
 topic, hear nothing and punish nobody. It promises nothing and earns nothing. What it can cost us is bounded:
@@ -56,7 +56,7 @@ ASKS_PER_S, ASKS_BURST = 1.0, 8.0
 ANSWERS_PER_S, ANSWERS_BURST = 4.0, 16.0
 """Headers that we repeat, for all authors together: well under what we may announce."""
 
-ANSWERS_A_REQUEST = 4
+ANSWERS_A_REQUEST = 16
 
 FINDS_PER_TASK = 64
 """Our newest groups with a right answer that are remembered, by task."""

@@ -71,9 +71,9 @@ def _said(task: str, drought: Drought) -> str:
     time = f"in {drought.rounds} rounds ({drought.answers:,} answers)"
     if drought.highest <= 0:
         return (
-            f"no answer to {task} was right {time}: there is nothing to learn from yet. what helps: a swarm that"
-            " knows the task, demonstrations, a reward that pays for part of an answer, or easier examples"
-            " first"
+            f"no answer to {task} was right {time}: there is nothing to learn from yet. what helps: a swarm"
+            " that knows the task, demonstrations, a reward that pays for part of an answer, or easier"
+            " examples first"
         )
     if drought.highest - drought.lowest < MIN_REWARD_SPREAD:
         return (

@@ -5,8 +5,8 @@ column `demonstration`, Task.demonstrations, sn.run(demonstrations=...) -> [Demo
 They are judged like any answer, by the task's own judge, and what has full marks goes into the node's own
 book (training/foreign/demonstrated.py). A policy never reads one in a prompt. None is of a held-out example,
 and none is published: nobody sampled it. Once the policy finds the answer by itself, that is an answer of its
-own, and travels as all others do. They are no part of a task's version unless they are a column of its rows: nodes
-with and without them exchange rollouts.
+own, and travels as all others do. They are no part of a task's version unless they are a column of its rows:
+nodes with and without them exchange rollouts.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,0 +1,72 @@
+"""Demonstrations of a round's examples are judged once and have the tokens of the policy's own tokenizer."""
+
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from swarmnode.node.demonstrating import Demonstrating
+from swarmnode.tasks.demonstrations import Demonstrations
+from swarmnode.tasks.functions import as_task
+from swarmnode.tasks.task import Task, draw_train, is_held_out
+from swarmnode.types import Example, RolloutGroup
+
+ROWS = [(f"{number}+1=", str(number + 1)) for number in range(40)]
+TASK = as_task(ROWS)
+
+
+class Bytes:
+    """One token a character, and an end."""
+
+    def encode_completion(self, text: str, finish: str) -> tuple[int, ...]:
+        return (*text.encode(), 256)
+
+
+def showing(given: object, task: Task = TASK, max_tokens: int = 8) -> Demonstrating:
+    demonstrations = Demonstrations(given)  # type: ignore[arg-type]
+    return Demonstrating(demonstrations, {task.name: task}, Bytes(), max_tokens)  # type: ignore[arg-type]
+
+
+def answered(example: Example) -> RolloutGroup:
+    return RolloutGroup(example, (), (), "me", 0)
+
+
+def right(example: Example) -> str:
+    return example.columns["answer"]
+
+
+def test_an_example_is_shown_once_judged_and_encoded() -> None:
+    example, one = next(draw_train(TASK, 0)), showing(right)
+    (group,) = one.after([answered(example)], 0)
+    assert group.rewards == (1.0,) and group.completions[0].finish == "stop"
+    assert group.completions[0].token_ids == (*right(example).encode(), 256)
+    assert one.after([answered(example)], 1) == []
+
+
+def test_rows_are_shown_in_the_first_round() -> None:
+    prompt, answer = next(row for row in ROWS if not is_held_out(row[0]))
+    one = showing([{"prompt": prompt, "answer": answer, "demonstration": [answer, "no"]}])
+    (group,) = one.after([], 0)
+    assert group.rewards == (1.0, 0.0)
+    assert one.after([], 1) == []
+
+
+def compares(task: Task) -> Task:
+    return as_task(ROWS, ["majority_vote"])
+
+
+@pytest.mark.parametrize(
+    ("given", "task", "said"),
+    [
+        (lambda one: "x" * 20, TASK, "more than rollout.max_tokens=8"),
+        (right, compares(TASK), "answers back or compares"),
+    ],
+)
+def test_what_cannot_be_used_is_told_once(
+    given: Callable[[Example], str], task: Task, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = showing(given, task)
+    with caplog.at_level(logging.WARNING):
+        for seed in range(3):
+            assert one.after([answered(next(draw_train(task, seed)))], seed) == []
+    assert [said in record.message for record in caplog.records] == [True]
