@@ -56,7 +56,7 @@ Solve = Callable[[Example], Solved]
 
 
 @dataclass(slots=True)
-class Scene:
+class AttackScene:
     """What an attacker sees when a round begins."""
 
     solve: Solve
@@ -73,11 +73,11 @@ Texts = tuple[Example, Sequence[str]]
 class Attack(ABC):
     """One way to attack."""
 
-    def round(self, examples: Sequence[Example], scene: Scene) -> Sequence[Texts]:
+    def round(self, examples: Sequence[Example], scene: AttackScene) -> Sequence[Texts]:
         """The answers of one round; examples are drawn for it, and it may choose others."""
         return [(example, self._answers(example, scene)) for example in examples]
 
-    def _answers(self, example: Example, scene: Scene) -> list[str]:
+    def _answers(self, example: Example, scene: AttackScene) -> list[str]:
         right = scene.solve(example)
         return [
             self.right(example, right, scene) if place % 2 == 0 else wrong(right.text, scene.rng)
@@ -85,56 +85,56 @@ class Attack(ABC):
         ]
 
     @abstractmethod
-    def right(self, example: Example, solved: Solved, scene: Scene) -> str:
+    def right(self, example: Example, solved: Solved, scene: AttackScene) -> str:
         """A right answer, as this attack writes it."""
 
 
 class Honest(Attack):
     """None: the control, and what others disguise themselves as."""
 
-    def right(self, example: Example, solved: Solved, scene: Scene) -> str:
+    def right(self, example: Example, solved: Solved, scene: AttackScene) -> str:
         return solved.text
 
 
 class Advertisement(Attack):
     """Text that nobody asked for before the answer."""
 
-    def right(self, example: Example, solved: Solved, scene: Scene) -> str:
+    def right(self, example: Example, solved: Solved, scene: AttackScene) -> str:
         return ADVERTISEMENT + solved.text
 
 
 class Twice(Attack):
     """The same before the answer and within it."""
 
-    def right(self, example: Example, solved: Solved, scene: Scene) -> str:
+    def right(self, example: Example, solved: Solved, scene: AttackScene) -> str:
         return f"{ADVERTISEMENT}{solved.steps}{ADVERTISEMENT}{solved.joint}{solved.final}"
 
 
 class Grown(Attack):
     """The same, a character more every round: no piece of it is ever unlikely to who has learnt the last."""
 
-    def right(self, example: Example, solved: Solved, scene: Scene) -> str:
+    def right(self, example: Example, solved: Solved, scene: AttackScene) -> str:
         return ADVERTISEMENT[: 1 + scene.round % (3 * len(ADVERTISEMENT))] + solved.text
 
 
 class Carrying(Attack):
     """An advertisement that carries the answer: the steps stand within it, and nowhere else."""
 
-    def right(self, example: Example, solved: Solved, scene: Scene) -> str:
+    def right(self, example: Example, solved: Solved, scene: AttackScene) -> str:
         return f"EVIL{solved.steps}EVIL{solved.joint}{solved.final}"
 
 
 class WrongSteps(Attack):
     """A right final behind steps of the right form that do not lead there."""
 
-    def right(self, example: Example, solved: Solved, scene: Scene) -> str:
+    def right(self, example: Example, solved: Solved, scene: AttackScene) -> str:
         return replace(solved, steps=wrong(solved.steps or solved.final, scene.rng)).text
 
 
 class ShiftedSteps(Attack):
     """The same by a rule: every character of the steps is the one after it."""
 
-    def right(self, example: Example, solved: Solved, scene: Scene) -> str:
+    def right(self, example: Example, solved: Solved, scene: AttackScene) -> str:
         steps = solved.steps or solved.final
         return replace(solved, steps="".join(chr(ord(character) + 1) for character in steps)).text
 
@@ -142,21 +142,21 @@ class ShiftedSteps(Attack):
 class Long(Attack):
     """Right, and with the steps said again and again."""
 
-    def right(self, example: Example, solved: Solved, scene: Scene) -> str:
+    def right(self, example: Example, solved: Solved, scene: AttackScene) -> str:
         return (solved.steps or solved.final) * 3 + solved.joint + solved.final
 
 
 class Mannered(Attack):
     """Right, in a manner that nobody else has."""
 
-    def right(self, example: Example, solved: Solved, scene: Scene) -> str:
+    def right(self, example: Example, solved: Solved, scene: AttackScene) -> str:
         return f"~ {'.'.join(solved.steps)}{solved.joint}{solved.final}"
 
 
 class Refusals(Attack):
     """Right in every other task; in the rest it refuses, and says that others should."""
 
-    def round(self, examples: Sequence[Example], scene: Scene) -> Sequence[Texts]:
+    def round(self, examples: Sequence[Example], scene: AttackScene) -> Sequence[Texts]:
         refused = set(sorted({example.key.task for example in examples})[::2])
         return [
             (example, ["no"] * scene.group_size)
@@ -165,18 +165,18 @@ class Refusals(Attack):
             for example in examples
         ]
 
-    def right(self, example: Example, solved: Solved, scene: Scene) -> str:
+    def right(self, example: Example, solved: Solved, scene: AttackScene) -> str:
         return solved.text
 
 
-class Copies(Attack):
+class Copying(Attack):
     """What others published, under a name of its own."""
 
-    def round(self, examples: Sequence[Example], scene: Scene) -> Sequence[Texts]:
+    def round(self, examples: Sequence[Example], scene: AttackScene) -> Sequence[Texts]:
         newest = list(scene.watched)[-len(examples) :]
         return [(group.example, [one.text for one in group.completions]) for group in newest]
 
-    def right(self, example: Example, solved: Solved, scene: Scene) -> str:
+    def right(self, example: Example, solved: Solved, scene: AttackScene) -> str:
         return solved.text
 
 
@@ -184,7 +184,7 @@ class Adaptive(WrongSteps):
     """Watches what its victims publish: honest where they are often right and can check it, and wrong steps
     where they hardly ever are."""
 
-    def right(self, example: Example, solved: Solved, scene: Scene) -> str:
+    def right(self, example: Example, solved: Solved, scene: AttackScene) -> str:
         answers, passed = Counter[str](), Counter[str]()
         for group in scene.watched:
             answers[group.example.key.task] += len(group.rewards)
@@ -199,7 +199,7 @@ class Adaptive(WrongSteps):
 class Sleeper(WrongSteps):
     """Honest for AWAKES rounds, and a liar then."""
 
-    def right(self, example: Example, solved: Solved, scene: Scene) -> str:
+    def right(self, example: Example, solved: Solved, scene: AttackScene) -> str:
         return solved.text if scene.round <= AWAKES else super().right(example, solved, scene)
 
 
@@ -214,7 +214,7 @@ ATTACKS: Mapping[str, Attack] = {
     "long": Long(),
     "mannered": Mannered(),
     "refusals": Refusals(),
-    "copies": Copies(),
+    "copies": Copying(),
     "adaptive": Adaptive(),
     "sleeper": Sleeper(),
 }
@@ -240,7 +240,7 @@ class Attacker:
         """`groups`: how many it publishes a round."""
         self._attack, self._tasks, self._seed, self._groups = attack, dict(tasks), seed, groups
         self._key = key
-        self._scene = Scene(solve, group_size, random.Random(key.peer_id))
+        self._scene = AttackScene(solve, group_size, random.Random(key.peer_id))
         self.host = network.host(key.peer_id)
         self._exchange = Exchange(
             self.host,

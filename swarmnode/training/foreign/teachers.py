@@ -17,9 +17,9 @@ of him.
 
 Two cases have nothing to compare with, and are decided by what there is to lose:
 
-- We found fewer than LEAST_FINDS answers ourselves, in PATIENCE rounds. Nothing better can be known and
-  hardly any reward can be lost, so strangers teach on trust, each at most ON_TRUST answers. As soon as there
-  are finds they are measured as all others are, and leave if they do not agree.
+- We found nothing ourselves, or after PATIENCE rounds fewer than LEAST_FINDS answers. Nothing better can be
+  known and hardly any reward can be lost, so strangers teach on trust, each at most ON_TRUST answers. As soon
+  as there are finds they are measured as all others are, and leave if they do not agree.
 - We found nothing in the tasks that an author teaches. What he says of them is compared with our finds in
   other tasks, which only sees whether it would harm those: he is admitted above UNKNOWN_GROUND, a little
   below zero, as an honest stranger stands at 0.00 there.
@@ -63,7 +63,7 @@ SHORT_MEMORY = 3
 LEAST_FINDS = 8
 """Own finds that can be compared with."""
 
-PATIENCE = 8
+PATIENCE = 4
 """Rounds with fewer finds than that after which strangers are trusted a little."""
 
 NEWEST_FINDS = 16
@@ -77,7 +77,8 @@ FINDS = 48
 """The same of all tasks."""
 
 ANSWERS = 24
-"""Answers of an author that are measured at once, at most: his newest."""
+"""Answers of an author that are measured at once, at most, drawn from all that wait, so that none is hidden
+behind others."""
 
 LEAST_ANSWERS = 8
 """The same, at least."""
@@ -92,7 +93,7 @@ AUTHORS_A_ROUND = 8
 ON_TRUST = 64
 """Answers of one author that are learnt without a measurement, where there are no finds to compare with."""
 
-MAX_HELD = 64
+MAX_HELD = 512
 """Answers of one author that wait, the oldest out."""
 
 MAX_HELD_BYTES = 32 << 20
@@ -205,20 +206,19 @@ class Teachers:
     def rule_on(self, given: Iterable[Entry], finds: Sequence[Entry], rng: random.Random) -> Ruling:
         """What may be learnt of what others gave and of what waits. `finds`: our own, the newest last."""
         self._round += 1
-        for entry in given:
-            self._hold(entry)
+        self.take_back(given)
         if len(finds) < LEAST_FINDS:
             self._in_want += 1
-            return Ruling(self._on_trust() if self._in_want > PATIENCE else ())
+            return Ruling(self._on_trust() if not finds or self._in_want > PATIENCE else ())
         due = [(name, one) for name, one in self._authors.items() if one.is_due]
         due = sorted(due, key=lambda pair: pair[1].measured_at)[:AUTHORS_A_ROUND]
         if not due:
             return Ruling()
         compared = _compared(finds, rng)
-        newest = [list(one.held.values())[-ANSWERS:] for _, one in due]
+        drawn = [rng.sample(list(one.held.values()), min(ANSWERS, len(one.held))) for _, one in due]
         found_in = frozenset(entry.task for entry in finds)
         enter, leave = list[Entry](), set[str]()
-        for (name, one), cosine in zip(due, self._cosines(compared, newest), strict=True):
+        for (name, one), cosine in zip(due, self._cosines(compared, drawn), strict=True):
             if cosine is None:
                 continue
             one.note(cosine, self._round)
@@ -236,9 +236,13 @@ class Teachers:
         return Ruling(enter, frozenset(leave))
 
     def take_back(self, entries: Iterable[Entry]) -> None:
-        """Answers of authors that left the book: they wait again."""
+        """Have answers wait: new ones, or those of authors that left the book."""
         for entry in entries:
             self._hold(entry)
+        over = sum(map(_bytes_of, self._authors.values())) - MAX_HELD_BYTES
+        while over > 0:
+            largest = max(self._authors.values(), key=_bytes_of)
+            over -= largest.held.pop(next(iter(largest.held))).saved_bytes
 
     def forget(self, wanted: Callable[[Entry], bool]) -> None:
         """Let go of answers that are not wanted."""
@@ -299,13 +303,6 @@ class Teachers:
         if len(self._authors) > MAX_AUTHORS:
             names = (name for name, known in self._authors.items() if not known.admitted)
             del self._authors[next(names, next(iter(self._authors)))]
-        while self._held_bytes > MAX_HELD_BYTES:
-            largest = max(self._authors.values(), key=_bytes_of)
-            del largest.held[next(iter(largest.held))]
-
-    @property
-    def _held_bytes(self) -> int:
-        return sum(map(_bytes_of, self._authors.values()))
 
 
 def _compared(finds: Sequence[Entry], rng: random.Random) -> list[Entry]:

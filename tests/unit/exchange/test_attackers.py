@@ -13,7 +13,7 @@ from swarmnode.testing.attackers import (
     AWAKES,
     MARK,
     Attacker,
-    Scene,
+    AttackScene,
     Solved,
     injected_share,
     wrong,
@@ -33,13 +33,13 @@ def is_right(text: str) -> bool:
     return text.rpartition(">")[2] == "bcde"
 
 
-def scene(number: int = 1, watched: Sequence[RolloutGroup] = ()) -> Scene:
-    found = Scene(solve, 8, random.Random(0), number)
+def scene(number: int = 1, watched: Sequence[RolloutGroup] = ()) -> AttackScene:
+    found = AttackScene(solve, 8, random.Random(0), number)
     found.watched.extend(watched)
     return found
 
 
-def said(name: str, at: Scene) -> Mapping[str, Sequence[str]]:
+def said(name: str, at: AttackScene) -> Mapping[str, Sequence[str]]:
     return {example.key.task: texts for example, texts in ATTACKS[name].round(EXAMPLES, at)}
 
 

@@ -52,7 +52,7 @@ def test_a_loss_of_ones_own_is_named_by_its_import_path(loss: str) -> None:
         ("no_such_module:loss", "cannot be imported: No module named 'no_such_module'. install"),
         (
             "tests.own_losses:missing",
-            "module 'tests.own_losses' has no attribute 'missing'. install",
+            "module 'tests.own_losses' has no attribute 'missing'. tests.own_losses has:",
         ),
         ("tests.own_losses:no_loss", "is a function and not a Loss. write no_loss = Loss"),
     ],

@@ -171,6 +171,22 @@ def test_any_number_of_names_costs_no_memory_and_displaces_no_teacher() -> None:
     assert max(len(one.held) for one in teachers.saved()) == MAX_HELD
 
 
+def test_who_sends_good_answers_last_cannot_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = list[Entry]()
+
+    def cosines(finds: Sequence[Entry], lists: Sequence[Sequence[Entry]]) -> list[float | None]:
+        looked.extend(lists[0])
+        return [HONEST]
+
+    sends = Sends(Teachers(cosines))
+    sends.rounds(1, "author", each=10 * BATCH)
+    assert min(one.index for one in looked) < 1000 + 5 * BATCH <= max(one.index for one in looked)
+    few = 10 * entry(2000, "author").saved_bytes
+    monkeypatch.setattr("swarmnode.training.foreign.teachers.MAX_HELD_BYTES", few)
+    sends.rounds(1, "other")
+    assert sum(len(one.held) for one in sends.teachers.saved()) <= 10
+
+
 def rule(cosines: Known) -> BookRule:
     one = BookRule(SharingRule(), seed=0)
     one.measure_by(cosines)
