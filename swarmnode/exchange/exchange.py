@@ -35,7 +35,7 @@ from swarmnode.exchange.limits import (
     Reason,
 )
 from swarmnode.exchange.messages import Announcement, Arrival, hash_body
-from swarmnode.exchange.planes import BodyPlane, HeaderPlane, topics_to_listen_to
+from swarmnode.exchange.planes import BodyPlane, HeaderPlane, shard_of, topics_to_listen_to
 from swarmnode.exchange.record import FORMAT, Door, Record, Recorder, load, restore_standings, saved_standings
 from swarmnode.exchange.reputation import ExchangeStats, Ledger, Reputation, TokenBucket
 from swarmnode.exchange.validation import BodyRules, Encode, PromptIds, check_header, require_exchanged
@@ -158,7 +158,7 @@ class Exchange:
         self._headers = HeaderPlane(host, settings, topics_to_listen_to(settings, tasks), self._hear)
         self._helping = Helping(key, settings, tasks, clock, self._rng)
         self._asked_for_help = asyncio.Event()
-        topics = {help_topic_of(settings.swarm, task, settings.shards) for task in tasks}
+        topics = {help_topic_of(settings.swarm, shard_of(task, settings.shards)) for task in tasks}
         self._help = HeaderPlane(host, settings, tuple(sorted(topics)), self._hear_request)
         self._door = Door(host, self._banned_for_s, self._bodies.is_connected_to)
         self._record_path = record
@@ -250,7 +250,7 @@ class Exchange:
             sealed = self._helping.ask(task, one.example.key.version, answers, one.example.key)
             if sealed is None:
                 continue
-            topic = help_topic_of(self._settings.swarm, task, self._settings.shards)
+            topic = help_topic_of(self._settings.swarm, shard_of(task, self._settings.shards))
             with suppress(NetworkError):  # Whoever finds no network is told so when it announces.
                 await self._host.publish(topic, sealed)
                 self._ledger.bytes_out += len(sealed)
@@ -406,6 +406,7 @@ class Exchange:
         return self.library is None or await self.library.serve()
 
     def _accepted(self, announcement: Announcement, body: bytes) -> None:
+        self._inbox.remember(announcement)
         if self.library is not None:
             author, header = announcement.author, announcement.header
             self.library.shelf.offer(SignedGroup(author, header, announcement.sealed, body))

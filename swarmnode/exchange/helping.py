@@ -29,7 +29,6 @@ from msgspec import Meta
 from swarmnode.errors import Rejected
 from swarmnode.exchange.limits import MAX_CLOCK_SKEW_S, PROTOCOL, ExchangeSettings, Reason
 from swarmnode.exchange.messages import Count, Header, Index, Name, Seed
-from swarmnode.exchange.planes import shard_of
 from swarmnode.exchange.reputation import TokenBucket
 from swarmnode.identity.keys import NodeKey, seal, unseal
 from swarmnode.network.host import Message
@@ -105,13 +104,13 @@ class HelpStats:
     dropped: int = 0
 
 
-def help_topic_of(swarm: str, task: str, shards: int) -> str:
-    """The topic on which help for a task is asked for.
+def help_topic_of(swarm: str, shard: int) -> str:
+    """Returns the topic on which help is asked for with tasks of a shard.
 
-    >>> help_topic_of("commons", "rev", 1)
+    >>> help_topic_of("commons", 0)
     '/swarmnode/3/commons/help/0'
     """
-    return f"/swarmnode/{PROTOCOL}/{swarm}/help/{shard_of(task, shards)}"
+    return f"/swarmnode/{PROTOCOL}/{swarm}/help/{shard}"
 
 
 class Helping:

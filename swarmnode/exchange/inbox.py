@@ -177,11 +177,16 @@ class Inbox:
     def admit(self, announcement: Announcement) -> None:
         """Put a checked header into the pool. Raises Rejected: duplicate."""
         self._check_new(announcement)
-        author = announcement.author
-        self.seen[self._is_proven(author)].add(_identity(announcement), self._arrive().at)
+        self.remember(announcement)
         self._ledger.headers_accepted += 1
         self._ledger.let_go(Reason.CROWDED_OUT, self._pool.add(announcement))
         self._on_admitted(announcement)
+
+    def remember(self, announcement: Announcement) -> None:
+        """Do not take this header again, from now on for as long as what it announces is remembered: its
+        author may announce it once more because somebody asks, and is not to be blamed for a copy."""
+        seen = self.seen[self._is_proven(announcement.author)]
+        seen.renew(_identity(announcement), self._arrive().at)
 
     def _hear(self, message: Message, arrival: Arrival) -> None:
         sender, reputation = message.sender, self._ledger.reputation
@@ -222,6 +227,8 @@ class Inbox:
 
     def _check_new(self, announcement: Announcement) -> None:
         identity = _identity(announcement)
+        for seen in self.seen.values():
+            seen.forget(announcement.arrival.at)
         if any(identity in seen for seen in self.seen.values()):
             raise Rejected(Reason.DUPLICATE)
 

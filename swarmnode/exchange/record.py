@@ -222,7 +222,7 @@ class RecentlySeen:
 
     def add(self, key: bytes, now: float) -> bool:
         """Remember a key; False when it was known already."""
-        self._forget(now)
+        self.forget(now)
         if key in self._seen_at:
             return False
         self._seen_at[key] = now
@@ -230,7 +230,13 @@ class RecentlySeen:
             self._seen_at.popitem(last=False)
         return True
 
-    def _forget(self, now: float) -> None:
+    def renew(self, key: bytes, now: float) -> None:
+        """Remember a key as seen now, known or not."""
+        self._seen_at.pop(key, None)
+        self.add(key, now)
+
+    def forget(self, now: float) -> None:
+        """Let go of what was seen too long ago."""
         while self._seen_at:
             key, seen_at = next(iter(self._seen_at.items()))
             if now - seen_at < self._ttl_s:

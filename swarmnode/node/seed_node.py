@@ -2,8 +2,8 @@
 
 cli seed -> [run_seed] -> SeedNode -> host, discovery, the swarm's rollout topics, bodies of connected authors
 
-It is on every rollout topic because GossipSub forwards only what a node is subscribed to: members that so far
-know nobody but the seed hear each other through it. Members behind routers cannot be dialled, but they have
+It is on every topic of rollouts and of requests for help because GossipSub forwards only what a node is
+subscribed to: members that so far know nobody but the seed hear each other through it. Members behind routers cannot be dialled, but they have
 dialled the seed: it fetches the bodies that others ask for over those connections and hands them on
 (exchange/holding.py), within its limits of memory and upload.
 """
@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from swarmnode.config import Config, NetworkConfig
+from swarmnode.exchange.helping import help_topic_of
 from swarmnode.exchange.limits import ExchangeSettings
 from swarmnode.exchange.planes import BodyPlane, HeaderPlane, topic_of
 from swarmnode.exchange.record import Door
@@ -61,7 +62,9 @@ class SeedNode:
         self._host = host
         self._discovery = discovery
         self._settings = settings
-        self._headers = HeaderPlane(host, settings, topics, self._hear)
+        self._rollout_topics = frozenset(topics)
+        requests = tuple(help_topic_of(config.swarm.name, shard) for shard in shards)
+        self._headers = HeaderPlane(host, settings, (*topics, *requests), self._hear)
         self._ledger = Ledger(Reputation(), time.time, on_ban=self._shut_out)
         self._bodies = BodyPlane(host, settings, self._ledger, clock=time.time, rng=random.Random())
         self._door = Door(host, self._banned_for_s, self._bodies.is_connected_to)
@@ -125,7 +128,8 @@ class SeedNode:
     def _hear(self, message: Message) -> None:
         self._ledger.headers_seen += 1
         self._ledger.bytes_in += len(message.data)
-        self._bodies.holder.heard(message)
+        if message.topic in self._rollout_topics:
+            self._bodies.holder.heard(message)
 
     def _shut_out(self, peer: str) -> None:
         self._door.bar(peer)

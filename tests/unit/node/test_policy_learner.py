@@ -233,16 +233,17 @@ def test_right_answers_of_strangers_go_through_the_mender_unless_it_is_turned_of
 def test_a_resumed_node_forgets_what_strangers_said_of_a_task_that_stays_at_home(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = make("exchange.mend='off'")
+    settings = ("exchange.mend='off'", "exchange.teachers='all'")
+    before = make(*settings)
     own = before.rollouts(1).groups
     before.train(own[:2], [replace(group, author="stranger") for group in own[2:]])
     assert before.train(own[:2], []).book_foreign > 0
     before.save(Counters(round=1), b"").result()
-    still = make("exchange.mend='off'")
+    still = make(*settings)
     still.resume()
     assert still.train(own[:2], []).book_foreign > 0
     monkeypatch.setattr(Odd, "exchangeable", False, raising=False)
-    at_home = make("exchange.mend='off'")
+    at_home = make(*settings)
     at_home.resume()
     report = at_home.train(own[:2], [])
     assert report.book_foreign == 0 and report.book > 0

@@ -8,6 +8,7 @@ from io import StringIO
 from rich.console import Console
 
 from swarmnode.config_layers import load_config
+from swarmnode.exchange.helping import help_topic_of
 from swarmnode.exchange.planes import BODY_PROTOCOL, topic_of
 from swarmnode.network.discovery import Discovery, PeerBook
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
@@ -56,6 +57,19 @@ async def test_members_who_know_only_the_seed_hear_each_other_through_it() -> No
         await until(lambda: seed.status.exchange.headers == 2)
         assert seed.status.exchange.bytes_in == 2 * len(b"a header")
         assert seed.status.network.peers == 2
+
+
+async def test_requests_for_help_pass_through_a_seed_too() -> None:
+    network = MemoryNetwork(seed=1)
+    host = network.host()
+    async with at_work(seed_on(host)), network.host() as alice, network.host() as bob:
+        topic = help_topic_of("commons", 0)
+        hearing = await bob.subscribe(topic)
+        for member in (alice, bob):
+            await member.connect((await host.addresses())[0])
+        await alice.publish(topic, b"a request")
+        async with asyncio.timeout(30):
+            assert (await anext(hearing)).data == b"a request"
 
 
 async def test_who_asks_a_seed_for_a_body_that_nobody_announced_is_answered_at_once_with_nothing() -> None:

@@ -65,7 +65,7 @@ def test_a_conversation_that_had_no_room_behind_its_last_turn_gets_no_second_end
 def changed_entry(state: bytes, fields: Sequence[object]) -> bytes:
     """A saved book whose entries end with these fields, as given tokens stand there."""
     packed = msgspec.msgpack.decode(state)
-    marks, entries = packed[2]
+    marks, entries, *_ = packed[2]
     packed[2] = [marks, [[*entry[:10], *fields] for entry in entries]]
     return msgspec.msgpack.encode(packed)
 
