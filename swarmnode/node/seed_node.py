@@ -3,9 +3,9 @@
 cli seed -> [run_seed] -> SeedNode -> host, discovery, the swarm's rollout topics, bodies of connected authors
 
 It is on every topic of rollouts and of requests for help because GossipSub forwards only what a node is
-subscribed to: members that so far know nobody but the seed hear each other through it. Members behind routers cannot be dialled, but they have
-dialled the seed: it fetches the bodies that others ask for over those connections and hands them on
-(exchange/holding.py), within its limits of memory and upload.
+subscribed to: members that so far know nobody but the seed hear each other through it. Members behind routers
+cannot be dialled, but they have dialled the seed: it fetches the bodies that others ask for over those
+connections and hands them on (exchange/holding.py), within its limits of memory and upload.
 """
 
 import asyncio

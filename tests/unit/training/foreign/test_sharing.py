@@ -69,7 +69,7 @@ def test_a_rule_of_ones_own_is_named_by_its_import_path() -> None:
         ("no_such_module:Rule", "cannot be imported: No module named 'no_such_module'. install"),
         (
             "tests.own_rules:Missing",
-            "module 'tests.own_rules' has no attribute 'Missing'. tests.own_rules has:",
+            "module 'tests.own_rules' has no attribute 'Missing'. tests",
         ),
         ("tests.own_rules:NoRule", "is no subclass of Rule. write class NoRule(Rule), from swarmnode."),
         ("tests.own_rules:best_of", "is no subclass of Rule. write class best_of(Rule), from swarmnode."),
