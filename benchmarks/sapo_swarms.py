@@ -24,6 +24,9 @@ SWARMS: dict[str, Swarm] = {
     "sizes": Swarm("sizes", settings=SMALL),
     # The last one begins when the others have done thirty rounds.
     "fresh": Swarm("equals", rounds=70, joins=(0, 0, 0, 30), settings=SMALL),
+    # Specialists of three million parameters (three_million.py).
+    "three_million": Swarm("large", rounds=36, settings=TINY),
+    "untaught": Swarm("untaught", nodes=2, rounds=1, settings=TINY),
     "processes": Swarm("specialists", rounds=100, settings=SMALL, processes=True),
     # Eight specialists; then the last three of them are attackers (sapo_poison.py).
     "peaceful": Swarm("specialists", nodes=8, rounds=60, world="step", settings=TINY),
