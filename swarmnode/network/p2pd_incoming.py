@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 
 from swarmnode.errors import NetworkError, PeerUnreachable
 from swarmnode.network.host import BarredPeers
-from swarmnode.network.multiaddr import parse_address
+from swarmnode.network.multiaddr import is_relayed, parse_address
 from swarmnode.network.p2pd_control import ControlClient, DaemonRefused, PeerAddresses, Unusable
 from swarmnode.network.rpc import READ_TIMEOUT_S, Cause, Service, Skipped, Slot, Stage, StreamSlots, answer
 from swarmnode.network.streams import SocketStream, StreamHandler, handle_stream
@@ -52,10 +52,10 @@ SIEGE_LOOKS = 5
 class Gate:
     """Bars peers, and sends them away whenever they come back."""
 
-    def __init__(self, listen: Callable[[], Sequence[str]]) -> None:
-        """`listen`: the addresses that our daemon listens on."""
+    def __init__(self, listen: Callable[[], Sequence[str]], *, relays: bool = False) -> None:
+        """`listen`: the addresses that our daemon listens on. `relays`: it passes on what is for others."""
         self.barred = BarredPeers()
-        self.traffic = Traffic()
+        self.traffic = Traffic(relays=relays)
         self._listen = listen
         self._besieged_until_s = 0.0
 
@@ -289,6 +289,9 @@ STREAMED_BYTES = 64 * 2**20
 """Of a peer that we have streams with, as members of a pipeline do, so much more may wait in the daemon until
 we read it."""
 
+RELAYED_BYTES = 1024 * 2**20
+"""A relay cannot tell what goes through it from what is for itself, and lets peers send so much more."""
+
 UNREAD_REQUESTS = 2
 """Requests of a peer that may be on their way, or wait in the daemon, when its bytes are counted: a member's
 bulk probe alone is larger than FLOOD_BYTES."""
@@ -341,13 +344,17 @@ class Traffic:
         *,
         count: Callable[[frozenset[int]], dict[Connection, int] | None] = received_bytes,
         clock: Callable[[], float] = time.monotonic,
+        relays: bool = False,
     ) -> None:
+        self._relayed_bytes = RELAYED_BYTES if relays else 0
         self._count = count
         self._clock = clock
         self._samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
         self._handed: Counter[str] = Counter()
         self._heard = 0
         self._expected: dict[str, int] = {}
+        self._behind: dict[str, str] = {}
+        """Peers at a relay, and the relay, whose connection brings what they send."""
         self._met: set[str] = set()
         """Peers that something came from since the last sample."""
         self._offences: OrderedDict[str, int] = OrderedDict()
@@ -361,6 +368,10 @@ class Traffic:
         """So many bytes of this peer may wait to be read by us, from now on while it is connected."""
         self._met.add(peer_id)
         self._expected[peer_id] = max(size_bytes, self._expected.get(peer_id, 0))
+
+    def streams_with(self, peer_id: str) -> bool:
+        """Return True if there were streams with a peer that stay open, since it is connected."""
+        return self._expected.get(peer_id, 0) >= STREAMED_BYTES
 
     def heard(self, size_bytes: int) -> None:
         """The daemon gave us a message of gossip; which peers passed it on is not known."""
@@ -388,6 +399,7 @@ class Traffic:
         before = self._samples[0] if self._samples else None
         self._samples.append(Sample(now_s, received, dict(self._handed), self._heard))
         owners = {end: peer.peer_id for peer in connections for end in _ends(peer.addresses)}
+        self._behind = {peer.peer_id: relay for peer in connections for relay in _relays(peer.addresses)}
         kept: Counter[str] = Counter()
         for (port, address, remote_port), size_bytes in received.items():
             owner = owners.get((address, remote_port))
@@ -397,16 +409,21 @@ class Traffic:
         for peer in kept:
             handed_before = before.handed_by_peer.get(peer, 0) if before else 0
             kept[peer] -= self._handed[peer] - handed_before
+        for peer, relay in self._behind.items():
+            if relay in kept:
+                handed_before = before.handed_by_peer.get(peer, 0) if before else 0
+                kept[relay] -= self._handed[peer] - handed_before
         return {peer: size_bytes for peer, size_bytes in kept.items() if size_bytes > 0}
 
     def flooders(self, kept_bytes: Mapping[str, int]) -> tuple[str, ...]:
         """Who sent more than FLOOD_BYTES besides what is expected of it and all the gossip that it could have
         passed on. `kept_bytes`: as they were counted just now."""
         before = self._samples[0].heard if len(self._samples) > 1 else 0
-        most = FLOOD_BYTES + GOSSIP_COPIES * (self._heard - before)
-        return tuple(
-            peer for peer, size_bytes in kept_bytes.items() if size_bytes > most + self._expected.get(peer, 0)
-        )
+        most = FLOOD_BYTES + GOSSIP_COPIES * (self._heard - before) + self._relayed_bytes
+        expected = Counter(self._expected)
+        for peer, relay in self._behind.items():
+            expected[relay] += self._expected.get(peer, 0)
+        return tuple(peer for peer, size_bytes in kept_bytes.items() if size_bytes > most + expected[peer])
 
     def bar_for_s(self, peer_id: str) -> float:
         """How long to keep a peer away that is to blame, this time."""
@@ -418,14 +435,26 @@ class Traffic:
 
 
 def _ends(addresses: Iterable[str]) -> set[tuple[str, int]]:
-    """(IP address, TCP port) of those addresses that have both."""
+    """(IP address, TCP port) of those addresses that have both and are no place at a relay."""
     ends: set[tuple[str, int]] = set()
     for address in addresses:
         try:
             components = dict(parse_address(address))
+            if is_relayed(address):
+                continue
         except NetworkError:
             continue
         ip = components.get("ip4") or components.get("ip6")
         if ip and "tcp" in components:
             ends.add((ip, int(components["tcp"])))
     return ends
+
+
+def _relays(addresses: Iterable[str]) -> Iterator[str]:
+    """Yield the relays of those addresses that are places at one."""
+    for address in addresses:
+        try:
+            if is_relayed(address):
+                yield dict(parse_address(address))["p2p"]
+        except (NetworkError, KeyError):
+            continue
