@@ -57,9 +57,10 @@ LOOKUP_TIMEOUT_S = 1.0
 REDIAL_TIMEOUT_S = 10.0
 
 PUNCHES = 3
-PUNCH_WAIT_S = 4.0
-"""A relayed connection that is not followed by a direct one within this time is made again, so many times: the
-daemon tries once for each, and in vain while the other side has not yet heard what its own address is."""
+PUNCH_WAIT_S = 5.0
+PUNCH_PAUSE_S = 0.5
+"""A relayed connection that is not followed by a direct one within this time is made again, so many times:
+the daemon tries once for each, and in vain while the other side does not yet know its own address."""
 
 
 def namespace_cid(namespace: str) -> bytes:
@@ -96,7 +97,9 @@ class P2pdHost:
         self._skipped = Skipped()
         self._gate = Gate(lambda: self._supervisor.listen, relays=relay_for_others)
         self._uses_relays = relays is not None
+        self._punched: set[str] = set()
         self._punching: set[str] = set()
+        """Peers at a relay to whom a direct connection was, or is being, tried."""
         self._incoming = Incoming(self._gate, self._skipped)
         self._supervisor = DaemonSupervisor(
             DaemonOptions(
@@ -170,8 +173,6 @@ class P2pdHost:
         except RequestTimeout as error:
             raise RequestTimeout(f"no connection to {address} within {timeout_s:g} s") from error
         self._remembered.setdefault(peer_id, peer)
-        if is_relayed(transport) and peer_id not in self._punching:
-            self._spawn(self._punch(peer))
         return peer_id
 
     async def disconnect(self, peer_id: str, *, barred_s: float = 0.0) -> None:
@@ -291,9 +292,17 @@ class P2pdHost:
             if peer.peer_id not in self._gate.barred:
                 self._spawn(self._redial(control, peer))
 
+    async def _look_at_relayed(self, connected: set[str]) -> None:
+        """See to it that one of the two ends, the one with the smaller id, tries for a direct connection."""
+        self._punched &= connected | self._punching
+        for peer_id, ends in (await self.far_ends()).items():
+            if peer_id > self._peer_id and peer_id not in self._punched and all(map(is_relayed, ends)):
+                self._punched.add(peer_id)
+                self._punching.add(peer_id)
+                self._spawn(self._punch(PeerAddresses(peer_id, ends)))
+
     async def _punch(self, peer: PeerAddresses) -> None:
         """Give a relayed connection a few tries to become a direct one, as long as nothing goes over it."""
-        self._punching.add(peer.peer_id)
         try:
             for _ in range(PUNCHES):
                 await asyncio.sleep(PUNCH_WAIT_S)
@@ -303,6 +312,7 @@ class P2pdHost:
                 control = self._supervisor.control
                 await self._gate.disconnect(control, peer.peer_id)
                 self._gate.check(peer.peer_id)
+                await asyncio.sleep(PUNCH_PAUSE_S)
                 await control.connect(peer, REDIAL_TIMEOUT_S)
         except NetworkError as error:
             logger.debug("%s stays at its relay: %s", peer.peer_id, error)
@@ -318,6 +328,8 @@ class P2pdHost:
     async def _observe(self, control: ControlClient) -> None:
         """Remember whom we are connected to, with every address they told the daemon."""
         connected = await self._gate.look(control)
+        if self._uses_relays:
+            await self._look_at_relayed(connected)
         self._remembered = {
             peer_id: peer for peer_id, peer in self._remembered.items() if peer_id in connected
         }

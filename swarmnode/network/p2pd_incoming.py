@@ -385,6 +385,7 @@ class Traffic:
         To be asked regularly: each call is also a sample for the later ones.
         """
         connections = list(connections)
+        self._credit_relays(connections)
         # Whoever came while the daemon was asked is not among its connections yet.
         here = {peer.peer_id for peer in connections} | self._met
         self._met.clear()
@@ -399,7 +400,6 @@ class Traffic:
         before = self._samples[0] if self._samples else None
         self._samples.append(Sample(now_s, received, dict(self._handed), self._heard))
         owners = {end: peer.peer_id for peer in connections for end in _ends(peer.addresses)}
-        self._behind = {peer.peer_id: relay for peer in connections for relay in _relays(peer.addresses)}
         kept: Counter[str] = Counter()
         for (port, address, remote_port), size_bytes in received.items():
             owner = owners.get((address, remote_port))
@@ -409,21 +409,25 @@ class Traffic:
         for peer in kept:
             handed_before = before.handed_by_peer.get(peer, 0) if before else 0
             kept[peer] -= self._handed[peer] - handed_before
-        for peer, relay in self._behind.items():
-            if relay in kept:
-                handed_before = before.handed_by_peer.get(peer, 0) if before else 0
-                kept[relay] -= self._handed[peer] - handed_before
         return {peer: size_bytes for peer, size_bytes in kept.items() if size_bytes > 0}
+
+    def _credit_relays(self, connections: Sequence[PeerAddresses]) -> None:
+        """Count what peers at a relay gave us, or did until just now, as its own: its connection brings it."""
+        behind = {peer.peer_id: relay for peer in connections for relay in _relays(peer.addresses)}
+        last = self._samples[-1].handed_by_peer if self._samples else {}
+        for peer, relay in (self._behind | behind).items():
+            self.handed(relay, max(0, self._handed[peer] - last.get(peer, 0)))
+            self.expects(relay, self._expected.get(peer, 0))
+        self._behind = behind
 
     def flooders(self, kept_bytes: Mapping[str, int]) -> tuple[str, ...]:
         """Who sent more than FLOOD_BYTES besides what is expected of it and all the gossip that it could have
         passed on. `kept_bytes`: as they were counted just now."""
         before = self._samples[0].heard if len(self._samples) > 1 else 0
         most = FLOOD_BYTES + GOSSIP_COPIES * (self._heard - before) + self._relayed_bytes
-        expected = Counter(self._expected)
-        for peer, relay in self._behind.items():
-            expected[relay] += self._expected.get(peer, 0)
-        return tuple(peer for peer, size_bytes in kept_bytes.items() if size_bytes > most + expected[peer])
+        return tuple(
+            peer for peer, size_bytes in kept_bytes.items() if size_bytes > most + self._expected.get(peer, 0)
+        )
 
     def bar_for_s(self, peer_id: str) -> float:
         """How long to keep a peer away that is to blame, this time."""

@@ -1,6 +1,6 @@
-"""Passing on connections of those whom nobody can dial: what our daemon grants as a relay, and how it is tested.
+"""Passing on connections of those whom nobody can dial: what our daemon grants as a relay, and its test.
 
-p2pd_supervisor.py -> [grants_what_was_asked] -> a daemon for the moment -> a reservation at ours -> its limits
+p2pd_supervisor.py -> [grants_what_was_asked] -> a second daemon -> a reservation at ours -> its limits
 
 Relays are libp2p's (circuit v2). The daemon starts two services of them that race for the same name: one with
 the limits that we asked for, one that cuts every circuit after 128 KiB and two minutes. A reservation names
@@ -12,7 +12,7 @@ import logging
 from pathlib import Path
 
 from swarmnode.errors import NetworkError
-from swarmnode.identity.keys import load_or_create
+from swarmnode.identity.keys import NodeKey
 from swarmnode.network.multiaddr import format_address, parse_address
 from swarmnode.network.p2pd_control import ControlClient, PeerAddresses
 from swarmnode.network.p2pd_process import (
@@ -48,7 +48,8 @@ _TIME, _BYTES = 1, 2
 async def grants_what_was_asked(relay: PeerAddresses, folder: Path) -> bool:
     """Return True if a relay on this machine grants our own limits; `folder` is for a socket and a key."""
     path = folder / "tester.key"
-    load_or_create(path)
+    path.touch(mode=0o600)
+    path.write_bytes(NodeKey.generate().to_protobuf())
     socket = folder / "tester.sock"
     socket.unlink(missing_ok=True)
     tester = await start_daemon(

@@ -371,7 +371,7 @@ def build_host(config: Config, paths: Paths, port: int) -> StreamHost:
 
 
 def relays_of(config: Config, paths: Paths) -> tuple[str, ...] | None:
-    """Return who takes connections for us; empty: nobody, and we dial such addresses of others; None: neither.
+    """Return who takes connections for us; empty: nobody, but we dial such addresses; None: neither.
 
     Names in the DNS are not looked up for it: the daemon wants its relays at its start."""
     network = config.network
@@ -482,7 +482,7 @@ def seed_of(config: Config, peer_id: str) -> int:
 
 
 def check_addresses(network: NetworkConfig) -> None:
-    """Raises NetworkError for a seed, a relay or an announced address that is none, before any work is done."""
+    """Raises NetworkError for a seed, relay or announced address that is none, before any work is done."""
     seeds_of(network)
     for relay in network.relays:
         if network.relays not in (("auto",), ("seeds",), ("none",)):

@@ -1,7 +1,7 @@
 """Who dials a home at its place at a relay, who is dialled there, and who only looks on:
 
 `caller.py FOLDER watch`, `caller.py FOLDER serve RELAY WATCHER...`, `caller.py FOLDER call RELAY ADDRESS
-WATCHER...`. A watcher tells the two the address that it sees them at, which they need for a hole to be punched.
+WATCHER...`. A watcher tells the two the address that it sees them at: no hole is punched before they know it.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ async def main(folder: Path, role: str, *addresses: str) -> None:
         for watcher in addresses[2 if role == "call" else 1 :]:
             await host.connect(watcher)
         await host.serve(PROTOCOL, digest, max_request_bytes=2 * REQUEST_BYTES)
-        while role == "serve" and not any(map(is_relayed, await host.addresses())):
+        while role == "serve" and not any(map(is_relayed, await host.addresses())):  # noqa: ASYNC110  a Host has no event to wait for
             await asyncio.sleep(0.2)
         say(addresses=await host.addresses())
         if role == "call":
