@@ -412,7 +412,7 @@ class Traffic:
         return {peer: size_bytes for peer, size_bytes in kept.items() if size_bytes > 0}
 
     def _credit_relays(self, connections: Sequence[PeerAddresses]) -> None:
-        """Count what peers at a relay gave us, or did until just now, as its own: its connection brings it."""
+        """Count what peers at a relay gave us, or did until now, as its own: its connection brings it."""
         behind = {peer.peer_id: relay for peer in connections for relay in _relays(peer.addresses)}
         last = self._samples[-1].handed_by_peer if self._samples else {}
         for peer, relay in (self._behind | behind).items():
