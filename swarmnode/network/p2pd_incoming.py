@@ -414,7 +414,7 @@ class Traffic:
     def _credit_relays(self, connections: Sequence[PeerAddresses]) -> None:
         """Count what peers at a relay gave us, or did until now, as its own: its connection brings it."""
         behind = {peer.peer_id: relay for peer in connections for relay in _relays(peer.addresses)}
-        last = self._samples[-1].handed_by_peer if self._samples else {}
+        last: Mapping[str, int] = self._samples[-1].handed_by_peer if self._samples else {}
         for peer, relay in (self._behind | behind).items():
             self.handed(relay, max(0, self._handed[peer] - last.get(peer, 0)))
             self.expects(relay, self._expected.get(peer, 0))
@@ -442,10 +442,10 @@ def _ends(addresses: Iterable[str]) -> set[tuple[str, int]]:
     """(IP address, TCP port) of those addresses that have both and are no place at a relay."""
     ends: set[tuple[str, int]] = set()
     for address in addresses:
+        if is_relayed(address):
+            continue
         try:
             components = dict(parse_address(address))
-            if is_relayed(address):
-                continue
         except NetworkError:
             continue
         ip = components.get("ip4") or components.get("ip6")
@@ -457,8 +457,6 @@ def _ends(addresses: Iterable[str]) -> set[tuple[str, int]]:
 def _relays(addresses: Iterable[str]) -> Iterator[str]:
     """Yield the relays of those addresses that are places at one."""
     for address in addresses:
-        try:
-            if is_relayed(address):
-                yield dict(parse_address(address))["p2p"]
-        except (NetworkError, KeyError):
-            continue
+        head, circuit, _ = address.partition("/p2p-circuit")
+        if circuit:
+            yield head.rpartition("/p2p/")[2]

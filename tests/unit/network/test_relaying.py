@@ -1,6 +1,7 @@
 """Places at relays: what the daemon is asked for, and what it grants."""
 
 import shutil
+from collections.abc import Mapping
 from importlib import util
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def options(folder: Path, **how: object) -> list[str]:
     return DaemonOptions(folder / "key", ("/ip4/0.0.0.0/tcp/1",), (), **how).arguments(folder)  # type: ignore[arg-type]
 
 
-def settings(*assignments: tuple[str, dict[str, object]]) -> Config:
+def settings(*assignments: tuple[str, Mapping[str, object]]) -> Config:
     return Config.model_validate(dict(assignments))
 
 
