@@ -111,6 +111,12 @@ class NetworkConfig(Section):
     policies the first one announces them."""
     map_port: bool = False
     """Ask the router to forward our port, by UPnP or NAT-PMP, and tell peers where it does."""
+    relays: tuple[str, ...] = ("auto",)
+    """Who takes connections for us where nobody can dial us: multiaddrs that end in /p2p/<peer id>, or seeds,
+    or none. auto: the seeds, for a member of a pipeline that has no public address and announces none."""
+    relay_for_others: bool | None = None
+    """Take connections for peers that nobody can dial, within limits; we must be reachable. Unset: a seed
+    does that listens for more than its own machine."""
     seeds: tuple[str, ...] = ("shipped",)
     """Whom to dial first: multiaddrs that end in /p2p/<peer id>, files with one on each line, DNS names as
     /dnsaddr/example.org. shipped: the list that came with swarmnode (configs/seeds.txt)."""

@@ -51,6 +51,8 @@ class HostStatus:
     """What came in from peers and could not be used, by cause (rpc.py)."""
     private: bool = False
     """Only who has the swarm's key can take part (private_host.py)."""
+    relays_for_others: bool = False
+    """It takes connections for those whom nobody can dial (relaying.py)."""
 
 
 Handler = Callable[[str, bytes], Awaitable[bytes]]

@@ -31,6 +31,9 @@ Nat = Literal["cone", "symmetric"]
 COMMAND_TIMEOUT_S = 20.0
 STOP_GRACE_S = 20.0
 
+INTERNET = "11.0.0"
+"""Where public machines are. Not a range for documentation: go-libp2p gives out no such address."""
+
 _labs = itertools.count()
 
 
@@ -122,7 +125,7 @@ class Lab:
     def public(self) -> LabMachine:
         """Add a machine with a public address, whom everybody can dial."""
         number = next(self._number)
-        machine = LabMachine(self._namespace(f"{self._name}-p{number}"), f"203.0.113.{number}", "wan")
+        machine = LabMachine(self._namespace(f"{self._name}-p{number}"), f"{INTERNET}.{number}", "wan")
         self._plug(machine.namespace, "wan", machine.address)
         return machine
 
@@ -143,12 +146,12 @@ class Lab:
         router = self._namespace(f"{self._name}-r{number}")
         if double:
             outer = self._namespace(f"{self._name}-o{number}")
-            self._plug(outer, "wan", f"203.0.113.{number}")
+            self._plug(outer, "wan", f"{INTERNET}.{number}")
             self._cable((outer, "lan", "100.64.0.1/24"), (router, "wan", "100.64.0.2/24"))
             _route(router, "100.64.0.1")
             self._masquerade(outer, nat)
         else:
-            self._plug(router, "wan", f"203.0.113.{number}")
+            self._plug(router, "wan", f"{INTERNET}.{number}")
         self._bridge(router, "lan", "192.168.1.1/24")
         self._masquerade(router, nat, forward, loss)
         found: list[LabMachine] = []
@@ -164,7 +167,7 @@ class Lab:
     def move(self, machine: LabMachine) -> str:
         """Give the home of a machine, which is behind one router, another public address, and return it: as
         providers do at night, without a word to anybody who is connected."""
-        address = f"203.0.113.{next(self._number)}"
+        address = f"{INTERNET}.{next(self._number)}"
         _run(["ip", "-n", machine.router, "address", "flush", "dev", "wan"])
         _run(["ip", "-n", machine.router, "address", "add", f"{address}/24", "dev", "wan"])
         return address

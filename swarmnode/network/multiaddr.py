@@ -114,7 +114,7 @@ def by_reach(addresses: Iterable[str]) -> tuple[str, ...]:
 def _distance(address: str) -> tuple[int, bool]:
     name, value = parse_address(address)[0]
     link_local = name in _IP_CLASSES and ipaddress.ip_address(value).is_link_local
-    return ("public", "lan", "machine").index(scope_of(address)), link_local
+    return ("public", "lan", "machine").index(scope_of(address)), link_local or is_relayed(address)
 
 
 Scope = Literal["public", "lan", "machine"]
@@ -183,7 +183,16 @@ def is_for_outsiders(address: str) -> bool:
     >>> is_for_outsiders("/dns4/a.org/tcp/1"), is_for_outsiders("/ip4/10.0.0.7/tcp/1")
     (True, False)
     """
-    return scope_of(address) == "public" and ("p2p-circuit", "") not in parse_address(address)
+    return scope_of(address) == "public" and not is_relayed(address)
+
+
+def is_relayed(address: str) -> bool:
+    """Return True for an address that is a place at a relay.
+
+    >>> is_relayed("/ip4/192.0.2.7/tcp/1"), is_relayed("/ip4/192.0.2.7/tcp/1/p2p-circuit")
+    (False, True)
+    """
+    return "p2p-circuit" in address.split("/")
 
 
 def is_address(text: str) -> bool:

@@ -21,7 +21,13 @@ from typing import Self
 
 from swarmnode.errors import HostDown, MessageTooLarge, NetworkError, PeerUnreachable, RequestTimeout
 from swarmnode.network.host import MAX_GOSSIP_BYTES, Handler, HostStatus
-from swarmnode.network.multiaddr import MAX_ADDRESSES_PER_PEER, by_reach, check_peer_id, split_peer
+from swarmnode.network.multiaddr import (
+    MAX_ADDRESSES_PER_PEER,
+    by_reach,
+    check_peer_id,
+    is_relayed,
+    split_peer,
+)
 from swarmnode.network.p2pd_control import (
     ControlClient,
     DaemonRefused,
@@ -50,6 +56,12 @@ LOOKUP_TIMEOUT_S = 1.0
 
 REDIAL_TIMEOUT_S = 10.0
 
+PUNCHES = 3
+PUNCH_WAIT_S = 5.0
+PUNCH_PAUSE_S = 0.5
+"""A relayed connection that is not followed by a direct one within this time is made again, so many times:
+the daemon tries once for each, and in vain while the other side does not yet know its own address."""
+
 
 def namespace_cid(namespace: str) -> bytes:
     """The Kademlia key of a namespace: CIDv1, raw codec, SHA-256.
@@ -74,15 +86,30 @@ class P2pdHost:
         listen: Sequence[str] = DEFAULT_LISTEN,
         announce: Sequence[str] = (),
         map_port: bool = False,
+        relays: Sequence[str] | None = None,
+        relay_for_others: bool = False,
     ) -> None:
         """`listen`: where to accept connections; port 0 picks a port once and keeps it.
         `announce`: what to tell others instead, when they reach us under other addresses.
-        `map_port`: the router is asked to forward the port, and others are told where it does."""
+        `map_port`: the router is asked to forward the port, and others are told where it does.
+        `relays`: peers that take connections for us; empty: others' relayed addresses can be dialled; None:
+        neither. `relay_for_others`: take connections for those whom nobody can dial."""
         self._skipped = Skipped()
-        self._gate = Gate(lambda: self._supervisor.listen)
+        self._gate = Gate(lambda: self._supervisor.listen, relays=relay_for_others)
+        self._uses_relays = relays is not None
+        self._punched: set[str] = set()
+        self._punching: set[str] = set()
+        """Peers at a relay to whom a direct connection was, or is being, tried."""
         self._incoming = Incoming(self._gate, self._skipped)
         self._supervisor = DaemonSupervisor(
-            DaemonOptions(identity_path, tuple(listen), tuple(announce), map_port),
+            DaemonOptions(
+                identity_path,
+                tuple(listen),
+                tuple(announce),
+                map_port,
+                None if relays is None else tuple(relays),
+                relay_for_others,
+            ),
             skipped=self._skipped,
             restore=self._restore,
             observe=self._observe,
@@ -116,7 +143,11 @@ class P2pdHost:
         await self._exit.aclose()
 
     def status(self) -> HostStatus:
-        return replace(self._supervisor.status, skipped=self._skipped.counts())
+        return replace(
+            self._supervisor.status,
+            skipped=self._skipped.counts(),
+            relays_for_others=self._supervisor.relays_for_others,
+        )
 
     async def addresses(self) -> tuple[str, ...]:
         identity = await self._supervisor.control.identify()
@@ -216,7 +247,8 @@ class P2pdHost:
             namespace_cid(namespace), limit + 1, timeout_s
         )
         others = [provider for provider in providers if provider.peer_id != self._peer_id][:limit]
-        return tuple(address for peer in others for address in _full_addresses(peer))
+        found = (address for peer in others for address in _full_addresses(peer))
+        return tuple(address for address in found if self._uses_relays or not is_relayed(address))
 
     @property
     def _listener(self) -> Path:
@@ -260,6 +292,33 @@ class P2pdHost:
             if peer.peer_id not in self._gate.barred:
                 self._spawn(self._redial(control, peer))
 
+    async def _look_at_relayed(self, connected: set[str]) -> None:
+        """See to it that one of the two ends, the one with the smaller id, tries for a direct connection."""
+        self._punched &= connected | self._punching
+        for peer_id, ends in (await self.far_ends()).items():
+            if peer_id > self._peer_id and peer_id not in self._punched and all(map(is_relayed, ends)):
+                self._punched.add(peer_id)
+                self._punching.add(peer_id)
+                self._spawn(self._punch(PeerAddresses(peer_id, ends)))
+
+    async def _punch(self, peer: PeerAddresses) -> None:
+        """Give a relayed connection a few tries to become a direct one, as long as nothing goes over it."""
+        try:
+            for _ in range(PUNCHES):
+                await asyncio.sleep(PUNCH_WAIT_S)
+                ends = (await self.far_ends()).get(peer.peer_id, ())
+                if not all(map(is_relayed, ends)) or self._gate.traffic.streams_with(peer.peer_id):
+                    return
+                control = self._supervisor.control
+                await self._gate.disconnect(control, peer.peer_id)
+                self._gate.check(peer.peer_id)
+                await asyncio.sleep(PUNCH_PAUSE_S)
+                await control.connect(peer, REDIAL_TIMEOUT_S)
+        except NetworkError as error:
+            logger.debug("%s stays at its relay: %s", peer.peer_id, error)
+        finally:
+            self._punching.discard(peer.peer_id)
+
     async def _redial(self, control: ControlClient, peer: PeerAddresses) -> None:
         try:
             await control.connect(peer, REDIAL_TIMEOUT_S)
@@ -269,6 +328,8 @@ class P2pdHost:
     async def _observe(self, control: ControlClient) -> None:
         """Remember whom we are connected to, with every address they told the daemon."""
         connected = await self._gate.look(control)
+        if self._uses_relays:
+            await self._look_at_relayed(connected)
         self._remembered = {
             peer_id: peer for peer_id, peer in self._remembered.items() if peer_id in connected
         }

@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 
 from swarmnode.errors import NetworkError, PeerUnreachable
 from swarmnode.network.host import BarredPeers
-from swarmnode.network.multiaddr import parse_address
+from swarmnode.network.multiaddr import is_relayed, parse_address
 from swarmnode.network.p2pd_control import ControlClient, DaemonRefused, PeerAddresses, Unusable
 from swarmnode.network.rpc import READ_TIMEOUT_S, Cause, Service, Skipped, Slot, Stage, StreamSlots, answer
 from swarmnode.network.streams import SocketStream, StreamHandler, handle_stream
@@ -52,10 +52,10 @@ SIEGE_LOOKS = 5
 class Gate:
     """Bars peers, and sends them away whenever they come back."""
 
-    def __init__(self, listen: Callable[[], Sequence[str]]) -> None:
-        """`listen`: the addresses that our daemon listens on."""
+    def __init__(self, listen: Callable[[], Sequence[str]], *, relays: bool = False) -> None:
+        """`listen`: the addresses that our daemon listens on. `relays`: it passes on what is for others."""
         self.barred = BarredPeers()
-        self.traffic = Traffic()
+        self.traffic = Traffic(relays=relays)
         self._listen = listen
         self._besieged_until_s = 0.0
 
@@ -289,6 +289,9 @@ STREAMED_BYTES = 64 * 2**20
 """Of a peer that we have streams with, as members of a pipeline do, so much more may wait in the daemon until
 we read it."""
 
+RELAYED_BYTES = 1024 * 2**20
+"""A relay cannot tell what goes through it from what is for itself, and lets peers send so much more."""
+
 UNREAD_REQUESTS = 2
 """Requests of a peer that may be on their way, or wait in the daemon, when its bytes are counted: a member's
 bulk probe alone is larger than FLOOD_BYTES."""
@@ -341,13 +344,17 @@ class Traffic:
         *,
         count: Callable[[frozenset[int]], dict[Connection, int] | None] = received_bytes,
         clock: Callable[[], float] = time.monotonic,
+        relays: bool = False,
     ) -> None:
+        self._relayed_bytes = RELAYED_BYTES if relays else 0
         self._count = count
         self._clock = clock
         self._samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
         self._handed: Counter[str] = Counter()
         self._heard = 0
         self._expected: dict[str, int] = {}
+        self._behind: dict[str, str] = {}
+        """Peers at a relay, and the relay, whose connection brings what they send."""
         self._met: set[str] = set()
         """Peers that something came from since the last sample."""
         self._offences: OrderedDict[str, int] = OrderedDict()
@@ -362,6 +369,10 @@ class Traffic:
         self._met.add(peer_id)
         self._expected[peer_id] = max(size_bytes, self._expected.get(peer_id, 0))
 
+    def streams_with(self, peer_id: str) -> bool:
+        """Return True if there were streams with a peer that stay open, since it is connected."""
+        return self._expected.get(peer_id, 0) >= STREAMED_BYTES
+
     def heard(self, size_bytes: int) -> None:
         """The daemon gave us a message of gossip; which peers passed it on is not known."""
         self._heard += size_bytes + GOSSIP_ENVELOPE_BYTES
@@ -374,6 +385,7 @@ class Traffic:
         To be asked regularly: each call is also a sample for the later ones.
         """
         connections = list(connections)
+        self._credit_relays(connections)
         # Whoever came while the daemon was asked is not among its connections yet.
         here = {peer.peer_id for peer in connections} | self._met
         self._met.clear()
@@ -399,11 +411,20 @@ class Traffic:
             kept[peer] -= self._handed[peer] - handed_before
         return {peer: size_bytes for peer, size_bytes in kept.items() if size_bytes > 0}
 
+    def _credit_relays(self, connections: Sequence[PeerAddresses]) -> None:
+        """Count what peers at a relay gave us, or did until now, as its own: its connection brings it."""
+        behind = {peer.peer_id: relay for peer in connections for relay in _relays(peer.addresses)}
+        last: Mapping[str, int] = self._samples[-1].handed_by_peer if self._samples else {}
+        for peer, relay in (self._behind | behind).items():
+            self.handed(relay, max(0, self._handed[peer] - last.get(peer, 0)))
+            self.expects(relay, self._expected.get(peer, 0))
+        self._behind = behind
+
     def flooders(self, kept_bytes: Mapping[str, int]) -> tuple[str, ...]:
         """Who sent more than FLOOD_BYTES besides what is expected of it and all the gossip that it could have
         passed on. `kept_bytes`: as they were counted just now."""
         before = self._samples[0].heard if len(self._samples) > 1 else 0
-        most = FLOOD_BYTES + GOSSIP_COPIES * (self._heard - before)
+        most = FLOOD_BYTES + GOSSIP_COPIES * (self._heard - before) + self._relayed_bytes
         return tuple(
             peer for peer, size_bytes in kept_bytes.items() if size_bytes > most + self._expected.get(peer, 0)
         )
@@ -418,9 +439,11 @@ class Traffic:
 
 
 def _ends(addresses: Iterable[str]) -> set[tuple[str, int]]:
-    """(IP address, TCP port) of those addresses that have both."""
+    """(IP address, TCP port) of those addresses that have both and are no place at a relay."""
     ends: set[tuple[str, int]] = set()
     for address in addresses:
+        if is_relayed(address):
+            continue
         try:
             components = dict(parse_address(address))
         except NetworkError:
@@ -429,3 +452,11 @@ def _ends(addresses: Iterable[str]) -> set[tuple[str, int]]:
         if ip and "tcp" in components:
             ends.add((ip, int(components["tcp"])))
     return ends
+
+
+def _relays(addresses: Iterable[str]) -> Iterator[str]:
+    """Yield the relays of those addresses that are places at one."""
+    for address in addresses:
+        head, circuit, _ = address.partition("/p2p-circuit")
+        if circuit:
+            yield head.rpartition("/p2p/")[2]

@@ -50,6 +50,14 @@ MAX_CONNECTIONS = (192, 256)
 """Low and high mark: over the second, the daemon closes idle connections down to the first. It has no other
 limit."""
 
+RELAY_BYTES = 2**30
+RELAY_TIME_S = 3600
+RELAY_CIRCUITS = 8
+RELAY_RESERVATIONS = 32
+RELAY_BUFFER_BYTES = 64 * 1024
+"""What a relay lets through: so many bytes each way and so long for a circuit, circuits of one peer at once,
+and peers that it keeps a place for. The daemon's own buffer is 16 MiB for each way of each circuit."""
+
 MAX_OUTPUT_BYTES = 4096
 """The end of what the daemon printed is kept for error messages; it prints nearly nothing."""
 
@@ -66,6 +74,11 @@ class DaemonOptions:
     announce: tuple[str, ...]
     map_port: bool = False
     """Ask the router to forward the port (UPnP, NAT-PMP)."""
+    relays: tuple[str, ...] | None = None
+    """Peers that take connections for us, each address with /p2p/. Empty: others' relayed addresses can be
+    dialled, and we have none. None: neither."""
+    relay_for_others: bool = False
+    """Take connections for others."""
 
     def arguments(self, control_socket: Path) -> list[str]:
         """The command line. Nothing here lets the daemon dial, map or relay anything that was not asked for.
@@ -78,12 +91,31 @@ class DaemonOptions:
             f"-id={self.identity}",
             f"-hostAddrs={','.join(self.listen)}",
             f"-natPortMap={int(self.map_port)}",
-            *("-autonat=0", "-relay=0", "-relayService=0"),
+            *self._relaying(),
             "-dhtServer=1",
             *("-pubsub=1", "-pubsubRouter=gossipsub", "-pubsubSign=1", "-pubsubSignStrict=1"),
             *("-connManager=1", f"-connLo={low}", f"-connHi={high}"),
         ]
         return [*arguments, f"-announceAddrs={','.join(self.announce)}"] if self.announce else arguments
+
+    def _relaying(self) -> tuple[str, ...]:
+        if self.relay_for_others:
+            return (
+                *("-autonat=0", "-relay=1", "-relayService=1", "-forceReachabilityPublic=1"),
+                f"-relayMaxCircuits={RELAY_CIRCUITS}",
+                f"-relayMaxReservations={RELAY_RESERVATIONS}",
+                f"-relayBufferSize={RELAY_BUFFER_BYTES}",
+                f"-relayDataLimit={RELAY_BYTES}",
+                f"-relayTimeLimit={RELAY_TIME_S}s",
+            )
+        if self.relays is None:
+            return "-autonat=0", "-relay=0", "-relayService=0"
+        # The daemon punches holes only with -autonat. Without -relayDiscovery=0 it waits for four relays.
+        relaying = ("-autonat=1", "-relay=1", "-relayService=0", "-relayDiscovery=0")
+        if not self.relays:
+            return relaying
+        trusted = f"-trustedRelays={','.join(self.relays)}"
+        return *relaying, "-autoRelay=1", "-forceReachabilityPrivate=1", trusted
 
 
 class DaemonProcess(asyncio.SubprocessProtocol):

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from swarmnode.errors import HostDown, NetworkError, PortInUse, SwarmnodeError
 from swarmnode.network.host import HostState, HostStatus
-from swarmnode.network.p2pd_control import ControlClient
+from swarmnode.network.p2pd_control import ControlClient, PeerAddresses
 from swarmnode.network.p2pd_process import (
     MEMORY_INTERVAL_S,
     DaemonMemory,
@@ -31,6 +31,7 @@ from swarmnode.network.p2pd_process import (
     resolve_port,
     start_daemon,
 )
+from swarmnode.network.relaying import grants_what_was_asked, on_this_machine
 from swarmnode.network.rpc import Skipped
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,9 @@ number."""
 
 PORT_ATTEMPTS = 5
 """Another process may take the port that we picked before the daemon does."""
+
+RELAY_STARTS = 12
+"""Of two starts as a relay about one has our limits (relaying.py)."""
 
 Hook = Callable[[ControlClient], Awaitable[None]]
 
@@ -128,6 +132,11 @@ class DaemonSupervisor:
     def listen(self) -> tuple[str, ...]:
         """Where every life listens, the port picked."""
         return self._options.listen
+
+    @property
+    def relays_for_others(self) -> bool:
+        """True where we are a relay with the limits that we asked for."""
+        return self._options.relay_for_others and self._control is not None
 
     @property
     def pid(self) -> int | None:
@@ -206,6 +215,23 @@ class DaemonSupervisor:
                     raise
 
     async def _begin_life(self) -> ControlClient:
+        for _ in range(RELAY_STARTS if self._options.relay_for_others else 0):
+            control = await self._begin_any_life()
+            if await self._relays_as_asked(control):
+                return control
+            await self._bury()
+        if self._options.relay_for_others:
+            logger.warning("not a relay for others: the network process did not take our limits")
+            self._options = replace(self._options, relay_for_others=False)
+        return await self._begin_any_life()
+
+    async def _relays_as_asked(self, control: ControlClient) -> bool:
+        where = tuple(on_this_machine(address) for address in self._options.listen)
+        return await grants_what_was_asked(
+            PeerAddresses((await control.identify()).peer_id, where), self.folder
+        )
+
+    async def _begin_any_life(self) -> ControlClient:
         self._lives += 1
         self._trouble.clear()
         # A daemon that was killed leaves its socket file behind, so each life has its own.

@@ -22,7 +22,7 @@ from swarmnode.identity.keys import memorable_name
 from swarmnode.network.dialback import DialBack, Told, address_of, public_ip
 from swarmnode.network.host import Host
 from swarmnode.network.invitation import MAX_SEEDS
-from swarmnode.network.multiaddr import parse_address, scope_of
+from swarmnode.network.multiaddr import is_for_outsiders, parse_address, scope_of
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class Place:
 def conclude(held: SoFar, place: Place) -> Reach:
     """Return the verdict in words."""
     port = tcp_port(place.addresses)
-    own = tuple(address for address in place.addresses if scope_of(address) == "public")
+    own = tuple(address for address in place.addresses if is_for_outsiders(address))
     steps = _steps(port, held.seen, place.asks_router)
     if place.addresses and all(scope_of(address) == "machine" for address in place.addresses):
         return Reach("local", "only this machine can reach you: network.listen says so")

@@ -11,13 +11,16 @@ torch is imported by the functions that need it, so that a mistyped task or a bu
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import psutil
 
 from swarmnode.config import Config, NetworkConfig, PolicyConfig, TasksConfig
 from swarmnode.errors import ConfigError, ModelError, TaskError
@@ -31,7 +34,7 @@ from swarmnode.installing import how_to_install
 from swarmnode.models import find_model, read_config
 from swarmnode.network.discovery import Discovery, PeerBook
 from swarmnode.network.host import Host
-from swarmnode.network.multiaddr import parse_address, scope_of
+from swarmnode.network.multiaddr import is_relayed, parse_address, scope_of, split_peer
 from swarmnode.network.p2pd import P2pdHost
 from swarmnode.network.private_host import PrivateHost
 from swarmnode.network.private_swarm import PrivateSwarm
@@ -380,10 +383,39 @@ def build_host(config: Config, paths: Paths, port: int) -> StreamHost:
         listen=(f"/ip4/{network.listen}/tcp/{port}",),
         announce=network.announce,
         map_port=network.map_port,
+        relays=relays_of(config, paths),
+        relay_for_others=bool(network.relay_for_others),
     )
     if record_of(paths.swarms, name) is None:
         return host
     return PrivateHost(host, PrivateSwarm(file_of(paths.swarms, name), paths.met_members(name)))
+
+
+def relays_of(config: Config, paths: Paths) -> tuple[str, ...] | None:
+    """Return who takes connections for us; empty: nobody, but we dial such addresses; None: neither.
+
+    Names in the DNS are not looked up for it: the daemon wants its relays at its start."""
+    network = config.network
+    wanted = network.relays
+    if network.relay_for_others or wanted == ("none",) or (wanted == ("auto",) and not config.pipeline.name):
+        return None
+    if wanted == ("auto",):
+        public = any(scope_of(f"/ip4/{ip}") == "public" for ip in _own_ips(network))
+        wanted = () if public or network.announce or network.map_port else ("seeds",)
+    if wanted != ("seeds",):
+        return wanted
+    record = record_of(paths.swarms, config.swarm.name)
+    seeds = (*seeds_of(network).addresses, *(record.seeds if record is not None else ()))
+    return tuple(dict.fromkeys(seed for seed in seeds if not is_relayed(seed)))
+
+
+def _own_ips(network: NetworkConfig) -> Iterator[str]:
+    """Yield the IPv4 addresses that we listen on."""
+    if network.listen != ANYWHERE:
+        yield network.listen
+        return
+    for addresses in psutil.net_if_addrs().values():
+        yield from (address.address for address in addresses if address.family == socket.AF_INET)
 
 
 def build_discovery(config: Config, paths: Paths, host: Host) -> Discovery:
@@ -473,8 +505,11 @@ def seed_of(config: Config, peer_id: str) -> int:
 
 
 def check_addresses(network: NetworkConfig) -> None:
-    """Raises NetworkError for a seed or an announced address that is none, before any work is done."""
+    """Raises NetworkError for a seed, relay or announced address that is none, before any work is done."""
     seeds_of(network)
+    for relay in network.relays:
+        if network.relays not in (("auto",), ("seeds",), ("none",)):
+            split_peer(relay)
     for address in network.announce:
         parse_address(address)
 

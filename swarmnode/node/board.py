@@ -24,6 +24,7 @@ from swarmnode.exchange.limits import Reason
 from swarmnode.exchange.reputation import ExchangeStats
 from swarmnode.network.host import Host
 from swarmnode.network.reachability import Reach
+from swarmnode.network.relaying import RELAY_IN_WORDS
 from swarmnode.node.catching_up import CatchingUp
 from swarmnode.node.learner import RoundRollouts
 from swarmnode.node.reasons import NOT_NEEDED
@@ -240,6 +241,7 @@ class StatusBoard:
         network = Network(
             state.state, state.since, state.restarts, state.detail, len(peers), addresses,
             state.memory_restarts, dict(state.skipped), reach or Reach(), private=state.private,
+            relay=RELAY_IN_WORDS if state.relays_for_others else "",
         )  # fmt: skip
         before = self.status.network.reach.verdict
         short = short_invitation(self.status.swarm, network)

@@ -252,6 +252,7 @@ def _rows_of_seed(status: NodeStatus, now: float) -> list[tuple[str, RenderableT
         ("network", _network(status, now)),
         *([("reach", _reach(status))] if status.network.reach != Reach() else []),
         ("passed on", f"{heard.headers:,} headers; {_handed_on(heard)}"),
+        *([("relay", status.network.relay)] if status.network.relay else []),
         ("join us", _invitation(status)),
     ]
 

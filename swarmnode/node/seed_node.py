@@ -26,7 +26,8 @@ from swarmnode.exchange.reputation import Ledger, Reputation
 from swarmnode.identity.keys import load_or_create
 from swarmnode.network.discovery import Discovery
 from swarmnode.network.host import Host, Message
-from swarmnode.node.assemble import build_discovery, build_host, check_addresses
+from swarmnode.network.multiaddr import scope_of
+from swarmnode.node.assemble import ANYWHERE, build_discovery, build_host, check_addresses
 from swarmnode.node.board import StatusBoard
 from swarmnode.node.http import StatusServer
 from swarmnode.node.policies import Seat, check_status_port, choose_port, plain_error
@@ -171,17 +172,21 @@ def run_seed(config: Config, paths: Paths, tell: Callable[[str], None]) -> None:
 
 
 def seed_network(network: NetworkConfig) -> NetworkConfig:
-    """The network's settings with a port that does not change from start to start.
+    """The network's settings with a port that does not change from start to start, and as a relay.
 
     >>> seed_network(NetworkConfig()).port, seed_network(NetworkConfig(port=4100)).port
     (4001, 4100)
     """
-    return network if network.port else network.model_copy(update={"port": SEED_PORT})
+    relays = network.relay_for_others
+    if relays is None:
+        relays = scope_of(f"/ip4/{network.listen}") != "machine" or network.listen == ANYWHERE
+    return network.model_copy(update={"port": network.port or SEED_PORT, "relay_for_others": relays})
 
 
 async def _serve(seat: Seat, tell: Callable[[str], None]) -> None:
-    config, paths = seat.config, seat.paths
-    host = build_host(config, paths, choose_port(seed_network(config.network), paths))
+    network = seed_network(seat.config.network)
+    config, paths = seat.config.model_copy(update={"network": network}), seat.paths
+    host = build_host(config, paths, choose_port(network, paths))
     node = SeedNode(
         config, host, build_discovery(config, paths, host), peer_id=seat.key.peer_id, name=seat.key.name
     )

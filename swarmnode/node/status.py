@@ -16,7 +16,7 @@ import msgspec
 
 from swarmnode.errors import NetworkError
 from swarmnode.network.invitation import MAX_SEEDS, Invitation
-from swarmnode.network.multiaddr import Scope, scope_of
+from swarmnode.network.multiaddr import Scope, is_relayed, scope_of
 from swarmnode.network.reachability import Reach
 from swarmnode.node.learner import Generation
 from swarmnode.printable import printable
@@ -116,6 +116,8 @@ class Network(msgspec.Struct, frozen=True):
     """What an outsider joins by, as a short string. Empty: no outsider can."""
     private: bool = False
     """Only who has the swarm's key takes part."""
+    relay: str = ""
+    """What it lets through for peers that nobody can dial, in words. Empty: nothing."""
 
 
 class Sharing(msgspec.Struct, frozen=True):
@@ -351,7 +353,8 @@ def _within(scope: Scope, addresses: Iterable[str]) -> tuple[str, ...]:
     found: list[str] = []
     for address in addresses:
         with suppress(NetworkError):
-            found += [address] if scope_of(address) == scope else []
+            # Who joins cannot dial places at a relay, only who is in a pipeline (network.relays).
+            found += [address] if scope_of(address) == scope and not is_relayed(address) else []
     return tuple(found)
 
 

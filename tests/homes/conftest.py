@@ -21,6 +21,7 @@ from swarmnode.storage import resolve_paths
 PATIENCE_S = 90.0
 MEMBER = Path(__file__).parent / "member.py"
 BAD_HOLDER = Path(__file__).parent / "bad_holder.py"
+CALLER = Path(__file__).parent / "caller.py"
 NAT_PMP = Path(__file__).parent / "nat_pmp.py"
 SLOW_LINE = Path(__file__).parent / "slow_line.py"
 
@@ -94,6 +95,7 @@ def start(lab: Lab, tmp_path: Path) -> Iterator[Callable[..., Running]]:
             *addresses: str,
             seed: bool = False,
             bad: str = "",
+            caller: str = "",
             record: SwarmRecord | None = None,
             **more: str,
         ) -> Running:
@@ -110,6 +112,8 @@ def start(lab: Lab, tmp_path: Path) -> Iterator[Callable[..., Running]]:
                 command = [sys.executable, str(MEMBER), str(folder), "4001", *addresses]
             if bad:
                 command = [sys.executable, str(BAD_HOLDER), str(folder), "4001", bad, *addresses]
+            if caller:
+                command = [sys.executable, str(CALLER), str(folder), caller, *addresses]
             errors = stack.enter_context((folder / "errors").open("w"))
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **more}
             process = machine.start(command, environment=environment, stdout=subprocess.PIPE, stderr=errors)
@@ -121,14 +125,18 @@ def start(lab: Lab, tmp_path: Path) -> Iterator[Callable[..., Running]]:
                     if seed:
                         running.address = line.strip()
                     elif "addresses" in (said := json.loads(line)):
-                        running.address = next(a for a in said["addresses"] if machine.address in a)
+                        known = said["addresses"]
+                        relayed = (address for address in known if "/p2p-circuit" in address)
+                        running.address = next(relayed, "") or next(a for a in known if machine.address in a)
                     else:
                         running.last = said
 
             reader = threading.Thread(target=read, daemon=True)
             reader.start()
             stack.callback(end, process, reader)
-            until(lambda: bool(running.address) and (seed or bool(running.last)))
+            until(
+                lambda: bool(running.address) and (seed or caller in ("serve", "watch") or bool(running.last))
+            )
             return running
 
         yield run

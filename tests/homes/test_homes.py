@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from swarmnode.identity.keys import NodeKey
-from swarmnode.network.lab import Lab, LabError, LabMachine
+from swarmnode.network.lab import INTERNET, Lab, LabError, LabMachine
 from swarmnode.network.swarm_record import founded
 from tests.homes.conftest import NAT_PMP, SLOW_LINE, Running, until
 
@@ -136,7 +136,7 @@ def test_nobody_dials_into_a_home(lab: Lab) -> None:
     with pytest.raises(LabError):
         public.run(["python3", "-c", knock, inside.address])
     with pytest.raises(LabError, match=r"timed out|TimeoutError|refused"):
-        public.run(["python3", "-c", knock, "203.0.113.2"])
+        public.run(["python3", "-c", knock, f"{INTERNET}.2"])
 
 
 def test_each_is_told_who_can_reach_it_and_invites_with_what_works(lab: Lab, start: Start) -> None:

@@ -27,6 +27,7 @@ from swarmnode.network.rpc import Service, Skipped
 OURS = ("/ip4/127.0.0.1/tcp/4001", "/ip4/127.0.0.1/udp/4001/quic-v1")
 MALLORY = PeerAddresses("mallory", ("/ip4/192.0.2.1/tcp/1000",))
 HONEST = PeerAddresses("honest", ("/ip4/192.0.2.2/tcp/2000",))
+RELAY = "12D3KooWBg3mteN12tDjA4HCvoEkdCkuQqXhSdTLU7DrzthpZ4tp"
 MIB = 2**20
 
 
@@ -43,6 +44,9 @@ class Kernel:
 
     def traffic(self) -> Traffic:
         return Traffic(count=self.count, clock=lambda: self.now_s)
+
+    def relay(self) -> Traffic:
+        return Traffic(count=self.count, clock=lambda: self.now_s, relays=True)
 
     def sent(self, peer: PeerAddresses, size_bytes: int) -> None:
         assert self.received is not None
@@ -61,6 +65,30 @@ def test_what_came_lately_counts_and_what_came_long_ago_does_not():
     kernel.sent(MALLORY, 3 * MIB)
     kernel.sent(HONEST, 1000)
     assert traffic.kept_bytes(OURS, [MALLORY, HONEST]) == {"mallory": 3 * MIB, "honest": 1000}
+
+
+def test_a_relay_is_not_blamed_for_what_it_passes_on_also_after_the_peer_left_it():
+    kernel = Kernel()
+    traffic = kernel.traffic()
+    seed = PeerAddresses(f"{RELAY}", ("/ip4/192.0.2.9/tcp/4001",))
+    home = PeerAddresses("home", (f"/ip4/192.0.2.9/tcp/4001/p2p/{RELAY}/p2p-circuit",))
+    for connections in ([seed, home], [seed, home], [seed, home], [seed, HONEST]):
+        kernel.now_s += 1
+        kernel.sent(seed, 9 * MIB)
+        traffic.handed("home", 9 * MIB)
+        kept = traffic.kept_bytes(OURS, connections)
+    assert not traffic.flooders(kept)
+    kernel.sent(seed, 3 * MIB)
+    assert traffic.flooders(traffic.kept_bytes(OURS, [seed])) == (RELAY,)
+
+
+def test_who_sends_much_through_a_relay_is_not_sent_away_by_it():
+    kernel = Kernel()
+    for traffic, blamed in ((kernel.traffic(), ("honest",)), (kernel.relay(), ())):
+        traffic.kept_bytes(OURS, [HONEST])
+        kernel.now_s += 1
+        kernel.sent(HONEST, 100 * MIB)
+        assert traffic.flooders(traffic.kept_bytes(OURS, [HONEST])) == blamed
 
 
 def test_what_reached_us_on_streams_is_no_part_of_the_blame():

@@ -7,6 +7,7 @@ from io import StringIO
 
 from rich.console import Console
 
+from swarmnode.config import NetworkConfig
 from swarmnode.config_layers import load_config
 from swarmnode.exchange.helping import help_topic_of
 from swarmnode.exchange.planes import BODY_PROTOCOL, topic_of
@@ -109,3 +110,10 @@ def test_a_seed_has_a_steady_port_unless_told_otherwise() -> None:
     network = load_config(environ={}).config.network
     assert seed_network(network).port == SEED_PORT
     assert seed_network(network.model_copy(update={"port": 4100})).port == 4100
+
+
+def test_a_seed_relays_for_others_unless_it_is_alone_on_its_machine_or_told_not_to() -> None:
+    network = NetworkConfig()
+    assert seed_network(network).relay_for_others
+    assert not seed_network(network.model_copy(update={"listen": "127.0.0.1"})).relay_for_others
+    assert not seed_network(network.model_copy(update={"relay_for_others": False})).relay_for_others
