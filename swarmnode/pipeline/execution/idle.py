@@ -47,28 +47,28 @@ MISFITS = 16
 
 @dataclass(frozen=True, slots=True)
 class IdleStats:
-    """What idle rollouts have done since they were made."""
+    """Counters of idle rollouts since they were made."""
 
     slices: int
-    """Gaps in which something ran."""
+    """Gaps in which at least one piece ran."""
     pieces: int
     tokens: int
     groups: int
-    """Complete, and given to the sink."""
+    """Complete groups that were given to the sink."""
     used_s: float
     """Seconds of the gaps that were used."""
     overruns: int
-    """Pieces at whose end stage work waited."""
+    """Pieces that ended while stage work waited."""
     overrun_s: float
-    """Time of those pieces: stage work waited no longer than that."""
+    """Total time of those pieces, an upper bound of the time that stage work waited."""
     too_short: int
-    """Gaps, or what was left of them, in which nothing fitted."""
+    """Gaps, or rests of gaps, in which no piece fitted."""
     paused: int
-    """Gaps that were let go because too much was delayed before."""
+    """Gaps that were left unused because earlier pieces had delayed stage work too much."""
     rows: int
-    """Requests that are to run at once now."""
+    """Requests that run at once at present."""
     failure: str | None
-    """Why there are no more rollouts."""
+    """Reason why no more rollouts are generated; None while they are."""
 
 
 class IdleRollouts:
@@ -182,7 +182,7 @@ class IdleRollouts:
         return Piece(engine.running + engine.waiting, engine.waiting)
 
     def _do(self, piece: Piece) -> float:
-        """One piece; how long it took."""
+        """Run one piece. Returns the seconds that it took."""
         began_s = self._clock()
         if piece == BEGIN:
             self._begin()
@@ -202,7 +202,7 @@ class IdleRollouts:
         self._round = self._rollouts.in_steps(self._examples)
 
     def _go_to_next_step(self) -> None:
-        """The step that is due, if one is, and all until the next one is."""
+        """Run the engine step that is due, if any, and everything up to the next one."""
         assert self._round is not None
         for answered in self._round:
             if answered is None:
@@ -212,7 +212,8 @@ class IdleRollouts:
         self._round = None
 
     def _overran(self, piece_s: float) -> None:
-        """Stage work came during a piece: when, nobody knows, so it is taken to have waited for all of it."""
+        """Count a piece during which stage work arrived. The time of arrival is unknown, so the whole piece
+        counts as delay."""
         self._guard = self._guard.delayed(piece_s)
         stats = self._stats
         self._stats = replace(stats, overruns=stats.overruns + 1, overrun_s=stats.overrun_s + piece_s)

@@ -1,4 +1,4 @@
-"""Whether it is our turn to propose a plan, whether one is due, and what became of it.
+"""Decides if it is our turn to propose a plan and if one is due, and draws the conclusions of the round.
 
 known_members.py, following.py -> [Convener] -> convening.Round -> who is left out, whether we resign
 
@@ -27,25 +27,27 @@ from swarmnode.pipeline.plans.planning import Agreed
 logger = logging.getLogger(__name__)
 
 MAX_AGAIN = 2
-"""Rounds in a row that may end because of one member, before the next is held without it: nobody else may
-have its layers."""
+"""Rounds in a row that may end because of one member. The next is held without it; it is not left out sooner
+because it may be the only one that has its layers."""
 
 SETTLED_AFTER = 3
-"""Times `settle_s`, counted from the first newcomer, after which nobody is waited for: they may never end."""
+"""Factor of `settle_s`: so long after the first newcomer no others are waited for, as they may never stop
+coming."""
 
 RESIGNED_FOR = 10
-"""Times `barred_s`, after most members came to another plan than we did."""
+"""Factor of `barred_s`: so long we do not convene after most members computed another plan than we did."""
 
 
 class Outbid:
-    """Who speaks of another convener's proposal, and since when without a plan coming of it."""
+    """Members that report another convener's proposal, and since when without a plan coming of it."""
 
     def __init__(self) -> None:
         self._since_s: dict[str, float] = {}
         self._in_force = 0
 
     def told(self, by: Iterable[str], in_force: int, now_s: float) -> dict[str, float]:
-        """These members do now, under the plan of epoch `in_force`: for how many seconds already, by peer."""
+        """Record the members that report one now, under the plan of epoch `in_force`. Returns by peer for how
+        many seconds."""
         before = self._since_s if in_force == self._in_force else {}
         self._since_s = {peer: before.get(peer, now_s) for peer in by}
         self._in_force = in_force
@@ -53,7 +55,7 @@ class Outbid:
 
 
 class Convener:
-    """Our share of convening, if it comes to us."""
+    """Convenes a change of plan whenever it is our turn."""
 
     def __init__(
         self,
@@ -65,7 +67,7 @@ class Convener:
         wall_s: Callable[[], float],
         suspect: Callable[[str, str], None],
     ) -> None:
-        """`suspect`: told of a member that does not answer, and why we think so."""
+        """`suspect`: called with a member that does not answer and the reason."""
         self._members = members
         self._follower = follower
         self._presence = presence
@@ -80,13 +82,13 @@ class Convener:
         self._outbid = Outbid()
         self._strayed: Counter[str] = Counter()
         self._begun: tuple[frozenset[tuple[str, int]], str] = (frozenset(), "")
-        """The members of the last plan that we brought into force, and its digest."""
+        """Members of the last plan that we brought into force, and its digest."""
         self._due_since_s: float | None = None
         self._judged: frozenset[str] = frozenset()
-        """Whom we last planned around because they do nothing: once for each."""
+        """Members that our last plans left out because they do nothing. Each is left out once."""
 
     def start(self) -> None:
-        """Begin to listen who is there, before it can be our turn."""
+        """Begin to listen for members, which must last a while before it can be our turn."""
         self._started_at_s = _now_s()
 
     @property
@@ -94,11 +96,11 @@ class Convener:
         return _now_s() < self._resigned_until_s
 
     def turn(self) -> str:
-        """Whose turn it is."""
+        """Return the peer id of the member that has the turn to convene."""
         return self._members.convener(_now_s(), resigned=self.is_resigned)
 
     async def run(self) -> bool:
-        """Convene if that is for us to do now. False: it was not."""
+        """Convene if it is our turn and a plan is due. Returns False if not."""
         others = [
             peer
             for peer in self._members.usable(_now_s())
@@ -144,14 +146,15 @@ class Convener:
         return tried != self._sessions(others) or now_s >= again_at_s
 
     def _is_in_force(self, statuses: dict[str, Status]) -> bool:
-        """Whether exactly these members work under the plan that we work under."""
+        """Return True if exactly these members work under the plan that we work under."""
         plan = self._follower.in_force
         if plan is None or self._follower.progress != ProposalProgress.BEGUN:
             return False
         return plan.members == set(statuses) and all(each.plan == plan.digest for each in statuses.values())
 
     def _useless(self, others: list[str]) -> list[str]:
-        """Members with a stage that do nothing, as data nodes say; whom we have planned around is not new."""
+        """Return members with a stage that do nothing, by the word of data nodes, unless they were left out
+        before."""
         plan = self._follower.in_force
         if plan is None:
             return []
@@ -161,7 +164,8 @@ class Convener:
         return sorted(found - self._judged)
 
     async def _leave_out_the_false(self, others: list[str]) -> bool:
-        """Whether the very members of our last plan seem to have left it: who says so itself is barred."""
+        """Bar members of our last plan that left it without reason. Returns True if any was barred, or if
+        none has left it after all."""
         sessions, digest = self._begun
         plan = self._follower.in_force
         if plan is None or plan.digest != digest or sessions != self._sessions(others):
@@ -180,7 +184,7 @@ class Convener:
         return barred or self._is_in_force(self._statuses(others))
 
     async def _what_became_of(self, peer: str, plan: Agreed) -> str:
-        """Why a member that seems to have left the plan is to be barred; empty where it is not."""
+        """Return the reason to bar a member that seems to have left the plan; empty if there is none."""
         try:
             status = await self._ask(peer, Ping(self._status()))
         except (NetworkError, MemberRefused) as error:
@@ -195,7 +199,7 @@ class Convener:
         return "it leaves one plan after the other" if self._strayed[peer] > MAX_AGAIN else ""
 
     async def _hold_round(self, others: list[str]) -> bool:
-        """Whether another plan has begun."""
+        """Hold one round. Returns True if another plan has begun."""
         statuses, sessions = self._statuses(others), self._sessions(others)
         self._presence.try_renew()
         former = former_of(statuses)
@@ -220,7 +224,8 @@ class Convener:
         return outcome.begun
 
     async def _wait_for_better(self, outcome: Outcome, epoch: int) -> None:
-        """Who speaks of a better proposal shall be right soon; else it only keeps us from planning."""
+        """Wait for the better proposal that members report. Fail those that report one for too long: they
+        keep us from planning."""
         follower, settings = self._follower, self._members.settings
         ends_at_s = _now_s() + settings.confirm_s
         while outcome.outbid:
@@ -239,7 +244,8 @@ class Convener:
                 self._outbid = Outbid()
 
     async def _look_again(self, outcome: Outcome) -> None:
-        """Where members stand that ended a round and are in the next one: they may have changed since."""
+        """Ask members that ended a round for their status before the next one, since it may have changed.
+        Fail those that ended too many."""
         self._again = Counter({peer: self._again[peer] + 1 for peer in outcome.again})
         for peer, why in outcome.again.items():
             if self._again[peer] > MAX_AGAIN:

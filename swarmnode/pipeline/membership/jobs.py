@@ -1,4 +1,4 @@
-"""What a proposal asks of this member, done one thing at a time: plan, load, take the place.
+"""Carries out the jobs of a change of plan at this member, one at a time: plan, load, take the assignment.
 
 following.py (what is to be done) -> [Jobs] -> planning.planned, on_agreed -> following.py (it is done)
 
@@ -21,7 +21,7 @@ OnAgreed = Callable[[Agreed], Awaitable[None]]
 
 
 class Jobs:
-    """Does what the follower says is to be done."""
+    """Runs the jobs that the follower returns."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Jobs:
         prepare: OnAgreed | None,
         on_agreed: OnAgreed,
     ) -> None:
-        """`look`: where these members stand. `prepare`, `on_agreed`: as of Membership."""
+        """`look`: asks these members for their status. `prepare`, `on_agreed`: as for Membership."""
         self._follower = follower
         self._members = members
         self._news = news
@@ -42,7 +42,7 @@ class Jobs:
         self.on_agreed = on_agreed
 
     async def run(self) -> None:
-        """Does one job after the other until cancelled."""
+        """Run one job after the other until cancelled."""
         follower, settings = self._follower, self._members.settings
         while True:
             self._give_up_waiting()
@@ -85,7 +85,7 @@ class Jobs:
                 logger.info("epoch %d from iteration %d: %s", agreed.epoch, agreed.iteration, place)
 
     def _give_up_waiting(self) -> None:
-        """A convener that lives but does not go on is passed over."""
+        """Pass over a convener that lives but has not finished a change of plan in time."""
         settings, follower, since_s = self._members.settings, self._follower, self._follower.stopped_since_s
         longest_s = settings.iteration_s + 2 * (settings.assignment_s + settings.catch_up_s)
         if since_s is not None and _now_s() - since_s > longest_s:

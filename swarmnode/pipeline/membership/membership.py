@@ -1,4 +1,5 @@
-"""A member's assignment in the pipeline: who else there is, which plan holds, and when it changes.
+"""A member's part in a pipeline: knows the other members, agrees with them on a plan, and reports its
+changes.
 
 probes.py, costs -> announcements, pings -> [Membership] -> on_agreed(Agreed) -> stages; agreed(k) -> drivers
 
@@ -56,16 +57,15 @@ QUEUED_MESSAGES = 256
 
 
 class Membership:
-    """Takes part in a pipeline for as long as it is entered.
+    """Membership in a pipeline for as long as it is entered.
 
-    async with Membership(host, key, settings=..., plan=..., model="qwen", costs=..., links=prober.links,
-                          on_agreed=node.take_place) as membership:
-        plan = await membership.agreed(worker.iteration)
+        async with Membership(host, key, settings=..., plan=..., model="qwen", costs=..., links=prober.links,
+                              on_agreed=node.take_place) as membership:
+            plan = await membership.agreed(worker.iteration)
 
-    `on_agreed` takes our assignment: it loads the stage if need be, fetches its state and assigns the member,
-    and may raise SwarmnodeError. `agreed.iteration` may differ from that of the weights at hand: then they
-    are fetched from a replica (states.py), or kept where no replica has others. `part_of(own)` None: a spare
-    one.
+    `on_agreed` takes our assignment: it loads the stage if need be, fetches its state and assigns the member. It
+    may raise SwarmnodeError. If `agreed.iteration` differs from that of our weights, they are fetched from a
+    replica (states.py), or kept if no replica has others. If `part_of(own)` is None, we are a spare member.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Membership:
         self._has_left = False
         self._heard: Subscription | None = None
         self.refused: Counter[str] = Counter()
-        """What others sent and we did not take, by reason."""
+        """Messages of others that were refused, by reason."""
 
     async def __aenter__(self) -> Self:
         self._own.renew()
@@ -129,7 +129,7 @@ class Membership:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        """Take leave of the others, so that they need not wait for our silence."""
+        """Tell the others that we leave, so that they need not wait for our silence."""
         if self._group is None:
             return
         for task in self._running:
@@ -146,10 +146,11 @@ class Membership:
                     tasks.create_task(self._try(peer, Leave()))
 
     async def agreed(self, iteration: int) -> Agreed:
-        """The plan for this iteration, in which we are a data node; from now on the iteration runs here.
+        """Return the plan for this iteration, in which we are a data node. The iteration counts as running
+        from now on.
 
-        Returns at once when nothing changed, else when everyone has an assignment under the new plan. Raises
-        ModelError when this membership ends first.
+        Returns at once if nothing changed, otherwise when all members have an assignment under the new plan.
+        Raises ModelError if this membership ends first.
         """
         self.rests()
         self.stepped(iteration, self._follower.weights)
@@ -171,29 +172,30 @@ class Membership:
         return plan
 
     def rests(self) -> None:
-        """The iteration that `agreed` was asked for does not run here after all."""
+        """Declare that the iteration that `agreed` was called for does not run here after all."""
         self._follower.busy = False
         self._news.tell()
 
     def stepped(self, iteration: int, weights: str = "") -> None:
-        """Our weights are at this iteration now; `weights` is their digest. To be called by every member."""
+        """Record that our weights are at this iteration. `weights`: their digest. To be called by every
+        member."""
         self._follower.stepped(iteration, weights, self._now_s())
         self._news.tell()
 
     def lost(self, peer_id: str, why: str) -> None:
-        """A member did not answer the pipeline: look at once whether it lives, and tell the convener."""
+        """Check at once if a member that did not answer the pipeline lives, and tell the convener if not."""
         self._watch.suspect(peer_id, why)
 
     def members(self) -> tuple[str, ...]:
-        """Who lives, we included; sorted."""
+        """Return the peer ids of living members, ours included; sorted."""
         return tuple(sorted((self._host.peer_id, *self._members.living())))
 
     def claims(self) -> dict[str, Claim]:
-        """What the others that live say of themselves."""
+        """Return the claims of the other living members."""
         return self._members.claims()
 
     def status(self) -> Status:
-        """Where we stand, as others are told."""
+        """Return our status, as it is sent to others."""
         follower, plan = self._follower, self._follower.in_force
         stage = plan.stage_of(self._host.peer_id) if plan else None
         return Status(
@@ -237,7 +239,7 @@ class Membership:
         return encode(StatusReply(self.status()))
 
     def _take(self, sender: str, request: Request) -> None:
-        """Do what a member, or we ourselves, ask for. Raises Rejected."""
+        """Carry out a request of a member, possibly our own. Raises Rejected."""
         now_s, follower = self._now_s(), self._follower
         if isinstance(request, Introduce):
             self._introduce(request.presence, sender)
@@ -287,7 +289,7 @@ class Membership:
     # What is asked.
 
     async def _ask(self, peer_id: str, request: Request) -> Status:
-        """Ask a member, ourselves included. Raises MemberRefused, NetworkError."""
+        """Send a member, possibly ourselves, a request. Raises MemberRefused, NetworkError."""
         if peer_id == self._host.peer_id:
             try:
                 self._take(peer_id, request)
@@ -317,7 +319,8 @@ class Membership:
                 self._news.tell()
 
     def _is_outdated(self) -> bool:
-        """Whether most others go by a newer plan: then we were left out, and wait to be taken in again."""
+        """Return True if most others follow a newer plan, so that we were left out and wait to be taken in
+        again."""
         plan = self._follower.in_force
         return plan is not None and self._members.most_are_past(plan.epoch)
 

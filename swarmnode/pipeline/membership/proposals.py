@@ -1,4 +1,4 @@
-"""What a member takes of a proposal: that its sender may make it, and that it is about members as they are.
+"""Checks a proposal: its sender may make it, and it describes the members as they are.
 
 Propose of a convener -> [checked] -> planning.Inputs -> following.py
 """
@@ -15,18 +15,19 @@ from swarmnode.pipeline.plans.planning import Former, Inputs, PlanSettings
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """Where proposals are checked."""
+    """Checks proposals of other members."""
 
     members: KnownMembers
     own: OwnPresence
     plan: PlanSettings
     turn: Callable[[], str]
-    """Who convenes."""
+    """Returns the peer id of the member that has the turn to convene."""
     wall_s: Callable[[], float]
-    """Seconds since the epoch."""
+    """Returns the seconds since the epoch."""
 
     def checked(self, sender: str, proposal: Propose, now_s: float) -> Inputs:
-        """The inputs of a proposal. Raises Rejected: not_convener, malformed, not_in_it, as presences too."""
+        """Return the inputs of a proposal. Raises Rejected: not_convener, malformed, not_in_it, and as for
+        presences."""
         convener = self.turn()
         if sender > convener or not self.members.may_convene(sender, now_s):
             raise Rejected(RefusalReason.NOT_CONVENER, f"{convener} lives and convenes")

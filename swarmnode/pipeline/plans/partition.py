@@ -1,4 +1,5 @@
-"""Layers to stages: contiguous ranges that fit the members' memory, the slowest stage as fast as can be.
+"""Divides layers into stages: contiguous ranges that fit the members' memory, the slowest stage as fast as
+possible.
 
 costs.py (announcements), a model's layers -> [partition] -> placement.py (who holds what, by links)
 
@@ -21,52 +22,54 @@ from swarmnode.errors import ConfigError, ModelError
 from swarmnode.pipeline.plans.cuts import SPEED_GRID, LayerDivision, Peer, Sums, best_cut, endless, feasible
 
 PICO = 10**12
-"""Seconds are rounded to picoseconds: below what a clock resolves, far above the last bits of a double."""
+"""Grid of seconds: picoseconds are below the resolution of a clock and far above the last bits of a
+double."""
 MAX_SPEED = 1e6
-"""The highest speed relative to the reference device; NaN and infinity fall outside too."""
+"""Highest speed relative to the reference device; NaN and infinity are outside too."""
 SKIP_TOLERANCE = 0.05
-"""A number of stages is preferred when its paths skip what was asked to within this much."""
+"""Tolerance of the skipped share within which a number of stages is preferred."""
 MAX_LAYERS = 512
 MAX_MEMBERS = 1024
-"""Far above any swarm that shares one model; they bound what hostile announcements make us compute."""
+"""Far above any swarm that shares one model. The two bounds limit the work that hostile announcements
+cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """What one layer asks of the member that holds it."""
+    """The cost of one layer for the member that holds it."""
 
     held_bytes: int
-    """Weights and what training them keeps: adapter, gradients, optimizer state."""
+    """Bytes of the weights and of training them: adapter, gradients, optimizer state."""
     forward_s: float
-    """One token on the reference device, whose speed is 1."""
+    """Seconds of one token on the reference device, whose speed is 1."""
     activation_bytes: int
-    """Kept of one token between forward and backward."""
+    """Bytes of one token that are kept between forward and backward."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model as partitioning sees it."""
+    """The costs of a model's layers."""
 
     layers: tuple[LayerCost, ...]
     ends: LayerCost
-    """Embedding, final norm, head and loss together: they always live in stage 0."""
+    """Costs of embedding, final norm, head and loss together, which are always in stage 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberResources:
-    """What a member announced, or what others observed instead (costs.py)."""
+    """Resources that a member announced, corrected by observations of others (costs.py)."""
 
     peer_id: str
     free_bytes: int
     speed: float
-    """Tokens per second in relation to the reference device."""
+    """Tokens per second, relative to the reference device."""
     holds_data: bool
-    """Whether it may be in stage 0: it feeds micro-batches and sees tokens and losses."""
+    """True if it may be in stage 0: it feeds micro-batches and sees tokens and losses."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineWorkload:
-    """What the pipeline is asked to do, as far as partitioning matters."""
+    """The workload of the pipeline, as far as partitioning depends on it."""
 
     skip: float
     """Share of stages that a micro-batch leaves out, 0 <= skip < 1."""
@@ -79,22 +82,22 @@ class PipelineWorkload:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStage:
-    """One stage: model.layers[first:end], and the ends for stage 0."""
+    """One stage: model.layers[first:end], with the ends in stage 0."""
 
     first: int
     end: int
     held_bytes: int
     slot_bytes: int
-    """Activations of one micro-batch in flight."""
+    """Activation bytes of one micro-batch in flight."""
     forward_s: float
-    """One token on the reference device."""
+    """Seconds of one token on the reference device."""
     peers: tuple[str, ...]
-    """Its replicas, sorted. A first answer by memory and speed; placement.py knows the links."""
+    """Peer ids of its replicas, sorted. A first answer by memory and speed; placement.py knows the links."""
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Which stage holds what. The same on every member."""
+    """The layers and replicas of each stage, equal on every member."""
 
     stages: tuple[PlannedStage, ...]
     path_length: int
@@ -109,7 +112,7 @@ class Partition:
 
 
 def path_length(stages: int, skip: float) -> int:
-    """Stages that a micro-batch visits of `stages`, at least two.
+    """Return the number of stages that a micro-batch visits, at least two.
 
     >>> path_length(6, 0.33), path_length(8, 0.25), path_length(2, 0.5)
     (4, 6, 2)
@@ -120,11 +123,11 @@ def path_length(stages: int, skip: float) -> int:
 def partition(
     model: Model, members: Iterable[MemberResources], work: PipelineWorkload, *, stages: int | None = None
 ) -> Partition:
-    """Contiguous layer ranges and their replicas, minimising the time of the busiest stage.
+    """Return contiguous layer ranges and their replicas that minimise the time of the busiest stage.
 
     `stages` None: the number that moves most micro-batches, by Little's law over compute, hops and slots; of
     equals the smaller. The order of `members` does not matter. Raises ConfigError for numbers that make no
-    sense and ModelError, with the missing bytes, when the members cannot hold the model.
+    sense and ModelError, with the missing bytes, if the members cannot hold the model.
     """
     peers = _on_grid(members)
     _check(model, peers, work)
@@ -143,7 +146,8 @@ def partition(
 
 
 def _best_count(model: Model, peers: tuple[Peer, ...], work: PipelineWorkload) -> Partition:
-    """The best over all numbers of stages. Fewer stages mean fewer hops, more mean smaller pieces."""
+    """Return the best partition over all numbers of stages. Fewer stages mean fewer hops, more mean smaller
+    pieces."""
     counts = range(2, min(len(model.layers), len(peers)) + 1)
     exact = [c for c in counts if abs(1 - path_length(c, work.skip) / c - work.skip) <= SKIP_TOLERANCE]
     speed = {peer.peer_id: peer.speed for peer in peers}
@@ -156,7 +160,8 @@ def _best_count(model: Model, peers: tuple[Peer, ...], work: PipelineWorkload) -
 
 
 def _micro_batch_ps(answer: Partition, work: PipelineWorkload, speed: dict[str, int]) -> int:
-    """Picoseconds between two micro-batches: the busiest stage, or a round trip over those in flight."""
+    """Return the picoseconds between two micro-batches: of the busiest stage, or of a round trip over those
+    in flight."""
     stage_count, length = len(answer.stages), answer.path_length
     times = [round(part.forward_s * PICO) * work.micro_batch_tokens * SPEED_GRID for part in answer.stages]
     speeds = [sum(speed[peer] for peer in part.peers) for part in answer.stages]
@@ -193,7 +198,7 @@ def _finish(
 def _use_the_rest(
     sums: Sums, cut: LayerDivision, peers: tuple[Peer, ...]
 ) -> tuple[list[list[Peer]], tuple[str, ...]]:
-    """Members that the optimum did not need join the busiest stage that they can hold."""
+    """Add members that the optimum did not need to the busiest stage that they can hold."""
     groups = [list(group) for group in cut.groups]
     starts = (0, *cut.ends[:-1])
     needs = [sums.first_bytes(cut.ends[0])]
@@ -221,7 +226,7 @@ def _use_the_rest(
 
 
 def _refusal(sums: Sums, peers: tuple[Peer, ...], work: PipelineWorkload) -> ModelError:
-    """Why nothing fits, in bytes: how much more every member would have to have free."""
+    """Return the error that says how many more free bytes every member would need."""
     low, high = 1, sums.ends_bytes + sums.held[-1] + sums.slot[-1]
     while low < high:
         middle = (low + high) // 2
@@ -269,7 +274,7 @@ def _pico(seconds: float) -> int:
 
 
 def _on_grid(members: Iterable[MemberResources]) -> tuple[Peer, ...]:
-    """Rounded and sorted: most memory first, then by peer id. Raises ConfigError."""
+    """Return the members rounded and sorted: most memory first, then by peer id. Raises ConfigError."""
     members = tuple(members)
     for m in members:
         if not 0 < m.speed <= MAX_SPEED or m.free_bytes < 0:
@@ -281,7 +286,8 @@ def _on_grid(members: Iterable[MemberResources]) -> tuple[Peer, ...]:
 
 
 def _check(model: Model, peers: tuple[Peer, ...], work: PipelineWorkload) -> None:
-    """Raises ConfigError. Announcements were checked on arrival; these are about what was put together."""
+    """Raises ConfigError for numbers that do not fit together, ModelError without a member that holds data.
+    Single announcements were checked on arrival."""
     if not 0 <= work.skip < 1 or work.micro_batch_tokens < 1 or work.slots < 1 or work.hop_s < 0:
         raise ConfigError(
             f"a pipeline cannot work like this: {work}", hint="0 <= skip < 1, the others positive"

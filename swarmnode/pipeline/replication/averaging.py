@@ -1,4 +1,5 @@
-"""The replicas of a stage add up their gradients: all that survive sum the same, bit for bit, or know better.
+"""The replicas of a stage add up their gradients: all survivors compute the same sum, bit for bit, or know
+that they do not.
 
 StageWorker.take_gradients -> [ReplicaExchange.combine] -> StageWorker.apply -> [ReplicaExchange.compare]
                                  |
@@ -81,7 +82,7 @@ class ReplicaExchange(QuestionService):
     """
 
     def __init__(self, host: StreamHost, key: NodeKey, settings: AveragingSettings | None = None) -> None:
-        """`key`: the one that the host's peer id is of."""
+        """`key`: that of the host's peer id."""
         self._key = key
         self._settings = settings or AveragingSettings()
         self.counters = ExchangeCounters()
@@ -90,7 +91,8 @@ class ReplicaExchange(QuestionService):
         super().__init__(host, PROTOCOL, self._answers.answer, QuestionLimits(max_head_bytes=most))
 
     def admit(self, peers: Collection[str], scope: Scope | None = None) -> None:
-        """Answer these members from now on, and no others. `scope`: what they may ask under the plan."""
+        """Answer these members from now on, and no others. `scope`: the questions that they may ask under the
+        plan."""
         self.questions.admit(peers)
         self._answers.scope = scope
 
@@ -101,9 +103,9 @@ class ReplicaExchange(QuestionService):
         replicas: Sequence[str],
         expected: ContributionBounds,
     ) -> Combined:
-        """Implements `GradientExchange.combine`. A replica that is frozen costs `contribution_timeout_s` and
-        the time its bytes may take. Gradients of one's own that no replica would take count as none. Raises
-        ModelError for gradients that are none of this stage."""
+        """Implements `GradientExchange.combine`. A frozen replica costs `contribution_timeout_s` and the time
+        that its bytes may take. If our own gradients would be refused by every replica, they count as none.
+        Raises ModelError for gradients that are not of this stage."""
         contribution = await self._own(own, exchange, expected)
         among = (*replicas, self._key.peer_id)
         ratio = self._settings.max_norm_ratio
@@ -125,7 +127,7 @@ class ReplicaExchange(QuestionService):
     async def compare(
         self, digest: str, exchange: StageIteration, replicas: Sequence[str], *, before: str = ""
     ) -> ReplicaVote:
-        """Implements `GradientExchange.compare`; agreement.py says who is right where replicas differ."""
+        """Implements `GradientExchange.compare`. If replicas differ, agreement.py decides which are right."""
         own, weights = self._key.peer_id, Weights(digest, before)
         self._answers.weigh(exchange, weights)
         others = sorted(set(replicas) - {own})
@@ -157,7 +159,7 @@ class ReplicaExchange(QuestionService):
             return contribute(NOTHING, exchange, expected, self._key)
 
     async def _gather(self, running: AveragingUnderWay) -> list[str]:
-        """Ask everyone at once; those that answered at all."""
+        """Ask all replicas for their contribution at once. Returns those that answered at all."""
         others = [peer for peer in running.tally.replicas if peer != self._key.peer_id]
         async with asyncio.TaskGroup() as tasks:
             asked = {peer: tasks.create_task(self._first_of(peer, running)) for peer in others}
@@ -177,7 +179,8 @@ class ReplicaExchange(QuestionService):
         return True
 
     async def _fetch(self, peer_id: str, author: str, tally: ContributionTally) -> Contribution:
-        """A replica's contribution from any of them. Raises Rejected, NetworkError."""
+        """Return the contribution of the replica `author`, fetched from any replica. Raises Rejected,
+        NetworkError."""
         exchange, heads = tally.exchange, list[SignedHead]()
 
         def body_bytes(sealed: bytes) -> int:
@@ -202,7 +205,7 @@ class ReplicaExchange(QuestionService):
             raise
 
     async def _agree(self, running: AveragingUnderWay, answering: Sequence[str]) -> bool:
-        """Step 2: whether all that answer say the same in the end."""
+        """Carry out step 2. Returns True if all replicas that answer hold the same set in the end."""
         tally = running.tally
         for number in range(MAX_ROUNDS):
             running.published.append(tally.holdings())
@@ -221,7 +224,8 @@ class ReplicaExchange(QuestionService):
     async def _hear(
         self, running: AveragingUnderWay, answering: Sequence[str], number: int
     ) -> dict[str, Holdings]:
-        """What each holds at the end of a round; who does not say is dead from here on."""
+        """Return the holdings of each replica at the end of a round. A replica that does not answer is left
+        out from here on."""
         async with asyncio.TaskGroup() as tasks:
             asked = {
                 peer: tasks.create_task(self._holdings_of(peer, running.tally, number)) for peer in answering
@@ -263,7 +267,7 @@ class ReplicaExchange(QuestionService):
             return None
 
     def _fetch_s(self, tally: ContributionTally) -> float:
-        """Contributions of all others share the line."""
+        """Return the time limit of one contribution: those of all others share the line."""
         many = (len(tally.replicas) - 1) * most_bytes(tally.expected)
         return self._settings.contribution_timeout_s + many / self._settings.least_bytes_per_s
 

@@ -1,4 +1,4 @@
-"""What the replicas of a stage ask each other at the end of an iteration, and what they answer.
+"""Questions that the replicas of a stage ask each other at the end of an iteration, and their answers.
 
 averaging.py -> [averaging_messages] -> questions.py -> a replica's averaging.py
 """
@@ -17,11 +17,11 @@ from swarmnode.pipeline.wire.messages import MAX_PATH, Count, Digest
 
 PROTOCOL = "/swarmnode/pipeline-gradients/1"
 MAX_ROUNDS = 6
-"""The most rounds of agreeing on contributors. One more than deaths in as many rounds, which a stage with few
-replicas does not survive."""
+"""Bound of the rounds of agreeing on contributors. One round more than deaths in as many rounds, which a
+stage with few replicas does not survive."""
 
 NOT_HERE = "not_here"
-"""It has nothing of that replica, or nothing any more. The empty head says so."""
+"""Reason when a replica holds no contribution of another, or does not any more. An empty head says so."""
 
 
 class About(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True):
@@ -35,7 +35,7 @@ class About(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class AskGradients(About, frozen=True, kw_only=True, tag="gradients"):
-    """A contribution: a signed head, its bytes behind it."""
+    """Asks for a contribution: a signed head with its bytes behind it."""
 
     author: Annotated[str, Meta(max_length=MAX_PEER_ID_CHARS)]
 
@@ -62,17 +62,17 @@ def encode(message: Question | Holdings | Weights) -> bytes:
 
 
 def decode_question(data: bytes) -> Question:
-    """Raises Rejected: malformed."""
+    """Decode a question. Raises Rejected: malformed."""
     return _decode(_questions, data)
 
 
 def decode_holdings(data: bytes) -> Holdings:
-    """Raises Rejected: malformed."""
+    """Decode the holdings of a replica. Raises Rejected: malformed."""
     return _decode(_holdings, data)
 
 
 def decode_weights(data: bytes) -> Weights:
-    """Raises Rejected: malformed."""
+    """Decode a replica's report of its weights. Raises Rejected: malformed."""
     return _decode(_weights, data)
 
 

@@ -1,4 +1,4 @@
-"""What a plan assigns to a member, in the words of those who hold its stage.
+"""Translates a plan into the records that the holder of a stage works with.
 
 planning.py (Agreed) -> [assignments] -> assigned_stage.py -> averaging.py, states.py
 """
@@ -11,13 +11,14 @@ from swarmnode.pipeline.stages.stage_model import StagePart
 
 
 def part_of(agreed: Agreed, peer_id: str) -> StagePart | None:
-    """The layers of a member; None: it has none."""
+    """Return the layers of a member; None if it has none."""
     part, stage = agreed.part_of(peer_id), agreed.stage_of(peer_id)
     return None if part is None else StagePart(part.first, part.end, has_ends=stage == 0)
 
 
 def scope_of(agreed: Agreed, peer_id: str) -> Scope | None:
-    """What the replicas of its stage may ask a member; None: it has no stage."""
+    """Return the bounds of questions that the replicas of a member's stage may ask it; None if it has no
+    stage."""
     stage, part = agreed.stage_of(peer_id), agreed.part_of(peer_id)
     if stage is None or part is None:
         return None
@@ -25,7 +26,7 @@ def scope_of(agreed: Agreed, peer_id: str) -> Scope | None:
 
 
 def holders_of(agreed: Agreed) -> LayerAssignments:
-    """Who holds which layers under a plan, and who keeps whose copy."""
+    """Return the layers of each member under a plan, and the keepers of their copies."""
     parts, plan = agreed.partition.stages, agreed.plan
     nodes = {peer: neighbour_of(plan, node) for node, peer in enumerate(agreed.peers)}
     return LayerAssignments(
@@ -35,7 +36,8 @@ def holders_of(agreed: Agreed) -> LayerAssignments:
 
 
 def former_holders(agreed: Agreed) -> LayerAssignments | None:
-    """Who held which layers before, as all members agree on it; None: nobody did."""
+    """Return the layers of each member under the former plan, as all members agree on it; None if there was
+    none."""
     before = agreed.before
     if before is None:
         return None
@@ -50,7 +52,7 @@ def former_holders(agreed: Agreed) -> LayerAssignments | None:
 
 
 def keeper_of(agreed: Agreed, peer_id: str) -> str | None:
-    """Who keeps a copy of what a member holds; None: nobody."""
+    """Return the peer id of the member that keeps a copy of this member's state; None if there is none."""
     node = agreed.node_of(peer_id)
     keeper = neighbour_of(agreed.plan, node) if node is not None else None
     return agreed.peers[keeper] if keeper is not None else None

@@ -1,4 +1,4 @@
-"""What the members of stage 0 do with a pipeline: reinforcement learning as one node of the swarm, or text.
+"""The two roles of a member of stage 0: reinforcement learning as one node of the swarm, or training on text.
 
 node.py -> [RolloutRole] -> NodeLoop, PipelineLearner, PipelineEngine (rollouts through the stages)
                  -> [TextRole]    -> TextFeed (cross-entropy on plain text)
@@ -36,11 +36,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """What rollouts are made with."""
+    """The tasks, tokenizer and checkpoint store that rollouts are made with."""
 
     tasks: Mapping[str, Task]
     tasks_of_others: Mapping[str, Task]
-    """The same ones, to judge what strangers sent."""
+    """The tasks again, as they judge rollouts of strangers."""
     tokenizer: Any
     eos_token_ids: tuple[int, ...]
     store: CheckpointStore
@@ -105,7 +105,8 @@ class RolloutRole:
         return self.summary.stopped
 
     def _raise_if_moved(self, group: BaseExceptionGroup[BaseException]) -> None:
-        """Where we do not hold stage 0 any more, neither engine nor link can go on: that is no error."""
+        """Raises RoleChanged if we no longer hold stage 0: then neither engine nor link can go on, which is
+        no error."""
         if group.subgroup((RoleChanged, EngineError)) is None:
             return
         if (changed := group.subgroup(RoleChanged)) is not None:
@@ -172,7 +173,8 @@ class RolloutRole:
         return path_of_prompt(self._paths, prompt_ids)
 
     def _paths_of(self, agreed: Agreed) -> tuple[StagePath, ...]:
-        """The paths of rollouts: those that they will be trained along, or one of the depth that is set."""
+        """Return the paths of rollouts: those that they will be trained along, or one of the depth that is
+        set."""
         stages, depth = len(agreed.partition.stages), self._data_node.parts.config.pipeline.depth
         if depth is not None:
             return (path_of_depth(stages, min(depth, stages)),)
@@ -180,7 +182,7 @@ class RolloutRole:
 
 
 class TextRole:
-    """Cross-entropy on the text of a folder."""
+    """Trains with cross-entropy on the text of a folder."""
 
     summary: Summary | None = None
 
@@ -212,7 +214,7 @@ class TextRole:
         self._data_node.link.stop()
 
     def replanned(self, agreed: Agreed) -> None:
-        """Text does not depend on the plan."""
+        """Do nothing: text does not depend on the plan."""
 
     async def run(self) -> str:
         data_node = self._data_node

@@ -1,4 +1,4 @@
-"""A member of a pipeline as a whole: its network, its stage, and what it does with it.
+"""A pipeline member as a whole: its network, its stage, and its role.
 
 run.py -> [PipelineNode] -> membership_supervisor.py (which plan), stage_services.py (its stage)
                         |
@@ -42,10 +42,10 @@ logger = logging.getLogger(__name__)
 TICK_S = 0.5
 
 LINGER_S = 5.0
-"""A member that is stopped stays for so long while data nodes live: they may have been stopped with it."""
+"""Time for which a stopped member stays while data nodes live: they may have been stopped with it."""
 
 FEWEST_TO_GO_ON = 2
-"""Members, however many the first plan waited for."""
+"""Members that a plan waits for when we come back, however many the first one waited for."""
 
 
 class PipelineNode:
@@ -54,7 +54,7 @@ class PipelineNode:
     def __init__(
         self, parts: PipelineParts, watcher: Watcher, data_role: Callable[[DataNode], DataRole]
     ) -> None:
-        """`data_role` makes what is done on stage 0, whenever we come to hold it."""
+        """`data_role`: makes the role of a data node. Called whenever we come to hold stage 0."""
         config = parts.config
         self.parts = parts
         self._watcher = watcher
@@ -89,7 +89,7 @@ class PipelineNode:
 
     @property
     def membership(self) -> Membership:
-        """The membership of the moment."""
+        """The present membership."""
         return self.supervisor.membership
 
     @property
@@ -105,7 +105,7 @@ class PipelineNode:
         return rounds_are_done(self.parts.config, self.member)
 
     def observed(self) -> dict[str, Observation]:
-        """What we tell others of the members that our micro-batches passed."""
+        """Return our observations of the members that our micro-batches passed, for announcements."""
         return self._outcomes.observed(time.monotonic())
 
     def request_stop(self) -> None:
@@ -115,7 +115,7 @@ class PipelineNode:
             self._role.stop()
 
     def _trained(self, report: TrainReport) -> None:
-        """An iteration on text is over: shown, and one more record for machines to read."""
+        """Show an iteration on text that is over, and pass it to the monitors as a round."""
         self._board.enter("training", f"iteration {self.member.iteration}")
         self._board.counted(self._view.counters, self.member.iteration)
         self._board.learned(report)
@@ -151,7 +151,7 @@ class PipelineNode:
         await self._stack.aclose()
 
     async def run(self) -> Summary:
-        """Hold the stage that is assigned and do what belongs to it, until it ends."""
+        """Hold the assigned stage and do its work until the node ends."""
         steps = Steps(self.member, self.assigned_stage, self.supervisor)
         async with asyncio.TaskGroup() as services:
             owned = [
@@ -203,13 +203,14 @@ class PipelineNode:
             await (self.parts.idle.share(self.parts.host) if wanted else self.parts.idle.rest())
 
     def _is_needed(self) -> bool:
-        """Whether a data node may still evaluate, or collect the stages for its last checkpoint."""
+        """Return True if a data node may still evaluate, or collect the stages for its last checkpoint."""
         agreed = self.assigned_stage.agreed
         data = agreed.partition.stages[0].peers if agreed is not None else ()
         return self.peer_id not in data and not set(data).isdisjoint(self.membership.members())
 
     async def _let_data_nodes_save(self) -> None:
-        """Where all are stopped at once, the data nodes' last checkpoint still needs what we hold."""
+        """Wait a while for living data nodes: if all members are stopped at once, their last checkpoint needs
+        our stage."""
         for _ in range(round(LINGER_S / TICK_S)):
             if self.assigned_stage.part is None or not self._is_needed():
                 return
@@ -222,7 +223,7 @@ class PipelineNode:
         return agreed.stage_of(self.peer_id) == 0
 
     async def _serve(self) -> None:
-        """Hold the stage for a while: others drive."""
+        """Hold the stage for one tick while others drive."""
         part = self.assigned_stage.part
         if part is None:
             waiting = f"{len(self.membership.members())} members so far"
@@ -300,7 +301,7 @@ class PipelineNode:
             await asyncio.sleep(TICK_S)
 
     def _tell_of_the_dead(self) -> None:
-        """Whom the others have given up is not waited for, in an iteration or by a rollout."""
+        """Stop waiting, in iterations and rollouts, for members that are no longer in the pipeline."""
         living = set(self.membership.members())
         for peer_id in self.assigned_stage.agreed.peers if self.assigned_stage.agreed is not None else ():
             if peer_id not in living:
