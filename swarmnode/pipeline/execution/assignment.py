@@ -115,14 +115,14 @@ class RoundTrip:
 
 @dataclass(frozen=True, slots=True)
 class IterationReport:
-    """One iteration as its data node saw it."""
+    """The report of one iteration by its data node."""
 
     iteration: int
     """The iteration that ended: optimizer steps taken before it."""
     makespan_s: float
     """Real seconds between the start of its first micro-batch and the return of the last."""
     closing_s: float
-    """Real seconds between that return and the optimizer step: the step barrier."""
+    """Real seconds between the return of the last micro-batch and the optimizer step: the step barrier."""
     micro_batches: int
     """Micro-batches that came back."""
     tokens: int

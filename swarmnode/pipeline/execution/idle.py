@@ -42,7 +42,7 @@ from swarmnode.types import Example
 logger = logging.getLogger(__name__)
 
 MISFITS = 16
-"""The forecast of a piece is doubted once so many gaps in a row had no room for it."""
+"""Gaps in a row without room for a piece after which its forecast is doubted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,9 @@ class IdleRollouts:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`rollouts` (mode "refill") over `engine`, which nobody else uses. `sink` takes each whole group, as
-        part of a piece: it should only pass it on. `stage_busy_s`: seconds of stage work done so far."""
+        """`rollouts`: (mode "refill") over `engine`, which has no other user. `sink` is called with each
+        whole group as part of a piece, so it should only pass it on. `stage_busy_s`: returns the seconds of
+        stage work done so far."""
         self._engine = engine
         self._rollouts = rollouts
         self._examples = examples
@@ -135,7 +136,7 @@ class IdleRollouts:
         )
 
     def rehearse(self, pieces: int) -> None:
-        """Do some pieces at once, to learn what they take; before the stage has work, in the same thread."""
+        """Run some pieces at once to learn their duration, before the stage has work, in the same thread."""
         for _ in range(pieces):
             self._do(self._kind_of_next())
 
@@ -147,7 +148,7 @@ class IdleRollouts:
         return self._stats
 
     def close(self) -> None:
-        """Leave the round that is under way. The engine is its owner's to close."""
+        """End the running round. The engine is closed by its owner."""
         if self._round is not None:
             self._round.close()
             self._round = None
@@ -158,7 +159,7 @@ class IdleRollouts:
         self._busy_s = busy_s
 
     def _next_piece(self, until_s: float) -> Piece | None:
-        """The next piece, if it may begin now."""
+        """Return the next piece, or None if it may not begin now."""
         piece = self._kind_of_next()
         if not fits(self._forecast.upper_s(piece), until_s - self._clock()):
             self._did_not_fit(piece)

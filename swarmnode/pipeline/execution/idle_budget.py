@@ -121,7 +121,7 @@ def _kind(piece: Piece) -> tuple[int, bool]:
 
 
 def upper(seconds: deque[float]) -> float:
-    """The time that `UPPER_SHARE` of these do not exceed.
+    """Return the time that `UPPER_SHARE` of these do not exceed.
 
     >>> upper(deque([3.0, 1.0, 2.0]))
     3.0
@@ -173,7 +173,7 @@ def fits(piece_s: float, left_s: float) -> bool:
 
 
 def next_rows(rows: int, step_s: float, settings: IdleSettings) -> int:
-    """Rows to run at once when steps of `rows` take `step_s`.
+    """Return the rows to run at once when steps of `rows` take `step_s`.
 
     >>> settings = IdleSettings(step_s=0.01, most_rows=20)
     >>> next_rows(16, 0.012, settings), next_rows(16, 0.009, settings), next_rows(16, 0.004, settings)

@@ -81,7 +81,8 @@ class PipelineMember:
         weights differ has lost track."""
         self.settings = settings or MemberSettings()
         self.on_lost: Callable[[str, str], None] = _ignore
-        """Called with a peer id and why we think that it is gone. It may be alive all the same."""
+        """Called with the peer id of a member that seems to be gone, and the reason. It may be alive all the
+        same."""
         self._key = key
         self._averager = averager
         self._compute = compute

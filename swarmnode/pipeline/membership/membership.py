@@ -59,12 +59,12 @@ QUEUED_MESSAGES = 256
 class Membership:
     """Membership in a pipeline for as long as it is entered.
 
-        async with Membership(host, key, settings=..., plan=..., model="qwen", costs=..., links=prober.links,
-                              on_agreed=node.take_place) as membership:
-            plan = await membership.agreed(worker.iteration)
+    async with Membership(host, key, settings=..., plan=..., model="qwen", costs=..., links=prober.links,
+                          on_agreed=node.take_place) as membership:
+        plan = await membership.agreed(worker.iteration)
 
-    `on_agreed` takes our assignment: it loads the stage if need be, fetches its state and assigns the member. It
-    may raise SwarmnodeError. If `agreed.iteration` differs from that of our weights, they are fetched from a
+    `on_agreed` takes our assignment: it loads the stage if need be, fetches its state and assigns the member.
+    It may raise SwarmnodeError. If `agreed.iteration` differs from that of our weights, they are fetched from a
     replica (states.py), or kept if no replica has others. If `part_of(own)` is None, we are a spare member.
     """
 
@@ -83,11 +83,10 @@ class Membership:
         observed: Callable[[], Mapping[str, Observation]] = dict[str, Observation],
         wall_s: Callable[[], float] = time.time,
     ) -> None:
-        """`model` names the weights, so that two members with other ones do not mix. `costs`, `links` and
-        `observed` are asked for each announcement; `free_bytes` is what we give to the pipeline in all, a
-        stage that we hold included. `prepare` is called ahead of `on_agreed` while training goes on, where
-        there are weights to load. `wall_s`: seconds since the epoch.
-        """
+        """`model` names the weights, so that two members with different ones do not mix. `costs`, `links` and
+        `observed` are called for each announcement; `free_bytes` is all that we give to the pipeline, a stage
+        that we hold included. `prepare` is called before `on_agreed`, while training goes on, if there are
+        weights to load. `wall_s`: returns the seconds since the epoch."""
         self._host = host
         self._settings = settings
         self._wall_s = wall_s

@@ -29,7 +29,7 @@ MAX_LAYOUTS = 20
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The outcome of one search."""
+    """The result of one search."""
 
     plan: Plan
     bound_s: float

@@ -198,7 +198,7 @@ class PipelineEngine(TorchEngine):
         self._counters.generated_tokens += len(self._running)
 
     def _close_up(self) -> None:
-        """Move the running rows together: the sampler works on all rows up to the last."""
+        """Move the running rows together: the sampler computes all rows up to the last."""
         kept = sorted(self._running)
         if not kept or kept[-1] + 1 == len(kept) or len(self._queue):
             return

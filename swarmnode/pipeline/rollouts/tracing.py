@@ -1,6 +1,6 @@
 """Questions of a data node to others: how far a feed came, and if a stage is held under our plan.
 
-decode.py (nothing came around) -> [Tracing.find] -> Asked -> [Tracing] of every node of the path -> StepProgress
+decode.py (nothing came around) -> [Tracing.find] -> Asked -> [Tracing] of every node -> StepProgress
 decode.py (a node is at another plan) -> [Tracing.until_assigned] -> that node, now and then
 
 Members take their assignments under a plan a moment after each other, and a newcomer knows no other member

@@ -139,7 +139,7 @@ def idle_bytes(card: ModelCard, base: "LoadedModel", longest: int) -> int:
 
 
 class IdleSharing:
-    """`IdleWork` of a pipeline's member, and the way of its groups to the swarm.
+    """Generates rollouts as `IdleWork` of a pipeline's member, and shares them with the swarm.
 
     `share` and `rest` are for one task; the stage's thread calls `run` and `rehearse`.
 

@@ -49,7 +49,11 @@ FEWEST_TO_GO_ON = 2
 
 
 class PipelineNode:
-    """`async with PipelineNode(...) as node: summary = await node.run()`."""
+    """A member of a pipeline: its network, its stage, and its role.
+
+    async with PipelineNode(parts, watcher, data_role) as node:
+        summary = await node.run()
+    """
 
     def __init__(
         self, parts: PipelineParts, watcher: Watcher, data_role: Callable[[DataNode], DataRole]
@@ -109,7 +113,7 @@ class PipelineNode:
         return self._outcomes.observed(time.monotonic())
 
     def request_stop(self) -> None:
-        """End after the iteration in hand."""
+        """End after the running iteration."""
         self._stopping.set()
         if self._role is not None:
             self._role.stop()
