@@ -64,8 +64,8 @@ class Membership:
         plan = await membership.agreed(worker.iteration)
 
     `on_agreed` takes our assignment: it loads the stage if need be, fetches its state and assigns the member.
-    It may raise SwarmnodeError. If `agreed.iteration` differs from that of our weights, they are fetched from a
-    replica (states.py), or kept if no replica has others. If `part_of(own)` is None, we are a spare member.
+    It may raise SwarmnodeError. If `agreed.iteration` differs from that of our weights, they are fetched from
+    a replica (states.py), or kept if no replica has others. If `part_of(own)` is None, we are a spare member.
     """
 
     def __init__(

@@ -185,7 +185,7 @@ def check_frame(frame: Frame, peer_id: str, plans: Mapping[str, PlanMembers]) ->
 
 
 def who_stopped(path: tuple[int, ...], answers: Mapping[int, StepProgress | None]) -> int | None:
-    """Return the node at which a feed stands that did not come back; None if it was lost between two that answer.
+    """Return the node at which a lost feed stands, or None if it was lost between two nodes that answer.
 
     It is the first node that does not answer, else the first one that has the feed and did not send it on.
 
