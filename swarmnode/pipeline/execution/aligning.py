@@ -1,5 +1,4 @@
-"""After a step, the state of a stage is packed once, offered to other members, and made equal among its
-replicas.
+"""Packs the state of a stage after each step, offers it to others, and makes it equal among its replicas.
 
 step_barrier.py (the step is taken) -> [Alignment] -> GradientExchange.compare -> agreement.py (who is right)
                                       |
@@ -30,8 +29,8 @@ from swarmnode.pipeline.stages.stage_model import StageModel
 from swarmnode.pipeline.stages.stage_state import (
     MOMENTS,
     StageState,
-    fitting,
-    fitting_moments,
+    matching_moments,
+    matching_tensors,
     pack_state,
     unpack_states,
 )
@@ -42,13 +41,13 @@ SMALL_STATE_BYTES = 64 * 2**20
 """A state of this size is packed whole and copied after every step, a larger one (full training) seldom."""
 RARE_STEPS = 10
 
-Offer = Callable[[int, StageState], object]
+OfferState = Callable[[int, StageState], object]
 """(optimizer steps, state with the optimizer's moments). A second offer for the same number of steps replaces
 the first."""
 
 
-def nobody(steps: int, state: StageState) -> None:
-    """An `Offer` that does nothing, for a member that no other fetches a state from."""
+def offer_to_none(steps: int, state: StageState) -> None:
+    """An `OfferState` that does nothing, for a member that no other fetches a state from."""
 
 
 def is_whole(model: StageModel, steps: int) -> bool:
@@ -81,7 +80,7 @@ class Alignment:
         reload: Reload | None,
         *,
         start: StageState | None,
-        offer: Offer,
+        offer: OfferState,
     ) -> None:
         """`start`: the state at the assignment's first iteration, None where it may not be the pipeline's."""
         self._context = context
@@ -208,8 +207,8 @@ def _checked(
     compared = own if whole else {name: t for name, t in own.items() if name in parameters}
     if pack_state(compared).digest not in digests:
         raise CheckpointError("a replica gives other weights than it told of", hint="ask another one")
-    fitting(own, parameters)
-    fitting_moments(own, parameters)
+    matching_tensors(own, parameters)
+    matching_moments(own, parameters)
     return own
 
 

@@ -10,7 +10,7 @@ that comes in small pieces can fill them. A piece is one step of the engine. It 
 - no stage work waits,
 - the time that it hardly ever exceeds fits into the gap (`StepForecast`: what such steps took lately),
 - should stage work come the moment it begins, and it take as long as the slowest one lately, all delay that
-  was caused would still be within 2 % of the stage work done (`Guard`). So this holds whatever the plan
+  was caused would still be within 2 % of the stage work done (`DelayGuard`). So this holds whatever the plan
   predicts, but for a piece that is slower than all before it; what that delays is waited for again. Of stage
   work and not of time: a micro-batch meets one member after the other, and each may delay it by 2 % of its
   own work there, which is 2 % of the way; 2 % of the time at each would be many times that.
@@ -27,9 +27,9 @@ from dataclasses import dataclass, replace
 from swarmnode.errors import SwarmnodeError
 from swarmnode.pipeline.execution.idle_budget import (
     BEGIN,
-    Guard,
+    DelayGuard,
+    IdlePiece,
     IdleSettings,
-    Piece,
     StepForecast,
     fits,
     next_rows,
@@ -101,7 +101,7 @@ class IdleRollouts:
         self._stage_busy_s = stage_busy_s
         self._clock = clock
         self._forecast = StepForecast()
-        self._guard = Guard(settings.delay_share, settings.window_s)
+        self._guard = DelayGuard(settings.delay_share, settings.window_s)
         self._busy_s = 0.0
         self._misfits = 0  # gaps one after the other in which nothing fitted
         self._round: Generator[Answered | None, None, None] | None = None
@@ -158,7 +158,7 @@ class IdleRollouts:
         self._guard = self._guard.worked(max(0.0, busy_s - self._busy_s))
         self._busy_s = busy_s
 
-    def _next_piece(self, until_s: float) -> Piece | None:
+    def _next_piece(self, until_s: float) -> IdlePiece | None:
         """Return the next piece, or None if it may not begin now."""
         piece = self._kind_of_next()
         if not fits(self._forecast.upper_s(piece), until_s - self._clock()):
@@ -169,20 +169,20 @@ class IdleRollouts:
             return None
         return piece
 
-    def _did_not_fit(self, piece: Piece) -> None:
+    def _did_not_fit(self, piece: IdlePiece) -> None:
         self._stats = replace(self._stats, too_short=self._stats.too_short + 1)
         self._misfits += 1
         if self._misfits >= MISFITS:
             self._forecast.doubt(piece)
             self._misfits = 0
 
-    def _kind_of_next(self) -> Piece:
+    def _kind_of_next(self) -> IdlePiece:
         if self._round is None:
             return BEGIN
         engine = self._engine.stats()
-        return Piece(engine.running + engine.waiting, engine.waiting)
+        return IdlePiece(engine.running + engine.waiting, engine.waiting)
 
-    def _do(self, piece: Piece) -> float:
+    def _do(self, piece: IdlePiece) -> float:
         """Run one piece. Returns the seconds that it took."""
         began_s = self._clock()
         if piece == BEGIN:
@@ -193,7 +193,7 @@ class IdleRollouts:
         self._misfits = 0
         self._stats = replace(self._stats, pieces=self._stats.pieces + 1, used_s=self._stats.used_s + took_s)
         # Only steps that ran as many rows as they should and started none say whether those are too many.
-        if piece == Piece(self._stats.rows, 0):
+        if piece == IdlePiece(self._stats.rows, 0):
             self._keep(next_rows(piece.rows, self._forecast.usual_s(piece), self._settings))
         return took_s
 

@@ -1,6 +1,6 @@
 """Decides if a piece of idle work may begin now, and how large pieces should be. Pure: nothing here acts.
 
-times of pieces, stage work, delays -> [idle_budget: StepForecast, Guard, next_rows] -> idle.py
+times of pieces, stage work, delays -> [idle_budget: StepForecast, DelayGuard, next_rows] -> idle.py
 """
 
 from collections import deque
@@ -43,7 +43,7 @@ class IdleSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class IdlePiece:
     """The two numbers that determine the duration of an engine step."""
 
     rows: int
@@ -52,7 +52,7 @@ class Piece:
     """Rows that start with this step, so that their prompts are computed."""
 
 
-BEGIN = Piece(0, 0)
+BEGIN = IdlePiece(0, 0)
 """The piece without an engine step: it takes over a new policy, if there is one, and begins the next
 round."""
 
@@ -61,13 +61,13 @@ class StepForecast:
     """Upper estimates of the next piece's duration, from the latest durations of its kind.
 
     >>> forecast = StepForecast()
-    >>> for seconds in (0.004, 0.003, 0.005): forecast.observe(Piece(8, 0), seconds)
-    >>> forecast.upper_s(Piece(8, 0)), forecast.upper_s(Piece(4, 0)), forecast.upper_s(Piece(16, 0))
-    (0.005, 0.005, 0.01)
-    >>> forecast.upper_s(Piece(8, 2)) == UNKNOWN_S
+    >>> for seconds in (0.004, 0.003, 0.005): forecast.observe(IdlePiece(8, 0), seconds)
+    >>> [forecast.upper_s(IdlePiece(rows, 0)) for rows in (8, 4, 16)]
+    [0.005, 0.005, 0.01]
+    >>> forecast.upper_s(IdlePiece(8, 2)) == UNKNOWN_S
     True
-    >>> for _ in range(20): forecast.observe(Piece(8, 0), 0.001)
-    >>> forecast.upper_s(Piece(8, 0)), forecast.worst_s(Piece(8, 0))
+    >>> for _ in range(20): forecast.observe(IdlePiece(8, 0), 0.001)
+    >>> forecast.upper_s(IdlePiece(8, 0)), forecast.worst_s(IdlePiece(8, 0))
     (0.004, 0.005)
     """
 
@@ -75,10 +75,10 @@ class StepForecast:
         self._seconds: dict[tuple[int, bool], deque[float]] = {}
         self._guesses: dict[tuple[int, bool], float] = {}
 
-    def observe(self, piece: Piece, seconds: float) -> None:
+    def observe(self, piece: IdlePiece, seconds: float) -> None:
         self._seconds.setdefault(_kind(piece), deque(maxlen=RECENT_STEPS)).append(seconds)
 
-    def upper_s(self, piece: Piece) -> float:
+    def upper_s(self, piece: IdlePiece) -> float:
         """Return a time that only a few of the latest pieces of this kind exceeded.
 
         If none was seen, use a kind with more rows; if there is none, scale the one with the most rows up in
@@ -97,15 +97,15 @@ class StepForecast:
             return upper(self._seconds[more, starts])
         return upper(self._seconds[known[-1], starts]) * 2 ** ((rows - known[-1]) / LEVELS_PER_OCTAVE)
 
-    def usual_s(self, piece: Piece) -> float:
+    def usual_s(self, piece: IdlePiece) -> float:
         """Return the median of the latest pieces of this kind; `upper_s` if none was seen."""
         return median(self._seconds.get(_kind(piece), (self.upper_s(piece),)))
 
-    def worst_s(self, piece: Piece) -> float:
+    def worst_s(self, piece: IdlePiece) -> float:
         """Return the slowest of the latest pieces of this kind; `upper_s` if none was seen."""
         return max(self._seconds.get(_kind(piece), (self.upper_s(piece),)))
 
-    def doubt(self, piece: Piece) -> None:
+    def doubt(self, piece: IdlePiece) -> None:
         """Forget the durations of a kind of piece that has not fitted for long, and guess half of the
         forecast.
 
@@ -115,7 +115,7 @@ class StepForecast:
         self._seconds.pop(_kind(piece), None)
 
 
-def _kind(piece: Piece) -> tuple[int, bool]:
+def _kind(piece: IdlePiece) -> tuple[int, bool]:
     """Return (row level, two levels to a doubling; True if any row starts)."""
     return 1 + round(LEVELS_PER_OCTAVE * log2(piece.rows)) if piece.rows else 0, piece.starting > 0
 
@@ -130,14 +130,14 @@ def upper(seconds: deque[float]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
+class DelayGuard:
     """The delay that idle work may still cause. Immutable: `worked` and `delayed` return a new guard.
 
     Both sums forget alike, by the stage work done since. So they never hold more than `window_s` of work, and
     whoever asks `allows` before each piece stays within `share`, lately and over all time, as long as pieces
     take no longer than they said: whatever the one sum forgets was within the share of the other.
 
-    >>> guard = Guard(share=0.02, window_s=60.0).worked(1.0)
+    >>> guard = DelayGuard(share=0.02, window_s=60.0).worked(1.0)
     >>> guard.allows(0.015), guard.delayed(0.01).allows(0.015), guard.delayed(0.01).worked(0.5).allows(0.015)
     (True, False, True)
     """
@@ -153,12 +153,12 @@ class Guard:
         """Return True if a piece of this duration may begin even if stage work arrives at once."""
         return self.delay_s + piece_s <= self.share * self.busy_s
 
-    def worked(self, busy_s: float) -> "Guard":
+    def worked(self, busy_s: float) -> "DelayGuard":
         """Return the guard after `busy_s` more seconds of stage work."""
         kept = exp(-busy_s / self.window_s)
         return replace(self, busy_s=self.busy_s * kept + busy_s, delay_s=self.delay_s * kept)
 
-    def delayed(self, delay_s: float) -> "Guard":
+    def delayed(self, delay_s: float) -> "DelayGuard":
         """Return the guard after stage work had to wait for `delay_s` seconds."""
         return replace(self, delay_s=self.delay_s + delay_s)
 

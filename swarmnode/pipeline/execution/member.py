@@ -24,7 +24,7 @@ from swarmnode.errors import ModelError, Rejected
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.streams import StreamHost
 from swarmnode.pipeline.execution.active_assignment import ActiveAssignment
-from swarmnode.pipeline.execution.aligning import Offer, nobody
+from swarmnode.pipeline.execution.aligning import OfferState, offer_to_none
 from swarmnode.pipeline.execution.assignment import Assignment, Feed, IterationReport, MemberSettings, Reload
 from swarmnode.pipeline.execution.context import StageContext
 from swarmnode.pipeline.execution.driver import MicroBatchDriver
@@ -45,7 +45,7 @@ from swarmnode.pipeline.wire.messages import (
     Refusal,
 )
 from swarmnode.pipeline.wire.plan_members import PlanMembers
-from swarmnode.pipeline.wire.transport import Pace, TensorTransport
+from swarmnode.pipeline.wire.transport import LinkPace, TensorTransport
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class PipelineMember:
         averager: GradientExchange,
         settings: MemberSettings | None = None,
         compute: MachinePace | None = None,
-        pace: Pace | None = None,
+        pace: LinkPace | None = None,
         idle: IdleWork | None = None,
         reload: Reload | None = None,
         limits: TransportLimits = LIMITS,
@@ -178,7 +178,7 @@ class PipelineMember:
         optimizer: torch.optim.Optimizer,
         *,
         start: StageState | None = None,
-        offer: Offer = nobody,
+        offer: OfferState = offer_to_none,
     ) -> None:
         """Work under a new plan, at a new stage, or both. Between iterations; what is left of one is dropped.
 
@@ -186,7 +186,7 @@ class PipelineMember:
         where it may not be the one that the pipeline is at. `offer` is given that of each step. Raises
         ModelError while `train` runs.
         """
-        former = self._rise()
+        former = self._end_assignment()
         scale = self._compute.scale if self._compute is not None else 1.0
         timeline, lost = simulate(assignment.plan), set[int]()
         forward_s = assignment.plan.instance.forward_s[assignment.own] * scale
@@ -226,11 +226,11 @@ class PipelineMember:
         No message is accepted afterwards, and the stage's weights are released. Raises ModelError as
         `assign`.
         """
-        self._rise()
+        self._end_assignment()
         self._queue.adopt(TaskOrder())
         self._forget_plans(keep=())
 
-    def _rise(self) -> str | None:
+    def _end_assignment(self) -> str | None:
         """End the assignment. Returns the digest of its plan. Raises ModelError while `train` runs."""
         if self._training:
             raise ModelError("an assignment cannot change while an iteration runs", hint="await train first")

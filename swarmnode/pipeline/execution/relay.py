@@ -1,5 +1,4 @@
-"""Other members' micro-batches at one member: received, passed through its stage, and their gradients sent
-back.
+"""Other members' micro-batches at one member: received, passed through its stage, and gradients sent back.
 
 member.py (admit, take) -> [Relay] -> work.py (forward, backward) -> sending.py -> the next or former node
 

@@ -1,5 +1,4 @@
-"""The end of an iteration at one member: decide which micro-batches count, average with replicas, take the
-step.
+"""The end of an iteration at one member: decide which micro-batches count, average with replicas, step.
 
 Finished of the data nodes -> [StepBarrier] -> GradientExchange (averaging.py) -> StageWorker.apply
                                                                                -> aligning.py -> StepDone
@@ -18,15 +17,15 @@ from dataclasses import dataclass, field
 import torch
 
 from swarmnode.errors import NetworkError, Rejected
-from swarmnode.pipeline.execution.aligning import Alignment, Offer, nobody
+from swarmnode.pipeline.execution.aligning import Alignment, OfferState, offer_to_none
 from swarmnode.pipeline.execution.assignment import IterationReport, Reload
 from swarmnode.pipeline.execution.context import StageContext
 from swarmnode.pipeline.execution.in_flight import IterationOutcome
 from swarmnode.pipeline.replication.combining import (
-    Alone,
     Combined,
     ContributionBounds,
     GradientExchange,
+    SoloExchange,
     StageIteration,
 )
 from swarmnode.pipeline.stages.micro_batches import GradientSum, MicroBatchAttempt
@@ -55,7 +54,7 @@ class BarrierResult:
     assignment."""
 
 
-def strays(
+def counted_elsewhere(
     counted: Collection[tuple[int, int]], finished: Mapping[int, Finished], data_node: Sequence[int]
 ) -> set[int]:
     """Return the micro-batches among (agent, number) pairs that were counted here and came back another way.
@@ -81,12 +80,12 @@ class StepBarrier:
         reload: Reload | None,
         *,
         start: StageState | None = None,
-        offer: Offer = nobody,
+        offer: OfferState = offer_to_none,
     ) -> None:
         """`start`, `offer`: as for `Alignment`."""
         self._context = context
         self._optimizer = optimizer
-        self._averager = averager if len(context.assignment.replicas) > 1 else Alone()
+        self._averager = averager if len(context.assignment.replicas) > 1 else SoloExchange()
         self._alignment = Alignment(context, optimizer, self._averager, reload, start=start, offer=offer)
         self._finished: dict[int, dict[int, Finished]] = {}
         """By iteration, the report of each data node."""
@@ -205,7 +204,7 @@ class StepBarrier:
                     continue  # Another's: only its own data node says what came back.
                 worker.commit(MicroBatchAttempt(agent, worker.iteration, number % waves, attempt))
         counted = [(agent, agent * waves + wave) for agent, _, wave in worker.counted]
-        astray = strays(counted, finished, [path[0] for path in plan.paths])
+        astray = counted_elsewhere(counted, finished, [path[0] for path in plan.paths])
         own = worker.take_gradients()
         if astray:
             logger.warning("our gradients are left out: %d micro-batches came back another way", len(astray))

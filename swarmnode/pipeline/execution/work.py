@@ -45,7 +45,7 @@ class IdleWork(Protocol):
         ...
 
 
-def turn(policy: Policy, kind: Kind, rank: int, number: int) -> tuple[int, int]:
+def task_sort_key(policy: Policy, kind: Kind, rank: int, number: int) -> tuple[int, int]:
     """Return the sort key of a ready task; the smallest goes first. `number`: its place in the order of
     becoming ready."""
     if policy == "backward_first":
@@ -212,7 +212,9 @@ class StageQueue:
         if not self._ready:
             return None
         order = self._order
-        task = min(self._ready, key=lambda t: turn(order.policy, t.kind, order.rank(t.agent), t.number))
+        task = min(
+            self._ready, key=lambda t: task_sort_key(order.policy, t.kind, order.rank(t.agent), t.number)
+        )
         self._ready.remove(task)
         return task
 

@@ -17,12 +17,18 @@ from collections.abc import Callable, Iterable
 from swarmnode.errors import NetworkError
 from swarmnode.pipeline.membership.asking import MemberRefused, OwnPresence
 from swarmnode.pipeline.membership.control import Ping, ProposalProgress, Propose, Status
-from swarmnode.pipeline.membership.convening import Ask, Outcome, Round, former_of, next_epoch
+from swarmnode.pipeline.membership.convening import (
+    Ask,
+    ProposalRound,
+    RoundOutcome,
+    former_stages,
+    next_epoch,
+)
 from swarmnode.pipeline.membership.following import Follower
 from swarmnode.pipeline.membership.known_members import KnownMembers
 from swarmnode.pipeline.plans.costs import is_fresh
-from swarmnode.pipeline.plans.evidence import dead_weight
-from swarmnode.pipeline.plans.planning import Agreed
+from swarmnode.pipeline.plans.evidence import useless_members
+from swarmnode.pipeline.plans.planning import AgreedPlan
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +44,7 @@ RESIGNED_FOR = 10
 """Factor of `barred_s`: so long we do not convene after most members computed another plan than we did."""
 
 
-class Outbid:
+class OutbidReports:
     """Members that report another convener's proposal, and since when without a plan coming of it."""
 
     def __init__(self) -> None:
@@ -79,7 +85,7 @@ class Convener:
         self._resigned_until_s = 0.0
         self._fruitless: tuple[frozenset[tuple[str, int]], float] = (frozenset(), 0.0)
         self._again: Counter[str] = Counter()
-        self._outbid = Outbid()
+        self._outbid = OutbidReports()
         self._strayed: Counter[str] = Counter()
         self._begun: tuple[frozenset[tuple[str, int]], str] = (frozenset(), "")
         """Members of the last plan that we brought into force, and its digest."""
@@ -109,7 +115,7 @@ class Convener:
         if not self._is_due(others):
             return False
         useless = self._useless(others)
-        if not useless and await self._leave_out_the_false(others):
+        if not useless and await self._bar_deserters(others):
             return True
         if useless:
             logger.warning("planning without %s: they take micro-batches and do nothing", ", ".join(useless))
@@ -159,11 +165,11 @@ class Convener:
         if plan is None:
             return []
         said = [self._presence.announced, *(self._members[peer].presence.costs for peer in others)]
-        found = dead_weight(said, plan.former.stage_of) & {*plan.peers}
+        found = useless_members(said, plan.former.stage_of) & {*plan.peers}
         self._judged &= found
         return sorted(found - self._judged)
 
-    async def _leave_out_the_false(self, others: list[str]) -> bool:
+    async def _bar_deserters(self, others: list[str]) -> bool:
         """Bar members of our last plan that left it without reason. Returns True if any was barred, or if
         none has left it after all."""
         sessions, digest = self._begun
@@ -183,7 +189,7 @@ class Convener:
                 barred = True
         return barred or self._is_in_force(self._statuses(others))
 
-    async def _what_became_of(self, peer: str, plan: Agreed) -> str:
+    async def _what_became_of(self, peer: str, plan: AgreedPlan) -> str:
         """Return the reason to bar a member that seems to have left the plan; empty if there is none."""
         try:
             status = await self._ask(peer, Ping(self._status()))
@@ -202,7 +208,7 @@ class Convener:
         """Hold one round. Returns True if another plan has begun."""
         statuses, sessions = self._statuses(others), self._sessions(others)
         self._presence.try_renew()
-        former = former_of(statuses)
+        former = former_stages(statuses)
         proposal = Propose(
             epoch=next_epoch(self._follower.epoch, statuses.values()),
             ends=former.ends if former else (),
@@ -213,9 +219,9 @@ class Convener:
         logger.info(
             "proposing plan %d of pipeline %s to %d others", proposal.epoch, settings.name, len(others)
         )
-        round_ = Round(self._ask, own, (own, *others), settings, lambda: self._follower.proposed)
+        round_ = ProposalRound(self._ask, own, (own, *others), settings, lambda: self._follower.proposed)
         outcome = await round_.run(proposal)
-        await self._look_again(outcome)
+        await self._ask_again(outcome)
         await self._wait_for_better(outcome, proposal.epoch)
         plan = self._follower.in_force
         if outcome.begun and plan is not None:
@@ -223,14 +229,14 @@ class Convener:
         self._conclude(outcome, sessions)
         return outcome.begun
 
-    async def _wait_for_better(self, outcome: Outcome, epoch: int) -> None:
+    async def _wait_for_better(self, outcome: RoundOutcome, epoch: int) -> None:
         """Wait for the better proposal that members report. Fail those that report one for too long: they
         keep us from planning."""
         follower, settings = self._follower, self._members.settings
         ends_at_s = _now_s() + settings.confirm_s
         while outcome.outbid:
             if (follower.epoch, follower.by) != (epoch, self._members.own):
-                self._outbid = Outbid()
+                self._outbid = OutbidReports()
                 return
             if _now_s() >= ends_at_s:
                 break
@@ -241,9 +247,9 @@ class Convener:
             if for_s > settings.silence_s + settings.answer_s:
                 why = outcome.outbid[peer]
                 outcome.failed[peer] = f"spoke for {for_s:.0f} s of another proposal: {why}"
-                self._outbid = Outbid()
+                self._outbid = OutbidReports()
 
-    async def _look_again(self, outcome: Outcome) -> None:
+    async def _ask_again(self, outcome: RoundOutcome) -> None:
         """Ask members that ended a round for their status before the next one, since it may have changed.
         Fail those that ended too many."""
         self._again = Counter({peer: self._again[peer] + 1 for peer in outcome.again})
@@ -261,7 +267,7 @@ class Convener:
             except MemberRefused as error:
                 logger.debug("%s does not say where it stands: %s", peer, error)
 
-    def _conclude(self, outcome: Outcome, sessions: frozenset[tuple[str, int]]) -> None:
+    def _conclude(self, outcome: RoundOutcome, sessions: frozenset[tuple[str, int]]) -> None:
         now_s, settings = _now_s(), self._members.settings
         if outcome.resign:
             self._resigned_until_s = now_s + RESIGNED_FOR * settings.barred_s

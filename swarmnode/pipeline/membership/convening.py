@@ -1,6 +1,6 @@
 """A change of plan as its convener carries it out, from the proposal until all members have begun.
 
-convener.py: who lives, what they hold -> [former_of, Round] -> requests to every member -> Outcome
+convener.py: who lives, what they hold -> [former_stages, ProposalRound] -> requests -> RoundOutcome
 
 The convener knows no more than others and decides nothing that they do not check: it names the inputs, each
 member computes the plan, and the round goes on only with members that came to the same one. Members that keep
@@ -28,7 +28,7 @@ from swarmnode.pipeline.membership.control import (
 )
 from swarmnode.pipeline.membership.following import MAX_EPOCH_LEAP
 from swarmnode.pipeline.membership.known_members import MembershipSettings
-from swarmnode.pipeline.plans.planning import Agreed, Former, must_load
+from swarmnode.pipeline.plans.planning import AgreedPlan, FormerStages, must_load
 
 MAX_HOLDS = 5
 """Times that the iteration is put off because a member has begun it, before the round is given up."""
@@ -42,7 +42,7 @@ NetworkError."""
 
 
 @dataclass(slots=True)
-class Outcome:
+class RoundOutcome:
     """The result of a round."""
 
     begun: bool = False
@@ -57,11 +57,11 @@ class Outcome:
     """True if most others computed one plan that is not ours: then ours is the faulty computation."""
 
 
-def former_of(statuses: Mapping[str, Status]) -> Former | None:
+def former_stages(statuses: Mapping[str, Status]) -> FormerStages | None:
     """Return the stages that members say they hold, in the division that most of them hold layers of. Members
     of other divisions hold nothing.
 
-    >>> former_of({}) is None
+    >>> former_stages({}) is None
     True
     """
     holding = {
@@ -72,7 +72,9 @@ def former_of(statuses: Mapping[str, Status]) -> Former | None:
     votes = Counter(each.ends for each in holding.values())
     newest = {each.ends: each.in_force for each in sorted(holding.values(), key=lambda each: each.in_force)}
     ends = max(votes, key=lambda ends: (votes[ends], newest[ends], ends))
-    return Former(ends, {peer: holding[peer].stage for peer in sorted(holding) if holding[peer].ends == ends})
+    return FormerStages(
+        ends, {peer: holding[peer].stage for peer in sorted(holding) if holding[peer].ends == ends}
+    )
 
 
 def target_iteration(statuses: Iterable[Status]) -> int:
@@ -95,7 +97,7 @@ def next_epoch(own: int, statuses: Iterable[Status]) -> int:
     return 1 + max(epoch for epoch in said if epoch <= within)
 
 
-class Round:
+class ProposalRound:
     """Carries out one proposal."""
 
     def __init__(
@@ -104,7 +106,7 @@ class Round:
         own: str,
         members: Iterable[str],
         settings: MembershipSettings,
-        agreed: Callable[[], Agreed | None],
+        agreed: Callable[[], AgreedPlan | None],
     ) -> None:
         """`agreed`: returns the plan that we computed from our proposal, None before."""
         self._ask = ask
@@ -113,13 +115,13 @@ class Round:
         self._settings = settings
         self._agreed = agreed
         self._statuses: dict[str, Status] = {}
-        self._out = Outcome()
+        self._out = RoundOutcome()
 
-    async def run(self, proposal: Propose) -> Outcome:
+    async def run(self, proposal: Propose) -> RoundOutcome:
         """Carry out the proposal as far as it goes."""
         others = [peer for peer in self._members if peer != self._own]
         epoch, settings = proposal.epoch, self._settings
-        former = Former(proposal.ends, proposal.stage_of) if proposal.ends else None
+        former = FormerStages(proposal.ends, proposal.stage_of) if proposal.ends else None
         # First alone: inputs without a plan are nobody else's business.
         done = await self._tell([self._own], proposal) and await self._until(
             [self._own], lambda status: bool(status.proposed), settings.prepare_s, epoch

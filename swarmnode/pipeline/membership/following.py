@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from swarmnode.errors import Rejected
 from swarmnode.pipeline.membership.control import MAX_DETAIL_CHARS, ProposalProgress, RefusalReason, Status
-from swarmnode.pipeline.plans.planning import Agreed, Former, Inputs, must_load
+from swarmnode.pipeline.plans.planning import AgreedPlan, FormerStages, PlanInputs, must_load
 
 MAX_EPOCH_LEAP = 10_000
 """Largest leap of a proposal's epoch beyond the known one. It is years of changes, and keeps a peer from
@@ -26,28 +26,28 @@ already."""
 
 
 @dataclass(frozen=True, slots=True)
-class PlanIt:
+class PlanJob:
     """Compute the plan of these inputs, then report it by `planned`."""
 
-    inputs: Inputs
+    inputs: PlanInputs
 
 
 @dataclass(frozen=True, slots=True)
-class PrepareIt:
+class PrepareJob:
     """Load the weights of the new assignment as far as that goes ahead of time, then report it by
     `prepared`."""
 
-    agreed: Agreed
+    agreed: AgreedPlan
 
 
 @dataclass(frozen=True, slots=True)
-class TakeIt:
+class TakeJob:
     """Take the assignment, then report it by `taken`."""
 
-    agreed: Agreed
+    agreed: AgreedPlan
 
 
-Job = PlanIt | PrepareIt | TakeIt
+Job = PlanJob | PrepareJob | TakeJob
 
 
 class Follower:
@@ -64,15 +64,15 @@ class Follower:
         self.iteration = 0
         self.weights = ""
         self.busy = False
-        self.in_force: Agreed | None = None
+        self.in_force: AgreedPlan | None = None
         """The plan that micro-batches are sent under, or will be once it has `begun`."""
         self.ordered_at_s = 0.0
         """Time of the convener's last order."""
         self.stopped_since_s: float | None = None
         """Time since which one convener keeps us from working, whatever it ordered meanwhile; None if it does
         not."""
-        self._inputs: Inputs | None = None
-        self._agreed: Agreed | None = None
+        self._inputs: PlanInputs | None = None
+        self._agreed: AgreedPlan | None = None
         self._held_from = 0
         self._take_ordered = False
         self._began = False
@@ -80,7 +80,7 @@ class Follower:
         self._said: dict[str, str] = {}
         """Digest of the plan that each member of the latest proposal says it computed."""
 
-    def propose(self, sender: str, inputs: Inputs, now_s: float, *, usual_epoch: int = 0) -> None:
+    def propose(self, sender: str, inputs: PlanInputs, now_s: float, *, usual_epoch: int = 0) -> None:
         """Take a proposal, unless a better one is known. The same proposal again changes nothing.
 
         `usual_epoch`: that of most other members. It bounds the first epoch that a newcomer takes.
@@ -154,7 +154,7 @@ class Follower:
     def job(self, now_s: float, living: Collection[str] = ()) -> Job | None:
         """Return the next job, one at a time, or None. `living`: other members that we hear ourselves."""
         if self.progress == ProposalProgress.PLANNING and self._inputs is not None:
-            return PlanIt(self._inputs) if self._agreed is None else PrepareIt(self._agreed)
+            return PlanJob(self._inputs) if self._agreed is None else PrepareJob(self._agreed)
         if self.progress == ProposalProgress.HELD and self._take_ordered and self._agreed and not self.busy:
             # Further behind, or under a plan that others have left, it has no step to come.
             behind = self._held_from - self.iteration
@@ -162,7 +162,7 @@ class Follower:
             is_time = not waits or now_s >= self.ordered_at_s + self._catch_up_s
             # The convener's word alone does not do: it may have told others something else.
             if is_time and not self.unconvinced(living):
-                return TakeIt(replace(self._agreed, iteration=self._held_from))
+                return TakeJob(replace(self._agreed, iteration=self._held_from))
         return None
 
     def unconvinced(self, living: Collection[str]) -> list[str]:
@@ -178,13 +178,13 @@ class Follower:
         """Return True if the result of a job of this epoch is still wanted."""
         return epoch == self.epoch and self.progress != ProposalProgress.FAILED
 
-    def planned(self, inputs: Inputs, agreed: Agreed) -> None:
+    def planned(self, inputs: PlanInputs, agreed: AgreedPlan) -> None:
         if inputs is self._inputs:
             self._agreed = agreed
             if self._own not in must_load(agreed, self.former):
                 self.progress = ProposalProgress.PREPARED
 
-    def prepared(self, agreed: Agreed) -> None:
+    def prepared(self, agreed: AgreedPlan) -> None:
         if agreed is self._agreed and self.progress == ProposalProgress.PLANNING:
             self.progress = ProposalProgress.PREPARED
 
@@ -194,7 +194,7 @@ class Follower:
         if self.stopped_since_s is None:
             self.stopped_since_s = self.ordered_at_s
 
-    def taken(self, agreed: Agreed) -> None:
+    def taken(self, agreed: AgreedPlan) -> None:
         """Record the assignment that we have now, even if the proposal was replaced meanwhile."""
         self.in_force, self._began, self.iteration = agreed, False, agreed.iteration
         self._overtaken = False
@@ -214,12 +214,12 @@ class Follower:
         return self.progress != ProposalProgress.HELD or iteration < self._held_from
 
     @property
-    def former(self) -> Former | None:
+    def former(self) -> FormerStages | None:
         """The stages that members hold under the plan in force, None without one."""
         return self.in_force.former if self.in_force else None
 
     @property
-    def proposed(self) -> Agreed | None:
+    def proposed(self) -> AgreedPlan | None:
         """The plan computed from the latest proposal, None before it is."""
         return self._agreed
 
@@ -228,7 +228,7 @@ class Follower:
         """True while the convener keeps us from working."""
         return self.progress in (ProposalProgress.HELD, ProposalProgress.READY)
 
-    def _check_part(self, told: Former | None) -> None:
+    def _check_part(self, told: FormerStages | None) -> None:
         """Raises Rejected: wrong_part, if the stage that the proposal says we hold is not ours. Under another
         division of layers we hold none."""
         own = self.former

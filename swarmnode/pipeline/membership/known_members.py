@@ -116,7 +116,7 @@ class KnownMember:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class MemberClaim:
     """The announced costs of a member, and the session of its process."""
 
     session: int
@@ -275,10 +275,10 @@ class KnownMembers:
         """Return the members that answer, without us; sorted."""
         return sorted(peer for peer, known in self._known.items() if known.lives)
 
-    def claims(self) -> dict[str, Claim]:
+    def claims(self) -> dict[str, MemberClaim]:
         """Return the claim of each other member that answers."""
         said = {peer: self._known[peer].presence for peer in self.living()}
-        return {peer: Claim(each.session, each.costs.member) for peer, each in said.items()}
+        return {peer: MemberClaim(each.session, each.costs.member) for peer, each in said.items()}
 
     def usable(self, now_s: float) -> list[str]:
         """Return the other members that a plan may count on; sorted."""

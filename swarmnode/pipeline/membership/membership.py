@@ -1,13 +1,12 @@
-"""A member's part in a pipeline: knows the other members, agrees with them on a plan, and reports its
-changes.
+"""A member's part in a pipeline: knows the others, agrees with them on plans, and reports each change.
 
-probes.py, costs -> announcements, pings -> [Membership] -> on_agreed(Agreed) -> stages; agreed(k) -> drivers
+probes.py, costs -> announcements, pings -> [Membership] -> on_agreed -> stages; agreed(k) -> drivers
 
 There is no coordinator. Everyone announces itself, everyone pings everyone; the living member with the
 smallest peer id convenes (convening.py), all follow (following.py), and if it falls silent the next one does.
 Plans change between iterations only: training goes on under the former plan while the next one is computed
 and its weights are loaded. After a partition both sides go on alone, and meet again under one plan, with the
-highest epoch; who was then behind by iterations is told so by `Agreed.iteration`.
+highest epoch; who was then behind by iterations is told so by `AgreedPlan.iteration`.
 """
 
 import asyncio
@@ -44,12 +43,12 @@ from swarmnode.pipeline.membership.control import (
 )
 from swarmnode.pipeline.membership.convener import Convener
 from swarmnode.pipeline.membership.following import Follower
-from swarmnode.pipeline.membership.jobs import Jobs, OnAgreed
-from swarmnode.pipeline.membership.known_members import Claim, KnownMembers, MembershipSettings
-from swarmnode.pipeline.membership.proposals import Desk
-from swarmnode.pipeline.membership.watching import News, Watch
+from swarmnode.pipeline.membership.jobs import JobRunner, OnAgreed
+from swarmnode.pipeline.membership.known_members import KnownMembers, MemberClaim, MembershipSettings
+from swarmnode.pipeline.membership.proposals import ProposalChecker
+from swarmnode.pipeline.membership.watching import ChangeSignal, LivenessMonitor
 from swarmnode.pipeline.plans.costs import LinkCosts, MemberCosts, Observation
-from swarmnode.pipeline.plans.planning import Agreed, PlanSettings, terms
+from swarmnode.pipeline.plans.planning import AgreedPlan, PlanSettings, plan_terms
 
 logger = logging.getLogger(__name__)
 
@@ -90,21 +89,23 @@ class Membership:
         self._host = host
         self._settings = settings
         self._wall_s = wall_s
-        named = terms(plan, model)
+        named = plan_terms(plan, model)
         self._topic = topic_of(settings.swarm, settings.name)
         self._members = KnownMembers(host.peer_id, settings, self._topic, named)
         self._follower = Follower(host.peer_id, catch_up_s=settings.catch_up_s)
         self._own = OwnPresence(key, self._topic, named, costs, links, observed, wall_s)
-        self._news = News()
+        self._news = ChangeSignal()
         self._convener = Convener(
             self._members, self._follower, self._own, self._ask, self.status, wall_s, self.lost
         )
-        self._watch = Watch(self._members, self._ask_within, self.status, self._convener.turn, self._news)
-        self._jobs = Jobs(
+        self._liveness = LivenessMonitor(
+            self._members, self._ask_within, self.status, self._convener.turn, self._news
+        )
+        self._jobs = JobRunner(
             self._follower, self._members, self._news,
-            look=self._watch.look, prepare=prepare, on_agreed=on_agreed,
+            look=self._liveness.look, prepare=prepare, on_agreed=on_agreed,
         )  # fmt: skip
-        self._desk = Desk(self._members, self._own, plan, self._convener.turn, wall_s)
+        self._proposals = ProposalChecker(self._members, self._own, plan, self._convener.turn, wall_s)
         self._group: asyncio.TaskGroup | None = None
         self._running: list[asyncio.Task[None]] = []
         self._has_left = False
@@ -121,7 +122,7 @@ class Membership:
         await self._group.__aenter__()
         settings = self._settings
         announcing = self._own.publish(self._host, settings.announce_s, settings.ping_s, self._members.living)
-        work = (self._listen(heard), announcing, self._watch.run(), self._jobs.run(), self._convene())
+        work = (self._listen(heard), announcing, self._liveness.run(), self._jobs.run(), self._convene())
         self._running = [self._group.create_task(each) for each in work]
         return self
 
@@ -144,7 +145,7 @@ class Membership:
                 for peer in self._members.living():
                     tasks.create_task(self._try(peer, Leave()))
 
-    async def agreed(self, iteration: int) -> Agreed:
+    async def agreed(self, iteration: int) -> AgreedPlan:
         """Return the plan for this iteration, in which we are a data node. The iteration counts as running
         from now on.
 
@@ -183,13 +184,13 @@ class Membership:
 
     def lost(self, peer_id: str, why: str) -> None:
         """Check at once if a member that did not answer the pipeline lives, and tell the convener if not."""
-        self._watch.suspect(peer_id, why)
+        self._liveness.suspect(peer_id, why)
 
     def members(self) -> tuple[str, ...]:
         """Return the peer ids of living members, ours included; sorted."""
         return tuple(sorted((self._host.peer_id, *self._members.living())))
 
-    def claims(self) -> dict[str, Claim]:
+    def claims(self) -> dict[str, MemberClaim]:
         """Return the claims of the other living members."""
         return self._members.claims()
 
@@ -272,7 +273,7 @@ class Membership:
 
     def _propose(self, sender: str, proposal: Propose, now_s: float) -> None:
         members, follower = self._members, self._follower
-        inputs = self._desk.checked(sender, proposal, now_s)
+        inputs = self._proposals.checked(sender, proposal, now_s)
         heard = {peer: members[peer].status for peer in members.living()}
         epochs = [each.epoch for peer, each in heard.items() if each is not None and peer != sender]
         follower.propose(sender, inputs, now_s, usual_epoch=median_low(epochs) if epochs else 0)

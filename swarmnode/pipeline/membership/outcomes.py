@@ -1,7 +1,6 @@
-"""A data node's observations of the other members at work: who is slower than it claims, and who does
-nothing.
+"""A data node's observations of the other members at work: who is slower than it claims, or does nothing.
 
-IterationReport, who did not answer -> [Outcomes] -> Observation -> announcements -> plans/evidence.py
+IterationReport, who did not answer -> [SlowdownLog] -> Observation -> announcements -> plans/evidence.py
 
 Micro-batches that take longer than planned make the members on their path look slow; those that pass others
 by then show who it was, as of every member the better quarter counts. Who does not answer although it lives
@@ -14,9 +13,9 @@ from dataclasses import dataclass
 from statistics import median_low
 
 from swarmnode.pipeline.execution.assignment import IterationReport, RoundTrip
-from swarmnode.pipeline.membership.known_members import Claim
+from swarmnode.pipeline.membership.known_members import MemberClaim
 from swarmnode.pipeline.plans.costs import MAX_SLOWDOWN, Observation, forward_s
-from swarmnode.pipeline.plans.planning import Agreed
+from swarmnode.pipeline.plans.planning import AgreedPlan
 
 RECENT = 5
 """Iterations of which the median is taken: a bad one or two leave no trace."""
@@ -37,7 +36,7 @@ much."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SlowdownSample:
     """One observation of one member in one iteration."""
 
     at_s: float
@@ -46,21 +45,21 @@ class Seen:
     is_fault: bool
 
 
-class Outcomes:
+class SlowdownLog:
     """One data node's observations of the members on its paths. Clocks are given; the tables hold members of
     the pipeline only."""
 
     def __init__(self, micro_batch_tokens: int) -> None:
         self._tokens = micro_batch_tokens
-        self._seen: dict[str, tuple[int, tuple[Seen, ...]]] = {}
+        self._seen: dict[str, tuple[int, tuple[SlowdownSample, ...]]] = {}
         """By peer, its session and the observations of it, oldest first."""
 
     def add(
         self,
-        agreed: Agreed,
+        agreed: AgreedPlan,
         report: IterationReport,
         silent: Collection[str],
-        claims: Mapping[str, Claim],
+        claims: Mapping[str, MemberClaim],
         now_s: float,
     ) -> None:
         """Add the observations of one iteration under this plan.
@@ -71,12 +70,12 @@ class Outcomes:
         for peer, slowdowns in self._slowdowns(agreed, report.round_trips, claims).items():
             if peer not in silent:
                 better = sorted(slowdowns)[len(slowdowns) // 4]
-                self._note(peer, claims[peer].session, Seen(now_s, better, len(slowdowns), False))
+                self._note(peer, claims[peer].session, SlowdownSample(now_s, better, len(slowdowns), False))
         for peer in silent:
             if peer in claims:
                 self._note_fault(peer, claims[peer].session, now_s)
 
-    def keep(self, claims: Mapping[str, Claim]) -> None:
+    def keep(self, claims: Mapping[str, MemberClaim]) -> None:
         """Forget members that are gone or were restarted."""
         self._seen = {
             peer: (session, seen)
@@ -98,7 +97,7 @@ class Outcomes:
         return found
 
     def _slowdowns(
-        self, agreed: Agreed, round_trips: Iterable[RoundTrip], claims: Mapping[str, Claim]
+        self, agreed: AgreedPlan, round_trips: Iterable[RoundTrip], claims: Mapping[str, MemberClaim]
     ) -> dict[str, list[float]]:
         """Return by peer, for each micro-batch that passed it, the longest time it can have taken over the
         claimed time."""
@@ -123,9 +122,9 @@ class Outcomes:
         known, seen = self._seen.get(peer, (session, ()))
         faults = [each.at_s for each in seen if each.is_fault]
         if known != session or not faults or now_s - faults[-1] >= FAULT_EVERY_S:
-            self._note(peer, session, Seen(now_s, FAULT, 1, True))
+            self._note(peer, session, SlowdownSample(now_s, FAULT, 1, True))
 
-    def _note(self, peer: str, session: int, what: Seen) -> None:
+    def _note(self, peer: str, session: int, what: SlowdownSample) -> None:
         known, seen = self._seen.get(peer, (session, ()))
         before = seen if known == session else ()
         self._seen[peer] = session, (*before, what)[-RECENT:]

@@ -10,11 +10,11 @@ from swarmnode.errors import Rejected
 from swarmnode.pipeline.membership.asking import OwnPresence
 from swarmnode.pipeline.membership.control import Presence, Propose, RefusalReason
 from swarmnode.pipeline.membership.known_members import KnownMembers
-from swarmnode.pipeline.plans.planning import Former, Inputs, PlanSettings
+from swarmnode.pipeline.plans.planning import FormerStages, PlanInputs, PlanSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class ProposalChecker:
     """Checks proposals of other members."""
 
     members: KnownMembers
@@ -25,7 +25,7 @@ class Desk:
     wall_s: Callable[[], float]
     """Returns the seconds since the epoch."""
 
-    def checked(self, sender: str, proposal: Propose, now_s: float) -> Inputs:
+    def checked(self, sender: str, proposal: Propose, now_s: float) -> PlanInputs:
         """Return the inputs of a proposal. Raises Rejected: not_convener, malformed, not_in_it, and as for
         presences."""
         convener = self.turn()
@@ -47,8 +47,8 @@ class Desk:
                 # We know newer of a third one, or have no room for it: that is not the convener's doing.
                 if error.reason not in (RefusalReason.OLD_NEWS, RefusalReason.FULL):
                     raise
-        former = Former(proposal.ends, proposal.stage_of) if proposal.ends else None
+        former = FormerStages(proposal.ends, proposal.stage_of) if proposal.ends else None
         if former and any(stage >= len(former.ends) for stage in former.stage_of.values()):
             raise Rejected(RefusalReason.MALFORMED, "a stage without layers")
         announcements = tuple(presence.costs for presence in found.values())
-        return Inputs(announcements, self.plan, former, proposal.epoch)
+        return PlanInputs(announcements, self.plan, former, proposal.epoch)

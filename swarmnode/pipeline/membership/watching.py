@@ -1,6 +1,6 @@
 """Detects members that are gone: pings them, checks reported losses, and notices silence.
 
-membership.py, known_members.py -> [Watch] -> Ping, Suspect -> KnownMembers.lost -> the next plan
+membership.py, known_members.py -> [LivenessMonitor] -> Ping, Suspect -> KnownMembers.lost -> the next plan
 
 A report of a loss is a reason to look, never a proof: a member that answers stays, and what another one says
 about it is checked by asking it. Looking takes no turn behind pings that wait for the frozen.
@@ -24,7 +24,7 @@ AskWithin = Callable[[str, Request, float], Awaitable[Status]]
 """Sends a member a request with a deadline in seconds. Raises MemberRefused, NetworkError."""
 
 
-class News:
+class ChangeSignal:
     """Wakes all waiting tasks at a change. No change between two waits is missed by a task that looks at the
     state first."""
 
@@ -47,7 +47,7 @@ class News:
             pass
 
 
-class Watch:
+class LivenessMonitor:
     """Keeps the liveness of `members` up to date while it runs."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Watch:
         ask: AskWithin,
         status: Callable[[], Status],
         turn: Callable[[], str],
-        news: News,
+        news: ChangeSignal,
     ) -> None:
         """`turn`: returns the peer id of the convener, which is told of losses first."""
         self._members = members

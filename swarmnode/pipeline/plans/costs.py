@@ -1,7 +1,6 @@
-"""Costs of members and links: measured, announced, checked, smoothed, and corrected by observations of
-others.
+"""Costs of members and links: measured, announced, checked, smoothed, and corrected by observations.
 
-probes.py -> [MemberCosts, LinkCosts, CostAnnouncement] -> decoded, believed -> partition.py, measured.py
+probes.py -> [MemberCosts, LinkCosts, CostAnnouncement] -> [corrected_costs] -> partition.py, measured.py
 
 A claim is used for planning and for nothing else, and for no longer than it is fresh. A member that lies
 about its speed is corrected by what the others see: each announces how much longer the member took than it
@@ -179,7 +178,7 @@ def smoothed(before: Smoothed | None, sample: float, *, at_s: float) -> Smoothed
     return Smoothed(recent, before.value + SMOOTHING * (middle - before.value), at_s)
 
 
-def believed(announcements: Iterable[CostAnnouncement]) -> tuple[MemberCosts, ...]:
+def corrected_costs(announcements: Iterable[CostAnnouncement]) -> tuple[MemberCosts, ...]:
     """Return the members' costs, corrected by the observations of others, sorted by peer id.
 
     The correction is the median over the observers (one vote each, whatever it says), weighed against the
@@ -192,7 +191,7 @@ def believed(announcements: Iterable[CostAnnouncement]) -> tuple[MemberCosts, ..
     return tuple(_corrected(by_peer[peer].member, by_peer.values()) for peer in sorted(by_peer))
 
 
-def observed(costs: MemberCosts, slowdowns: Sequence[float], micro_batches: int) -> MemberCosts:
+def blended_costs(costs: MemberCosts, slowdowns: Sequence[float], micro_batches: int) -> MemberCosts:
     """Return a claim blended with `slowdowns`, one for each observer: observed over claimed time.
 
     `micro_batches`: number that the median observer saw. Without observers the claim is returned.
@@ -211,7 +210,7 @@ def observed(costs: MemberCosts, slowdowns: Sequence[float], micro_batches: int)
 def _corrected(member: MemberCosts, announcements: Iterable[CostAnnouncement]) -> MemberCosts:
     seen = [each.observed[member.peer_id] for each in announcements if member.peer_id in each.observed]
     batches = median_low([each.micro_batches for each in seen]) if seen else 0
-    return observed(member, [each.slowdown for each in seen], batches)
+    return blended_costs(member, [each.slowdown for each in seen], batches)
 
 
 def forward_s(member: MemberCosts, layers: int) -> float:
@@ -226,7 +225,7 @@ def backward_s(member: MemberCosts, layers: int) -> float:
     return _interpolated([(t.layers, t.backward_s) for t in member.timings], layers)
 
 
-def as_member(costs: MemberCosts, *, layer_forward_s: float) -> MemberResources:
+def member_resources(costs: MemberCosts, *, layer_forward_s: float) -> MemberResources:
     """Return the resources of a member for partition.py. `layer_forward_s`: one token, one layer, on the
     reference device.
 

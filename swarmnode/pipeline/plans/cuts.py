@@ -20,7 +20,7 @@ UNREACHABLE = 10**24
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class GridMember:
     """A member with its numbers rounded to the grid."""
 
     peer_id: str
@@ -30,7 +30,7 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
+class LayerSums:
     """Prefix sums over layers[:k], so that a range costs two look-ups."""
 
     held: tuple[int, ...]
@@ -74,10 +74,10 @@ class LayerDivision:
     """A solution: the end of each stage, and its members."""
 
     ends: tuple[int, ...]
-    groups: tuple[tuple[Peer, ...], ...]
+    groups: tuple[tuple[GridMember, ...], ...]
 
 
-def best_cut(sums: Sums, peers: tuple[Peer, ...]) -> LayerDivision | None:
+def best_cut(sums: LayerSums, peers: tuple[GridMember, ...]) -> LayerDivision | None:
     """Return the even cut whose busiest stage is fastest, of equals the most even one; else any cut; else
     None.
 
@@ -98,12 +98,12 @@ def best_cut(sums: Sums, peers: tuple[Peer, ...]) -> LayerDivision | None:
     return None
 
 
-def _fastest(sums: Sums, peers: tuple[Peer, ...]) -> tuple[int, LayerDivision] | None:
+def _fastest(sums: LayerSums, peers: tuple[GridMember, ...]) -> tuple[int, LayerDivision] | None:
     """Return the smallest limit and a cut that keeps it, by bisection for each possible number of layers of
     stage 0."""
     best: tuple[int, LayerDivision] | None = None
     for end in sums.beginnings:
-        high = endless(sums) if best is None else best[0] - 1
+        high = memory_only_limit(sums) if best is None else best[0] - 1
         found = feasible(sums, peers, end, high)
         if found is None:
             continue
@@ -121,12 +121,12 @@ def _fastest(sums: Sums, peers: tuple[Peer, ...]) -> tuple[int, LayerDivision] |
     return best
 
 
-def endless(sums: Sums) -> int:
+def memory_only_limit(sums: LayerSums) -> int:
     """Return a limit that the slowest possible member keeps with all layers, so that only memory counts."""
     return (sums.ends_work + sums.work[-1]) * sums.stages * SPEED_GRID
 
 
-def feasible(sums: Sums, peers: tuple[Peer, ...], end: int, limit: int) -> LayerDivision | None:
+def feasible(sums: LayerSums, peers: tuple[GridMember, ...], end: int, limit: int) -> LayerDivision | None:
     """Return a cut whose busiest stage takes at most `limit`, with layers[:end] in stage 0; None if there is
     none."""
     for group in _first_groups(sums, peers, end, limit):
@@ -137,7 +137,9 @@ def feasible(sums: Sums, peers: tuple[Peer, ...], end: int, limit: int) -> Layer
     return None
 
 
-def _first_groups(sums: Sums, peers: tuple[Peer, ...], end: int, limit: int) -> Iterator[tuple[Peer, ...]]:
+def _first_groups(
+    sums: LayerSums, peers: tuple[GridMember, ...], end: int, limit: int
+) -> Iterator[tuple[GridMember, ...]]:
     """Yield groups of members for stage 0: the largest first, then those that just fit, which leave the large
     ones free."""
     need, load = sums.first_bytes(end), sums.first_load(end)
@@ -149,7 +151,7 @@ def _first_groups(sums: Sums, peers: tuple[Peer, ...], end: int, limit: int) -> 
             yield tuple(order[: taken + 1])
 
 
-def _others(sums: Sums, peers: tuple[Peer, ...], start: int, limit: int) -> LayerDivision | None:
+def _others(sums: LayerSums, peers: tuple[GridMember, ...], start: int, limit: int) -> LayerDivision | None:
     """Divide layers[start:] into stages 1.. with the fewest of `peers` (largest memory first)."""
     speeds = [0, *accumulate(peer.speed for peer in peers)]
     used: list[dict[int, tuple[int, int]]] = [{start: (0, start)}]
@@ -175,13 +177,13 @@ def _others(sums: Sums, peers: tuple[Peer, ...], start: int, limit: int) -> Laye
 
 
 def _trace(
-    used: Sequence[dict[int, tuple[int, int]]], peers: tuple[Peer, ...], layers: int
+    used: Sequence[dict[int, tuple[int, int]]], peers: tuple[GridMember, ...], layers: int
 ) -> LayerDivision | None:
     """Read the cut back from the table: {end: (members used, start of the stage)} for each stage."""
     if layers not in used[-1]:
         return None
     ends: list[int] = []
-    groups: list[tuple[Peer, ...]] = []
+    groups: list[tuple[GridMember, ...]] = []
     end = layers
     for stage in range(len(used) - 1, 0, -1):
         count, first = used[stage][end]

@@ -1,9 +1,9 @@
-"""The weight of members' observations of each other in a plan, and the members that are left out because of
-them.
+"""Weighs members' observations of each other in a plan, and finds those that are left out because of them.
 
-announcements, who holds stage 0 -> [heard] -> costs.believed    -> [dead_weight] -> planning.py (spare)
+announcements, holders of stage 0 -> [counted_observations] -> costs.corrected_costs
+                                  -> [useless_members] -> planning.py (spare)
 
-Only who starts micro-batches sees what becomes of them, so only data nodes of the former plan are witnesses.
+Only a node that starts micro-batches sees their fate, so only data nodes of the former plan are witnesses.
 No single one can do much: alone it makes another look LONE times slower than it claims and no more, with
 others the median counts, and who is left out was found broken by at least two, and by more than half of all
 witnesses. All of it is computed from signed announcements, so a convener can add nothing to it.
@@ -28,7 +28,7 @@ MIN_WITNESSES = 2
 """Witnesses that must find a member broken before it is left out."""
 
 
-def heard(
+def counted_observations(
     announcements: Sequence[CostAnnouncement], stage_of: Mapping[str, int]
 ) -> tuple[CostAnnouncement, ...]:
     """Return the announcements with only those observations that count. No member is taken to be faster than
@@ -57,7 +57,7 @@ def heard(
     )
 
 
-def dead_weight(announcements: Sequence[CostAnnouncement], stage_of: Mapping[str, int]) -> frozenset[str]:
+def useless_members(announcements: Sequence[CostAnnouncement], stage_of: Mapping[str, int]) -> frozenset[str]:
     """Return members that take micro-batches and do nothing, by the word of more than half of the other data
     nodes."""
     present = {each.member.peer_id for each in announcements}

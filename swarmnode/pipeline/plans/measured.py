@@ -1,6 +1,6 @@
 """Turns measurements into the input of planning: an instance, and the costs of every member in every stage.
 
-costs.py (believed), Partition -> [instance_from] -> Instance, PlacementTable -> placement.py -> schedule
+costs.py (corrected_costs), Partition -> [instance_from] -> Instance, PlacementTable -> placement.py
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Divides layers into stages: contiguous ranges that fit the members' memory, the slowest stage as fast as
+"""Divides layers into stages: contiguous ranges that fit the members' memory, the slowest as fast as
 possible.
 
 costs.py (announcements), a model's layers -> [partition] -> placement.py (who holds what, by links)
@@ -19,7 +19,15 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from swarmnode.errors import ConfigError, ModelError
-from swarmnode.pipeline.plans.cuts import SPEED_GRID, LayerDivision, Peer, Sums, best_cut, endless, feasible
+from swarmnode.pipeline.plans.cuts import (
+    SPEED_GRID,
+    GridMember,
+    LayerDivision,
+    LayerSums,
+    best_cut,
+    feasible,
+    memory_only_limit,
+)
 
 PICO = 10**12
 """Grid of seconds: picoseconds are below the resolution of a clock and far above the last bits of a
@@ -47,7 +55,7 @@ class LayerCost:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelCosts:
     """The costs of a model's layers."""
 
     layers: tuple[LayerCost, ...]
@@ -121,7 +129,11 @@ def path_length(stages: int, skip: float) -> int:
 
 
 def partition(
-    model: Model, members: Iterable[MemberResources], work: PipelineWorkload, *, stages: int | None = None
+    model: ModelCosts,
+    members: Iterable[MemberResources],
+    work: PipelineWorkload,
+    *,
+    stages: int | None = None,
 ) -> Partition:
     """Return contiguous layer ranges and their replicas that minimise the time of the busiest stage.
 
@@ -145,7 +157,7 @@ def partition(
     return _best_count(model, peers, work)
 
 
-def _best_count(model: Model, peers: tuple[Peer, ...], work: PipelineWorkload) -> Partition:
+def _best_count(model: ModelCosts, peers: tuple[GridMember, ...], work: PipelineWorkload) -> Partition:
     """Return the best partition over all numbers of stages. Fewer stages mean fewer hops, more mean smaller
     pieces."""
     counts = range(2, min(len(model.layers), len(peers)) + 1)
@@ -183,10 +195,10 @@ def _micro_batch_ps(answer: Partition, work: PipelineWorkload, speed: dict[str, 
 
 
 def _finish(
-    model: Model, peers: tuple[Peer, ...], work: PipelineWorkload, stages: int, cut: LayerDivision
+    model: ModelCosts, peers: tuple[GridMember, ...], work: PipelineWorkload, stages: int, cut: LayerDivision
 ) -> Partition:
     sums = _sums(model, work, stages)
-    groups, spare = _use_the_rest(sums, cut, peers)
+    groups, spare = _place_the_rest(sums, cut, peers)
     bounds = zip((0, *cut.ends[:-1]), cut.ends, strict=True)
     parts = tuple(
         _part(model, work, first, end, tuple(sorted(peer.peer_id for peer in group)))
@@ -195,9 +207,9 @@ def _finish(
     return Partition(parts, sums.path_length, spare)
 
 
-def _use_the_rest(
-    sums: Sums, cut: LayerDivision, peers: tuple[Peer, ...]
-) -> tuple[list[list[Peer]], tuple[str, ...]]:
+def _place_the_rest(
+    sums: LayerSums, cut: LayerDivision, peers: tuple[GridMember, ...]
+) -> tuple[list[list[GridMember]], tuple[str, ...]]:
     """Add members that the optimum did not need to the busiest stage that they can hold."""
     groups = [list(group) for group in cut.groups]
     starts = (0, *cut.ends[:-1])
@@ -225,13 +237,13 @@ def _use_the_rest(
     return groups, tuple(sorted(spare))
 
 
-def _refusal(sums: Sums, peers: tuple[Peer, ...], work: PipelineWorkload) -> ModelError:
+def _refusal(sums: LayerSums, peers: tuple[GridMember, ...], work: PipelineWorkload) -> ModelError:
     """Return the error that says how many more free bytes every member would need."""
     low, high = 1, sums.ends_bytes + sums.held[-1] + sums.slot[-1]
     while low < high:
         middle = (low + high) // 2
         richer = tuple(replace(peer, free_bytes=peer.free_bytes + middle) for peer in peers)
-        fits = any(feasible(sums, richer, end, endless(sums)) for end in sums.beginnings)
+        fits = any(feasible(sums, richer, end, memory_only_limit(sums)) for end in sums.beginnings)
         low, high = (low, middle) if fits else (middle + 1, high)
     free = sum(peer.free_bytes for peer in peers)
     return ModelError(
@@ -242,7 +254,9 @@ def _refusal(sums: Sums, peers: tuple[Peer, ...], work: PipelineWorkload) -> Mod
     )
 
 
-def _part(model: Model, work: PipelineWorkload, first: int, end: int, peers: tuple[str, ...]) -> PlannedStage:
+def _part(
+    model: ModelCosts, work: PipelineWorkload, first: int, end: int, peers: tuple[str, ...]
+) -> PlannedStage:
     costs = [*model.layers[first:end], *([model.ends] if first == 0 else [])]
     return PlannedStage(
         first=first,
@@ -254,9 +268,9 @@ def _part(model: Model, work: PipelineWorkload, first: int, end: int, peers: tup
     )
 
 
-def _sums(model: Model, work: PipelineWorkload, stages: int) -> Sums:
+def _sums(model: ModelCosts, work: PipelineWorkload, stages: int) -> LayerSums:
     tokens = work.micro_batch_tokens * work.slots
-    return Sums(
+    return LayerSums(
         held=(0, *accumulate(layer.held_bytes for layer in model.layers)),
         slot=(0, *accumulate(layer.activation_bytes * tokens for layer in model.layers)),
         work=(0, *accumulate(_pico(layer.forward_s) for layer in model.layers)),
@@ -273,19 +287,20 @@ def _pico(seconds: float) -> int:
     return round(seconds * PICO)
 
 
-def _on_grid(members: Iterable[MemberResources]) -> tuple[Peer, ...]:
+def _on_grid(members: Iterable[MemberResources]) -> tuple[GridMember, ...]:
     """Return the members rounded and sorted: most memory first, then by peer id. Raises ConfigError."""
     members = tuple(members)
     for m in members:
         if not 0 < m.speed <= MAX_SPEED or m.free_bytes < 0:
             raise ConfigError(f"{m.peer_id} cannot have speed {m.speed} and {m.free_bytes} bytes free")
     peers = [
-        Peer(m.peer_id, m.free_bytes, max(1, round(m.speed * SPEED_GRID)), m.holds_data) for m in members
+        GridMember(m.peer_id, m.free_bytes, max(1, round(m.speed * SPEED_GRID)), m.holds_data)
+        for m in members
     ]
     return tuple(sorted(peers, key=lambda peer: (-peer.free_bytes, peer.peer_id)))
 
 
-def _check(model: Model, peers: tuple[Peer, ...], work: PipelineWorkload) -> None:
+def _check(model: ModelCosts, peers: tuple[GridMember, ...], work: PipelineWorkload) -> None:
     """Raises ConfigError for numbers that do not fit together, ModelError without a member that holds data.
     Single announcements were checked on arrival."""
     if not 0 <= work.skip < 1 or work.micro_batch_tokens < 1 or work.slots < 1 or work.hop_s < 0:

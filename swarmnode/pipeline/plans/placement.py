@@ -24,7 +24,7 @@ from math import exp, inf, log
 
 from swarmnode.errors import ConfigError
 from swarmnode.pipeline.plans.instance import Instance
-from swarmnode.pipeline.plans.placement_moves import PlacementState, PlacementTable, Price, Snapshot
+from swarmnode.pipeline.plans.placement_moves import PlacementPrice, PlacementState, PlacementTable, Snapshot
 from swarmnode.pipeline.plans.plan import Plan, violations
 from swarmnode.pipeline.plans.routes import first_paths
 from swarmnode.pipeline.plans.schedule import SearchBudget, schedule
@@ -39,7 +39,7 @@ GENTLE = 0.004
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class PlacementEffort:
     """Length of the search, in steps and not in seconds: members on unequal machines must agree."""
 
     starts: int = 8
@@ -55,7 +55,7 @@ class Effort:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedMap:
     """A stage map, and the makespan that was reached with it."""
 
     instance: Instance
@@ -71,7 +71,7 @@ def place(
     instance: Instance,
     *,
     seed: int,
-    effort: Effort | None = None,
+    effort: PlacementEffort | None = None,
     holding: PlacementTable | None = None,
     free_sizes: bool = False,
 ) -> Instance:
@@ -84,10 +84,10 @@ def search(
     instance: Instance,
     *,
     seed: int,
-    effort: Effort | None = None,
+    effort: PlacementEffort | None = None,
     holding: PlacementTable | None = None,
     free_sizes: bool = False,
-) -> Placed:
+) -> PlacedMap:
     """Search maps and paths together. Never worse than the given map with the first paths laid for it.
 
     Stages keep their numbers of nodes unless `free_sizes`; then every other start moves a node or two to
@@ -95,7 +95,7 @@ def search(
     Without `holding`, nodes keep their speed and slots wherever they are.
     Raises ConfigError when `holding` does not fit the instance, or the given map breaks it.
     """
-    effort = effort or Effort()
+    effort = effort or PlacementEffort()
     table = holding or _uniform(instance)
     _check(instance, table)
     given = first_plan(_with_stages(instance, instance.stages, table))
@@ -114,7 +114,7 @@ def search(
     polished = sorted((_polish(each, table, rng, effort.polish) for each in fastest), key=_share_s)
     ordered = (_ordered(each, seed, effort.schedule) for each in polished[:FINALISTS])
     best = min((*polished, *ordered), key=_share_s)
-    return Placed(best.plan.instance, best.plan, best.makespan_s, found[0].makespan_s)
+    return PlacedMap(best.plan.instance, best.plan, best.makespan_s, found[0].makespan_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ def _shuffle(state: PlacementState, rng: random.Random) -> None:
 
 def _anneal(state: PlacementState, rng: random.Random, moves: int) -> Plan:
     """Minimise the cheap price. Returns the plan with the lowest price met."""
-    price = Price(state)
+    price = PlacementPrice(state)
     best, kept = price.value, state.snapshot()
     for move in range(moves):
         change = state.propose(rng)

@@ -1,6 +1,6 @@
 """Moves of placement, and a cheap price of a map and its paths: thousands are tried a second.
 
-placement.py -> [propose -> Change -> Price.after] -> accepted -> commit to PlacementState and Price
+placement.py -> [propose -> PlacementChange -> PlacementPrice.after] -> commit to PlacementState and price
 """
 
 import random
@@ -35,7 +35,7 @@ class PlacementTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class PlacementChange:
     """A legal move: the paths that it would replace, and the two nodes that would change places."""
 
     paths: tuple[tuple[int, tuple[int, ...]], ...]
@@ -66,7 +66,7 @@ class PlacementState:
     def snapshot(self) -> Snapshot:
         return tuple(self.stage_of), tuple(map(tuple, self.paths))
 
-    def propose(self, rng: random.Random) -> Change | None:
+    def propose(self, rng: random.Random) -> PlacementChange | None:
         """Return a random legal move; None if the drawn one is not legal."""
         if rng.random() < NODE_MOVES:
             count = self.instance.node_count
@@ -84,7 +84,7 @@ class PlacementState:
         partner = self.visitors[other][int(rng.random() * len(self.visitors[other]))]
         return self._trade(agent, node, partner, other)
 
-    def exchange(self, one: int, other: int) -> Change | None:
+    def exchange(self, one: int, other: int) -> PlacementChange | None:
         """Return the change in which two nodes take over each other's stage and paths; None if it is not
         legal."""
         here, there = self.stage_of[one], self.stage_of[other]
@@ -97,9 +97,9 @@ class PlacementState:
         swap = {one: other, other: one}
         touched = sorted({*self.visitors[one], *self.visitors[other]})
         paths = tuple((a, tuple([swap.get(node, node) for node in self.paths[a]])) for a in touched)
-        return Change(paths, (one, other))
+        return PlacementChange(paths, (one, other))
 
-    def commit(self, change: Change) -> None:
+    def commit(self, change: PlacementChange) -> None:
         for agent, _ in change.paths:
             for node in self.paths[agent]:
                 self.visitors[node].remove(agent)
@@ -122,15 +122,15 @@ class PlacementState:
         """Return the agents that the node can hold in this stage. Outside of the map (-1) nothing is held."""
         return self.table.memory[node][stage] if stage >= 0 else len(self.paths) + 1
 
-    def _move(self, agent: int, node: int, other: int) -> Change | None:
+    def _move(self, agent: int, node: int, other: int) -> PlacementChange | None:
         """Return the change in which the agent visits another node instead, which has a free slot."""
         here, there = self.stage_of[node], self.stage_of[other]
         if there < 1 or (here != there and self.visits[here] <= self.least[here]):
             return None
         path = self._with(agent, node, other)
-        return None if path is None else Change(((agent, path),))
+        return None if path is None else PlacementChange(((agent, path),))
 
-    def _trade(self, agent: int, node: int, partner: int, other: int) -> Change | None:
+    def _trade(self, agent: int, node: int, partner: int, other: int) -> PlacementChange | None:
         """Return the change in which two agents trade one node each, of the same stage or of stages that the
         other does not visit."""
         if agent == partner or node == other or self.stage_of[other] < 1:
@@ -138,7 +138,7 @@ class PlacementState:
         mine, theirs = self._with(agent, node, other), self._with(partner, other, node)
         if mine is None or theirs is None:
             return None
-        return Change(((agent, mine), (partner, theirs)))
+        return PlacementChange(((agent, mine), (partner, theirs)))
 
     def _with(self, agent: int, old: int, new: int) -> tuple[int, ...] | None:
         """Return the agent's path with a node replaced, in order of stages; None if that breaks a rule."""
@@ -154,7 +154,7 @@ class PlacementState:
         return tuple([by_stage[stage] for stage in changed])
 
 
-class Price:
+class PlacementPrice:
     """The cheap price of a state in seconds, kept up to date. Only for comparisons."""
 
     def __init__(self, state: PlacementState) -> None:
@@ -172,7 +172,7 @@ class Price:
         self._averaging = [self._averaging_of(stage, nodes) for stage, nodes in enumerate(state.stages)]
         self.value = self._value(sum(self._powers), self._averaging)
 
-    def after(self, change: Change) -> float:
+    def after(self, change: PlacementChange) -> float:
         """Return the price after this change."""
         swapped = change.nodes
         total = sum(self._powers)
@@ -180,7 +180,7 @@ class Price:
             total += self._power(path, swapped) - self._powers[agent]
         return self._value(total, self._averaging if swapped is None else self._averaging_after(swapped))
 
-    def commit(self, change: Change) -> None:
+    def commit(self, change: PlacementChange) -> None:
         """Include the change in the price. To be called once the state has made the change."""
         for agent, path in change.paths:
             self._powers[agent] = self._power(path, None)

@@ -1,5 +1,4 @@
-"""The plan of an iteration, on which all members agree: the path of each micro-batch, and the order at each
-node.
+"""The plan of an iteration, on which all members agree: the path of each micro-batch, the order at each node.
 
 schedule -> [Plan] -> simulate, stages, Gantt chart
               |

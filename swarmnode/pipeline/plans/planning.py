@@ -1,7 +1,6 @@
-"""Computes one plan from inputs that all members share: the layers of each member, and the paths of an
-iteration.
+"""Computes one plan from inputs that all members share: the layers of each member, and the paths.
 
-announcements, settings, who holds what now -> [planned] -> Agreed -> membership.py -> stages, drivers
+announcements, settings, FormerStages -> [compute_plan] -> AgreedPlan -> membership.py
 
 Every member computes this for itself and the digests are compared, so nothing here may depend on the order of
 announcements, on a clock or on chance without a seed: searches end after a number of steps. The first plan is
@@ -22,23 +21,29 @@ from swarmnode.errors import ConfigError, ModelError
 from swarmnode.pipeline.plans.costs import (
     CostAnnouncement,
     MemberCosts,
-    as_member,
     backward_s,
-    believed,
+    corrected_costs,
     forward_s,
+    member_resources,
 )
-from swarmnode.pipeline.plans.evidence import dead_weight, heard
+from swarmnode.pipeline.plans.evidence import counted_observations, useless_members
 from swarmnode.pipeline.plans.instance import Instance
 from swarmnode.pipeline.plans.measured import IterationSettings
-from swarmnode.pipeline.plans.partition import Model, Partition, PipelineWorkload, PlannedStage, partition
-from swarmnode.pipeline.plans.placement import Effort, first_plan, search
+from swarmnode.pipeline.plans.partition import (
+    ModelCosts,
+    Partition,
+    PipelineWorkload,
+    PlannedStage,
+    partition,
+)
+from swarmnode.pipeline.plans.placement import PlacementEffort, first_plan, search
 from swarmnode.pipeline.plans.plan import Plan, digest
-from swarmnode.pipeline.plans.refilling import Scene, refilled
+from swarmnode.pipeline.plans.refilling import PlanningCosts, refill_stages
 from swarmnode.pipeline.plans.schedule import SearchBudget, schedule
 from swarmnode.pipeline.plans.simulator import simulate
 
 MAX_SHOWN_CHARS = 64
-"""Characters shown of one setting in `terms`."""
+"""Characters shown of one setting in `plan_terms`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,7 @@ class PlanSettings:
     """Settings that determine a plan, apart from the members. Equal on all members, or they would not
     agree."""
 
-    model: Model
+    model: ModelCosts
     micro_batch_tokens: int
     token_bytes: int
     """Bytes of one token between stages, after compression."""
@@ -83,7 +88,7 @@ class PlanSettings:
         return sum(layer.forward_s for layer in self.model.layers) / len(self.model.layers)
 
 
-def terms(settings: PlanSettings, model_name: str) -> dict[str, str]:
+def plan_terms(settings: PlanSettings, model_name: str) -> dict[str, str]:
     """Return the settings as short texts, for announcements: a member with different ones is told which."""
     every: dict[str, object] = msgspec.to_builtins(settings)
     del every["others"]
@@ -94,7 +99,7 @@ def terms(settings: PlanSettings, model_name: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Former:
+class FormerStages:
     """The stages and their holders before a plan."""
 
     ends: tuple[int, ...]
@@ -104,20 +109,20 @@ class Former:
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class PlanInputs:
     """The complete input of a plan. The order of announcements does not matter."""
 
     announcements: tuple[CostAnnouncement, ...]
     """Announcements of the members that shall take part, one each."""
     settings: PlanSettings
-    former: Former | None
+    former: FormerStages | None
     """None if no member holds anything worth keeping."""
     epoch: int
     """Number of this plan among those of its pipeline; part of its digest."""
 
 
 @dataclass(frozen=True, slots=True)
-class Agreed:
+class AgreedPlan:
     """A plan, and the assignment of each member in it."""
 
     epoch: int
@@ -132,7 +137,7 @@ class Agreed:
     one."""
     makespan_s: float
     """Predicted seconds of one iteration."""
-    before: Former | None = None
+    before: FormerStages | None = None
     """The stages and their holders when it was made. Those members are believed about the state of a
     stage."""
 
@@ -172,22 +177,22 @@ class Agreed:
         return f"stage {stage} of {stages}, layers {part.first} to {part.end - 1}, {count} members"
 
     @property
-    def former(self) -> Former:
+    def former(self) -> FormerStages:
         """The stages and their holders under this plan, which the next plan starts from."""
-        return Former(tuple(part.end for part in self.partition.stages), self.partition.stage_of)
+        return FormerStages(tuple(part.end for part in self.partition.stages), self.partition.stage_of)
 
 
-def planned(inputs: Inputs) -> Agreed:
+def compute_plan(inputs: PlanInputs) -> AgreedPlan:
     """Return the plan of these inputs, equal on every machine.
 
     Raises ModelError if the members cannot hold the model, ConfigError if no link was measured or the
     settings make no sense.
     """
     held = inputs.former.stage_of if inputs.former is not None else {}
-    costs = believed(heard(inputs.announcements, held))
+    costs = corrected_costs(counted_observations(inputs.announcements, held))
     if not costs:
         raise ConfigError("no member to plan with", hint="wait for announcements")
-    useless = dead_weight(inputs.announcements, held)
+    useless = useless_members(inputs.announcements, held)
     useful = tuple(each for each in costs if each.peer_id not in useless)
     if useful and useless:
         # Unless the others cannot do without them: a stage that does nothing is left out of paths at least.
@@ -196,7 +201,7 @@ def planned(inputs: Inputs) -> Agreed:
     return _planned(inputs, costs)
 
 
-def _planned(inputs: Inputs, costs: Sequence[MemberCosts]) -> Agreed:
+def _planned(inputs: PlanInputs, costs: Sequence[MemberCosts]) -> AgreedPlan:
     """Return the plan with these members. Others that are announced stay spare."""
     if len(costs) == 1:
         return _alone(inputs, costs[0])
@@ -207,7 +212,7 @@ def _planned(inputs: Inputs, costs: Sequence[MemberCosts]) -> Agreed:
     return _agreed(inputs, kept, _scheduled(inputs.settings, scene.measured(kept)[0], None))
 
 
-def must_load(agreed: Agreed, former: Former | None) -> tuple[str, ...]:
+def must_load(agreed: AgreedPlan, former: FormerStages | None) -> tuple[str, ...]:
     """Return members that hold other layers under the plan than before, so that they have to load weights;
     sorted."""
     after = agreed.former
@@ -215,7 +220,7 @@ def must_load(agreed: Agreed, former: Former | None) -> tuple[str, ...]:
     return tuple(sorted(peer for peer, part in _ranges(after).items() if before.get(peer) != part))
 
 
-def _ranges(former: Former | None) -> dict[str, tuple[int, int]]:
+def _ranges(former: FormerStages | None) -> dict[str, tuple[int, int]]:
     if former is None:
         return {}
     starts = (0, *former.ends)
@@ -229,18 +234,20 @@ def _stage_count(settings: PlanSettings, members: int) -> int | None:
     return max(2, min(settings.stages, members, len(settings.model.layers)))
 
 
-def _kept(former: Former | None, scene: Scene, stages: int | None) -> Partition | None:
+def _kept(former: FormerStages | None, scene: PlanningCosts, stages: int | None) -> Partition | None:
     """Return the former stages, filled. None if there were none or too few for this number of stages, or if
     one stays empty."""
     if former is None or len(former.ends) < 2 or stages not in (None, len(former.ends)):
         return None
-    return refilled(scene, former.ends, former.stage_of)
+    return refill_stages(scene, former.ends, former.stage_of)
 
 
-def _divided(inputs: Inputs, scene: Scene) -> Agreed:
+def _divided(inputs: PlanInputs, scene: PlanningCosts) -> AgreedPlan:
     """Return a plan that is free to choose: layers by memory and speed, members by links, then paths."""
     settings = inputs.settings
-    members = [as_member(each, layer_forward_s=settings.layer_forward_s) for each in scene.costs.values()]
+    members = [
+        member_resources(each, layer_forward_s=settings.layer_forward_s) for each in scene.costs.values()
+    ]
     try:
         count = _stage_count(settings, len(members))
         parts = partition(settings.model, members, scene.work, stages=count)
@@ -260,14 +267,16 @@ def _divided(inputs: Inputs, scene: Scene) -> Agreed:
     )
     parts = replace(parts, stages=stages)
     # The next change of members goes by the rules of refilling: what it would move is moved at once.
-    kept = refilled(scene, [part.end for part in stages], parts.stage_of)
+    kept = refill_stages(scene, [part.end for part in stages], parts.stage_of)
     if kept is None or kept.stage_of == parts.stage_of:
         return _agreed(inputs, parts, _scheduled(settings, found.instance, found.plan))
     return _agreed(inputs, kept, _scheduled(settings, scene.measured(kept)[0], None))
 
 
-def _effort(tasks: int) -> Effort:
-    return Effort(starts=4, moves=max(200, tasks // 100), judged=2, polish=tasks // 4, schedule=tasks // 4)
+def _effort(tasks: int) -> PlacementEffort:
+    return PlacementEffort(
+        starts=4, moves=max(200, tasks // 100), judged=2, polish=tasks // 4, schedule=tasks // 4
+    )
 
 
 def _scheduled(settings: PlanSettings, instance: Instance, start: Plan | None) -> Plan:
@@ -277,7 +286,7 @@ def _scheduled(settings: PlanSettings, instance: Instance, start: Plan | None) -
     return schedule(instance, seed=settings.seed, budget=budget, start=start).plan
 
 
-def _alone(inputs: Inputs, member: MemberCosts) -> Agreed:
+def _alone(inputs: PlanInputs, member: MemberCosts) -> AgreedPlan:
     """Return the plan of one member that holds every layer, until others come back. Raises ModelError if it
     cannot."""
     settings = inputs.settings
@@ -319,7 +328,7 @@ def _alone(inputs: Inputs, member: MemberCosts) -> Agreed:
     return _agreed(inputs, Partition((part,), 1, ()), first_plan(instance))
 
 
-def _scene(inputs: Inputs, costs: Sequence[MemberCosts]) -> Scene:
+def _scene(inputs: PlanInputs, costs: Sequence[MemberCosts]) -> PlanningCosts:
     settings = inputs.settings
     links = {
         (said.member.peer_id, other): link
@@ -343,15 +352,15 @@ def _scene(inputs: Inputs, costs: Sequence[MemberCosts]) -> Scene:
         max_gap=settings.max_gap,
     )
     by_peer = {each.peer_id: each for each in costs}
-    return Scene(by_peer, links, settings.model, work, iteration, settings.gradient_bytes)
+    return PlanningCosts(by_peer, links, settings.model, work, iteration, settings.gradient_bytes)
 
 
-def _agreed(inputs: Inputs, parts: Partition, plan: Plan) -> Agreed:
+def _agreed(inputs: PlanInputs, parts: Partition, plan: Plan) -> AgreedPlan:
     spare = {said.member.peer_id for said in inputs.announcements} - parts.stage_of.keys()
     parts = replace(parts, spare=tuple(sorted(spare)))
     layers = [part.end for part in parts.stages]
     named = msgspec.json.encode((inputs.epoch, layers, parts.spare, digest(plan)))
-    return Agreed(
+    return AgreedPlan(
         epoch=inputs.epoch,
         iteration=0,
         partition=parts,

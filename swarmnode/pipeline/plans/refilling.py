@@ -1,6 +1,6 @@
 """Fills the existing stages with members: those that stay, those that fill a gap, and newcomers.
 
-planning.py: former stages, costs of those who are left -> [refilled] -> Partition -> schedule.py
+planning.py: former stages, costs of those who are left -> [refill_stages] -> Partition -> schedule.py
 
 A stage without members gets a newcomer, or else a member of the stage that loses least; every other newcomer
 takes the stage where it saves most time, by the simulator on the first paths there are. Stage 0 counts for
@@ -17,7 +17,13 @@ from swarmnode.errors import ConfigError
 from swarmnode.pipeline.plans.costs import LinkCosts, MemberCosts, forward_s
 from swarmnode.pipeline.plans.instance import Instance, agents
 from swarmnode.pipeline.plans.measured import IterationSettings, instance_from
-from swarmnode.pipeline.plans.partition import Model, Partition, PipelineWorkload, PlannedStage, path_length
+from swarmnode.pipeline.plans.partition import (
+    ModelCosts,
+    Partition,
+    PipelineWorkload,
+    PlannedStage,
+    path_length,
+)
 from swarmnode.pipeline.plans.placement_moves import PlacementTable
 from swarmnode.pipeline.plans.routes import first_paths
 from swarmnode.pipeline.plans.simulator import Simulator
@@ -35,14 +41,14 @@ Groups = list[list[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class PlanningCosts:
     """Costs of members, links and the model, independent of who holds what."""
 
     costs: Mapping[str, MemberCosts]
     """Costs of each peer id, sorted, corrected by observations of others."""
     links: Mapping[tuple[str, str], LinkCosts]
     """Costs of the link from one peer id to another."""
-    model: Model
+    model: ModelCosts
     work: PipelineWorkload
     iteration: IterationSettings
     gradient_bytes: int | None
@@ -79,7 +85,7 @@ class Scene:
         return Partition(tuple(stages), path_length(len(ends), self.work.skip), spare)
 
 
-def refilled(scene: Scene, ends: Sequence[int], stage_of: Mapping[str, int]) -> Partition | None:
+def refill_stages(scene: PlanningCosts, ends: Sequence[int], stage_of: Mapping[str, int]) -> Partition | None:
     """Return the former stages with every member at its former place, gaps filled and newcomers placed.
 
     None if the last stage does not end where the model does, or if these members cannot fill the stages.
@@ -103,7 +109,7 @@ def refilled(scene: Scene, ends: Sequence[int], stage_of: Mapping[str, int]) -> 
 class _Map:
     """The stages while they are being filled."""
 
-    def __init__(self, scene: Scene, ends: Sequence[int]) -> None:
+    def __init__(self, scene: PlanningCosts, ends: Sequence[int]) -> None:
         self._scene = scene
         self._ends = tuple(ends)
         self.groups: Groups = [[] for _ in ends]

@@ -15,7 +15,7 @@ from itertools import combinations, islice
 
 from swarmnode.pipeline.plans.bounds import free_map_bound_s
 from swarmnode.pipeline.plans.instance import Instance, agents, least_visits
-from swarmnode.pipeline.plans.placement import Effort, search
+from swarmnode.pipeline.plans.placement import PlacementEffort, search
 from swarmnode.pipeline.plans.plan import Plan, digest, violations
 from swarmnode.pipeline.plans.schedule import SearchBudget, schedule
 from swarmnode.pipeline.plans.simulator import Timeline, simulate
@@ -124,7 +124,9 @@ class Study:
     figures: Figures
 
 
-def study(instance: Instance, *, seed: int, budget: SearchBudget, effort: Effort | None = None) -> Study:
+def study(
+    instance: Instance, *, seed: int, budget: SearchBudget, effort: PlacementEffort | None = None
+) -> Study:
     """Plan an iteration, and compare it with the full pipeline; with `effort`, also on searched stage maps.
 
     Every search gets the whole budget, so that with steps alone, equal seeds give equal figures, CPU seconds
@@ -160,7 +162,7 @@ def study(instance: Instance, *, seed: int, budget: SearchBudget, effort: Effort
     )
 
 
-def find(instance: Instance, seed: int, budget: SearchBudget, effort: Effort | None = None) -> Found:
+def find(instance: Instance, seed: int, budget: SearchBudget, effort: PlacementEffort | None = None) -> Found:
     """Return the best plan on the given stage map, or, with `effort`, on a searched one."""
     started_s = time.process_time()
     start = None

@@ -19,7 +19,7 @@ from swarmnode.pipeline.plans.instance import Instance
 from swarmnode.pipeline.plans.moves import Draft, RandomMoves, apply
 from swarmnode.pipeline.plans.plan import Plan
 from swarmnode.pipeline.plans.routes import first_paths
-from swarmnode.pipeline.plans.simulator import Run, Simulator
+from swarmnode.pipeline.plans.simulator import SimulatedRun, Simulator
 
 HOT, COLD = 0.09, 0.0045
 """First and last temperature of a restart, relative to the makespan over the number of agents: a move changes
@@ -180,10 +180,10 @@ class _Search:
             current_s, last = _cost_s(run), run.finish_s.index(max(run.finish_s))
             self._keep(draft, run)
 
-    def _simulate(self, draft: Draft, limit_s: float) -> Run:
+    def _simulate(self, draft: Draft, limit_s: float) -> SimulatedRun:
         return self._simulator.run(draft.paths, draft.policies, draft.ranks, limit_s, MEAN_WEIGHT)
 
-    def _keep(self, draft: Draft, run: Run) -> None:
+    def _keep(self, draft: Draft, run: SimulatedRun) -> None:
         """Remember the fastest plan met; of equally fast ones the one whose agents finish sooner."""
         if (run.makespan_s, sum(run.finish_s)) < (self.best_run.makespan_s, sum(self.best_run.finish_s)):
             self.best, self.best_run = draft.copy(), run
@@ -193,7 +193,7 @@ class _Search:
         self._spent = max(_share(self.steps, self._budget.steps), _share(seconds, self._budget.seconds))
 
 
-def _cost_s(run: Run) -> float:
+def _cost_s(run: SimulatedRun) -> float:
     """Return the cost that annealing minimises."""
     return run.makespan_s + MEAN_WEIGHT * sum(run.finish_s) / len(run.finish_s)
 

@@ -83,7 +83,7 @@ class Trip:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SimulatedRun:
     """The outcome of one simulation."""
 
     makespan_s: float
@@ -136,7 +136,7 @@ class Simulator:
         limit_s: float = inf,
         mean_weight: float = 0.0,
         record: list[Recorded] | None = None,
-    ) -> Run:
+    ) -> SimulatedRun:
         """Simulate one iteration. `record` is filled with its tasks, in the order in which they start.
 
         Where makespan + mean_weight * mean finish of the agents is above `limit_s`, the makespan is
@@ -153,17 +153,17 @@ class Simulator:
         # Averaging of stage 0 follows the last backward of all; a nanosecond for the order of additions.
         limit = _Limit(limit_s - self._averaging_s[0] + 1e-9, mean_weight / len(paths), least, renewed)
         if limit.is_missed():
-            return Run(inf, ())
+            return SimulatedRun(inf, ())
         finish = [inf] * len(paths)
         last_backward = [0.0] * instance.node_count
         if not _events(instance, trips, releases, limit, policies, ranks, finish, last_backward, record):
-            return Run(inf, ())
+            return SimulatedRun(inf, ())
         stuck = tuple(agent for agent, end in enumerate(finish) if end == inf)
         makespan_s = max(finish)
         if self._averages and not stuck:
             makespan_s = max(end for _, end in self.averaging(last_backward))
         missed = makespan_s + mean_weight * sum(finish) / len(finish) > limit_s if not stuck else False
-        return Run(inf if missed else makespan_s, tuple(finish), stuck)
+        return SimulatedRun(inf if missed else makespan_s, tuple(finish), stuck)
 
     def averaging(self, last_backward: Sequence[float]) -> list[tuple[float, float]]:
         """Return start and end of each stage's averaging, given the last backward of every node."""

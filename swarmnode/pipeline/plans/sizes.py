@@ -1,6 +1,6 @@
 """Computes the costs of a model's layers from its shapes, before a weight is loaded.
 
-models.py (ModelCard), settings -> [sizes] -> Model -> partition.py, planning.py
+models.py (ModelCard), settings -> [sizes] -> ModelCosts -> partition.py, planning.py
 
 The arithmetic is that of memory_plan.py, a layer at a time. Times are those of a reference device of one
 speed; what members really take is measured, and only the proportions between layers and ends count here.
@@ -20,7 +20,7 @@ from swarmnode.memory_plan import (
     layer_bytes,
     logprob_bytes,
 )
-from swarmnode.pipeline.plans.partition import LayerCost, Model
+from swarmnode.pipeline.plans.partition import LayerCost, ModelCosts
 
 REFERENCE_FLOPS = 1e12
 """FLOP/s of the device whose speed is 1."""
@@ -32,7 +32,7 @@ other members."""
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class StageTraining:
     """The kind of training, as far as memory depends on it."""
 
     trainable: Literal["lora", "full"]
@@ -45,11 +45,11 @@ class Training:
     pass."""
 
 
-def model_costs(card: ModelCard, training: Training) -> Model:
+def model_costs(card: ModelCard, training: StageTraining) -> ModelCosts:
     """Return the costs of the model for partition.py.
 
     >>> card = ModelCard("m", 3.2e6, 4, 256, 512, 4, 4, 64, vocabulary=258)
-    >>> costs = model_costs(card, Training("lora", 16, 4, 1024))
+    >>> costs = model_costs(card, StageTraining("lora", 16, 4, 1024))
     >>> len(costs.layers), costs.layers[0] == costs.layers[3], costs.ends.activation_bytes
     (4, True, 3072)
     """
@@ -70,10 +70,10 @@ def model_costs(card: ModelCard, training: Training) -> Model:
         forward_s=2 * numbers / REFERENCE_FLOPS,
         activation_bytes=kept,
     )
-    return Model((layer,) * card.layers, _ends(card, training, work))
+    return ModelCosts((layer,) * card.layers, _ends(card, training, work))
 
 
-def _ends(card: ModelCard, training: Training, work: Workload) -> LayerCost:
+def _ends(card: ModelCard, training: StageTraining, work: Workload) -> LayerCost:
     """Return the costs of embedding, final norm, head and loss. A chunk of logits and the gradients of one
     layer exist only for a while: they are counted once, as held."""
     numbers = card.parameters - card.linear_parameters
@@ -87,7 +87,7 @@ def _ends(card: ModelCard, training: Training, work: Workload) -> LayerCost:
     )
 
 
-def _held_bytes(numbers: float, adapter: float, training: Training) -> int:
+def _held_bytes(numbers: float, adapter: float, training: StageTraining) -> int:
     """Return the bytes of weights, and of training them or an adapter on them: gradient and Adam's
     moments."""
     trained = numbers if training.trainable == "full" else adapter

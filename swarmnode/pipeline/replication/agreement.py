@@ -40,7 +40,7 @@ this share. Sums are the same bits, so what differs is the arithmetic of the opt
 in bfloat16."""
 
 
-class Weights(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class ReplicaWeights(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A replica's report after a step."""
 
     digest: Digest
@@ -50,7 +50,7 @@ class Weights(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class VoteSide:
     """Replicas that report the same digest."""
 
     digest: str
@@ -72,14 +72,14 @@ class ReplicaVote:
     """Digest of the right weights."""
     differs: bool = False
     """True if any two replicas reported different digests."""
-    rivals: tuple[Side, ...] = ()
+    rivals: tuple[VoteSide, ...] = ()
     """If undecided, the sides of equal size, the one with the smallest peer id first."""
 
 
-def agreement_of(us: str, said: Mapping[str, Weights], silent: Sequence[str] = ()) -> ReplicaVote:
+def agreement_of(us: str, said: Mapping[str, ReplicaWeights], silent: Sequence[str] = ()) -> ReplicaVote:
     """Return the vote over the reports `said`, by peer id, ours among them.
 
-    >>> said = {peer: Weights(mark * 64, "0" * 64) for peer, mark in (("a", "1"), ("b", "2"), ("c", "2"))}
+    >>> said = {peer: ReplicaWeights(mark * 64, "0" * 64) for peer, mark in zip("abc", "122")}
     >>> agreement_of("a", said).ask, agreement_of("b", said).agrees
     (('b', 'c'), True)
     >>> del said["c"]
@@ -118,14 +118,14 @@ def is_near(one: Mapping[str, Tensor], other: Mapping[str, Tensor], before: Mapp
     return all(_is_near_moment(one, other, name) for name in one if "/" in name)
 
 
-def _sides(said: Mapping[str, Weights]) -> list[Side]:
+def _sides(said: Mapping[str, ReplicaWeights]) -> list[VoteSide]:
     """Return the sides in the order of their smallest peer ids."""
     peers: dict[str, list[str]] = {}
     for peer_id in sorted(said):
         peers.setdefault(said[peer_id].digest, []).append(peer_id)
     befores = {digest: {said[peer].before for peer in those} for digest, those in peers.items()}
     return [
-        Side(digest, tuple(those), befores[digest].pop() if len(befores[digest]) == 1 else "")
+        VoteSide(digest, tuple(those), befores[digest].pop() if len(befores[digest]) == 1 else "")
         for digest, those in peers.items()
     ]
 

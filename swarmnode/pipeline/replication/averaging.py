@@ -1,5 +1,4 @@
-"""The replicas of a stage add up their gradients: all survivors compute the same sum, bit for bit, or know
-that they do not.
+"""The replicas of a stage add up their gradients: all survivors sum the same, bit for bit, or know better.
 
 StageWorker.take_gradients -> [ReplicaExchange.combine] -> StageWorker.apply -> [ReplicaExchange.compare]
                                  |
@@ -32,7 +31,7 @@ from collections.abc import Collection, Sequence
 from swarmnode.errors import NetworkError, Rejected
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.streams import StreamHost
-from swarmnode.pipeline.replication.agreement import ReplicaVote, Weights, agreement_of
+from swarmnode.pipeline.replication.agreement import ReplicaVote, ReplicaWeights, agreement_of
 from swarmnode.pipeline.replication.averaging_messages import (
     MAX_ROUNDS,
     NOT_HERE,
@@ -63,8 +62,8 @@ from swarmnode.pipeline.replication.contributions import (
     read_values,
     size_bytes,
 )
-from swarmnode.pipeline.replication.replica_answers import AveragingUnderWay, ReplicaAnswers, Scope
-from swarmnode.pipeline.replication.tally import KEPT_HEADS, MAX_REPLICAS, ContributionTally, Holdings
+from swarmnode.pipeline.replication.replica_answers import AnswerScope, AveragingUnderWay, ReplicaAnswers
+from swarmnode.pipeline.replication.tally import KEPT_HEADS, MAX_REPLICAS, ContributionTally, SeenHeads
 from swarmnode.pipeline.stages.micro_batches import GradientSum
 from swarmnode.pipeline.wire.questions import QuestionLimits, QuestionService
 
@@ -90,7 +89,7 @@ class ReplicaExchange(QuestionService):
         most = KEPT_HEADS * MAX_REPLICAS * MAX_HEAD_BYTES
         super().__init__(host, PROTOCOL, self._answers.answer, QuestionLimits(max_head_bytes=most))
 
-    def admit(self, peers: Collection[str], scope: Scope | None = None) -> None:
+    def admit(self, peers: Collection[str], scope: AnswerScope | None = None) -> None:
         """Answer these members from now on, and no others. `scope`: the questions that they may ask under the
         plan."""
         self.questions.admit(peers)
@@ -128,7 +127,7 @@ class ReplicaExchange(QuestionService):
         self, digest: str, exchange: StageIteration, replicas: Sequence[str], *, before: str = ""
     ) -> ReplicaVote:
         """Implements `GradientExchange.compare`. If replicas differ, agreement.py decides which are right."""
-        own, weights = self._key.peer_id, Weights(digest, before)
+        own, weights = self._key.peer_id, ReplicaWeights(digest, before)
         self._answers.weigh(exchange, weights)
         others = sorted(set(replicas) - {own})
         running = self._answers.running(exchange)
@@ -223,7 +222,7 @@ class ReplicaExchange(QuestionService):
 
     async def _hear(
         self, running: AveragingUnderWay, answering: Sequence[str], number: int
-    ) -> dict[str, Holdings]:
+    ) -> dict[str, SeenHeads]:
         """Return the holdings of each replica at the end of a round. A replica that does not answer is left
         out from here on."""
         async with asyncio.TaskGroup() as tasks:
@@ -232,7 +231,7 @@ class ReplicaExchange(QuestionService):
             }
         return {peer: found for peer, task in asked.items() if (found := task.result()) is not None}
 
-    async def _holdings_of(self, peer_id: str, tally: ContributionTally, number: int) -> Holdings | None:
+    async def _holdings_of(self, peer_id: str, tally: ContributionTally, number: int) -> SeenHeads | None:
         exchange = tally.exchange
         question = AskHeldGradients(
             plan=exchange.plan, stage=exchange.stage, iteration=exchange.iteration, round=number
@@ -258,7 +257,9 @@ class ReplicaExchange(QuestionService):
             except (Rejected, NetworkError):
                 tally.doubt(peer_id, signed)
 
-    async def _weights_of(self, peer_id: str, exchange: StageIteration, timeout_s: float) -> Weights | None:
+    async def _weights_of(
+        self, peer_id: str, exchange: StageIteration, timeout_s: float
+    ) -> ReplicaWeights | None:
         question = AskDigest(plan=exchange.plan, stage=exchange.stage, iteration=exchange.iteration)
         try:
             head, _ = await self.questions.ask(peer_id, encode(question), timeout_s=timeout_s)

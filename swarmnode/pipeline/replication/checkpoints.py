@@ -1,5 +1,4 @@
-"""Checkpoints of a pipeline, which load under any other partition, on any number of members, and on one
-machine.
+"""Checkpoints of a pipeline, which load under any partition, on any number of members, and on one machine.
 
 StageWorker.state -> [StageCheckpoints.write] -> folders of members -> [load_part] -> StageWorker.load_state
 all stages' states (StateService.assemble) -> [whole_snapshot] -> CheckpointStore: export, PEFT

@@ -1,5 +1,4 @@
-"""The interface by which a stage's replicas agree before and after an optimizer step; averaging.py implements
-it.
+"""The interface by which a stage's replicas agree before and after a step; averaging.py implements it.
 
 member (GradientSum of its own) -> [GradientExchange.combine] -> Combined -> StageWorker.apply
 member (digest of its weights) -> [GradientExchange.compare] -> ReplicaVote (agreement.py) -> aligning.py
@@ -138,7 +137,7 @@ class GradientExchange(Protocol):
         ...
 
 
-class Alone:
+class SoloExchange:
     """The exchange of a stage without replicas."""
 
     async def combine(

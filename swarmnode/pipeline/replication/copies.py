@@ -1,6 +1,6 @@
 """The copies of other members' states that are kept here, and the choice of those that make room for others.
 
-states.py (a copy is offered, and fetched) -> [Copies] -> states.py (what is held)
+states.py (a copy is offered, and fetched) -> [StateCopies] -> states.py (what is held)
 
 Bookkeeping. Copies are kept for those members that the plan gives us to keep, within bounds. Those of members
 that have left stay as long as there is room: they are for that.
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from swarmnode.pipeline.replication.holdings import HeldState, Holding, LayerAssignments
 
 
-class Copies:
+class StateCopies:
     """Copies of other members' states: the newest of each owner, by its peer id."""
 
     def __init__(self, peer_id: str, *, most: int, most_bytes: int) -> None:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from swarmnode.errors import Rejected
-from swarmnode.pipeline.replication.agreement import Weights
+from swarmnode.pipeline.replication.agreement import ReplicaWeights
 from swarmnode.pipeline.replication.averaging_messages import AskDigest, AskGradients, decode_question, encode
 from swarmnode.pipeline.replication.combining import StageIteration
-from swarmnode.pipeline.replication.tally import ContributionTally, Holdings
+from swarmnode.pipeline.replication.tally import ContributionTally, SeenHeads
 from swarmnode.pipeline.wire.questions import QuestionReply
 
 KEPT_EXCHANGES = 2
@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class AnswerScope:
     """Our stage under a plan: the bounds of questions that others may ask us."""
 
     plan: str
@@ -44,13 +44,13 @@ class AveragingUnderWay:
     """An exchange that other replicas may ask about."""
 
     tally: ContributionTally
-    published: list[Holdings] = field(default_factory=list[Holdings])
+    published: list[SeenHeads] = field(default_factory=list[SeenHeads])
     """Our holdings at the end of each round."""
-    closed: Holdings | None = None
+    closed: SeenHeads | None = None
     silent: set[str] = field(default_factory=set[str])
     """Replicas that it was closed without and that have not been heard of since."""
 
-    def at(self, number: int) -> Holdings | None:
+    def at(self, number: int) -> SeenHeads | None:
         """Return our holdings at the end of a round; None before it."""
         return self.published[number] if number < len(self.published) else self.closed
 
@@ -60,10 +60,10 @@ class ReplicaAnswers:
 
     def __init__(self, note_late: Callable[[], None]) -> None:
         """`note_late`: called when a replica asks after an exchange was closed without it."""
-        self.scope: Scope | None = None
+        self.scope: AnswerScope | None = None
         self._note_late = note_late
         self._running: OrderedDict[StageIteration, AveragingUnderWay] = OrderedDict()
-        self._weights: OrderedDict[StageIteration, Weights] = OrderedDict()
+        self._weights: OrderedDict[StageIteration, ReplicaWeights] = OrderedDict()
         self._changed = asyncio.Event()
         self._waiting: Counter[str] = Counter()
 
@@ -79,7 +79,7 @@ class ReplicaAnswers:
             self._running.popitem(last=False)
         self.tell()
 
-    def weigh(self, exchange: StageIteration, weights: Weights) -> None:
+    def weigh(self, exchange: StageIteration, weights: ReplicaWeights) -> None:
         """Record the weights after the step of an exchange."""
         self._weights[exchange] = weights
         if len(self._weights) > KEPT_EXCHANGES:

@@ -1,5 +1,4 @@
-r"""The members of a pipeline keep copies of each other's stage states, and give them to members that need
-them.
+r"""The members of a pipeline keep copies of each other's stage states, and give them to members in need.
 
 StageWorker.state (at an iteration's boundary) -> [StateService.publish] -> asked for by members
                                               \-> [push_copy] -> a neighbour keeps it, for when we are gone
@@ -26,7 +25,7 @@ from torch import Tensor
 
 from swarmnode.errors import CheckpointError, NetworkError, Rejected
 from swarmnode.network.streams import StreamHost
-from swarmnode.pipeline.replication.copies import Copies
+from swarmnode.pipeline.replication.copies import StateCopies
 from swarmnode.pipeline.replication.holdings import (
     Assembled,
     HeldState,
@@ -51,7 +50,12 @@ from swarmnode.pipeline.replication.state_messages import (
     encode,
 )
 from swarmnode.pipeline.stages.stage_model import StagePart
-from swarmnode.pipeline.stages.stage_state import StageState, fitting, fitting_moments, unpack_states
+from swarmnode.pipeline.stages.stage_state import (
+    StageState,
+    matching_moments,
+    matching_tensors,
+    unpack_states,
+)
 from swarmnode.pipeline.wire.questions import QuestionLimits, QuestionReply, QuestionService
 
 logger = logging.getLogger(__name__)
@@ -102,7 +106,7 @@ class StateService(QuestionService):
         self._own: list[HeldState] = []
         self._left: HeldState | None = None
         self._earlier: tuple[HeldState, ...] = ()
-        self._copies = Copies(
+        self._copies = StateCopies(
             host.peer_id, most=self._limits.max_copies, most_bytes=self._limits.max_copy_bytes
         )
         self._former: LayerAssignments | None = None
@@ -355,8 +359,8 @@ def _opened(
         raise CheckpointError(f"a stage's state holds {', '.join(sorted(strange))}")
     if wanted is not None:
         own = of_part(wanted, said)
-        fitting(found, own)
-        fitting_moments(found, own)
+        matching_tensors(found, own)
+        matching_moments(found, own)
     elif missing := set(range(said.first_layer, said.end_layer)) - {layer_of(name) for name in found}:
         raise CheckpointError(f"a stage's state lacks layers {sorted(missing)}")
     return found

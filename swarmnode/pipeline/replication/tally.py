@@ -1,5 +1,4 @@
-"""Decides which contributions of an iteration count: from the heads that each replica has seen to one set and
-its sum.
+"""Decides which contributions of an iteration count: from the heads that each replica has seen to one sum.
 
 averaging.py (what arrives) -> [ContributionTally] -> Combined
 
@@ -44,7 +43,7 @@ KEPT_HEADS = 2
 """Heads that are kept of one replica: two prove that it equivocates, more prove nothing else."""
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class SeenHead(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One head that a replica has seen."""
 
     sealed: Annotated[bytes, Meta(max_length=MAX_HEAD_BYTES)]
@@ -52,10 +51,10 @@ class Held(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     """True if the replica has the bytes too, and they are sound."""
 
 
-class Holdings(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class SeenHeads(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The heads that a replica has seen by the end of a round."""
 
-    held: Annotated[tuple[Held, ...], Meta(max_length=KEPT_HEADS * MAX_REPLICAS)]
+    held: Annotated[tuple[SeenHead, ...], Meta(max_length=KEPT_HEADS * MAX_REPLICAS)]
     closed: bool
     """True if the replica goes on with this set, whatever else may come."""
 
@@ -118,15 +117,15 @@ class ContributionTally:
         heads = self._heads.get(author, {})
         return self._sound.get(next(iter(heads))) if len(heads) == 1 else None
 
-    def holdings(self, *, closed: bool = False) -> Holdings:
+    def holdings(self, *, closed: bool = False) -> SeenHeads:
         held = [
-            Held(signed.sealed, payload in self._sound)
+            SeenHead(signed.sealed, payload in self._sound)
             for author in sorted(self._heads)
             for payload, signed in sorted(self._heads[author].items())
         ]
-        return Holdings(tuple(held), closed)
+        return SeenHeads(tuple(held), closed)
 
-    def learn(self, peer_id: str, holdings: Holdings) -> View:
+    def learn(self, peer_id: str, holdings: SeenHeads) -> View:
         """Take in the heads that another replica has seen. Heads without their author's signature are
         ignored."""
         view: set[tuple[str, bytes, bool]] = set()

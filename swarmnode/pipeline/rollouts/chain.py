@@ -1,5 +1,4 @@
-"""The interface between an engine and the stages: token ids go in, hidden states behind the last stage come
-out.
+"""The interface between an engine and the stages: token ids go in, hidden states come out.
 
 engine.py -> [Chain] -> remote_chain.py (members of a pipeline) | testing/local_chain.py (all in one process)
 

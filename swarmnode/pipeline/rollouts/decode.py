@@ -55,7 +55,7 @@ from swarmnode.pipeline.stages.stage_model import StageModel
 from swarmnode.pipeline.wire.codec import decode
 from swarmnode.pipeline.wire.messages import CodecName, Refusal
 from swarmnode.pipeline.wire.plan_members import PlanMembers
-from swarmnode.pipeline.wire.transport import Pace
+from swarmnode.pipeline.wire.transport import LinkPace
 from swarmnode.pipeline.wire.wire import NO_PAYLOAD, Payload
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class DecodeNode:
         version: Callable[[], int],
         codec: CodecName = "none",
         limits: DecodeLimits | None = None,
-        pace: Pace | None = None,
+        pace: LinkPace | None = None,
     ) -> None:
         """`version`: returns the policy version of our own stage. It is called in the stage's thread, where
         it changes together with the weights."""

@@ -122,7 +122,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Frame)
 
 
-class Asked(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class FeedQuestion(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A data node's question: how far did this feed of mine come at your node?"""
 
     plan: Digest
@@ -134,7 +134,7 @@ class StepProgress(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
     came: bool
     went: bool
-    seated: bool = True
+    assigned: bool = True
     """True if the stage here is held under the plan that was asked about."""
 
 

@@ -37,7 +37,7 @@ from swarmnode.pipeline.wire.codec import encode
 from swarmnode.pipeline.wire.inbound import LENGTH_BYTES, receive_length
 from swarmnode.pipeline.wire.messages import MAX_TENSOR_BYTES, CodecName, Refusal
 from swarmnode.pipeline.wire.plan_members import PlanMembers
-from swarmnode.pipeline.wire.transport import Pace
+from swarmnode.pipeline.wire.transport import LinkPace
 from swarmnode.pipeline.wire.wire import Payload
 
 logger = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ class FrameStreams:
         *,
         limits: DecodeLimits,
         counters: DecodeCounters,
-        pace: Pace | None,
+        pace: LinkPace | None,
     ) -> None:
         """`plans`: those that are running, by digest; it may change while streams are open."""
         self._host = host

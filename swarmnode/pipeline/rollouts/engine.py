@@ -118,7 +118,7 @@ class PipelineEngine(TorchEngine):
         hidden = self._feeder.bring(self._newest.version)
         self._record_paths()
         if isinstance(hidden, Stopped):
-            self._make_do(hidden)
+            self._handle_stop(hidden)
             return ()
         tokens, logprobs = self._sampler.sample(self._logits_by_row(hidden))
         self._clock += 1
@@ -158,7 +158,7 @@ class PipelineEngine(TorchEngine):
                 request = running.request.resumed(replace(sampled, path=path))
                 self._running[row] = replace(running, request=request)
 
-    def _make_do(self, stopped: Stopped) -> None:
+    def _handle_stop(self, stopped: Stopped) -> None:
         """Handle a step that was stopped before anything was sampled: put requests back, wait for the next
         step, or raise EngineError."""
         if stopped.why is StopReason.NOT_FINITE:

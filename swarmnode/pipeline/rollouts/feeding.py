@@ -173,7 +173,7 @@ class Feeder:
                     failed.append((load, result))
                 else:
                     unhelpful = result
-            self._go_around(failed, trouble)
+            self._restart_failed(failed, trouble)
             if unhelpful is not None:
                 return unhelpful
             # What was forgotten is brought again, also where its newest token had come through.
@@ -274,7 +274,7 @@ class Feeder:
                 found[row] = hidden_ND[place]
         return found
 
-    def _go_around(self, failed: Sequence[tuple[_Load, Stopped]], trouble: _Trouble) -> None:
+    def _restart_failed(self, failed: Sequence[tuple[_Load, Stopped]], trouble: _Trouble) -> None:
         """Close the sessions of failed feeds, so that everything is sent again, along other routes if need
         be."""
         trouble.rounds += bool(failed)

@@ -17,7 +17,7 @@ from torch import Tensor
 from swarmnode.errors import HostDown, NetworkError
 from swarmnode.pipeline.rollouts.chain import Stopped, StopReason
 from swarmnode.pipeline.rollouts.decode_streams import BrokenOff, FrameStreams
-from swarmnode.pipeline.rollouts.in_flight import InFlightStep, InFlightSteps, or_news
+from swarmnode.pipeline.rollouts.in_flight import InFlightStep, InFlightSteps, result_or_event
 from swarmnode.pipeline.rollouts.stage_cache import Segments
 from swarmnode.pipeline.rollouts.tracing import Tracing
 from swarmnode.pipeline.wire.messages import CodecName
@@ -58,12 +58,12 @@ class DecodeHops:
             try:
                 async with asyncio.timeout(timeout_s):
                     bringing = self._bring(expected, segments, hidden_ND, version, timeout_s)
-                    result = await or_news(bringing, expected.found)
+                    result = await result_or_event(bringing, expected.found)
                     if not _is_not_ready(result):
                         return result
                     not_ready = result
                     asking = self._tracing.until_assigned(members, result, suspect)
-                    return await or_news(asking, expected.news)
+                    return await result_or_event(asking, expected.news)
             except TimeoutError:
                 if not_ready is not None:
                     return Stopped(

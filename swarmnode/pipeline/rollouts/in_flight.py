@@ -159,7 +159,7 @@ class ForwardedSteps:
         return [(key[0], self._steps.pop(key)[1]) for key in concerned]
 
 
-async def or_news(work: Coroutine[Any, Any, _T], news: asyncio.Future[_T]) -> _T:
+async def result_or_event(work: Coroutine[Any, Any, _T], news: asyncio.Future[_T]) -> _T:
     """Return the result of the work, or of `news` if that comes first; then the work is cancelled."""
     working = asyncio.ensure_future(work)
     try:

@@ -1,6 +1,6 @@
 """Questions of a data node to others: how far a feed came, and if a stage is held under our plan.
 
-decode.py (nothing came around) -> [Tracing.find] -> Asked -> [Tracing] of every node -> StepProgress
+decode.py (nothing came around) -> [Tracing.find] -> FeedQuestion -> [Tracing] of every node -> StepProgress
 decode.py (a node is at another plan) -> [Tracing.until_assigned] -> that node, now and then
 
 Members take their assignments under a plan a moment after each other, and a newcomer knows no other member
@@ -22,7 +22,7 @@ from swarmnode.pipeline.rollouts.chain import Stopped, StopReason
 from swarmnode.pipeline.rollouts.decode_messages import (
     MAX_ASKED_BYTES,
     MAX_PROGRESS_BYTES,
-    Asked,
+    FeedQuestion,
     StepProgress,
     who_stopped,
 )
@@ -45,7 +45,7 @@ MAX_BROKEN_OFF = 12
 """Feeds in a row that a member may break off while it says that it is ready, before it counts as lost."""
 
 
-NOT_READY = StepProgress(came=False, went=False, seated=False)
+NOT_READY = StepProgress(came=False, went=False, assigned=False)
 
 
 class Tracing:
@@ -87,7 +87,7 @@ class Tracing:
     async def find(self, members: PlanMembers, path: tuple[int, ...], number: int, detail: str) -> Stopped:
         """Ask every node of the path of a feed that did not come around. Returns the stop with the node at
         which it stands."""
-        asked = Asked(members.plan, number)
+        asked = FeedQuestion(members.plan, number)
         async with asyncio.TaskGroup() as tasks:
             asking = {node: tasks.create_task(self._ask(members.peers[node], asked)) for node in path[1:]}
         node = who_stopped(path, {node: task.result() for node, task in asking.items()})
@@ -102,8 +102,8 @@ class Tracing:
         node, detail = stopped.node, stopped.detail
         assert node is not None
         peer_id, pause_s = members.peers[node], FIRST_PAUSE_S
-        asked = Asked(members.plan, 0)
-        while (progress := await self._ask(peer_id, asked)) is None or not progress.seated:
+        asked = FeedQuestion(members.plan, 0)
+        while (progress := await self._ask(peer_id, asked)) is None or not progress.assigned:
             if progress is None and not await self._streams.reaches(peer_id):
                 return Stopped(StopReason.LOST, node, f"{detail}, and cannot be reached")
             if pause_s == FIRST_PAUSE_S:
@@ -117,7 +117,7 @@ class Tracing:
             return Stopped(StopReason.LOST, node, f"{detail} {MAX_BROKEN_OFF} times")
         return Stopped(StopReason.FORGOTTEN, node, detail)
 
-    async def _ask(self, peer_id: str, asked: Asked) -> StepProgress | None:
+    async def _ask(self, peer_id: str, asked: FeedQuestion) -> StepProgress | None:
         try:
             answer = await self._host.request(
                 peer_id, ASK_PROTOCOL, msgspec.msgpack.encode(asked),
@@ -132,12 +132,12 @@ class Tracing:
         """Answer a question. About a plan that is not ours, or not the asker's, we say that we are not ready.
         Raises Rejected for malformed requests."""
         try:
-            asked = msgspec.msgpack.decode(request, type=Asked)
+            asked = msgspec.msgpack.decode(request, type=FeedQuestion)
         except msgspec.MsgspecError as error:
             raise Rejected(Refusal.MALFORMED, str(error)) from error
         members = self._plans.get(asked.plan)
         progress = NOT_READY
         if members is not None and peer_id in members.peers:
             known = self._progress.get((peer_id, asked.number), StepProgress(False, False))
-            progress = msgspec.structs.replace(known, seated=self._is_assigned(asked.plan))
+            progress = msgspec.structs.replace(known, assigned=self._is_assigned(asked.plan))
         return msgspec.msgpack.encode(progress)

@@ -1,6 +1,6 @@
 """The stage that the plan assigns to this member: its layers in memory, with what has been learned.
 
-membership.py (Agreed) -> [AssignedStage.take] -> PipelineMember.assign, DecodeNode
+membership.py (AgreedPlan) -> [AssignedStage.take] -> PipelineMember.assign, DecodeNode
 every step -> [AssignedStage] -> own state for others, a copy at a neighbour, checkpoints
 
 Weights come from the model's folder; what was learnt comes from whoever holds the layers now, from the copy
@@ -17,7 +17,7 @@ import torch
 from swarmnode.errors import CheckpointError, NetworkError, StorageError
 from swarmnode.pipeline.execution.assignment import Assignment
 from swarmnode.pipeline.execution.member import PipelineMember
-from swarmnode.pipeline.plans.planning import Agreed
+from swarmnode.pipeline.plans.planning import AgreedPlan
 from swarmnode.pipeline.replication.averaging import ReplicaExchange
 from swarmnode.pipeline.replication.checkpoints import StageCheckpoints
 from swarmnode.pipeline.replication.holdings import HeldState
@@ -110,7 +110,7 @@ class AssignedStage:
         self._next: _Held | None = None
         self._worker: StageWorker | None = None
         self._held_bytes = 0
-        self.agreed: Agreed | None = None
+        self.agreed: AgreedPlan | None = None
         """The plan whose assignment we have taken."""
         self.ready = asyncio.Event()
         """Set while we have a stage under that plan."""
@@ -133,7 +133,7 @@ class AssignedStage:
         """Optimizer steps in the weights at hand. To be read in the thread of the stage."""
         return self._worker.version if self._worker is not None else 0
 
-    async def prepare(self, agreed: Agreed) -> None:
+    async def prepare(self, agreed: AgreedPlan) -> None:
         """Load the layers of the next plan while training goes on under the present one. Raises
         ModelError."""
         self._next = None
@@ -145,7 +145,7 @@ class AssignedStage:
         if self._held is None or needed + self._held_bytes <= self._settings.free_bytes:
             self._next = await asyncio.to_thread(self._load, part)
 
-    async def take(self, agreed: Agreed) -> None:
+    async def take(self, agreed: AgreedPlan) -> None:
         """Take our assignment of a plan. Raises ModelError, CheckpointError."""
         self.ready.clear()
         # Rollouts that are under way do not wait for what goes by the former plan.
@@ -273,7 +273,7 @@ class AssignedStage:
         parameters = list(model.trainable().values())
         return _Held(part, model, adam(parameters, self._settings.learning_rate))
 
-    async def _bring_up_to_date(self, held: _Held, worker: StageWorker, agreed: Agreed) -> None:
+    async def _bring_up_to_date(self, held: _Held, worker: StageWorker, agreed: AgreedPlan) -> None:
         """Load the state that the pipeline has learned of these layers by `agreed.iteration`."""
         if held.iteration == agreed.iteration or not worker.model.trainable():
             held.iteration = agreed.iteration

@@ -18,7 +18,7 @@ from swarmnode.node.node import NetworkParts, NodeLoop
 from swarmnode.node.policies import plain_error
 from swarmnode.node.status import NodeStatus, Summary
 from swarmnode.pipeline.execution.assignment import IterationReport
-from swarmnode.pipeline.plans.planning import Agreed
+from swarmnode.pipeline.plans.planning import AgreedPlan
 from swarmnode.pipeline.rollouts.engine import PipelineEngine
 from swarmnode.pipeline.rollouts.remote_chain import ChainSettings, RemoteChain
 from swarmnode.pipeline.rollouts.routing import StageHolders, path_of_depth, path_of_prompt
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class RolloutInputs:
     """The tasks, tokenizer and checkpoint store that rollouts are made with."""
 
     tasks: Mapping[str, Task]
@@ -50,9 +50,9 @@ class Asking:
 class RolloutRole:
     """A node of the swarm whose policy the whole pipeline holds."""
 
-    def __init__(self, data_node: DataNode, asking: Asking) -> None:
+    def __init__(self, data_node: DataNode, inputs: RolloutInputs) -> None:
         self._data_node = data_node
-        self._asking = asking
+        self._inputs = inputs
         self._stopped = False
         self._chain: RemoteChain | None = None
         self._paths: tuple[StagePath, ...] = ()
@@ -69,7 +69,7 @@ class RolloutRole:
         if self._node is not None:
             self._node.request_stop()
 
-    def replanned(self, agreed: Agreed) -> None:
+    def replanned(self, agreed: AgreedPlan) -> None:
         own = agreed.node_of(self._data_node.peer_id)
         if own is None or agreed.stage_of(self._data_node.peer_id) != 0:
             return
@@ -90,7 +90,7 @@ class RolloutRole:
             peer_id=data_node.peer_id,
             name=data_node.parts.key.name,
             model=data_node.parts.whole.name,
-            seed=self._asking.seed,
+            seed=self._inputs.seed,
             network=self._network() if config.exchange.enabled else None,
             pipeline=data_node.pipeline_status,
         )
@@ -115,8 +115,8 @@ class RolloutRole:
         if agreed is None or agreed.stage_of(self._data_node.peer_id) != 0:
             raise RoleChanged("under the new plan we hold another stage") from group
 
-    def _learner(self, agreed: Agreed) -> PipelineLearner:
-        data_node, asking = self._data_node, self._asking
+    def _learner(self, agreed: AgreedPlan) -> PipelineLearner:
+        data_node, inputs = self._data_node, self._inputs
         config, whole = data_node.parts.config, data_node.parts.whole
         own = agreed.node_of(data_node.peer_id)
         assert own is not None, "data roles begin with an assignment"
@@ -129,7 +129,7 @@ class RolloutRole:
         )
         engine = PipelineEngine(
             self._chain,
-            asking.eos_token_ids,
+            inputs.eos_token_ids,
             choose_path=self._choose_path,
             max_running=config.rollout.slots,
             max_length=longest_sequence(config, whole.name, whole.max_positions),
@@ -140,11 +140,11 @@ class RolloutRole:
             config,
             data_node.link,
             engine,
-            renderer_of(config.policy, asking.tokenizer, asking.eos_token_ids),
-            asking.tasks,
-            asking.store,
+            renderer_of(config.policy, inputs.tokenizer, inputs.eos_token_ids),
+            inputs.tasks,
+            inputs.store,
             author=data_node.peer_id,
-            seed=asking.seed,
+            seed=inputs.seed,
             base_name=whole.name,
             fingerprint=whole.fingerprint,
             packed=whole.cut.packing_obstacle is None and config.training.packing == "auto",
@@ -154,15 +154,15 @@ class RolloutRole:
         )
 
     def _network(self) -> NetworkParts:
-        data_node, asking = self._data_node, self._asking
+        data_node, inputs = self._data_node, self._inputs
         config, whole = data_node.parts.config, data_node.parts.whole
         longest = longest_sequence(config, whole.name, whole.max_positions)
         exchange = build_exchange(
             config,
             data_node.parts.host,
             data_node.parts.key,
-            asking.tasks_of_others,
-            renderer_of(config.policy, asking.tokenizer, asking.eos_token_ids),
+            inputs.tasks_of_others,
+            renderer_of(config.policy, inputs.tokenizer, inputs.eos_token_ids),
             family=whole.family,
             parameters=round(whole.card.parameters),
             longest_prompt=longest - config.rollout.max_tokens,
@@ -172,7 +172,7 @@ class RolloutRole:
     def _choose_path(self, prompt_ids: Sequence[int]) -> StagePath:
         return path_of_prompt(self._paths, prompt_ids)
 
-    def _paths_of(self, agreed: Agreed) -> tuple[StagePath, ...]:
+    def _paths_of(self, agreed: AgreedPlan) -> tuple[StagePath, ...]:
         """Return the paths of rollouts: those that they will be trained along, or one of the depth that is
         set."""
         stages, depth = len(agreed.partition.stages), self._data_node.parts.config.pipeline.depth
@@ -213,7 +213,7 @@ class TextRole:
         self._stopped = True
         self._data_node.link.stop()
 
-    def replanned(self, agreed: Agreed) -> None:
+    def replanned(self, agreed: AgreedPlan) -> None:
         """Do nothing: text does not depend on the plan."""
 
     async def run(self) -> str:
@@ -246,5 +246,5 @@ class TextRole:
         )
 
 
-def _members(agreed: Agreed, own: int) -> StageHolders:
+def _members(agreed: AgreedPlan, own: int) -> StageHolders:
     return StageHolders(agreed.digest, agreed.peers, agreed.plan.instance.stage_of, own)

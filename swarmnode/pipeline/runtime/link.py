@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from swarmnode.errors import ModelError, PipelineError
 from swarmnode.pipeline.execution.assignment import Feed, IterationReport
 from swarmnode.pipeline.execution.member import PipelineMember
-from swarmnode.pipeline.plans.planning import Agreed
+from swarmnode.pipeline.plans.planning import AgreedPlan
 from swarmnode.pipeline.runtime.assigned_stage import AssignedStage
 from swarmnode.pipeline.runtime.learned_state import WholeState
 from swarmnode.pipeline.runtime.membership_supervisor import MembershipSupervisor
@@ -121,7 +121,7 @@ class PipelineLink:
             f"no iteration could be run under {MAX_TRIES} plans", hint="look at the other members' logs"
         )
 
-    async def _agreed(self) -> Agreed | None:
+    async def _agreed(self) -> AgreedPlan | None:
         """Return the plan for the next iteration once our stage is ready under it; None if we are stopped
         first."""
         waiting = asyncio.ensure_future(self._agreed_and_ready())
@@ -137,13 +137,13 @@ class PipelineLink:
             # Neither outlives this call: what is cancelled may still hold the membership for a moment.
             await asyncio.gather(waiting, stopping, return_exceptions=True)
 
-    async def _agreed_and_ready(self) -> Agreed:
+    async def _agreed_and_ready(self) -> AgreedPlan:
         agreed = await self._supervisor.agreed(self._member.iteration)
         await self._assigned_stage.ready.wait()
         return agreed
 
 
-def iteration_plan_of(agreed: Agreed, peer_id: str, iteration: int) -> IterationPlan:
+def iteration_plan_of(agreed: AgreedPlan, peer_id: str, iteration: int) -> IterationPlan:
     """Return the plan of an iteration for this peer. Raises RoleChanged if no agent starts at it."""
     paths = own_paths(agreed, peer_id)
     if not paths:
@@ -151,7 +151,7 @@ def iteration_plan_of(agreed: Agreed, peer_id: str, iteration: int) -> Iteration
     return IterationPlan(iteration, paths, agreed.plan.instance.waves)
 
 
-def own_paths(agreed: Agreed, peer_id: str) -> dict[int, StagePath]:
+def own_paths(agreed: AgreedPlan, peer_id: str) -> dict[int, StagePath]:
     """Return the stages of each agent that starts at this peer."""
     plan, own = agreed.plan, agreed.node_of(peer_id)
     return {agent: plan.stages(agent) for agent, path in enumerate(plan.paths) if path[0] == own}

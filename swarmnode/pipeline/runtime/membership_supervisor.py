@@ -18,7 +18,7 @@ from typing import Self
 from swarmnode.errors import PipelineError, SwarmnodeError
 from swarmnode.node.policies import plain_error
 from swarmnode.pipeline.membership.membership import Membership
-from swarmnode.pipeline.plans.planning import Agreed
+from swarmnode.pipeline.plans.planning import AgreedPlan
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class MembershipSupervisor:
         """Leave the pipeline. Raises, in a group, the error after which we did not come back."""
         await self._stack.__aexit__(exc_type, exc, tb)
 
-    async def agreed(self, iteration: int) -> Agreed:
+    async def agreed(self, iteration: int) -> AgreedPlan:
         """Call `Membership.agreed` of the present membership, or of the next one if there is none. Raises
         ModelError."""
         await self._up.wait()

@@ -25,15 +25,15 @@ from swarmnode.node.status import NodeStatus, Phase, PipelineStatus, Summary, su
 from swarmnode.node.workers import supervise
 from swarmnode.pipeline.execution.assignment import IterationReport
 from swarmnode.pipeline.membership.membership import Membership
-from swarmnode.pipeline.membership.outcomes import Outcomes
+from swarmnode.pipeline.membership.outcomes import SlowdownLog
 from swarmnode.pipeline.membership.probes import LinkProber, ProbeService
 from swarmnode.pipeline.plans.costs import Observation
-from swarmnode.pipeline.plans.planning import Agreed
+from swarmnode.pipeline.plans.planning import AgreedPlan
 from swarmnode.pipeline.runtime.link import PipelineLink, RoleChanged
 from swarmnode.pipeline.runtime.membership_supervisor import MembershipSupervisor
 from swarmnode.pipeline.runtime.parts import DataNode, DataRole, PipelineParts, rounds_are_done
 from swarmnode.pipeline.runtime.stage_services import StageServices
-from swarmnode.pipeline.runtime.steps import Steps
+from swarmnode.pipeline.runtime.steps import StepFollower
 from swarmnode.pipeline.runtime.view import PipelineView
 from swarmnode.training.records import TrainReport
 
@@ -67,7 +67,7 @@ class PipelineNode:
         self._stopping = asyncio.Event()
         self._stack = AsyncExitStack()
         self._view = PipelineView(config.pipeline.name, parts.key.peer_id)
-        self._outcomes = Outcomes(parts.plan.micro_batch_tokens)
+        self._outcomes = SlowdownLog(parts.plan.micro_batch_tokens)
         self._board = StatusBoard(
             peer_id=parts.key.peer_id,
             name=parts.key.name,
@@ -156,7 +156,7 @@ class PipelineNode:
 
     async def run(self) -> Summary:
         """Hold the assigned stage and do its work until the node ends."""
-        steps = Steps(self.member, self.assigned_stage, self.supervisor)
+        steps = StepFollower(self.member, self.assigned_stage, self.supervisor)
         async with asyncio.TaskGroup() as services:
             owned = [
                 services.create_task(supervise("discovery", self.parts.discovery.run)),
@@ -278,7 +278,7 @@ class PipelineNode:
             observed=self.observed,
         )
 
-    async def _take_assignment(self, agreed: Agreed) -> None:
+    async def _take_assignment(self, agreed: AgreedPlan) -> None:
         await self.assigned_stage.take(agreed)
         if self._role is not None and self.assigned_stage.ready.is_set():
             self._role.replanned(agreed)

@@ -17,7 +17,7 @@ from swarmnode.pipeline.execution.assignment import MemberSettings
 from swarmnode.pipeline.execution.member import PipelineMember
 from swarmnode.pipeline.membership.known_members import MembershipSettings
 from swarmnode.pipeline.plans.costs import MemberCosts
-from swarmnode.pipeline.plans.planning import Agreed, PlanSettings
+from swarmnode.pipeline.plans.planning import AgreedPlan, PlanSettings
 from swarmnode.pipeline.replication.checkpoints import StageCheckpoints
 from swarmnode.pipeline.replication.holdings import HeldState
 from swarmnode.pipeline.rollouts.decode import DecodeNode
@@ -95,7 +95,7 @@ class DataRole(Protocol):
         """End after the running iteration."""
         ...
 
-    def replanned(self, agreed: Agreed) -> None:
+    def replanned(self, agreed: AgreedPlan) -> None:
         """Take note of another plan, which has a stage for us."""
         ...
 

@@ -37,7 +37,7 @@ from swarmnode.pipeline.plans.costs import MemberCosts
 from swarmnode.pipeline.replication.checkpoints import StageCheckpoints, single_machine_tensors
 from swarmnode.pipeline.replication.holdings import HeldState
 from swarmnode.pipeline.runtime.assigned_stage import AssignedStageSettings
-from swarmnode.pipeline.runtime.data_roles import Asking, RolloutRole, TextRole
+from swarmnode.pipeline.runtime.data_roles import RolloutInputs, RolloutRole, TextRole
 from swarmnode.pipeline.runtime.idle_rollouts import IdleSharing, load_idle_model, sharing_exchange
 from swarmnode.pipeline.runtime.node import PipelineNode
 from swarmnode.pipeline.runtime.parts import DataNode, DataRole, PipelineParts
@@ -278,6 +278,8 @@ def _data_role(
         if seat.config.pipeline.text:
             return TextRole(data_node, tokenizer, seat.seed)
         store = _store(seat, whole)
-        return RolloutRole(data_node, Asking(seat.tasks, tasks_of_others, tokenizer, ends, store, seat.seed))
+        return RolloutRole(
+            data_node, RolloutInputs(seat.tasks, tasks_of_others, tokenizer, ends, store, seat.seed)
+        )
 
     return make

@@ -13,7 +13,7 @@ from swarmnode.model.base_model import find_device, find_dtype
 from swarmnode.node.assemble import longest_sequence
 from swarmnode.pipeline.membership.known_members import MembershipSettings
 from swarmnode.pipeline.plans.planning import PlanSettings
-from swarmnode.pipeline.plans.sizes import Training, model_costs
+from swarmnode.pipeline.plans.sizes import StageTraining, model_costs
 from swarmnode.pipeline.stages.whole_model import WholeModel
 from swarmnode.pipeline.wire.messages import MAX_BACK
 
@@ -87,7 +87,7 @@ def plan_settings(config: Config, whole: WholeModel) -> PlanSettings:
     pipeline, tokens = config.pipeline, batch_tokens(config, whole)
     dtype = find_dtype(config.policy.dtype, find_device(config.policy.device))
     number_bytes = dtype.itemsize
-    training = Training(
+    training = StageTraining(
         pipeline.trainable,
         config.policy.lora_rank,
         number_bytes,

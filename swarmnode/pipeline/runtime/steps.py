@@ -1,6 +1,6 @@
 """The consequences of every optimizer step of a member: others are told, and get a copy of the state.
 
-member.py (a step was taken) -> [Steps] -> membership_supervisor.py (our weights are at this iteration)
+member.py (a step was taken) -> [StepFollower] -> membership_supervisor.py (our weights are at this iteration)
                                         -> assigned_stage.py (a copy at the neighbour, a checkpoint)
 """
 
@@ -15,7 +15,7 @@ from swarmnode.pipeline.runtime.membership_supervisor import MembershipSuperviso
 logger = logging.getLogger(__name__)
 
 
-class Steps:
+class StepFollower:
     """Follows the optimizer steps of this member by two services, `follow` and `hand_on`, that run until
     cancelled."""
 

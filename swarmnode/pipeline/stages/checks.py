@@ -1,6 +1,6 @@
 """Checks of the tensors that peers send to a stage, made completely before anything changes.
 
-StageWorker (hidden states, gradients) -> [Checks] -> what the stage computes with, or Rejected, counted
+StageWorker (hidden states, gradients) -> [TensorChecks] -> what the stage computes with, or Rejected, counted
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from swarmnode.pipeline.stages.stage_model import StageModel
 from swarmnode.pipeline.wire.messages import Refusal
 
 
-class Checks:
+class TensorChecks:
     """Checks what peers send to one stage."""
 
     def __init__(self, model: StageModel, *, max_tokens: int) -> None:

@@ -1,5 +1,4 @@
-"""Tests if a family of models can be cut into stages, by cutting a small random model of the same
-configuration.
+"""Tests if a family of models can be cut into stages, by cutting a small random model of its configuration.
 
 whole_model.py (configuration) -> [try_cut] -> Cut -> stage_model.py, or ModelError
 

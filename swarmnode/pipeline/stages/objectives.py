@@ -1,5 +1,4 @@
-"""Losses at the end of a path through the stages: cross-entropy of text, or the trainer's own loss of
-rollouts.
+"""Losses at the end of a path through the stages: cross-entropy of text, or the trainer's own of rollouts.
 
 rollout_feed.py, sources.py -> LossInputs, [Objective] -> driver.py -> StageWorker.loss on the data stage
                                     |

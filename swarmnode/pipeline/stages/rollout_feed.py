@@ -106,7 +106,7 @@ class RolloutFeed:
         chance = random.Random(f"{seed}/{version}")
         for path, mates in by_path.items():
             room = waves * sum(each == path for each in paths.values())
-            kept, batches = fitting(mates, room, pack, chance)
+            kept, batches = groups_that_fit(mates, room, pack, chance)
             self._waiting[path] = deque(batches)
             self.left_out += len(mates) - len(kept)
             self.tokens += sum(completion_tokens(group.samples) for group in kept)
@@ -159,7 +159,7 @@ def weight_of(batch: MicroBatch, config: TrainingConfig) -> int:
     return loss_of(config.loss).counted(answers=answers, tokens=tokens)
 
 
-def fitting(
+def groups_that_fit(
     groups: Sequence[PathSamples],
     room: int,
     pack: Callable[[Sequence[PathSamples]], list[MicroBatch]],

@@ -1,5 +1,4 @@
-"""One member's part in the arithmetic: micro-batches go forward through its stage, and their gradients
-backward.
+"""One member's arithmetic: micro-batches go forward through its stage, and their gradients backward.
 
 transport (a driver, in a worker thread) -> [StageWorker] -> stage_model.py
 
@@ -24,7 +23,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from swarmnode.errors import ModelError, Rejected
-from swarmnode.pipeline.stages.checks import Checks
+from swarmnode.pipeline.stages.checks import TensorChecks
 from swarmnode.pipeline.stages.micro_batches import (
     GradientAccumulator,
     GradientSum,
@@ -35,7 +34,7 @@ from swarmnode.pipeline.stages.micro_batches import (
 )
 from swarmnode.pipeline.stages.stage_memory import within_memory
 from swarmnode.pipeline.stages.stage_model import StageModel
-from swarmnode.pipeline.stages.stage_state import StageState, fitting, fitting_moments, pack_state
+from swarmnode.pipeline.stages.stage_state import StageState, matching_moments, matching_tensors, pack_state
 from swarmnode.pipeline.wire.messages import Refusal
 from swarmnode.training.checkpoint import optimizer_tensors
 from swarmnode.training.losses import LossOutput
@@ -87,7 +86,7 @@ class StageWorker:
         self.iteration = iteration
         self.version = iteration
         """Optimizer steps in the weights: less than `iteration` while the gradients of one are averaged."""
-        self._checks = Checks(model, max_tokens=max_tokens)
+        self._checks = TensorChecks(model, max_tokens=max_tokens)
         self.refused = self._checks.refused
         """Refused messages of peers, by reason."""
         self.dropped = 0
@@ -308,8 +307,8 @@ class StageWorker:
         flight and gradient sums are dropped: they belong to other weights. Raises CheckpointError, with
         nothing changed, if a tensor is missing, has another shape or is not finite.
         """
-        own = fitting(tensors, self._parameters)
-        moments = {} if optimizer is None else fitting_moments(tensors, self._parameters)
+        own = matching_tensors(tensors, self._parameters)
+        moments = {} if optimizer is None else matching_moments(tensors, self._parameters)
         self._forget_work()
         self._sum = GradientAccumulator(self._slots)
         with torch.no_grad():

@@ -63,7 +63,7 @@ def unpack_states(states: Iterable[StageState], *, max_bytes: int) -> dict[str, 
     return found
 
 
-def fitting(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def matching_tensors(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the wanted tensors from among `tensors`. Raises CheckpointError if one is missing, has another
     shape or is not finite."""
     for name, ours in wanted.items():
@@ -80,7 +80,7 @@ def fitting(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict
     return {name: tensors[name] for name in wanted}
 
 
-def fitting_moments(
+def matching_moments(
     tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]
 ) -> dict[int, dict[str, Tensor]]:
     """Return Adam's moments among `tensors`, by the index of their parameter. A parameter without any starts

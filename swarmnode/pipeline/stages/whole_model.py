@@ -1,5 +1,4 @@
-"""The whole model, as a member of a pipeline knows it: from its folder, with no weight of other stages
-loaded.
+"""The whole model, as a pipeline member knows it: from its folder, with no weight of other stages loaded.
 
 models folder or hub -> [WholeModel] -> partition (card), stages (folder, cut), tokenizer, fingerprint
 

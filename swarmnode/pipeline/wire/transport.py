@@ -68,7 +68,7 @@ class ArrivalWindow:
         return self.first_s + share * (self.last_s - self.first_s)
 
 
-class Pace(Protocol):
+class LinkPace(Protocol):
     """A link that is slower than the real one (testing/emulated.py)."""
 
     def arrival(self, peer_id: str, size_bytes: int, now_s: float) -> ArrivalWindow:
@@ -99,7 +99,7 @@ class TensorTransport:
         inbox: MessageHandler,
         *,
         limits: TransportLimits | None = None,
-        pace: Pace | None = None,
+        pace: LinkPace | None = None,
     ) -> None:
         self._host = host
         self._limits = limits or TransportLimits()
