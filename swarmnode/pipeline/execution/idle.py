@@ -90,7 +90,7 @@ class IdleRollouts:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`rollouts`: (mode "refill") over `engine`, which has no other user. `sink` is called with each
+        """`rollouts`: in mode "refill" over `engine`, which has no other user. `sink` is called with each
         whole group as part of a piece, so it should only pass it on. `stage_busy_s`: returns the seconds of
         stage work done so far."""
         self._engine = engine

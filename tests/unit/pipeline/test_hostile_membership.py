@@ -140,7 +140,7 @@ def says(node: Node, what: Callable[[Status], Status]) -> None:
     """From now on a member says this of itself."""
     member = node.membership
     honest = member.status
-    for each in (member, member._watch, member._convener):  # pyright: ignore[reportPrivateUsage]
+    for each in (member, member._liveness, member._convener):  # pyright: ignore[reportPrivateUsage]
         name = "status" if each is member else "_status"
         setattr(each, name, lambda: what(honest()))
 
