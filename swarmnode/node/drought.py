@@ -87,8 +87,8 @@ def story(before: Mapping[str, Drought], now: Mapping[str, Drought]) -> list[str
         drought = now.get(task)
         if drought is None and known.given:
             lines.append(
-                f"{task} is learnt at last, with help: the first right answers of our own after {known.rounds}"
-                f" rounds without one, and {known.given} of others"
+                f"help with {task} worked: our own first right answers, after {known.rounds} rounds without"
+                f" one and {known.given} right answers of others"
             )
         elif drought is not None and drought.asked > known.asked == 0:
             lines.append(

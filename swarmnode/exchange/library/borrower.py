@@ -68,7 +68,7 @@ IN_VAIN = 16
 """So many groups or pages of a peer more than were of use, and it is not asked on."""
 
 LOOK_FOR_S = 300.0
-"""How long a search looks for peers. When nobody has lent us anything by then it goes on, and looks less often."""
+"""How long a search looks for peers. If nobody has lent anything by then it goes on, looking less often."""
 
 AGAIN_S = 600.0
 """The least time from the beginning of a search to that of the next, and until a peer is asked again."""
@@ -176,9 +176,12 @@ class Borrower:
             begun, self._wants_more, self._done = _now_s(), False, False
             await self._ask_around(until=begun + LOOK_FOR_S)
             self._done = True
-            while _now_s() < begun + AGAIN_S or (self._lenders and not self._wants_more):
+            while _now_s() < begun + AGAIN_S or not self._has_reason():  # noqa: ASYNC110  time passes by itself
                 await asyncio.sleep(LOOK_EVERY_S)
         self._done = True
+
+    def _has_reason(self) -> bool:
+        return self._wants_more or not self._lenders
 
     async def _ask_around(self, *, until: float) -> None:
         """One search: ask at most MAX_LENDERS peers."""
@@ -186,13 +189,13 @@ class Borrower:
         asking: set[asyncio.Task[None]] = set()
         async with asyncio.TaskGroup() as lenders:
             while not self._is_enough() and asked < MAX_LENDERS:
-                if (late := _now_s() >= until) and self._lenders:
-                    return
                 room = min(LENDERS_AT_ONCE - len(asking), MAX_LENDERS - asked)
                 for peer in (await self._peers())[:room]:
                     self._asked_at[peer] = _now_s()
                     asking.add(lenders.create_task(self._borrow_from(peer), name=f"library of {peer}"))
                     asked += 1
+                if (late := _now_s() >= until) and self._lenders:
+                    return
                 await asyncio.sleep(LOOK_LATE_S if late else LOOK_EVERY_S)
                 asking = {task for task in asking if not task.done()}
 

@@ -19,16 +19,7 @@ from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.tasks.functions import as_task
 from swarmnode.tasks.task import Task, draw_train
 from swarmnode.types import Completion, Example, RolloutGroup, Scores, one_span
-
-
-@dataclass(frozen=True)
-class Node:
-    key: NodeKey
-    host: MemoryHost
-    exchange: Exchange
-
-    def dropped(self, reason: str) -> int:
-        return self.exchange.stats().dropped.get(reason, 0)
+from tests.unit.exchange.conftest import Node, until
 
 
 @pytest.fixture
@@ -76,12 +67,6 @@ def own_groups(groups_of):
         return [groups_of(node.key.peer_id, number=first + number) for number in range(count)]
 
     return make
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110  counters have no event to wait for
-            await asyncio.sleep(0.01)
 
 
 async def collect(
