@@ -409,7 +409,8 @@ class ExchangeConfig(Section):
     """Accepted external groups kept for later rounds."""
     library: bool = True
     """Keep the groups that the book of rule=book has answers of, as their authors signed them, for whoever
-    asks; and at a start ask several peers for theirs, and catch up by replaying them. Off: neither."""
+    asks; and at a start, and again when nothing is ever right, ask several peers for theirs, and catch up by
+    replaying them. Off: neither."""
     upload_mb_per_s: float = Field(default=2.0, ge=1.1)
     """Most megabytes a second that bodies, our own and those handed on for others, may take of our upload."""
     shards: int = Field(default=1, ge=1, le=64)
