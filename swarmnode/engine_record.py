@@ -38,14 +38,12 @@ class EngineOptions:
     """Policy versions that have to be live at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineRecord:
-    """An engine, as `rollout.engine` names it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRecord(EngineMemory):
+    """An engine, as `rollout.engine` names it, with the memory that it takes."""
 
-    name: str
     make: Callable[[EngineOptions], Any]
     """Makes the `Engine`. Raises EngineError, ModelError: under `auto` another one takes its place then."""
-    memory: EngineMemory = field(default_factory=EngineMemory)
     fastest_on: Mapping[str, str] = field(default_factory=dict[str, str])
     """Types of devices (cuda, cpu) on which `auto` prefers it, with the reason. {family} is the model's."""
     instead: str = "{family} runs"
@@ -71,7 +69,7 @@ def record_of(name: str) -> EngineRecord:
     if not isinstance(found, EngineRecord):
         raise ConfigError(
             f"rollout.engine = {name!r} is a {type(found).__name__} and not an EngineRecord",
-            hint="write NAME = EngineRecord(name, make), from swarmnode.engine_record",
+            hint="write NAME = EngineRecord(name, make=...), from swarmnode.engine_record",
         )
     return found
 

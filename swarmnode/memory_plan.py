@@ -225,7 +225,7 @@ def _a_copy(card: ModelCard, work: Workload) -> float:
 class EngineMemory:
     """What an engine holds beside the trainer's weights, keys and values not counted."""
 
-    name: str = "other"
+    name: str
     weights: Callable[[ModelCard, Workload], float] = _a_copy
     """Bytes of its own weights, of all policies."""
     growth: Callable[[ModelCard, Workload], float] = lambda card, work: 0.0

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from swarmnode.config import Config
-from swarmnode.engine_record import by_preference, record_of
+from swarmnode.engine_record import EngineRecord, by_preference, record_of
 from swarmnode.errors import ModelError
 from swarmnode.hardware import Gpu, cpu_has_bf16, find_card
-from swarmnode.memory_plan import EngineMemory, MemoryPlan, ModelCard, Workload, plan_memory, size_text
+from swarmnode.memory_plan import MemoryPlan, ModelCard, Workload, plan_memory, size_text
 
 PLANNED_TOKENS = 4096
 """Micro-batch that a model is chosen for; what is then free decides the real one (model/budget.py)."""
@@ -187,13 +187,13 @@ def workload(
     )
 
 
-def expected_engine(config: Config, gpu: bool) -> EngineMemory:
-    """The memory of the engine that rollout/select.py will take for a model that all of them can run."""
+def expected_engine(config: Config, gpu: bool) -> EngineRecord:
+    """The engine that rollout/select.py will take for a model that all of them can run."""
     device, packed = "cuda" if gpu else "cpu", config.policy.quantization != "none"
     if config.rollout.engine != "auto":
-        return record_of(config.rollout.engine).memory
+        return record_of(config.rollout.engine)
     usable = (one for one in by_preference(device) if one.missing(device) is None)
-    return next(one.memory for one in usable if one.takes_quantized or not packed)
+    return next(one for one in usable if one.takes_quantized or not packed)
 
 
 def number_bytes(dtype: str, gpu: Gpu | None, hidden: int = 0) -> int:

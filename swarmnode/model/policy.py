@@ -34,7 +34,7 @@ from swarmnode.model.lora_patch import FusedLora
 from swarmnode.models import find_model
 from swarmnode.rollout.decode.adapter import linear_modules
 from swarmnode.rollout.engine import PolicyUpdate
-from swarmnode.rollout.select import Choice, choose
+from swarmnode.rollout.select import EngineChoice, choose
 
 FIRST_ADAPTER = "default"
 """PEFT's own name for an adapter that stands alone."""
@@ -283,7 +283,7 @@ def _means_experts(model: Any, name: str) -> bool:
 class LookAhead:
     """What will be taken for a model that is not loaded yet."""
 
-    engine: Choice
+    engine: EngineChoice
     targets: LoraTargets
 
 

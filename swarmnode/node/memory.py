@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from swarmnode.config import Config
-from swarmnode.engine_record import record_of
+from swarmnode.engine_record import EngineRecord, record_of
 from swarmnode.hardware import Machine, inspect_machine, usable_gpu
 from swarmnode.memory_plan import (
-    EngineMemory,
     MemoryPlan,
     ModelCard,
     Workload,
@@ -197,12 +196,12 @@ def _loaded_workload(config: Config, local: LocalPolicy) -> Workload:
         sequence_tokens=longest_sequence(config, base.name, base.max_positions),
         number_bytes=base.model.dtype.itemsize,
         nf4=base.is_quantized,
-        engine=_engine_memory(config, local),
+        engine=_engine_record(config, local),
         gpu=gpu,
     )
 
 
-def _engine_memory(config: Config, local: LocalPolicy) -> EngineMemory:
-    """What the engine that was loaded takes. One that is none of ours was asked for."""
+def _engine_record(config: Config, local: LocalPolicy) -> EngineRecord:
+    """The record of the engine that was loaded. One that is none of ours was asked for."""
     name = local.engine.capabilities.name
-    return record_of(name if name in SEAMS["engine"].ours else config.rollout.engine).memory
+    return record_of(name if name in SEAMS["engine"].ours else config.rollout.engine)

@@ -8,7 +8,7 @@ An engine is imported when it is chosen; what is asked before is its record (eng
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +27,7 @@ ONE_POLICY_VERSIONS = 4
 """Live versions where one policy samples: the newest, and those that requests in flight are pinned to."""
 
 
-class Choice(NamedTuple):
+class EngineChoice(NamedTuple):
     """An engine, and why it is this one."""
 
     record: EngineRecord
@@ -98,7 +98,7 @@ def choose(
     policies: int = 1,
     quantized: bool = False,
     broken: Mapping[str, str] | None = None,
-) -> Choice:
+) -> EngineChoice:
     """Returns the engine and the reason. `broken`: engines that did not start, each with a sentence.
 
     `base` may be without weights (device "meta"); `quantized` then says that the real one's are packed.
@@ -110,20 +110,11 @@ def choose(
         packed = quantized and not record.takes_quantized
         return record.refuses(base, place.type, source) or ("its weights are quantized" if packed else None)
 
-    if kind != "auto":
-        chosen = Choice(record_of(kind), "it was asked for")
-        _refuse(chosen.record, refuses(chosen.record), chosen.record.missing(place.type))
+    if kind == "auto":
+        chosen = _fastest(place.type, base.config.model_type, refuses, dict(broken or {}))
     else:
-        against: dict[str, str] = dict(broken or {})
-        for record in by_preference(place.type):
-            if record.name not in against:
-                problem = refuses(record) or record.missing(place.type)
-                if problem is None:
-                    chosen = Choice(record, _reason(record, place.type, base.config.model_type, against))
-                    break
-                against[record.name] = problem
-        else:
-            raise EngineError(f"no engine can run this model: {_and(against)}")
+        chosen = EngineChoice(record_of(kind), "it was asked for")
+        _refuse(chosen.record, refuses(chosen.record), chosen.record.missing(place.type))
     if policies > 1 and not chosen.record.several_policies:
         raise EngineError(
             f"{policies} policies cannot share an engine for one ({chosen.record.name}: {chosen.reason})",
@@ -140,12 +131,20 @@ def _refuse(record: EngineRecord, problem: str | None, missing: str | None) -> N
         raise EngineError(f"the {record.name} engine cannot be had: {missing}", hint=record.install)
 
 
-def _reason(record: EngineRecord, device: str, family: str, against: Mapping[str, str]) -> str:
-    """Why `auto` takes an engine, `against` being what speaks against those before it."""
-    if device in record.fastest_on:
-        return record.fastest_on[device].format(family=family)
-    others = f", as {_and(against)}" if against else ""
-    return record.instead.format(family=family) + others
+def _fastest(
+    device: str, family: str, refuses: Callable[[EngineRecord], str | None], against: dict[str, str]
+) -> EngineChoice:
+    """Returns the first engine of ours that nothing speaks against. `against`: what is known to, by name."""
+    for record in by_preference(device):
+        problem = against.get(record.name) or refuses(record) or record.missing(device)
+        if problem is not None:
+            against[record.name] = problem
+        elif device in record.fastest_on:
+            return EngineChoice(record, record.fastest_on[device].format(family=family))
+        else:
+            others = f", as {_and(against)}" if against else ""
+            return EngineChoice(record, record.instead.format(family=family) + others)
+    raise EngineError(f"no engine can run this model: {_and(against)}")
 
 
 def _and(against: Mapping[str, str]) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 from swarmnode.engine_record import EngineOptions, EngineRecord
 from swarmnode.memory_plan import (
     EMBEDDED_MEMORY,
-    EngineMemory,
     ModelCard,
     Workload,
     adapter_bytes,
@@ -38,8 +37,9 @@ def _embedded_refuses(base: Any, device: str, source: str | None) -> str | None:
 
 EMBEDDED = EngineRecord(
     "embedded",
-    _make_embedded,
-    EMBEDDED_MEMORY,
+    EMBEDDED_MEMORY.weights,
+    EMBEDDED_MEMORY.growth,
+    make=_make_embedded,
     fastest_on={"cpu": "{family} runs in our own decode loop, at least as fast as vLLM on a CPU"},
     instead="{family} runs in our own decode loop",
     refuses=_embedded_refuses,
@@ -69,8 +69,9 @@ def _merged_later(card: ModelCard, work: Workload) -> float:
 
 GENERATE = EngineRecord(
     "generate",
-    _make_generate,
-    EngineMemory("generate", _generate_bytes, growth=_merged_later),
+    _generate_bytes,
+    _merged_later,
+    make=_make_generate,
     instead="one batch at a time",
     takes_quantized=True,
 )

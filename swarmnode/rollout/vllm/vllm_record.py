@@ -6,7 +6,7 @@ registry.py -> [VLLM] -> compat.py (is it here), limits.py (can it hold the mode
 from typing import Any
 
 from swarmnode.engine_record import EngineOptions, EngineRecord
-from swarmnode.memory_plan import EngineMemory, ModelCard, Workload, adapter_parameters
+from swarmnode.memory_plan import ModelCard, Workload, adapter_parameters
 from swarmnode.rollout.engine import Engine
 from swarmnode.rollout.vllm import compat
 
@@ -53,8 +53,9 @@ def _bytes(card: ModelCard, work: Workload) -> float:
 
 VLLM = EngineRecord(
     "vllm",
-    _make,
-    EngineMemory("vllm", _bytes, card_share=compat.GPU_MEMORY_SHARE),
+    _bytes,
+    card_share=compat.GPU_MEMORY_SHARE,
+    make=_make,
     fastest_on={"cuda": "it is the fastest on a CUDA card"},
     instead="our own decode loop cannot run this model",
     missing=_missing,
