@@ -42,7 +42,11 @@ def join(
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of draws, sampling and adapter.")] = None,
     engine: Annotated[
         str | None,
-        typer.Option("--engine", metavar="NAME", help="What generates the rollouts."),
+        typer.Option(
+            "--engine",
+            metavar="NAME",
+            help="What generates the rollouts: auto, embedded, vllm, or module:name.",
+        ),
     ] = None,
     overlap: Annotated[
         bool | None,

@@ -1,6 +1,6 @@
-"""An engine of a user's own, named in the settings, answers and is learned from in a whole node."""
+"""An engine and a learner of a user's own, named in the settings, answer and learn in a whole node."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,11 @@ from swarmnode.engine_record import record_of
 from swarmnode.errors import ConfigError, EngineError
 from swarmnode.node.assemble import load_policy
 from swarmnode.node.memory import choose_budget, plan_for
+from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.node.status import NodeStatus
 from swarmnode.storage import resolve_paths
+from swarmnode.training.records import TrainReport
+from swarmnode.types import RolloutGroup
 from tests.toy_engine import ENGINE, OWN_ENGINE
 
 SMALL = {
@@ -48,6 +51,24 @@ def test_a_node_answers_with_an_engine_of_ones_own_and_learns(quick_model: Path,
     assert done.rounds == 2 and [said.reward.own for said in told] == [0.5, 0.5]
     assert [said.generation.engine for said in told] == ["repeats"] * 2
     assert all((said.training.grad_norm or 0.0) > 0.0 for said in told)
+
+
+class Counts(PolicyLearner):
+    """Counts the groups that learners of its kind have trained on."""
+
+    seen = 0
+
+    def train(
+        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
+    ) -> TrainReport:
+        Counts.seen += len(own)
+        return super().train(own, external, foreign_share)
+
+
+def test_a_node_learns_by_a_learner_of_ones_own(quick_model: Path, tmp_path: Path) -> None:
+    said = {**SMALL, "node.learner": f"{__name__}:Counts"}
+    assert sn.run(words, repeated, rounds=2, model=quick_model, home=tmp_path, settings=said).rounds == 2
+    assert Counts.seen == 4
 
 
 def test_its_memory_is_planned_for_as_that_of_a_copy_of_the_model(quick_model: Path, tmp_path: Path) -> None:
