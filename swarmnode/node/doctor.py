@@ -28,7 +28,6 @@ from swarmnode.node.assemble import specs_of
 from swarmnode.node.memory import PlannedMemory, plan_for
 from swarmnode.node.policies import check_policies, check_status_port, config_of
 from swarmnode.node.process import ask_status, read_running
-from swarmnode.registry import find
 from swarmnode.storage import Paths
 from swarmnode.tasks.isolation import Isolation
 from swarmnode.tasks.loader import load_tasks
@@ -67,7 +66,7 @@ def examine(config: Config, model: str, model_reason: str, paths: Paths) -> list
         *model_findings(config, model),
         *memory_findings(plan_for(config, model)),
         *_folders(paths),
-        _transport(config),
+        *([_daemon()] if config.network.transport == "p2pd" else []),
         _swarm(config, paths),
         *policy_findings(config, paths),
         sandbox_finding(available(), config.tasks.sandbox == "optional"),
@@ -176,13 +175,12 @@ def engine_findings(machine: Machine) -> Iterator[Finding]:
     """Says of each engine that has to be installed whether it is, and whether that would pay here."""
     device = "cuda" if machine.gpus else "cpu"
     for record in by_preference(device):
-        missing = record.missing(device)
+        missing, pays = record.missing(device), record.fastest_on.get(device)
         if missing is not None:
-            advice = f"on this {device} device {record.fastest_on[device]}: {record.install}"
-            text = f"{missing}: rollouts come from another engine"
-            yield Finding(record.name, "note", text, advice if device in record.fastest_on else "")
+            advice = f"on {device} {pays}: {record.install}" if pays else ""
+            yield Finding(record.name, "note", f"{missing}: rollouts come from another engine", advice)
         elif record.install:
-            yield Finding(record.name, "ok", f"can be used on this {device} device")
+            yield Finding(record.name, "ok", f"can be used on {device}")
 
 
 def compiler_findings(config: Config, machine: Machine) -> Iterator[Finding]:
@@ -223,15 +221,11 @@ def _writable(folder: Path) -> bool:
     return os.access(existing, os.W_OK | os.X_OK)
 
 
-def _transport(config: Config) -> Finding:
-    """Says whether our own transport has its daemon, or another one can be imported."""
-    name = config.network.transport
+def _daemon() -> Finding:
     try:
-        if name != "p2pd":
-            return Finding("transport", "ok", f"{name} ({find('transport', name)!r})")
         return Finding("daemon", "ok", str(find_daemon()))
     except SwarmnodeError as error:
-        return Finding("daemon" if name == "p2pd" else "transport", "problem", error.message, error.hint)
+        return Finding("daemon", "problem", error.message, error.hint)
 
 
 def _tasks(subject: str, config: Config) -> Finding:

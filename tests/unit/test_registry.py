@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,13 @@ def test_what_is_unknown_is_answered_with_all_that_is_known() -> None:
         find("rule", "sopa")
     with pytest.raises(ConfigError, match=r"node.learner = 'x': no such learner: there are local;"):
         load_config(environ={}, assignments=["node.learner=x"])
+
+
+def test_the_page_on_extending_names_every_seam_and_its_examples_are_python() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
+    for kind, seam in SEAMS.items():
+        assert f"`swarmnode.{kind}`" in page and (f"`{seam.said_by}" in page), kind
+    examples = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    assert len(examples) == 4
+    for example in examples:
+        exec(compile(example, "docs/extending.md", "exec"), {"__name__": "mymodule"})
