@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from swarmnode import registry
+from swarmnode import engine_record, registry
 from swarmnode.cli import app as cli
 from swarmnode.config_layers import load_config
 from swarmnode.errors import ConfigError
@@ -63,7 +63,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_examples_in_the_docstrings_are_true() -> None:
-    assert doctest.testmod(registry).failed == 0
+    assert doctest.testmod(registry).failed == doctest.testmod(engine_record).failed == 0
 
 
 @pytest.mark.parametrize(
