@@ -10,7 +10,8 @@ Both ways are ordered and encrypted; the far end is named by its peer id. Nothin
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from swarmnode.errors import PeerUnreachable
@@ -67,6 +68,23 @@ class StreamHost(Host, Protocol):
 
     async def open_stream(self, peer_id: str, protocol: str, *, timeout_s: float = 10.0) -> ByteStream:
         """A stream to a peer, dialled if need be. Raises PeerUnreachable, RequestTimeout, HostDown."""
+        ...
+
+
+class Transport(Protocol):
+    """Makes a node's host, not yet started: what `network.transport` names."""
+
+    def __call__(
+        self,
+        identity_path: Path,
+        *,
+        listen: Sequence[str],
+        announce: Sequence[str],
+        map_port: bool,
+        relays: Sequence[str] | None,
+        relay_for_others: bool,
+    ) -> StreamHost:
+        """Called as P2pdHost is. `identity_path`: the node's private key; the host has its peer id."""
         ...
 
 

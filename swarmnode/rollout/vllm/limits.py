@@ -1,6 +1,6 @@
 """What the vLLM engine refuses, and what to do instead. Said before anything has changed.
 
-select.py -> unsupported_reason
+vllm_record.py -> unsupported_reason
 engine.py (start, submit, set_policy, score) -> [limits] -> EngineError
 """
 
