@@ -43,7 +43,7 @@ from swarmnode.pipeline.plans.instance import Instance
 from swarmnode.pipeline.plans.plan import Plan, digest
 from swarmnode.pipeline.plans.schedule import SearchBudget, schedule
 from swarmnode.pipeline.plans.simulator import simulate
-from swarmnode.pipeline.replication.combining import Alone
+from swarmnode.pipeline.replication.combining import SoloExchange
 from swarmnode.pipeline.stages.loading import load_stage
 from swarmnode.pipeline.stages.sources import TextFeed, TextSettings, TextSource
 from swarmnode.pipeline.stages.stage import StageWorker
@@ -246,7 +246,7 @@ async def pipeline(
             member = PipelineMember(
                 host,
                 key=keys[own],
-                averager=Alone(),
+                averager=SoloExchange(),
                 settings=PATIENT,
                 compute=EmulatedCompute(plan.instance, own),
                 pace=EmulatedLinks(links, seed=seed),

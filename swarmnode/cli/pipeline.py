@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from swarmnode.pipeline.plans.instance import Instance
-    from swarmnode.pipeline.plans.placement import Effort
+    from swarmnode.pipeline.plans.placement import PlacementEffort
     from swarmnode.pipeline.plans.report import Figures, Study
     from swarmnode.pipeline.plans.schedule import SearchBudget
 
@@ -128,15 +128,15 @@ def _with_averaging(instance: "Instance", asked: bool) -> "Instance":
     )
 
 
-def _effort(instance: "Instance", budget: "SearchBudget") -> "Effort":
+def _effort(instance: "Instance", budget: "SearchBudget") -> "PlacementEffort":
     """Effort of the search for a stage map: its own, or as many changes as the other searches try."""
     from swarmnode.pipeline.plans.instance import agents
-    from swarmnode.pipeline.plans.placement import Effort
+    from swarmnode.pipeline.plans.placement import PlacementEffort
 
     if budget.steps is None:
-        return Effort()
+        return PlacementEffort()
     tasks = budget.steps * len(agents(instance)) * instance.waves * (2 * instance.path_length + 1)
-    return Effort(moves=budget.steps, polish=tasks, schedule=tasks)
+    return PlacementEffort(moves=budget.steps, polish=tasks, schedule=tasks)
 
 
 def _write(path: Path, data: bytes, *, quiet: bool) -> None:

@@ -58,7 +58,7 @@ def links_of(instance: Instance, node: int, *, activation_bytes: int = 0) -> tup
 
 
 class EmulatedLinks:
-    """The links out of one node: a `Pace` for its transport."""
+    """The links out of one node: a `LinkPace` for its transport."""
 
     def __init__(self, links: Mapping[str, LinkSpeed], *, seed: int, scale: float = 1.0) -> None:
         """`links`: by peer id. Peers that are not in it are as near as they really are."""

@@ -40,23 +40,23 @@ class ActiveAssignment:
     driver: MicroBatchDriver
     barrier: StepBarrier
     ended: "asyncio.Future[BarrierResult]"
-    """How the iteration that runs has ended, once it has."""
+    """The result of the running iteration, once it has ended."""
     iterations: asyncio.Task[None] | None = None
-    """Closes one after the other."""
+    """The task that closes one iteration after the other."""
     stepped: dict[int, int] = field(default_factory=dict[int, int])
-    """Optimizer steps that each node has told us of."""
+    """Optimizer steps that each node has reported to us, by node."""
 
     @property
     def lost_track(self) -> bool:
-        """Whether the end of an iteration was missed: nothing runs here any more."""
+        """True if this member missed the end of an iteration, so that nothing runs here any more."""
         return self.iterations is not None and self.iterations.done()
 
     def part_for(self, message: ForwardHop | BackwardHop) -> Relay | MicroBatchDriver:
-        """The driver of the data node that the micro-batch started from, the relay of all others."""
+        """Return the driver if the micro-batch started at our data node, otherwise the relay."""
         return self.driver if _comes_home(message) else self.relay
 
     def check(self, peer_id: str, message: Message) -> None:
-        """Whether this message, of a member of our plan, may be said now. Raises Rejected."""
+        """Raises Rejected if a member of our plan may not send this message now."""
         assignment = self.context.assignment
         if message.plan != assignment.digest or self.lost_track:
             # A plan of before; the transport has checked that it is one of ours.
@@ -76,16 +76,17 @@ class ActiveAssignment:
             self._check_owner(peer_id, message)
 
     def check_origin(self, message: Message) -> None:
-        """Whether the data node of a micro-batch has begun it so. Raises Rejected: bad_signature.
+        """Raises Rejected: bad_signature, unless the data node of the micro-batch has signed this attempt.
 
-        Apart from `check`, as it costs most and stays as it was.
+        Separate from `check` because it costs most and its result does not change later.
         """
         # From the data node itself no proof is needed, and it knows on its own what it has begun.
         if isinstance(message, ForwardHop) and message.position > 1 and not _comes_home(message):
             check_signature(message, self.context.assignment.peers[message.path[0]])
 
     def take(self, peer_id: str, message: Message, values: Tensor | None) -> None:
-        """Hand a whole message, that was checked, to whom it is for. `values`: a hop's. Raises Rejected."""
+        """Pass a complete message that was checked to the part that handles it. `values`: the tensor of a
+        hop. Raises Rejected."""
         node = self.context.assignment.peers.index(peer_id)
         match message:
             case ForwardHop() | BackwardHop() if values is not None:
@@ -134,5 +135,5 @@ class ActiveAssignment:
 
 
 def _comes_home(message: ForwardHop | BackwardHop) -> bool:
-    """Whether the message is for the data node that its micro-batch started from."""
+    """Return True if the message is addressed to the data node that its micro-batch started from."""
     return message.target == message.path[0]

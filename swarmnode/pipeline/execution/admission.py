@@ -1,4 +1,4 @@
-"""Whether a tensor message makes sense under the plan, whatever the state of who gets it.
+"""Checks of a tensor message against the plan, independent of the state of its receiver.
 
 transport.py -> member.py (Inbox.admit) -> [hop_fault] -> relay.py, driver.py
 
@@ -13,7 +13,7 @@ from swarmnode.training.packing import MOST_KEYS_PER_TOKEN
 
 
 def hop_fault(message: Hop, plan: Plan, *, hidden_size: int, max_tokens: int, packs: bool) -> Fault | None:
-    """What is wrong with a message, or None.
+    """Return what is wrong with a message under the plan, or None.
 
     Its path may differ from the plan's, where members were lost: it begins at the agent's data node and
     passes other stages at most once each.

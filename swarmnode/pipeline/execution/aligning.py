@@ -1,4 +1,4 @@
-"""The state of a stage after a step is packed once, offered to the others, and made one among its replicas.
+"""Packs the state of a stage after each step, offers it to others, and makes it equal among its replicas.
 
 step_barrier.py (the step is taken) -> [Alignment] -> GradientExchange.compare -> agreement.py (who is right)
                                       |
@@ -29,8 +29,8 @@ from swarmnode.pipeline.stages.stage_model import StageModel
 from swarmnode.pipeline.stages.stage_state import (
     MOMENTS,
     StageState,
-    fitting,
-    fitting_moments,
+    matching_moments,
+    matching_tensors,
     pack_state,
     unpack_states,
 )
@@ -41,31 +41,32 @@ SMALL_STATE_BYTES = 64 * 2**20
 """A state of this size is packed whole and copied after every step, a larger one (full training) seldom."""
 RARE_STEPS = 10
 
-Offer = Callable[[int, StageState], object]
-"""(optimizer steps, state with the optimizer's moments). Of the same steps a second time: that one counts."""
+OfferState = Callable[[int, StageState], object]
+"""(optimizer steps, state with the optimizer's moments). A second offer for the same number of steps replaces
+the first."""
 
 
-def nobody(steps: int, state: StageState) -> None:
-    """The `Offer` of a member that nobody asks for its state."""
+def offer_to_none(steps: int, state: StageState) -> None:
+    """An `OfferState` that does nothing, for a member that no other fetches a state from."""
 
 
 def is_whole(model: StageModel, steps: int) -> bool:
-    """Whether the optimizer's moments are packed with the weights after so many steps."""
+    """Return True if the optimizer's moments are packed with the weights after this number of steps."""
     small = sum(p.nbytes for p in model.trainable().values()) * len(MOMENTS) <= SMALL_STATE_BYTES
     return small or steps % RARE_STEPS == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Aligned:
-    """What the weights are after the step."""
+    """The state of a stage after the step was compared with its replicas."""
 
     digest: str
     agrees: bool
-    """Whether ours were right, by what the replicas say."""
+    """True if our weights were right, by the vote of the replicas."""
     undone: bool = False
-    """The step does not count: all went back to the state before it."""
+    """True if the step does not count: all replicas went back to the state before it."""
     is_right: bool = True
-    """False: ours are wrong, and the right ones are not to be had."""
+    """False if our weights are wrong and the right ones cannot be fetched."""
 
 
 class Alignment:
@@ -79,7 +80,7 @@ class Alignment:
         reload: Reload | None,
         *,
         start: StageState | None,
-        offer: Offer,
+        offer: OfferState,
     ) -> None:
         """`start`: the state at the assignment's first iteration, None where it may not be the pipeline's."""
         self._context = context
@@ -90,7 +91,8 @@ class Alignment:
         self._offer = offer
 
     async def align(self) -> Aligned:
-        """Compare the weights after the iteration's step, and make them those of the majority."""
+        """Compare the weights after the iteration's step, and replace them with those of the majority if they
+        differ."""
         context, steps = self._context, self._context.iteration + 1
         whole = is_whole(context.worker.model, steps)
         packed = await self._packed(whole=whole)
@@ -115,7 +117,8 @@ class Alignment:
         return await self._adopted(tensors, whole=whole)
 
     async def _settle(self, agreement: ReplicaVote, packed: StageState, full: StageState) -> Aligned:
-        """Nobody has a majority. `packed` is what was compared, `full` has the moments too."""
+        """Resolve a vote without a majority. `packed`: the state that was compared. `full`: the same with
+        Adam's moments."""
         context, before = self._context, self._before
         whole, names = packed is full, [", ".join(side.peers) for side in agreement.rivals]
         assert before is not None, "who does not know where it stands has no rivals"
@@ -152,7 +155,8 @@ class Alignment:
     async def _theirs(
         self, peers: tuple[str, ...], digests: set[str], *, whole: bool
     ) -> dict[str, Tensor] | None:
-        """What these replicas have after the step; None: they do not give what has one of these digests."""
+        """Fetch the tensors of these replicas after the step. Returns None if none of them gives a state with
+        one of these digests."""
         context = self._context
         if self._reload is None or not peers:
             return None
@@ -165,7 +169,7 @@ class Alignment:
             return None
 
     async def _adopted(self, tensors: Mapping[str, Tensor], *, whole: bool) -> Aligned:
-        """Go on with this state, and offer it."""
+        """Load this state, continue from it, and offer it to other members."""
         context = self._context
         await context.queue.call(context.worker.load_state, tensors, self._optimizer)
         self._before = state = await self._packed(whole=True)
@@ -196,17 +200,18 @@ class Alignment:
 def _checked(
     tensors: Mapping[str, Tensor], model: StageModel, digests: set[str], *, whole: bool
 ) -> dict[str, Tensor]:
-    """Those of a stage, which may be loaded and have one of these digests. Raises CheckpointError."""
+    """Return the tensors of this stage from a fetched state, checked to fit and to have one of these digests.
+    Raises CheckpointError."""
     parameters = model.trainable()
     own = {name: t for name, t in tensors.items() if (name.partition("/")[2] or name) in parameters}
     compared = own if whole else {name: t for name, t in own.items() if name in parameters}
     if pack_state(compared).digest not in digests:
         raise CheckpointError("a replica gives other weights than it told of", hint="ask another one")
-    fitting(own, parameters)
-    fitting_moments(own, parameters)
+    matching_tensors(own, parameters)
+    matching_moments(own, parameters)
     return own
 
 
 def _all_near(states: Sequence[Mapping[str, Tensor]], before: Mapping[str, Tensor]) -> bool:
-    """Whether all of these are the first one but for rounding."""
+    """Return True if every state equals the first one except for rounding."""
     return all(is_near(states[0], other, before) for other in states[1:])

@@ -1,4 +1,4 @@
-"""What a member of a pipeline is given to work with, and what it tells of an iteration.
+"""The records that a pipeline member works from, and its report of an iteration.
 
 membership.py -> [Assignment] -> member.py (relay.py, driver.py, step_barrier.py) -> [IterationReport] -> node
 sources.py, rollout_feed.py -> [Feed] -> driver.py
@@ -22,13 +22,13 @@ class Assignment:
 
     plan: Plan
     digest: str
-    """The plan's (plan.digest)."""
+    """Digest of the plan (plan.digest)."""
     peers: tuple[str, ...]
     """The peer id of each node of the plan's instance."""
     own: int
-    """Our node."""
+    """The number of our node."""
     iteration: int
-    """The first one that runs under this plan: optimizer steps taken before."""
+    """The first iteration that runs under this plan: optimizer steps taken before it."""
 
     @property
     def stage(self) -> int:
@@ -36,49 +36,51 @@ class Assignment:
 
     @property
     def replicas(self) -> tuple[str, ...]:
-        """The peers of our stage, ourselves among them."""
+        """Peer ids of the members of our stage, our own among them."""
         return tuple(self.peers[node] for node in self.plan.instance.stages[self.stage])
 
     @property
     def data_nodes(self) -> frozenset[int]:
-        """Those that start micro-batches under this plan."""
+        """Nodes that start micro-batches under this plan."""
         return frozenset(path[0] for path in self.plan.paths)
 
 
 @dataclass(frozen=True, slots=True)
 class MemberSettings:
-    """How a member treats the others. All times are real seconds."""
+    """Time limits, codecs and clipping of one member. All times are real seconds."""
 
     activations: CodecName = "fp16"
-    """How hidden states are encoded (codec.py)."""
+    """Codec of hidden states (codec.py)."""
     gradients: CodecName = "fp16"
-    """How their gradients are encoded."""
+    """Codec of the gradients of hidden states."""
     max_norm: float = 1.0
-    """Gradients of a stage are clipped to this norm."""
+    """Norm that the gradients of a stage are clipped to."""
     hop_timeout_s: float = 10.0
-    """A neighbour has taken a message by then, besides `slack` times what the plan says that it takes."""
+    """Time in which a neighbour must take a message, in addition to `slack` times the hop time of the
+    plan."""
     reconnect_s: float = 1.0
-    """A peer that cannot be reached is tried again for so long."""
+    """Time for which a peer that cannot be reached is tried again."""
     slack: float = 3.0
-    """What the plan predicts may take so many times as long."""
+    """Factor on every time that the plan predicts."""
     grace_s: float = 5.0
-    """And a micro-batch so much longer, before its path is repaired."""
+    """Time added to the predicted time of a micro-batch before its path is repaired."""
     max_attempts: int = 8
-    """A micro-batch is given up after so many attempts."""
+    """Attempts after which a micro-batch is given up."""
     close_timeout_s: float = 60.0
-    """How long each exchange among the replicas may take at the end of an iteration."""
+    """Limit of each exchange among the replicas at the end of an iteration."""
 
 
 class Feed(Protocol):
-    """What a data node trains on in one iteration."""
+    """The source of a data node's micro-batches in one iteration."""
 
     def take(self, agent: int, wave: int, path: StagePath) -> LossInputs | None:
-        """The next micro-batch of an agent, whose path has these stages. None: it has no more."""
+        """Return the next micro-batch of an agent whose path has these stages, or None if it has no more."""
         ...
 
     @property
     def objective(self) -> Objective:
-        """Undivided: a sum over what is learned from. `LossInputs.tokens` is the number of its terms."""
+        """The loss, undivided: a sum over what is learned from. `LossInputs.tokens` is the number of its
+        terms."""
         ...
 
 
@@ -89,14 +91,14 @@ member whose weights are those of the majority (states.py). Raises NetworkError,
 
 @dataclass(frozen=True, slots=True)
 class LossSums:
-    """What losses sum to over the micro-batches that came back, undivided."""
+    """Undivided sums of the losses over the micro-batches that came back."""
 
     loss: float = 0.0
     clipped: int = 0
     kl: float | None = None
-    """None: no reference."""
+    """None without a reference model."""
     entropy: float | None = None
-    """None: not measured."""
+    """None if it was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,45 +110,47 @@ class RoundTrip:
     took_s: float
     """Time between the start of its forward pass and the end of its backward pass, in seconds of the plan."""
     planned_s: float
-    """The same as predicted, waiting for others included."""
+    """Predicted time of the same round trip in seconds of the plan, waiting for others included."""
 
 
 @dataclass(frozen=True, slots=True)
 class IterationReport:
-    """One iteration as its data node saw it."""
+    """The report of one iteration by its data node."""
 
     iteration: int
-    """The one that ended: optimizer steps taken before it."""
+    """The iteration that ended: optimizer steps taken before it."""
     makespan_s: float
     """Real seconds between the start of its first micro-batch and the return of the last."""
     closing_s: float
-    """Real seconds between that return and the optimizer step: the step barrier."""
+    """Real seconds between the return of the last micro-batch and the optimizer step: the step barrier."""
     micro_batches: int
-    """How many came back."""
+    """Micro-batches that came back."""
     tokens: int
-    """Their weights: tokens, or answers."""
+    """Sum of the weights of those micro-batches: tokens, or answers."""
     sums: LossSums
     retried: int
     """Attempts beyond the first of each micro-batch."""
     given_up: int
     """Micro-batches that never came back."""
     skipped: Mapping[int, int] = field(default_factory=dict[int, int])
-    """How many micro-batches left out each stage that the plan has for them."""
+    """By stage, micro-batches that left it out although the plan has it on their path."""
     lost: tuple[int, ...] = ()
     """Nodes that did not answer."""
     round_trips: tuple[RoundTrip, ...] = ()
-    """How long micro-batches took that needed no repair."""
+    """Round trips of the micro-batches that needed no repair."""
     stragglers: int = 0
-    """Micro-batches that were still here, and dropped, when the iteration was closed."""
+    """Micro-batches of others that were still at this member when the iteration was closed, and were
+    dropped."""
     busy_share: float = 0.0
     """Share of the whole iteration in which this member's stage computed."""
     contributors: tuple[str, ...] = ()
     """Peers whose gradients are in the step of this stage."""
     rejected: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Replicas whose gradients are not, and why."""
+    """Replicas whose gradients are not in the step, with the reason."""
     stepped: bool = True
-    """Whether the optimizer of this stage took a step."""
+    """True if the optimizer of this stage took a step."""
     grad_norm: float | None = None
     """Norm of this stage's gradient, before clipping. None: no step."""
     agrees: bool = True
-    """Whether the weights here were those of the majority of the replicas; where not, they are now."""
+    """True if the weights here were those of the majority of replicas. If False, they have been replaced by
+    them."""

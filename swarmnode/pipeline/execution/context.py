@@ -1,4 +1,4 @@
-"""What the parts of a member share under one assignment.
+"""State shared by the parts of a member that work under one assignment.
 
 member.py makes a [StageContext] -> relay.py, driver.py, step_barrier.py
 """
@@ -20,7 +20,7 @@ Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 @dataclass(slots=True)
 class StageContext:
-    """A stage, its thread, and the way to the others."""
+    """The stage of one assignment, its thread, and the sender of its messages."""
 
     assignment: Assignment
     worker: StageWorker
@@ -29,21 +29,21 @@ class StageContext:
     sender: MessageSender
     settings: MemberSettings
     spawn: Spawn
-    """Starts a task that ends with the member at the latest. What is in flight when the assignment
-    changes goes on, with the parts of the former one: it counts nowhere any more."""
+    """Starts a task that ends with the member at the latest. A task that is in flight when the assignment
+    changes runs on with the parts of the former assignment, and its result counts nowhere."""
     report_lost: Callable[[int, str], None]
-    """A node does not answer, and why we think so."""
+    """Called with a node that does not answer and the reason why we think so."""
     scale: float
     """Real seconds for a second of the plan."""
     makespan_s: float
-    """What the plan predicts for an iteration, in real seconds."""
+    """Predicted time of an iteration, in real seconds."""
     release_s: float
     """Pause between the first micro-batches of two agents of this data node, in real seconds; 0 where compute
     is real, and takes the time that it takes."""
     iteration: int
-    """The one that runs: optimizer steps taken before."""
+    """The running iteration: optimizer steps taken before it."""
     lost: set[int]
-    """Nodes that have not answered and have said nothing since. The courier's, too."""
+    """Nodes that have not answered and have sent nothing since. Shared with the MessageSender."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the end of the iteration may have come nearer."""
 
@@ -53,16 +53,16 @@ class StageContext:
 
     @property
     def budget_s(self) -> float:
-        """How long after the start of an iteration a data node may begin further attempts."""
+        """Seconds after the start of an iteration in which a data node may begin further attempts."""
         settings = self.settings
         return settings.slack * self.makespan_s + 2 * (settings.hop_timeout_s + settings.grace_s)
 
     def micro_batch(self, agent: int, wave: int) -> int:
-        """Its number within an iteration."""
+        """Return the number of a micro-batch within its iteration."""
         return agent * self.assignment.plan.instance.waves + wave
 
     def has_lost(self, node: int, why: str) -> None:
-        """A node is taken to be gone until it says something."""
+        """Record that a node is gone, until it sends something again."""
         if node not in self.lost and node != self.own:
             self.lost.add(node)
             self.news.set()
@@ -70,5 +70,5 @@ class StageContext:
 
 
 def attempt_of(message: Hop) -> MicroBatchAttempt:
-    """Which attempt at which micro-batch a message belongs to."""
+    """Return the attempt at a micro-batch that a message belongs to."""
     return MicroBatchAttempt(message.agent, message.iteration, message.wave, message.attempt)

@@ -42,7 +42,7 @@ from swarmnode.pipeline.wire.messages import (
 logger = logging.getLogger(__name__)
 
 ASK_TIMEOUT_S = 3.0
-"""How long the answer of a few bytes to where a micro-batch is may take."""
+"""Time limit of the short answer to the question where a micro-batch is."""
 
 FULL_PAUSE_S, MAX_FULL_PAUSE_S = 0.2, 2.0
 """Pause before members that had no slot for a micro-batch are asked again: each time twice as long."""
@@ -56,13 +56,12 @@ class MicroBatchDriver:
         self._plan = context.assignment.plan
         self.agents = tuple(agent for agent, path in enumerate(self._plan.paths) if path[0] == context.own)
         self._in_flight: dict[int, InFlightMicroBatch] = {}
-        """Each agent's newest attempt."""
         self._load: Counter[int] = Counter()
-        """How many of our micro-batches hold a slot at each node."""
+        """Our micro-batches that hold a slot, by node."""
         self._outcome = IterationOutcome(0.0)
 
     async def run(self, feed: Feed) -> IterationOutcome:
-        """One iteration's micro-batches, until each is back or given up."""
+        """Bring the micro-batches of one iteration along their paths until each is back or given up."""
         clock = asyncio.get_running_loop().time
         self._outcome = IterationOutcome(clock())
         async with asyncio.TaskGroup() as agents:
@@ -73,15 +72,16 @@ class MicroBatchDriver:
         return self._outcome
 
     def admit(self, message: Hop) -> None:
-        """Raises Rejected: unknown_work for what is not awaited, or not any more; wrong_shape."""
+        """Raises Rejected: unknown_work for a message that is not awaited now; wrong_shape."""
         self._awaiting(message)
 
     def take(self, message: Hop, values: Tensor) -> None:
-        """What was awaited is here. Raises as `admit`."""
+        """Accept the tensor that was awaited. Raises Rejected as `admit` does."""
         self._awaiting(message).settle(values)
 
     def hear_of(self, peer_id: str, message: Lost) -> None:
-        """Somebody on a path says that a node is not passed. Raises Rejected: unknown_work, wrong_route."""
+        """Handle the report that a micro-batch does not get past a node. Raises Rejected: unknown_work,
+        wrong_route."""
         for in_flight in self._in_flight.values():
             if in_flight.micro_batch != message.micro_batch or in_flight.attempt.number != message.attempt:
                 continue
@@ -97,13 +97,14 @@ class MicroBatchDriver:
         )
 
     def lose(self, node: int) -> None:
-        """A node is gone: what is on its way past it need not be waited for."""
+        """Stop waiting for micro-batches whose path contains a node that is gone."""
         for in_flight in self._in_flight.values():
             if node in in_flight.path[1:]:
                 in_flight.settle(HopFailure(in_flight.path.index(node), "silent"))
 
     def finished(self, node: int) -> Finished:
-        """What a member has to know of the iteration that `run` has ended."""
+        """Return the message that tells a member which micro-batches of the ended iteration came back past
+        it."""
         back = [(number, j.attempt.number) for number, j in self._outcome.back.items() if node in j.path]
         return Finished(
             plan=self._context.assignment.digest,
@@ -126,7 +127,8 @@ class MicroBatchDriver:
         return in_flight
 
     async def _run_agent(self, agent: int, rank: int, feed: Feed) -> None:
-        """Its waves, one after the other. `rank`: its number among the agents here."""
+        """Bring an agent's waves, one after the other. `rank`: the agent's number among those of this data
+        node."""
         instance = self._plan.instance
         await asyncio.sleep(rank * self._context.release_s)
         for wave in range(instance.waves):
@@ -137,7 +139,7 @@ class MicroBatchDriver:
             await self._bring(agent, wave, path, inputs, feed)
 
     def _living(self, path: tuple[int, ...]) -> tuple[int, ...]:
-        """The path without nodes that are known to be lost."""
+        """Return the path without nodes that are known to be lost."""
         if self._context.lost.isdisjoint(path):
             return path
         return repaired_path(self._plan, path, self._context.lost, (), self._load) or path
@@ -145,7 +147,7 @@ class MicroBatchDriver:
     async def _bring(
         self, agent: int, wave: int, path: tuple[int, ...], inputs: LossInputs, feed: Feed
     ) -> None:
-        """One micro-batch, attempt after attempt."""
+        """Bring one micro-batch along its path, attempt after attempt."""
         context, outcome, tried = self._context, self._outcome, set[int]()
         clock, planned = asyncio.get_running_loop().time, self._plan.paths[agent]
         number, visited, pause_s = context.micro_batch(agent, wave), set[int](), FULL_PAUSE_S
@@ -199,7 +201,7 @@ class MicroBatchDriver:
     async def _attempt(
         self, in_flight: InFlightMicroBatch, inputs: LossInputs, feed: Feed
     ) -> HopFailure | None:
-        """There and back. None: it is back and counts."""
+        """Make one attempt, there and back. Returns None if the micro-batch is back and counts."""
         context, attempt = self._context, in_flight.attempt
         worker, queue, batch = context.worker, context.queue, inputs.batch
         item = StageInput(attempt, batch.input_ids_BT, inputs.tokens, batch.layout)
@@ -248,7 +250,8 @@ class MicroBatchDriver:
         return None
 
     def _limit_s(self, attempt: MicroBatchAttempt) -> float:
-        """How long an attempt may take: a neighbour that is silent is noticed before."""
+        """Return the time limit of an attempt. It is long enough for a silent neighbour to be noticed
+        before."""
         settings = self._context.settings
         limit_s = deadline_s(self._plan, attempt.agent, attempt.wave, slack=settings.slack, floor_s=0.0)
         return limit_s * self._context.scale + settings.hop_timeout_s + settings.grace_s
@@ -256,7 +259,7 @@ class MicroBatchDriver:
     async def _there(
         self, in_flight: InFlightMicroBatch, hidden_BTD: Tensor, inputs: LossInputs
     ) -> Tensor | HopFailure:
-        """The hidden states behind the end of the path, sent along it."""
+        """Send hidden states along the path. Returns them as they are behind its end."""
         if len(in_flight.path) == 1:
             return hidden_BTD
         layout = inputs.batch.layout
@@ -272,7 +275,7 @@ class MicroBatchDriver:
         return await self._answer_to(in_flight, 1, sending, ForwardHop)
 
     async def _back(self, in_flight: InFlightMicroBatch, gradient_BTD: Tensor) -> Tensor | HopFailure:
-        """The gradient of what we handed on, sent along the path in reverse."""
+        """Send the loss's gradient along the path in reverse. Returns the gradient of what we handed on."""
         last = len(in_flight.path) - 1
         if last == 0:
             return gradient_BTD
@@ -286,8 +289,8 @@ class MicroBatchDriver:
         sending: Coroutine[Any, Any, Trouble | None],
         kind: type[Hop],
     ) -> Tensor | HopFailure:
-        """What comes home of what is sent to the node at `position`. A node that is known to be gone is not
-        waited for until the message's deadline."""
+        """Return the tensor that comes home after `sending` to the node at `position`. Does not wait until
+        the deadline for a node that is known to be gone."""
         arrival = in_flight.expect(kind)
 
         async def send() -> None:
@@ -306,7 +309,8 @@ class MicroBatchDriver:
         return found
 
     async def _culprit(self, in_flight: InFlightMicroBatch, *, homeward: bool) -> HopFailure:
-        """Who has a micro-batch that is overdue: all are asked, the first that has not handed it on is it."""
+        """Ask all nodes of the path about an overdue micro-batch. The first that has not handed it on is at
+        fault."""
         in_flight.awaits = None
         positions = range(1, len(in_flight.path))
         async with asyncio.TaskGroup() as asking:

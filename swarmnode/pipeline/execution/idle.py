@@ -10,7 +10,7 @@ that comes in small pieces can fill them. A piece is one step of the engine. It 
 - no stage work waits,
 - the time that it hardly ever exceeds fits into the gap (`StepForecast`: what such steps took lately),
 - should stage work come the moment it begins, and it take as long as the slowest one lately, all delay that
-  was caused would still be within 2 % of the stage work done (`Guard`). So this holds whatever the plan
+  was caused would still be within 2 % of the stage work done (`DelayGuard`). So this holds whatever the plan
   predicts, but for a piece that is slower than all before it; what that delays is waited for again. Of stage
   work and not of time: a micro-batch meets one member after the other, and each may delay it by 2 % of its
   own work there, which is 2 % of the way; 2 % of the time at each would be many times that.
@@ -27,9 +27,9 @@ from dataclasses import dataclass, replace
 from swarmnode.errors import SwarmnodeError
 from swarmnode.pipeline.execution.idle_budget import (
     BEGIN,
-    Guard,
+    DelayGuard,
+    IdlePiece,
     IdleSettings,
-    Piece,
     StepForecast,
     fits,
     next_rows,
@@ -42,33 +42,33 @@ from swarmnode.types import Example
 logger = logging.getLogger(__name__)
 
 MISFITS = 16
-"""The forecast of a piece is doubted once so many gaps in a row had no room for it."""
+"""Gaps in a row without room for a piece after which its forecast is doubted."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdleStats:
-    """What idle rollouts have done since they were made."""
+    """Counters of idle rollouts since they were made."""
 
     slices: int
-    """Gaps in which something ran."""
+    """Gaps in which at least one piece ran."""
     pieces: int
     tokens: int
     groups: int
-    """Complete, and given to the sink."""
+    """Complete groups that were given to the sink."""
     used_s: float
     """Seconds of the gaps that were used."""
     overruns: int
-    """Pieces at whose end stage work waited."""
+    """Pieces that ended while stage work waited."""
     overrun_s: float
-    """Time of those pieces: stage work waited no longer than that."""
+    """Total time of those pieces, an upper bound of the time that stage work waited."""
     too_short: int
-    """Gaps, or what was left of them, in which nothing fitted."""
+    """Gaps, or rests of gaps, in which no piece fitted."""
     paused: int
-    """Gaps that were let go because too much was delayed before."""
+    """Gaps that were left unused because earlier pieces had delayed stage work too much."""
     rows: int
-    """Requests that are to run at once now."""
+    """Requests that run at once at present."""
     failure: str | None
-    """Why there are no more rollouts."""
+    """Reason why no more rollouts are generated; None while they are."""
 
 
 class IdleRollouts:
@@ -90,8 +90,9 @@ class IdleRollouts:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`rollouts` (mode "refill") over `engine`, which nobody else uses. `sink` takes each whole group, as
-        part of a piece: it should only pass it on. `stage_busy_s`: seconds of stage work done so far."""
+        """`rollouts`: in mode "refill" over `engine`, which has no other user. `sink` is called with each
+        whole group as part of a piece, so it should only pass it on. `stage_busy_s`: returns the seconds of
+        stage work done so far."""
         self._engine = engine
         self._rollouts = rollouts
         self._examples = examples
@@ -100,7 +101,7 @@ class IdleRollouts:
         self._stage_busy_s = stage_busy_s
         self._clock = clock
         self._forecast = StepForecast()
-        self._guard = Guard(settings.delay_share, settings.window_s)
+        self._guard = DelayGuard(settings.delay_share, settings.window_s)
         self._busy_s = 0.0
         self._misfits = 0  # gaps one after the other in which nothing fitted
         self._round: Generator[Answered | None, None, None] | None = None
@@ -135,7 +136,7 @@ class IdleRollouts:
         )
 
     def rehearse(self, pieces: int) -> None:
-        """Do some pieces at once, to learn what they take; before the stage has work, in the same thread."""
+        """Run some pieces at once to learn their duration, before the stage has work, in the same thread."""
         for _ in range(pieces):
             self._do(self._kind_of_next())
 
@@ -147,7 +148,7 @@ class IdleRollouts:
         return self._stats
 
     def close(self) -> None:
-        """Leave the round that is under way. The engine is its owner's to close."""
+        """End the running round. The engine is closed by its owner."""
         if self._round is not None:
             self._round.close()
             self._round = None
@@ -157,8 +158,8 @@ class IdleRollouts:
         self._guard = self._guard.worked(max(0.0, busy_s - self._busy_s))
         self._busy_s = busy_s
 
-    def _next_piece(self, until_s: float) -> Piece | None:
-        """The next piece, if it may begin now."""
+    def _next_piece(self, until_s: float) -> IdlePiece | None:
+        """Return the next piece, or None if it may not begin now."""
         piece = self._kind_of_next()
         if not fits(self._forecast.upper_s(piece), until_s - self._clock()):
             self._did_not_fit(piece)
@@ -168,21 +169,21 @@ class IdleRollouts:
             return None
         return piece
 
-    def _did_not_fit(self, piece: Piece) -> None:
+    def _did_not_fit(self, piece: IdlePiece) -> None:
         self._stats = replace(self._stats, too_short=self._stats.too_short + 1)
         self._misfits += 1
         if self._misfits >= MISFITS:
             self._forecast.doubt(piece)
             self._misfits = 0
 
-    def _kind_of_next(self) -> Piece:
+    def _kind_of_next(self) -> IdlePiece:
         if self._round is None:
             return BEGIN
         engine = self._engine.stats()
-        return Piece(engine.running + engine.waiting, engine.waiting)
+        return IdlePiece(engine.running + engine.waiting, engine.waiting)
 
-    def _do(self, piece: Piece) -> float:
-        """One piece; how long it took."""
+    def _do(self, piece: IdlePiece) -> float:
+        """Run one piece. Returns the seconds that it took."""
         began_s = self._clock()
         if piece == BEGIN:
             self._begin()
@@ -192,7 +193,7 @@ class IdleRollouts:
         self._misfits = 0
         self._stats = replace(self._stats, pieces=self._stats.pieces + 1, used_s=self._stats.used_s + took_s)
         # Only steps that ran as many rows as they should and started none say whether those are too many.
-        if piece == Piece(self._stats.rows, 0):
+        if piece == IdlePiece(self._stats.rows, 0):
             self._keep(next_rows(piece.rows, self._forecast.usual_s(piece), self._settings))
         return took_s
 
@@ -202,7 +203,7 @@ class IdleRollouts:
         self._round = self._rollouts.in_steps(self._examples)
 
     def _go_to_next_step(self) -> None:
-        """The step that is due, if one is, and all until the next one is."""
+        """Run the engine step that is due, if any, and everything up to the next one."""
         assert self._round is not None
         for answered in self._round:
             if answered is None:
@@ -212,7 +213,8 @@ class IdleRollouts:
         self._round = None
 
     def _overran(self, piece_s: float) -> None:
-        """Stage work came during a piece: when, nobody knows, so it is taken to have waited for all of it."""
+        """Count a piece during which stage work arrived. The time of arrival is unknown, so the whole piece
+        counts as delay."""
         self._guard = self._guard.delayed(piece_s)
         stats = self._stats
         self._stats = replace(stats, overruns=stats.overruns + 1, overrun_s=stats.overrun_s + piece_s)

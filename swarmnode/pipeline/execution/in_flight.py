@@ -19,10 +19,10 @@ from swarmnode.training.losses import LossOutput
 
 @dataclass(frozen=True, slots=True)
 class HopFailure:
-    """Why an attempt did not come back."""
+    """The reason why an attempt did not come back."""
 
     position: int
-    """Which node of the path is at fault; 0: we are."""
+    """Position on the path of the node at fault; 0 is our own."""
     trouble: Trouble
 
 
@@ -36,17 +36,17 @@ class InFlightMicroBatch:
     shape: torch.Size
     """Shape of the hidden states."""
     awaits: type[Hop] | None = None
-    """What has to come next."""
+    """Kind of the message that has to come next."""
     arrival: "asyncio.Future[Tensor | HopFailure] | None" = None
 
     def expect(self, kind: type[Hop]) -> "asyncio.Future[Tensor | HopFailure]":
-        """A message of this kind comes next."""
+        """Return a future for the next message, which must be of this kind."""
         self.awaits = kind
         self.arrival = asyncio.get_running_loop().create_future()
         return self.arrival
 
     def settle(self, outcome: Tensor | HopFailure) -> None:
-        """What was awaited is here, or will not come. The first word counts."""
+        """Resolve the awaited message with a tensor or a failure. Only the first call counts."""
         if self.arrival is not None and not self.arrival.done():
             self.awaits = None
             self.arrival.set_result(outcome)
@@ -54,12 +54,12 @@ class InFlightMicroBatch:
 
 @dataclass(slots=True)
 class IterationOutcome:
-    """What became of the micro-batches of an iteration."""
+    """The results of a data node's micro-batches in one iteration."""
 
     began_s: float
     ended_s: float = 0.0
     back: dict[int, InFlightMicroBatch] = field(default_factory=dict[int, InFlightMicroBatch])
-    """The attempt that came back, by number of the micro-batch."""
+    """The attempt that came back, by micro-batch number."""
     tokens: int = 0
     outputs: list[LossOutput] = field(default_factory=list[LossOutput])
     retried: int = 0
@@ -70,7 +70,7 @@ class IterationOutcome:
 
     @property
     def sums(self) -> LossSums:
-        """What losses sum to over what came back."""
+        """Undivided loss sums over the micro-batches that came back."""
         kl = [output.kl.item() for output in self.outputs if output.kl is not None]
         entropy = [output.entropy.item() for output in self.outputs if output.entropy is not None]
         return LossSums(

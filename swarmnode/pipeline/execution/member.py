@@ -24,7 +24,7 @@ from swarmnode.errors import ModelError, Rejected
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.streams import StreamHost
 from swarmnode.pipeline.execution.active_assignment import ActiveAssignment
-from swarmnode.pipeline.execution.aligning import Offer, nobody
+from swarmnode.pipeline.execution.aligning import OfferState, offer_to_none
 from swarmnode.pipeline.execution.assignment import Assignment, Feed, IterationReport, MemberSettings, Reload
 from swarmnode.pipeline.execution.context import StageContext
 from swarmnode.pipeline.execution.driver import MicroBatchDriver
@@ -45,7 +45,7 @@ from swarmnode.pipeline.wire.messages import (
     Refusal,
 )
 from swarmnode.pipeline.wire.plan_members import PlanMembers
-from swarmnode.pipeline.wire.transport import Pace, TensorTransport
+from swarmnode.pipeline.wire.transport import LinkPace, TensorTransport
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ LIMITS = TransportLimits(max_in_flight=16, max_streams_per_peer=32)
 
 
 class PipelineMember:
-    """Serves one stage, and trains where it has data.
+    """Serves one stage, and trains if it holds data.
 
     async with PipelineMember(host, key=key, averager=exchange) as member:
         member.assign(Assignment(plan, digest(plan), peers, own=2, iteration=0), worker, optimizer)
@@ -72,16 +72,17 @@ class PipelineMember:
         averager: GradientExchange,
         settings: MemberSettings | None = None,
         compute: MachinePace | None = None,
-        pace: Pace | None = None,
+        pace: LinkPace | None = None,
         idle: IdleWork | None = None,
         reload: Reload | None = None,
         limits: TransportLimits = LIMITS,
     ) -> None:
-        """`key`: the host's. `reload`: how the weights of the majority are fetched; without, a member whose
+        """`key`: that of the host. `reload`: fetches the weights of the majority; without it, a member whose
         weights differ has lost track."""
         self.settings = settings or MemberSettings()
         self.on_lost: Callable[[str, str], None] = _ignore
-        """Called with a peer id and why we think that it is gone. It may be alive all the same."""
+        """Called with the peer id of a member that seems to be gone, and the reason. It may be alive all the
+        same."""
         self._key = key
         self._averager = averager
         self._compute = compute
@@ -117,28 +118,30 @@ class PipelineMember:
 
     @property
     def iteration(self) -> int:
-        """Optimizer steps taken; without an assignment those of the last one, 0 before the first."""
+        """Optimizer steps taken. Without an assignment, those at the end of the last one; 0 before the
+        first."""
         return self._active.context.iteration if self._active is not None else self._steps
 
     @property
     def digest(self) -> str:
-        """Digest of our weights after the last step, as the others were told; empty before the first."""
+        """Digest of our weights after the last step, as it was reported to others; empty before the first
+        step."""
         return self._digest
 
     @property
     def lost_track(self) -> bool:
-        """Whether this member missed the end of an iteration. It serves again with a new assignment
-        and weights."""
+        """True if this member missed the end of an iteration. It needs a new assignment and weights to serve
+        again."""
         return self._active is not None and self._active.lost_track
 
     @property
     def stepped(self) -> dict[int, int]:
-        """Optimizer steps that each node has told us of. On a data node."""
+        """On a data node, the optimizer steps that each node has reported."""
         return dict(self._active.stepped) if self._active is not None else {}
 
     @property
     def lost(self) -> frozenset[str]:
-        """Peers of the plan that did not answer us and have said nothing since."""
+        """Peers of the plan that did not answer us and have sent nothing since."""
         context = self._active.context if self._active is not None else None
         return (
             frozenset(context.assignment.peers[node] for node in context.lost)
@@ -148,7 +151,7 @@ class PipelineMember:
 
     @property
     def times(self) -> WorkTimes:
-        """What the worker thread did since the start."""
+        """Times of the worker thread since the start."""
         return self._queue.times
 
     @property
@@ -156,8 +159,8 @@ class PipelineMember:
         return self._transport
 
     def lose(self, peer_id: str, why: str) -> None:
-        """A peer is known to be gone (membership.py): nothing more is sent along it in this iteration, and
-        what is on its way past it starts again."""
+        """Stop sending to a peer that is gone (membership.py) in this iteration. Micro-batches on their way
+        past it start again."""
         active = self._active
         if active is not None and peer_id in active.context.assignment.peers:
             node = active.context.assignment.peers.index(peer_id)
@@ -165,7 +168,7 @@ class PipelineMember:
             active.driver.lose(node)
 
     async def in_stage_thread(self, work: Callable[[], T]) -> T:
-        """Do something with the worker or its model where its tasks run, behind the one that runs."""
+        """Run a function in the stage's worker thread, after the task that is running. Returns its result."""
         return await self._queue.call(work)
 
     def assign(
@@ -175,7 +178,7 @@ class PipelineMember:
         optimizer: torch.optim.Optimizer,
         *,
         start: StageState | None = None,
-        offer: Offer = nobody,
+        offer: OfferState = offer_to_none,
     ) -> None:
         """Work under a new plan, at a new stage, or both. Between iterations; what is left of one is dropped.
 
@@ -183,7 +186,7 @@ class PipelineMember:
         where it may not be the one that the pipeline is at. `offer` is given that of each step. Raises
         ModelError while `train` runs.
         """
-        former = self._rise()
+        former = self._end_assignment()
         scale = self._compute.scale if self._compute is not None else 1.0
         timeline, lost = simulate(assignment.plan), set[int]()
         forward_s = assignment.plan.instance.forward_s[assignment.own] * scale
@@ -218,16 +221,17 @@ class PipelineMember:
         self._forget_plans(keep={assignment.digest, former})
 
     def unassign(self) -> None:
-        """Give up the assignment: the plan that runs now has no stage for us. Between iterations.
+        """Give up the assignment because the plan has no stage for us. To be called between iterations.
 
-        Nothing is taken from anybody, and the stage's weights are let go. Raises ModelError as `assign`.
+        No message is accepted afterwards, and the stage's weights are released. Raises ModelError as
+        `assign`.
         """
-        self._rise()
+        self._end_assignment()
         self._queue.adopt(TaskOrder())
         self._forget_plans(keep=())
 
-    def _rise(self) -> str | None:
-        """End the assignment; its plan's digest. Raises ModelError while `train` runs."""
+    def _end_assignment(self) -> str | None:
+        """End the assignment. Returns the digest of its plan. Raises ModelError while `train` runs."""
         if self._training:
             raise ModelError("an assignment cannot change while an iteration runs", hint="await train first")
         former, self._active = self._active, None
@@ -245,7 +249,7 @@ class PipelineMember:
             self._transport.retire(plan)
 
     async def train(self, feed: Feed) -> IterationReport:
-        """One iteration of a data node, to its end: the step is taken. Raises ModelError without an
+        """Run one iteration of a data node until its step is taken. Raises ModelError without an
         assignment."""
         active = self._active
         if active is None or self._training or self.lost_track:
@@ -278,7 +282,8 @@ class PipelineMember:
         )
 
     async def wait_step(self, iteration: int) -> None:
-        """Wait until so many optimizer steps are taken. Raises ModelError when this member has lost track."""
+        """Wait until this number of optimizer steps is taken. Raises ModelError if this member has lost
+        track."""
         while self.iteration < iteration:
             if self._active is None:
                 raise ModelError("a member without an assignment takes no steps")
@@ -289,7 +294,7 @@ class PipelineMember:
                 )
 
     def admit(self, peer_id: str, message: Message) -> None:
-        """MessageHandler: whether a message would be taken. Raises Rejected."""
+        """Implements MessageHandler. Raises Rejected if the message would not be taken."""
         active = self._active
         if active is None:
             raise Rejected(Refusal.UNKNOWN_WORK, "no plan is running here")
@@ -297,7 +302,7 @@ class PipelineMember:
         active.check_origin(message)
 
     async def take(self, peer_id: str, message: Message, payload: bytearray) -> None:
-        """MessageHandler: a whole message. Raises Rejected."""
+        """Implements MessageHandler: handle a complete message. Raises Rejected."""
         active = self._active
         values = None
         if isinstance(message, Hop):
@@ -346,6 +351,6 @@ def _ignore(peer_id: str, why: str) -> None:
 
 
 def _prepare(worker: StageWorker, iteration: int) -> None:
-    """Forget what was before. To be called in the worker thread."""
+    """Drop the gradients of the former assignment. To be called in the worker thread."""
     worker.take_gradients()
     worker.iteration = iteration

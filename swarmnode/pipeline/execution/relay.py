@@ -1,4 +1,4 @@
-"""The hops of others' micro-batches at one member: they come in, pass its stage, and their gradients go back.
+"""Other members' micro-batches at one member: received, passed through its stage, and gradients sent back.
 
 member.py (admit, take) -> [Relay] -> work.py (forward, backward) -> sending.py -> the next or former node
 
@@ -38,18 +38,18 @@ logger = logging.getLogger(__name__)
 
 
 class RelayPhase(IntEnum):
-    """How far a micro-batch is with us."""
+    """Progress of a micro-batch at this member, in this order."""
 
     WAITING = 0
     """It waits for its forward pass."""
     GOING = 1
-    """The next node is being told."""
+    """It is being sent to the next node."""
     GONE = 2
-    """The next node has it."""
+    """The next node has taken it."""
     BACK = 3
-    """Its gradient is here."""
+    """Its gradient has arrived here."""
     ANSWERED = 4
-    """The node before us has its gradient."""
+    """The node before us has taken its gradient."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,35 +60,36 @@ class RelayedMicroBatch:
     micro_batch: int
     path: tuple[int, ...]
     position: int
-    """Ours on the path."""
+    """Our position on the path."""
     shape: tuple[int, ...]
     """Shape of its hidden states."""
     phase: RelayPhase = RelayPhase.WAITING
     task: asyncio.Task[None] | None = None
-    """Takes it on to the next node; its way back is not to be interrupted."""
+    """The task that brings it to the next node. Its way back is not to be interrupted."""
 
 
 class AgentSlots:
-    """Who may be here: the plan's agents until they have passed, as many others as there is room for."""
+    """Slots for micro-batches: reserved for the plan's agents until their last wave is back, free for
+    others."""
 
     def __init__(self, capacity: int, planned: Iterable[int]) -> None:
         self._capacity = capacity
         self._planned = frozenset(planned)
         self._others: set[int] = set()
         self._passed: set[int] = set()
-        """The planned agents that have no micro-batch to come in this iteration."""
+        """Planned agents that have no further micro-batch in this iteration."""
 
     @property
     def taken(self) -> int:
         return len(self._planned) - len(self._passed) + len(self._others)
 
     def may_have(self, agent: int, *, early: bool = False) -> bool:
-        """Whether the agent has a slot, or would get one. `early`: in the next iteration."""
+        """Return True if the agent has a slot or would get one. `early`: for the next iteration."""
         planned = self._planned if early else self._planned - self._passed
         return agent in planned or len(planned) + len(self._others - {agent}) < self._capacity
 
     def take(self, agent: int, *, early: bool = False) -> None:
-        """Raises Rejected: no_slot."""
+        """Take a slot for the agent. Raises Rejected: no_slot."""
         if not self.may_have(agent, early=early):
             raise Rejected(Refusal.NO_SLOT, f"{self.taken} of {self._capacity} are taken")
         if agent not in self._planned:
@@ -97,19 +98,20 @@ class AgentSlots:
             self._passed.discard(agent)
 
     def give_back(self, agent: int, *, passed: bool = False) -> bool:
-        """False: it stays the agent's, until its last micro-batch of the iteration has `passed`."""
+        """Return True if the slot is free now. A planned agent keeps its slot until its last micro-batch has
+        `passed`."""
         self._others.discard(agent)
         if passed and agent in self._planned:
             self._passed.add(agent)
         return passed or agent not in self._planned
 
     def begin_iteration(self) -> None:
-        """All of the plan's agents come again."""
+        """Reserve slots for all planned agents again."""
         self._passed.clear()
 
 
 class Relay:
-    """The micro-batches of others at one member, under one plan."""
+    """Other members' micro-batches at this member, under one plan."""
 
     def __init__(self, context: StageContext) -> None:
         plan = context.assignment.plan
@@ -119,16 +121,17 @@ class Relay:
             (agent for agent, path in enumerate(plan.paths) if context.own in path),
         )
         self._relayed: dict[int, RelayedMicroBatch] = {}
-        """Each agent's newest attempt."""
+        """The newest attempt of each agent."""
         self._early: dict[int, tuple[ForwardHop, Tensor]] = {}
         """Each agent's micro-batch that belongs to the next iteration."""
         self.stragglers = 0
-        """Micro-batches that an iteration was closed under, since the start."""
+        """Micro-batches that were still here when their iteration was closed, since the start."""
         self.troubles: Counter[Trouble] = Counter()
-        """Why micro-batches did not get on from here, or through here."""
+        """Reasons why micro-batches did not get through or past this member, counted."""
 
     def admit(self, message: ForwardHop | BackwardHop) -> None:
-        """Raises Rejected: unknown_work for what is over or was never sent from here, no_slot."""
+        """Raises Rejected: no_slot; unknown_work for a micro-batch that is over or was never sent from
+        here."""
         if isinstance(message, BackwardHop):
             self._expecting(message)
             return
@@ -146,7 +149,8 @@ class Relay:
             raise Rejected(Refusal.NO_SLOT, f"for agent {message.agent}")
 
     def take(self, message: ForwardHop | BackwardHop, values: Tensor) -> None:
-        """Begin the work of a message. Raises as `admit`: the world may have moved on since it was asked."""
+        """Begin the work of a message. Raises Rejected as `admit` does: the state may have changed since it
+        was admitted."""
         self.admit(message)
         if isinstance(message, BackwardHop):
             relayed = self._expecting(message)
@@ -167,7 +171,8 @@ class Relay:
                 self._leave(agent, relayed)
 
     def asked(self, message: Passed) -> None:
-        """Whether a micro-batch was handed on. Raises Rejected: too_slow when it is here, unknown_work."""
+        """Return if the micro-batch was handed on. Raises Rejected: too_slow while it is here, unknown_work
+        if it is not."""
         for relayed in self._relayed.values():
             if relayed.micro_batch == message.micro_batch and relayed.attempt.number == message.attempt:
                 if relayed.phase >= (RelayPhase.ANSWERED if message.homeward else RelayPhase.GONE):
@@ -177,7 +182,7 @@ class Relay:
         raise Rejected(Refusal.UNKNOWN_WORK)
 
     def close(self) -> None:
-        """The iteration is over: what is still on its way is dropped."""
+        """End the iteration: drop the micro-batches that are still here."""
         for agent, relayed in self._relayed.items():
             self.stragglers += relayed.phase < RelayPhase.BACK
             self._stop(relayed)
@@ -186,7 +191,8 @@ class Relay:
         self._relayed.clear()
 
     def begin_iteration(self) -> bool:
-        """Begin what came early: was there any? The context's iteration has been raised."""
+        """Begin micro-batches that came early. Returns True if there were any. The context's iteration has
+        been raised before."""
         self.slots.begin_iteration()
         early, self._early = self._early, {}
         for message, values in early.values():
@@ -278,7 +284,8 @@ class Relay:
             await self._tell(relayed, relayed.position - 1, trouble)
 
     def _free_slots_of_the_lost(self) -> None:
-        """Whose data node is gone has nothing more to come in this iteration."""
+        """Free the slots of agents whose data node is gone: no more of their micro-batches come in this
+        iteration."""
         for agent, path in enumerate(self._context.assignment.plan.paths):
             if path[0] not in self._context.lost or self._context.own not in path:
                 continue
@@ -290,7 +297,8 @@ class Relay:
                     self._context.queue.post(self._context.worker.release, agent)
 
     def _leave(self, agent: int, relayed: RelayedMicroBatch) -> None:
-        """A slot is free again where nothing more is to come in it, unless its agent is back meanwhile."""
+        """Free the slot of a micro-batch if nothing more is to come in it, unless its agent has sent another
+        meanwhile."""
         if self._relayed.get(agent) is not relayed or agent in self._early:
             return
         is_last = relayed.attempt.wave == self._context.assignment.plan.instance.waves - 1
@@ -298,7 +306,8 @@ class Relay:
             self._context.queue.post(self._context.worker.release, agent)
 
     async def _tell(self, relayed: RelayedMicroBatch, position: int, trouble: Trouble) -> None:
-        """The data node decides what becomes of a micro-batch that does not get on."""
+        """Tell the data node, which decides what becomes of a micro-batch, that it does not get past a
+        node."""
         context, node, data_node = self._context, relayed.path[position], relayed.path[0]
         self.troubles[trouble] += 1
         if trouble == "silent":
@@ -315,7 +324,8 @@ class Relay:
 
 
 def _log_failure(kind: str, attempt: MicroBatchAttempt, error: Exception) -> None:
-    """What is refused is no news; anything else is a mistake of ours, or of the machine."""
+    """Log a refusal as information and any other exception, a fault of ours or of the machine, as an
+    error."""
     if isinstance(error, Rejected):
         logger.info("%s has no %s pass here: %s", attempt, kind, error)
     else:

@@ -1,4 +1,4 @@
-"""A member's outgoing messages: encoded, sent, tried again where that can help, and what became of them.
+"""Outgoing messages of a member: encoded, sent, and sent again where that can help.
 
 relay.py, driver.py, step_barrier.py -> [MessageSender] -> transport.py
 
@@ -44,7 +44,7 @@ PAUSE_S = 0.05
 
 
 class Routed(Protocol):
-    """A micro-batch under way, as far as its messages are concerned."""
+    """The properties of a micro-batch that its messages are made from."""
 
     @property
     def attempt(self) -> MicroBatchAttempt: ...
@@ -57,7 +57,7 @@ class Routed(Protocol):
 
 
 class MessageSender:
-    """Sends what one assignment gives to send."""
+    """Sends the messages of one assignment."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class MessageSender:
         lost: Collection[int],
     ) -> None:
         """`key`: signs own micro-batches. `scale`: real seconds for a second of the plan. `lost`: nodes that
-        are not tried again, as they become known."""
+        are not tried again; a live view."""
         self._key = key
         self._lost = lost
         self._transport = transport
@@ -79,7 +79,7 @@ class MessageSender:
         self._scale = scale
 
     def deadline_s(self, node: int) -> float:
-        """How long a hop to this node may take."""
+        """Return the time limit of a hop to this node."""
         hop_s = self._assignment.plan.instance.hop_s[self._assignment.own][node] * self._scale
         return min(self._settings.hop_timeout_s + self._settings.slack * hop_s, MAX_DEADLINE_S)
 
@@ -94,9 +94,9 @@ class MessageSender:
         prompts: tuple[int | None, ...] = (),
         signature: bytes = b"",
     ) -> Trouble | None:
-        """Hand hidden states to the node at `position` of a path; behind its end to the data node.
+        """Send hidden states to the node at `position` of a path; behind its end, to the data node.
 
-        `signature`: as it came; the data node, at position 1, signs.
+        `signature`: as received; the data node, which sends to position 1, signs itself.
         """
 
         def message(header: TensorHeader) -> ForwardHop:
@@ -113,7 +113,7 @@ class MessageSender:
         return await self._tensor(hidden_BTD, self._settings.activations, message)
 
     async def backward(self, routed: Routed, position: int, gradient_BTD: Tensor) -> Trouble | None:
-        """Hand the gradient of what the node at `position` of a path handed on to that node."""
+        """Send the node at `position` of a path the gradient of the hidden states that it handed on."""
 
         def message(header: TensorHeader) -> BackwardHop:
             return BackwardHop(**self._common(routed, position), tensor=header)
@@ -148,7 +148,7 @@ class MessageSender:
         return await self.message(message.target, message, encoded.payload)
 
     async def message(self, node: int, message: Message, payload: Payload = NO_PAYLOAD) -> Trouble | None:
-        """Send a message until it is answered or its deadline is over. None: it was taken."""
+        """Send a message until it is answered or its deadline is over. Returns None if it was taken."""
         peer_id, clock = self._assignment.peers[node], asyncio.get_running_loop().time
         until_s = clock() + message.deadline_s
         # Under a new plan the others may not know us yet, and hang up on strangers.

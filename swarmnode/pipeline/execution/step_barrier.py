@@ -1,4 +1,4 @@
-"""The step barrier at one member: what counts is settled, replicas average, the optimizer steps.
+"""The end of an iteration at one member: decide which micro-batches count, average with replicas, step.
 
 Finished of the data nodes -> [StepBarrier] -> GradientExchange (averaging.py) -> StageWorker.apply
                                                                                -> aligning.py -> StepDone
@@ -17,15 +17,15 @@ from dataclasses import dataclass, field
 import torch
 
 from swarmnode.errors import NetworkError, Rejected
-from swarmnode.pipeline.execution.aligning import Alignment, Offer, nobody
+from swarmnode.pipeline.execution.aligning import Alignment, OfferState, offer_to_none
 from swarmnode.pipeline.execution.assignment import IterationReport, Reload
 from swarmnode.pipeline.execution.context import StageContext
 from swarmnode.pipeline.execution.in_flight import IterationOutcome
 from swarmnode.pipeline.replication.combining import (
-    Alone,
     Combined,
     ContributionBounds,
     GradientExchange,
+    SoloExchange,
     StageIteration,
 )
 from swarmnode.pipeline.stages.micro_batches import GradientSum, MicroBatchAttempt
@@ -39,27 +39,27 @@ NOTHING = GradientSum({}, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class BarrierResult:
-    """How an iteration ended here."""
+    """The end of an iteration at this member."""
 
     contributors: tuple[str, ...] = ()
     rejected: Mapping[str, str] = field(default_factory=dict[str, str])
     grad_norm: float | None = None
-    """None: no step was taken, or it was undone."""
+    """None if no step was taken, or if it was undone."""
     digest: str = ""
-    """Digest of the weights after it (aligning.py)."""
+    """Digest of the weights after the iteration (aligning.py)."""
     agrees: bool = True
-    """Whether the weights here were those of the majority of the replicas."""
+    """True if the weights here were those of the majority of replicas."""
     lost_track: bool = False
-    """Nothing was heard of its end, or the right weights are not to be had: this member needs a new
+    """True if the end was not heard of, or the right weights cannot be fetched: this member needs a new
     assignment."""
 
 
-def strays(
+def counted_elsewhere(
     counted: Collection[tuple[int, int]], finished: Mapping[int, Finished], data_node: Sequence[int]
 ) -> set[int]:
-    """Micro-batches of (agent, number) that were counted and came back another way.
+    """Return the micro-batches among (agent, number) pairs that were counted here and came back another way.
 
-    `finished`: by data node; of those that are not in it nothing is known. `data_node`: by agent.
+    `finished`: reports by data node; of others nothing is known. `data_node`: by agent.
     """
     agents_back = {node: {number for number, _ in message.back} for node, message in finished.items()}
     return {
@@ -80,42 +80,42 @@ class StepBarrier:
         reload: Reload | None,
         *,
         start: StageState | None = None,
-        offer: Offer = nobody,
+        offer: OfferState = offer_to_none,
     ) -> None:
-        """`start`, `offer`: as `Alignment`."""
+        """`start`, `offer`: as for `Alignment`."""
         self._context = context
         self._optimizer = optimizer
-        self._averager = averager if len(context.assignment.replicas) > 1 else Alone()
+        self._averager = averager if len(context.assignment.replicas) > 1 else SoloExchange()
         self._alignment = Alignment(context, optimizer, self._averager, reload, start=start, offer=offer)
         self._finished: dict[int, dict[int, Finished]] = {}
-        """What each data node has said of each iteration."""
+        """By iteration, the report of each data node."""
         self._begun = asyncio.Event()
 
     def begin(self) -> None:
-        """The iteration that runs has shown a first sign of life: its deadline counts from here."""
+        """Start the deadline of the running iteration: its first message has arrived."""
         self._begun.set()
 
     def hear(self, message: Finished) -> None:
-        """A data node has done its part."""
+        """Record that a data node has done its part."""
         self._finished.setdefault(message.iteration, {})[message.node] = message
         if message.iteration == self._context.iteration:
             self._begun.set()
             self._context.news.set()
 
     def is_under_way(self, iteration: int) -> bool:
-        """Whether our part of it, as a data node, is still to come or to be finished."""
+        """Return True if we are a data node and have not finished our part of this iteration."""
         context = self._context
         over = context.iteration > iteration or context.own in self._finished.get(iteration, {})
         return context.own in context.assignment.data_nodes and not over
 
     @property
     def limit_s(self) -> float:
-        """Time after the first sign of an iteration, or after a data node last said that its part is not
-        over, by which all data nodes have finished or never will."""
+        """Seconds after the first message of an iteration, or after the last word of a data node that is
+        still busy, in which all data nodes must finish."""
         return min(2 * self._context.budget_s + self._context.settings.close_timeout_s, MAX_DEADLINE_S)
 
     async def ended(self) -> bool:
-        """Wait for the end of the iteration. False: nobody has told us, and nobody is going to."""
+        """Wait for the end of the iteration. Returns False if no data node has reported it in time."""
         context = self._context
         await self._begun.wait()
         try:
@@ -131,7 +131,7 @@ class StepBarrier:
         return bool(self._heard)
 
     async def close(self) -> BarrierResult:
-        """Settle, average, step, compare. The context's iteration is raised."""
+        """Settle, average, step, and compare the weights. Raises the context's iteration by one."""
         context, iteration = self._context, self._context.iteration
         own = await context.queue.call(self._settle, dict(self._heard))
         combined = await self._combined(own)
@@ -154,8 +154,11 @@ class StepBarrier:
         )
 
     async def _watch(self, limit: asyncio.Timeout) -> None:
-        """Ask data nodes that others do not wait for whether they are there, and not done: nobody else may be
-        in touch, and one may make rollouts for long while another has begun. At most MAX_DEADLINE_S."""
+        """Ask each data node that has not finished if it is still at work, and extend the deadline if it is.
+
+        No other message may be exchanged for long: one data node may make rollouts while another has begun.
+        The deadline is extended by at most MAX_DEADLINE_S.
+        """
         context = self._context
         latest_s = asyncio.get_running_loop().time() + MAX_DEADLINE_S
         while True:
@@ -190,7 +193,8 @@ class StepBarrier:
         return not context.assignment.data_nodes - self._heard.keys() - context.lost
 
     def _settle(self, finished: Mapping[int, Finished]) -> GradientSum:
-        """Decide what counts here, and sum it. To be called in the worker thread."""
+        """Decide which micro-batches count here, and sum their gradients. To be called in the worker
+        thread."""
         worker, plan = self._context.worker, self._context.assignment.plan
         waves = plan.instance.waves
         for message in finished.values():
@@ -200,7 +204,7 @@ class StepBarrier:
                     continue  # Another's: only its own data node says what came back.
                 worker.commit(MicroBatchAttempt(agent, worker.iteration, number % waves, attempt))
         counted = [(agent, agent * waves + wave) for agent, _, wave in worker.counted]
-        astray = strays(counted, finished, [path[0] for path in plan.paths])
+        astray = counted_elsewhere(counted, finished, [path[0] for path in plan.paths])
         own = worker.take_gradients()
         if astray:
             logger.warning("our gradients are left out: %d micro-batches came back another way", len(astray))
@@ -208,7 +212,7 @@ class StepBarrier:
         return own
 
     def _step(self, total: GradientSum) -> float | None:
-        """One step of the optimizer. To be called in the worker thread."""
+        """Take one step of the optimizer. To be called in the worker thread."""
         context = self._context
         try:
             return context.worker.apply(total.of_step(1), self._optimizer, max_norm=context.settings.max_norm)
@@ -263,7 +267,7 @@ def report_of(
     busy_s: float,
     stragglers: int,
 ) -> IterationReport:
-    """What a data node tells of an iteration. `ended_s`: when its step was taken, by the event loop."""
+    """Return a data node's report of an iteration. `ended_s`: event loop time at which its step was taken."""
     whole_s = ended_s - outcome.began_s
     return IterationReport(
         iteration=iteration,

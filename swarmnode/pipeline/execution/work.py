@@ -1,4 +1,4 @@
-"""A member's compute: ready tasks one after the other, in the order of the plan, in one thread.
+"""A member's compute: one thread that takes ready tasks one after the other, in the order of the plan.
 
 relay.py, driver.py -> [StageQueue.perform] -> StageWorker, in the worker thread -> their result
                              |
@@ -27,26 +27,27 @@ from swarmnode.pipeline.plans.simulator import Kind, Timeline
 T = TypeVar("T")
 
 LEAST_GAP_S = 0.01
-"""A shorter wait is not offered to idle work: beginning and ending it would take as long."""
+"""Shortest wait that is offered to idle work: for less, beginning and ending it would take as long."""
 
 LOOK_AGAIN_S = 0.05
-"""Idle work that had nothing to do is asked again after so long."""
+"""Time after which idle work that had nothing to do is asked again."""
 
 UNKNOWN_GAP_S = 1.0
-"""What idle work is offered where the plan expects no more tasks: until the next iteration it is interrupted
-soon enough."""
+"""Length of the gap offered to idle work when the plan expects no more tasks. The next iteration interrupts
+it."""
 
 
 class IdleWork(Protocol):
-    """What a member does for itself while its stage waits (idle.py)."""
+    """Work of a member's own that it does while its stage waits (idle.py)."""
 
     def run(self, until_s: float, wanted: Callable[[], bool]) -> None:
         """Work until `until_s` by time.monotonic, in the worker thread; return once `wanted()` is True."""
         ...
 
 
-def turn(policy: Policy, kind: Kind, rank: int, number: int) -> tuple[int, int]:
-    """The order of ready tasks, the smallest first. `number`: the how-manieth that became ready."""
+def task_sort_key(policy: Policy, kind: Kind, rank: int, number: int) -> tuple[int, int]:
+    """Return the sort key of a ready task; the smallest goes first. `number`: its place in the order of
+    becoming ready."""
     if policy == "backward_first":
         return int(kind == "forward"), number
     return (rank if policy == "ranked" else 0), number
@@ -54,17 +55,18 @@ def turn(policy: Policy, kind: Kind, rank: int, number: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class TaskOrder:
-    """The order in which a node takes its tasks, and when the plan expects them."""
+    """The order in which a node takes its tasks, and the times at which the plan expects them."""
 
     policy: Policy = "fifo"
     ranks: tuple[int, ...] = ()
-    """Each agent's rank: the lower goes first."""
+    """The rank of each agent; the lower goes first."""
     starts_s: tuple[float, ...] = ()
-    """When the node's tasks of an iteration begin, counted from its start, sorted."""
+    """Starts of the node's tasks in seconds from the start of an iteration, sorted."""
 
     @classmethod
     def of(cls, plan: Plan, node: int, timeline: Timeline, *, scale: float = 1.0) -> "TaskOrder":
-        """`timeline`: the plan's (simulate). `scale`: real seconds for a second of the plan."""
+        """Return the order of a node's tasks. `timeline`: of the plan (simulate). `scale`: real seconds for a
+        second of the plan."""
         starts = [task.start_s * scale for task in timeline.tasks if task.node == node]
         return cls(plan.policy(node), plan.ranks, tuple(sorted(starts)))
 
@@ -72,19 +74,19 @@ class TaskOrder:
         return self.ranks[agent] if agent < len(self.ranks) else 0
 
     def next_s(self, elapsed_s: float) -> float | None:
-        """When the next task is expected, from the start of the iteration; None when none is."""
+        """Return the start of the next expected task in seconds from the start of the iteration, or None."""
         return next((start_s for start_s in self.starts_s if start_s > elapsed_s), None)
 
 
 class MachinePace(Protocol):
-    """How long this machine takes for its work where it stands for another one (testing/emulated.py)."""
+    """Durations that make this machine stand for another one (testing/emulated.py)."""
 
     scale: float
-    """Real seconds for one of that machine."""
+    """Real seconds for one second of the emulated machine."""
     gap_s: float
-    """Real seconds for which it is not available after a task."""
+    """Real seconds for which the emulated machine is not available after a task."""
     first_gap_s: float
-    """The same after the first forward of a micro-batch."""
+    """Real seconds for which it is not available after the first forward of a micro-batch."""
 
     def forward(self) -> AbstractAsyncContextManager[None]: ...
 
@@ -95,14 +97,14 @@ class MachinePace(Protocol):
 
 @dataclass(slots=True)
 class WorkTimes:
-    """What the worker thread has done since the start, in real seconds."""
+    """Time that the worker thread has spent since the start, in real seconds."""
 
     busy_s: float = 0.0
-    """Tasks of the stage; emulated, as long as they last there."""
+    """Time of the stage's tasks; on an emulated machine, their emulated durations."""
     called_s: float = 0.0
-    """What was asked for by `call`: generation through the stages, and bookkeeping."""
+    """Time of functions run by `call`: generation through the stages, and bookkeeping."""
     idle_s: float = 0.0
-    """Idle work."""
+    """Time of idle work."""
     tasks: int = 0
 
 
@@ -160,13 +162,13 @@ class StageQueue:
         self.begin_iteration()
 
     def begin_iteration(self) -> None:
-        """The plan's clock starts with the next task."""
+        """Restart the plan's clock with the next task."""
         self._began_s = None
 
     async def perform(self, kind: Kind, agent: int, work: Callable[[], T], *, begins: bool = False) -> T:
-        """Run a task of the stage when it is its turn; its result, or what it raises.
+        """Run a task of the stage when it is its turn. Returns its result or raises its exception.
 
-        `begins`: the first of a micro-batch. One that nobody waits for any more is not run.
+        `begins`: it is the first task of a micro-batch. A task whose caller was cancelled is not run.
         """
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._ready.append(_Ready(kind, agent, next(self._numbers), begins, work, result))
@@ -175,13 +177,14 @@ class StageQueue:
         return await result
 
     async def call(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Bookkeeping in the worker thread, before any task that is not running yet."""
+        """Run bookkeeping in the worker thread, before any task that is not running yet. Returns its
+        result."""
         self._wanted.set()
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self._timed, work, *arguments)
 
     def _timed(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Do it and count the time. To be called in the worker thread."""
+        """Call the function and count its time. To be called in the worker thread."""
         began_s = time.monotonic()
         try:
             return work(*arguments)
@@ -189,7 +192,7 @@ class StageQueue:
             self.times.called_s += time.monotonic() - began_s
 
     def post(self, work: Callable[..., object], *arguments: Any) -> None:
-        """The same without waiting for it."""
+        """Run bookkeeping as `call` does, without waiting for its result."""
         self._wanted.set()
         self._thread.submit(work, *arguments)
 
@@ -209,7 +212,9 @@ class StageQueue:
         if not self._ready:
             return None
         order = self._order
-        task = min(self._ready, key=lambda t: turn(order.policy, t.kind, order.rank(t.agent), t.number))
+        task = min(
+            self._ready, key=lambda t: task_sort_key(order.policy, t.kind, order.rank(t.agent), t.number)
+        )
         self._ready.remove(task)
         return task
 
@@ -241,7 +246,7 @@ class StageQueue:
         return durations[kind]()
 
     async def _be_idle(self, idle: IdleWork) -> None:
-        """Idle work until the plan expects a task, or one is there."""
+        """Run idle work until the plan expects a task or one arrives."""
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         gap_s = UNKNOWN_GAP_S

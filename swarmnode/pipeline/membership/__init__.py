@@ -1,1 +1,1 @@
-"""Who is a member, and which plan holds: agreed on without a coordinator."""
+"""Membership of a pipeline and agreement on its plan, without a coordinator."""

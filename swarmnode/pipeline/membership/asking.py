@@ -1,4 +1,4 @@
-"""One member to another: a request of control.py and its answer, and what we announce of ourselves.
+"""Requests from one member to another (control.py), and the announcement of our own presence.
 
 costs, links -> [OwnPresence] -> gossip, introductions        membership.py -> [ask] -> Host.request -> Status
 """
@@ -34,7 +34,7 @@ from swarmnode.pipeline.plans.evidence import is_broken
 logger = logging.getLogger(__name__)
 
 LEAST_BETWEEN_S = 2.0
-"""The least time between two announcements of what is new: links are measured one after the other."""
+"""Shortest time between two announcements of something new: links are measured one after the other."""
 
 
 class MemberRefused(Rejected):
@@ -45,7 +45,8 @@ class MemberRefused(Rejected):
 
 
 async def ask(host: Host, peer_id: str, request: Request, sealed: bytes, *, timeout_s: float) -> Status:
-    """A member's answer. Who does not know us yet is told first: `sealed` is our presence.
+    """Send a member a request and return its status. A member that does not know us is told first: `sealed`
+    is our presence.
 
     Raises MemberRefused, NetworkError.
     """
@@ -62,7 +63,7 @@ async def ask(host: Host, peer_id: str, request: Request, sealed: bytes, *, time
 
 
 def as_refusal(error: Rejected) -> RefusalReply:
-    """The refusal that a peer gets for what it sent."""
+    """Return the refusal that is sent to a peer for an invalid request."""
     reason = RefusalReason(error.reason) if error.reason in set(RefusalReason) else RefusalReason.MALFORMED
     return RefusalReply(reason, str(error)[:MAX_DETAIL_CHARS])
 
@@ -80,7 +81,7 @@ async def _exchange(
 
 
 class OwnPresence:
-    """What we say of ourselves: made anew as costs and links change, signed, published."""
+    """Our own presence: renewed as costs and links change, signed, and published."""
 
     def __init__(
         self,
@@ -103,10 +104,11 @@ class OwnPresence:
         self.sequence = 0
         self.sealed = b""
         self.announced = CostAnnouncement(costs(), {}, {})
-        """What the others were last told."""
+        """The costs, links and observations that were last announced."""
 
     def renew(self) -> None:
-        """Seal what holds now. Raises Rejected when no member would take it, as with costs too old."""
+        """Seal a presence of the current costs. Raises Rejected if no member would accept it, as with costs
+        that are too old."""
         announced = CostAnnouncement(self._costs(), dict(self._links()), dict(self._observed()))
         presence = Presence(
             session=self.session,
@@ -119,7 +121,7 @@ class OwnPresence:
         self.sequence, self.sealed, self.announced = presence.sequence, sealed, announced
 
     def try_renew(self) -> None:
-        """`renew` where it goes; else the last one goes on, until others find it stale."""
+        """Call `renew`. If it is refused, keep the last presence until others find it stale."""
         try:
             self.renew()
         except Rejected as error:
@@ -134,11 +136,12 @@ class OwnPresence:
     async def publish(
         self, host: Host, every_s: float, look_s: float, living: Callable[[], Iterable[str]]
     ) -> None:
-        """Announce ourselves for ever: at once, often while nobody is `living`, soon when links or complaints
-        are new or we have met somebody, then ever more rarely, down to every `every_s`.
+        """Announce ourselves until cancelled, with ever longer pauses up to `every_s`.
 
-        Gossip is lost while connections are young. Two members that missed each other and met a third one are
-        alone no more, so that they met it is what makes them say again that they are there.
+        The pauses start short again while no member is `living`, when links or complaints are new, and when
+        we have met a member. Gossip is lost while connections are young: two members that missed each other
+        and then both met a third one are no longer alone, so meeting it must make them announce themselves
+        again.
         """
         met, wait_s, published_at_s = set[str](), LEAST_BETWEEN_S, -inf
         while True:

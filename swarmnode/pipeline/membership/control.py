@@ -1,4 +1,4 @@
-"""What members tell each other about the pipeline itself: presence, state, proposals. Bounded and strict.
+"""Messages between members about the pipeline itself: presence, state, proposals. Bounded and strict.
 
 membership.py -> [control] -> gossip, Host.request -> [control] -> membership.py
 
@@ -24,13 +24,14 @@ VERSION = 1
 """First byte of every request, reply and presence."""
 
 MAX_MEMBERS = 64
-"""The most members of one pipeline. More are better split into two: everyone pings everyone."""
+"""Bound of the members of one pipeline. More are better split into two: every member pings every other."""
 
 MAX_PRESENCE_BYTES = 32 * 1024
-"""Links to and observations of MAX_MEMBERS others are 10 KB; gossip allows 64 KiB."""
+"""Bound of a sealed presence. Links to and observations of MAX_MEMBERS others are 10 KB; gossip allows 64
+KiB."""
 
 MAX_REQUEST_BYTES = MAX_MEMBERS * MAX_PRESENCE_BYTES + 16 * 1024
-"""A proposal carries the presences of all members."""
+"""Bound of a request: a proposal carries the presences of all members."""
 
 MAX_REPLY_BYTES = 8 * 1024
 MAX_TERMS = 48
@@ -44,71 +45,73 @@ Ends = Annotated[tuple[Annotated[int, Meta(ge=1, le=MAX_LAYERS)], ...], Meta(max
 
 
 class RefusalReason(StrEnum):
-    """Why something was not taken. Values never come from the wire, so their number is bounded."""
+    """Reason why a request was not taken. Values never come from the wire, so their number is bounded."""
 
     MALFORMED = "malformed"
     OTHER_VERSION = "other_version"
     TOO_LARGE = "too_large"
     TOO_OFTEN = "too_often"
     NOT_OWN = "not_own"
-    """A presence brought as the own one by somebody else, or one about somebody else."""
+    """A presence that a peer brings as its own and that is another's, or one that describes another
+    member."""
     OLD_NEWS = "old_news"
     OTHER_TERMS = "other_terms"
     """Another model, or settings that have to be equal and are not."""
     NOT_INVITED = "not_invited"
     FULL = "full"
     UNKNOWN_MEMBER = "unknown_member"
-    """We have no presence of the one that asks: it should introduce itself."""
+    """We have no presence of the asking member: it should introduce itself."""
     NOT_CONVENER = "not_convener"
-    """Somebody with a smaller peer id lives, whose turn it is."""
+    """A member with a smaller peer id lives and has the turn."""
     OUTBID = "outbid"
-    """There is a proposal with a higher epoch, or an equal one by a smaller peer id."""
+    """There is a proposal with a higher epoch, or with an equal one by a smaller peer id."""
     EPOCH_LEAP = "epoch_leap"
     NOT_IN_IT = "not_in_it"
-    """The proposal leaves out the one that it is sent to, or the one that sends it."""
+    """The proposal leaves out its receiver or its sender."""
     WRONG_PART = "wrong_part"
     """The proposal says that we hold other layers than we do."""
     BEGUN = "begun"
-    """The iteration named has begun here under the former plan."""
+    """The named iteration has begun here under the former plan."""
     OTHER_EPOCH = "other_epoch"
     NOT_READY = "not_ready"
     BAD_PEER_ID = "bad_peer_id"
     BAD_SIGNATURE = "bad_signature"
     STALE = "stale"
-    """Costs measured too long ago, or in the future: a clock is wrong."""
+    """Costs measured too long ago or in the future: a clock is wrong."""
     LEFT = "left"
 
 
 class ProposalProgress(StrEnum):
-    """How far a member is with the latest proposal that it took. In this order."""
+    """Progress of a member with the latest proposal that it took, in this order."""
 
     NONE = "none"
     PLANNING = "planning"
     PREPARED = "prepared"
-    """Planned, and the weights of a new stage are loaded as far as they can be ahead of time."""
+    """The plan is computed, and the weights of a new stage are loaded as far as that goes ahead of time."""
     HELD = "held"
-    """Does not begin the iteration named under the former plan."""
+    """The member does not begin the named iteration under the former plan."""
     READY = "ready"
-    """Has taken its assignment under the new plan."""
+    """The member has taken its assignment under the new plan."""
     BEGUN = "begun"
-    """All have taken theirs: micro-batches may be sent."""
+    """All members have taken theirs: micro-batches may be sent."""
     FAILED = "failed"
 
 
 class Presence(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True):
-    """A member, as it announces itself."""
+    """The announcement of a member about itself."""
 
     session: Number
-    """Number of this run of the process; another one means that it was restarted and holds nothing."""
+    """Number of this run of the process. A different one means that the member was restarted and holds
+    nothing."""
     sequence: Number
-    """Number of the presence within the session, rising."""
+    """Number of the presence within the session; it rises."""
     terms: Annotated[dict[Term, Term], Meta(max_length=MAX_TERMS)]
     """Model and settings that have to be equal on all members, by name."""
     costs: CostAnnouncement
 
 
 class Status(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True):
-    """Where a member stands."""
+    """The state of a member with respect to plans."""
 
     session: Number
     sequence: Number
@@ -116,92 +119,92 @@ class Status(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     iteration: Number
     """Optimizer steps taken."""
     busy: bool
-    """Trains that iteration, as a data node."""
+    """True if it trains that iteration, as a data node."""
     in_force: Number = 0
-    """Epoch of the plan that it works under; 0: none."""
+    """Epoch of the plan that it works under; 0 for none."""
     plan: Digest = ""
     """Digest of that plan."""
     stage: Annotated[int, Meta(ge=-1, lt=MAX_MEMBERS)] = -1
-    """The stage that it holds; -1: none."""
+    """The stage that it holds; -1 for none."""
     ends: Ends = ()
-    """The layers behind each stage, as it knows them."""
+    """First layer behind each stage, as it knows them."""
     weights: Digest = ""
     """Digest of the stage's weights at that iteration; empty while unknown."""
     epoch: Number = 0
-    """The highest that it has taken a proposal of."""
+    """Highest epoch that it has taken a proposal of."""
     progress: ProposalProgress = ProposalProgress.NONE
     proposed: Digest = ""
-    """The plan that it computed from that proposal."""
+    """Digest of the plan that it computed from that proposal."""
     detail: Annotated[str, Meta(max_length=MAX_DETAIL_CHARS)] = ""
-    """Why it failed, for people."""
+    """Reason of a failure, for people."""
     resigned: bool = False
-    """Does not convene for now; the next one does."""
+    """True if it does not convene for now, so that the next member does."""
 
     def __post_init__(self) -> None:
         _check_rising(self.ends)
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="ping"):
-    """Are you there?"""
+    """Asks a member for its status."""
 
     status: Status
-    """Status of the one that asks."""
+    """Status of the asking member."""
 
 
 class Introduce(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="introduce"):
-    """The presence of the one that asks, sealed."""
+    """Carries the sealed presence of the asking member."""
 
     presence: Annotated[bytes, Meta(max_length=MAX_PRESENCE_BYTES)]
 
 
 class Propose(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="propose"):
-    """The inputs of a plan, for everyone to compute it."""
+    """Proposes a plan by its inputs, from which each member computes it."""
 
     epoch: Epoch
     ends: Ends
-    """Where the former stages end; empty when nobody holds anything."""
+    """First layer behind each former stage; empty if no member holds a stage."""
     stage_of: Annotated[
         dict[PeerId, Annotated[int, Meta(ge=0, lt=MAX_MEMBERS)]], Meta(max_length=MAX_MEMBERS)
     ]
-    """Who holds which of them."""
+    """The former stage of each member that holds one."""
     presences: Annotated[
         tuple[Annotated[bytes, Meta(max_length=MAX_PRESENCE_BYTES)], ...],
         Meta(min_length=1, max_length=MAX_MEMBERS),
     ]
-    """Sealed by the members that shall take part."""
+    """Sealed presences of the members that shall take part."""
 
     def __post_init__(self) -> None:
         _check_rising(self.ends)
 
 
 class Hold(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="hold"):
-    """Do not begin this iteration under the former plan."""
+    """Asks a member not to begin this iteration under the former plan."""
 
     epoch: Epoch
     iteration: Number
 
 
 class TakeAssignment(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="seat"):
-    """Take up your assignment from this iteration on."""
+    """Asks a member to take its assignment under the new plan from this iteration on."""
 
     epoch: Epoch
     iteration: Number
 
 
 class Begin(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="begin"):
-    """Everyone has an assignment."""
+    """Tells a member that all have taken their assignments."""
 
     epoch: Epoch
 
 
 class Suspect(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="suspect"):
-    """This member did not answer me: look for yourself."""
+    """Reports that a member did not answer the sender. The receiver checks it."""
 
     peer_id: PeerId
 
 
 class Leave(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="leave"):
-    """I am leaving."""
+    """Tells a member that the sender leaves."""
 
 
 Request = Ping | Introduce | Propose | Hold | TakeAssignment | Begin | Suspect | Leave
@@ -218,7 +221,7 @@ class RefusalReply(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
     reason: RefusalReason
     detail: Annotated[str, Meta(max_length=MAX_DETAIL_CHARS)] = ""
-    """What to do about it, for people."""
+    """Advice for people."""
 
 
 Reply = StatusReply | RefusalReply
@@ -232,32 +235,32 @@ _presence_decoder = msgspec.msgpack.Decoder(Presence)
 
 
 def topic_of(swarm: str, name: str) -> str:
-    """Where the members of a pipeline announce themselves."""
+    """Return the gossip topic on which the members of a pipeline announce themselves."""
     return f"/swarmnode/1/{swarm}/pipeline/{name}"
 
 
 def encode(message: Request | Reply) -> bytes:
-    """A request or a reply, version first."""
+    """Encode a request or a reply, version first."""
     return bytes([VERSION]) + _encoder.encode(message)
 
 
 def decode_request(data: bytes) -> Request:
-    """A request within every bound. Raises Rejected: too_large, other_version, malformed."""
+    """Decode a request within every bound. Raises Rejected: too_large, other_version, malformed."""
     return _decode(_request_decoder, data, MAX_REQUEST_BYTES)
 
 
 def decode_reply(data: bytes) -> Reply:
-    """A reply. Raises Rejected: too_large, other_version, malformed."""
+    """Decode a reply. Raises Rejected: too_large, other_version, malformed."""
     return _decode(_reply_decoder, data, MAX_REPLY_BYTES)
 
 
 def seal_presence(key: NodeKey, presence: Presence, *, topic: str) -> bytes:
-    """Signed for the pipeline with this topic, and for nothing else."""
+    """Return the presence signed for the pipeline with this topic, and for nothing else."""
     return seal(key, _context(topic), bytes([VERSION]) + _encoder.encode(presence))
 
 
 def open_presence(sealed: bytes, *, topic: str, now_s: float) -> tuple[str, Presence]:
-    """Its author, and what it announces; `now_s` since the epoch.
+    """Return the author of a sealed presence and the presence. `now_s`: seconds since the epoch.
 
     Raises Rejected: too_large, malformed, bad_peer_id, bad_signature, other_version, not_own, stale.
     """
@@ -270,7 +273,7 @@ def open_presence(sealed: bytes, *, topic: str, now_s: float) -> tuple[str, Pres
 
 
 def differing(ours: dict[str, str], theirs: dict[str, str]) -> str:
-    """Which terms differ, in words; empty when none does.
+    """Return the terms that differ, in words; empty if none does.
 
     >>> differing({"skip": "0.25", "model": "a"}, {"skip": "0.5", "model": "a"})
     "skip is '0.5' there and '0.25' here"
@@ -284,7 +287,7 @@ def differing(ours: dict[str, str], theirs: dict[str, str]) -> str:
 
 
 def _check_rising(ends: Ends) -> None:
-    """Raises ValueError, which a decoder turns into a refusal."""
+    """Raises ValueError, which a decoder turns into a refusal, unless the layer numbers rise."""
     if any(later <= former for former, later in pairwise(ends)):
         raise ValueError("a stage without layers")
 

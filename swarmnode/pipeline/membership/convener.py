@@ -1,4 +1,4 @@
-"""Whether it is our turn to propose a plan, whether one is due, and what became of it.
+"""Decides if it is our turn to propose a plan and if one is due, and draws the conclusions of the round.
 
 known_members.py, following.py -> [Convener] -> convening.Round -> who is left out, whether we resign
 
@@ -17,35 +17,43 @@ from collections.abc import Callable, Iterable
 from swarmnode.errors import NetworkError
 from swarmnode.pipeline.membership.asking import MemberRefused, OwnPresence
 from swarmnode.pipeline.membership.control import Ping, ProposalProgress, Propose, Status
-from swarmnode.pipeline.membership.convening import Ask, Outcome, Round, former_of, next_epoch
+from swarmnode.pipeline.membership.convening import (
+    Ask,
+    ProposalRound,
+    RoundOutcome,
+    former_stages,
+    next_epoch,
+)
 from swarmnode.pipeline.membership.following import Follower
 from swarmnode.pipeline.membership.known_members import KnownMembers
 from swarmnode.pipeline.plans.costs import is_fresh
-from swarmnode.pipeline.plans.evidence import dead_weight
-from swarmnode.pipeline.plans.planning import Agreed
+from swarmnode.pipeline.plans.evidence import useless_members
+from swarmnode.pipeline.plans.planning import AgreedPlan
 
 logger = logging.getLogger(__name__)
 
 MAX_AGAIN = 2
-"""Rounds in a row that may end because of one member, before the next is held without it: nobody else may
-have its layers."""
+"""Rounds in a row that may end because of one member. The next is held without it; it is not left out sooner
+because it may be the only one that has its layers."""
 
 SETTLED_AFTER = 3
-"""Times `settle_s`, counted from the first newcomer, after which nobody is waited for: they may never end."""
+"""Factor of `settle_s`: so long after the first newcomer no others are waited for, as they may never stop
+coming."""
 
 RESIGNED_FOR = 10
-"""Times `barred_s`, after most members came to another plan than we did."""
+"""Factor of `barred_s`: so long we do not convene after most members computed another plan than we did."""
 
 
-class Outbid:
-    """Who speaks of another convener's proposal, and since when without a plan coming of it."""
+class OutbidReports:
+    """Members that report another convener's proposal, and since when without a plan coming of it."""
 
     def __init__(self) -> None:
         self._since_s: dict[str, float] = {}
         self._in_force = 0
 
     def told(self, by: Iterable[str], in_force: int, now_s: float) -> dict[str, float]:
-        """These members do now, under the plan of epoch `in_force`: for how many seconds already, by peer."""
+        """Record the members that report one now, under the plan of epoch `in_force`. Returns by peer for how
+        many seconds."""
         before = self._since_s if in_force == self._in_force else {}
         self._since_s = {peer: before.get(peer, now_s) for peer in by}
         self._in_force = in_force
@@ -53,7 +61,7 @@ class Outbid:
 
 
 class Convener:
-    """Our share of convening, if it comes to us."""
+    """Convenes a change of plan whenever it is our turn."""
 
     def __init__(
         self,
@@ -65,7 +73,7 @@ class Convener:
         wall_s: Callable[[], float],
         suspect: Callable[[str, str], None],
     ) -> None:
-        """`suspect`: told of a member that does not answer, and why we think so."""
+        """`suspect`: called with a member that does not answer and the reason."""
         self._members = members
         self._follower = follower
         self._presence = presence
@@ -77,16 +85,16 @@ class Convener:
         self._resigned_until_s = 0.0
         self._fruitless: tuple[frozenset[tuple[str, int]], float] = (frozenset(), 0.0)
         self._again: Counter[str] = Counter()
-        self._outbid = Outbid()
+        self._outbid = OutbidReports()
         self._strayed: Counter[str] = Counter()
         self._begun: tuple[frozenset[tuple[str, int]], str] = (frozenset(), "")
-        """The members of the last plan that we brought into force, and its digest."""
+        """Members of the last plan that we brought into force, and its digest."""
         self._due_since_s: float | None = None
         self._judged: frozenset[str] = frozenset()
-        """Whom we last planned around because they do nothing: once for each."""
+        """Members that our last plans left out because they do nothing. Each is left out once."""
 
     def start(self) -> None:
-        """Begin to listen who is there, before it can be our turn."""
+        """Begin to listen for members, which must last a while before it can be our turn."""
         self._started_at_s = _now_s()
 
     @property
@@ -94,11 +102,11 @@ class Convener:
         return _now_s() < self._resigned_until_s
 
     def turn(self) -> str:
-        """Whose turn it is."""
+        """Return the peer id of the member that has the turn to convene."""
         return self._members.convener(_now_s(), resigned=self.is_resigned)
 
     async def run(self) -> bool:
-        """Convene if that is for us to do now. False: it was not."""
+        """Convene if it is our turn and a plan is due. Returns False if not."""
         others = [
             peer
             for peer in self._members.usable(_now_s())
@@ -107,7 +115,7 @@ class Convener:
         if not self._is_due(others):
             return False
         useless = self._useless(others)
-        if not useless and await self._leave_out_the_false(others):
+        if not useless and await self._bar_deserters(others):
             return True
         if useless:
             logger.warning("planning without %s: they take micro-batches and do nothing", ", ".join(useless))
@@ -144,24 +152,26 @@ class Convener:
         return tried != self._sessions(others) or now_s >= again_at_s
 
     def _is_in_force(self, statuses: dict[str, Status]) -> bool:
-        """Whether exactly these members work under the plan that we work under."""
+        """Return True if exactly these members work under the plan that we work under."""
         plan = self._follower.in_force
         if plan is None or self._follower.progress != ProposalProgress.BEGUN:
             return False
         return plan.members == set(statuses) and all(each.plan == plan.digest for each in statuses.values())
 
     def _useless(self, others: list[str]) -> list[str]:
-        """Members with a stage that do nothing, as data nodes say; whom we have planned around is not new."""
+        """Return members with a stage that do nothing, by the word of data nodes, unless they were left out
+        before."""
         plan = self._follower.in_force
         if plan is None:
             return []
         said = [self._presence.announced, *(self._members[peer].presence.costs for peer in others)]
-        found = dead_weight(said, plan.former.stage_of) & {*plan.peers}
+        found = useless_members(said, plan.former.stage_of) & {*plan.peers}
         self._judged &= found
         return sorted(found - self._judged)
 
-    async def _leave_out_the_false(self, others: list[str]) -> bool:
-        """Whether the very members of our last plan seem to have left it: who says so itself is barred."""
+    async def _bar_deserters(self, others: list[str]) -> bool:
+        """Bar members of our last plan that left it without reason. Returns True if any was barred, or if
+        none has left it after all."""
         sessions, digest = self._begun
         plan = self._follower.in_force
         if plan is None or plan.digest != digest or sessions != self._sessions(others):
@@ -179,8 +189,8 @@ class Convener:
                 barred = True
         return barred or self._is_in_force(self._statuses(others))
 
-    async def _what_became_of(self, peer: str, plan: Agreed) -> str:
-        """Why a member that seems to have left the plan is to be barred; empty where it is not."""
+    async def _what_became_of(self, peer: str, plan: AgreedPlan) -> str:
+        """Return the reason to bar a member that seems to have left the plan; empty if there is none."""
         try:
             status = await self._ask(peer, Ping(self._status()))
         except (NetworkError, MemberRefused) as error:
@@ -195,10 +205,10 @@ class Convener:
         return "it leaves one plan after the other" if self._strayed[peer] > MAX_AGAIN else ""
 
     async def _hold_round(self, others: list[str]) -> bool:
-        """Whether another plan has begun."""
+        """Hold one round. Returns True if another plan has begun."""
         statuses, sessions = self._statuses(others), self._sessions(others)
         self._presence.try_renew()
-        former = former_of(statuses)
+        former = former_stages(statuses)
         proposal = Propose(
             epoch=next_epoch(self._follower.epoch, statuses.values()),
             ends=former.ends if former else (),
@@ -209,9 +219,9 @@ class Convener:
         logger.info(
             "proposing plan %d of pipeline %s to %d others", proposal.epoch, settings.name, len(others)
         )
-        round_ = Round(self._ask, own, (own, *others), settings, lambda: self._follower.proposed)
+        round_ = ProposalRound(self._ask, own, (own, *others), settings, lambda: self._follower.proposed)
         outcome = await round_.run(proposal)
-        await self._look_again(outcome)
+        await self._ask_again(outcome)
         await self._wait_for_better(outcome, proposal.epoch)
         plan = self._follower.in_force
         if outcome.begun and plan is not None:
@@ -219,13 +229,14 @@ class Convener:
         self._conclude(outcome, sessions)
         return outcome.begun
 
-    async def _wait_for_better(self, outcome: Outcome, epoch: int) -> None:
-        """Who speaks of a better proposal shall be right soon; else it only keeps us from planning."""
+    async def _wait_for_better(self, outcome: RoundOutcome, epoch: int) -> None:
+        """Wait for the better proposal that members report. Fail those that report one for too long: they
+        keep us from planning."""
         follower, settings = self._follower, self._members.settings
         ends_at_s = _now_s() + settings.confirm_s
         while outcome.outbid:
             if (follower.epoch, follower.by) != (epoch, self._members.own):
-                self._outbid = Outbid()
+                self._outbid = OutbidReports()
                 return
             if _now_s() >= ends_at_s:
                 break
@@ -236,10 +247,11 @@ class Convener:
             if for_s > settings.silence_s + settings.answer_s:
                 why = outcome.outbid[peer]
                 outcome.failed[peer] = f"spoke for {for_s:.0f} s of another proposal: {why}"
-                self._outbid = Outbid()
+                self._outbid = OutbidReports()
 
-    async def _look_again(self, outcome: Outcome) -> None:
-        """Where members stand that ended a round and are in the next one: they may have changed since."""
+    async def _ask_again(self, outcome: RoundOutcome) -> None:
+        """Ask members that ended a round for their status before the next one, since it may have changed.
+        Fail those that ended too many."""
         self._again = Counter({peer: self._again[peer] + 1 for peer in outcome.again})
         for peer, why in outcome.again.items():
             if self._again[peer] > MAX_AGAIN:
@@ -255,7 +267,7 @@ class Convener:
             except MemberRefused as error:
                 logger.debug("%s does not say where it stands: %s", peer, error)
 
-    def _conclude(self, outcome: Outcome, sessions: frozenset[tuple[str, int]]) -> None:
+    def _conclude(self, outcome: RoundOutcome, sessions: frozenset[tuple[str, int]]) -> None:
         now_s, settings = _now_s(), self._members.settings
         if outcome.resign:
             self._resigned_until_s = now_s + RESIGNED_FOR * settings.barred_s

@@ -1,6 +1,6 @@
-"""The convener's part in a change of plan: from a proposal to the moment when everyone has begun.
+"""A change of plan as its convener carries it out, from the proposal until all members have begun.
 
-convener.py: who lives, what they hold -> [former_of, Round] -> requests to every member -> Outcome
+convener.py: who lives, what they hold -> [former_stages, ProposalRound] -> requests -> RoundOutcome
 
 The convener knows no more than others and decides nothing that they do not check: it names the inputs, each
 member computes the plan, and the round goes on only with members that came to the same one. Members that keep
@@ -28,38 +28,40 @@ from swarmnode.pipeline.membership.control import (
 )
 from swarmnode.pipeline.membership.following import MAX_EPOCH_LEAP
 from swarmnode.pipeline.membership.known_members import MembershipSettings
-from swarmnode.pipeline.plans.planning import Agreed, Former, must_load
+from swarmnode.pipeline.plans.planning import AgreedPlan, FormerStages, must_load
 
 MAX_HOLDS = 5
-"""Times that the iteration is put off because somebody has begun it, before the round is given up."""
+"""Times that the iteration is put off because a member has begun it, before the round is given up."""
 
 MAX_SILENT = 3
-"""Looks in a row that a member may leave unanswered."""
+"""Requests in a row that a member may leave unanswered."""
 
 Ask = Callable[[str, Request], Awaitable[Status]]
-"""Ask a member, ourselves included. Raises MemberRefused or NetworkError."""
+"""Sends a member, possibly ourselves, a request and returns its status. Raises MemberRefused or
+NetworkError."""
 
 
 @dataclass(slots=True)
-class Outcome:
-    """How a round ended."""
+class RoundOutcome:
+    """The result of a round."""
 
     begun: bool = False
     failed: dict[str, str] = field(default_factory=dict[str, str])
-    """Members that did not do their part, and why. Ourselves: no plan of these inputs."""
+    """Members that did not do their part, with the reason. Our own peer id: these inputs give no plan."""
     again: dict[str, str] = field(default_factory=dict[str, str])
-    """Members that may do better next time, and why: they moved meanwhile, could not take their assignment,
-    or did not answer. The dead among them are not in the next round."""
+    """Members that may do better next time, with the reason: they moved meanwhile, could not take their
+    assignment, or did not answer. The dead among them are not in the next round."""
     outbid: dict[str, str] = field(default_factory=dict[str, str])
-    """Members that say another convener's proposal is on its way, and how they say it."""
+    """Members that report another convener's proposal, with their words."""
     resign: bool = False
-    """Most others came to one plan that is not ours: we are the broken one."""
+    """True if most others computed one plan that is not ours: then ours is the faulty computation."""
 
 
-def former_of(statuses: Mapping[str, Status]) -> Former | None:
-    """Who holds what, as the members say: the division that most of them hold layers of, others hold nothing.
+def former_stages(statuses: Mapping[str, Status]) -> FormerStages | None:
+    """Return the stages that members say they hold, in the division that most of them hold layers of. Members
+    of other divisions hold nothing.
 
-    >>> former_of({}) is None
+    >>> former_stages({}) is None
     True
     """
     holding = {
@@ -70,11 +72,13 @@ def former_of(statuses: Mapping[str, Status]) -> Former | None:
     votes = Counter(each.ends for each in holding.values())
     newest = {each.ends: each.in_force for each in sorted(holding.values(), key=lambda each: each.in_force)}
     ends = max(votes, key=lambda ends: (votes[ends], newest[ends], ends))
-    return Former(ends, {peer: holding[peer].stage for peer in sorted(holding) if holding[peer].ends == ends})
+    return FormerStages(
+        ends, {peer: holding[peer].stage for peer in sorted(holding) if holding[peer].ends == ends}
+    )
 
 
 def target_iteration(statuses: Iterable[Status]) -> int:
-    """The first iteration that nobody has begun, as far as members that are in step with most others say.
+    """Return the first iteration that no member has begun, as far as members in step with most others say.
 
     A member more than one iteration ahead of the middle one is out of step, or lies: it is not waited for.
     """
@@ -86,15 +90,15 @@ def target_iteration(statuses: Iterable[Status]) -> int:
 
 
 def next_epoch(own: int, statuses: Iterable[Status]) -> int:
-    """An epoch above every one in use. One far above the middle one is a lie that would use up the
-    numbers."""
+    """Return an epoch above every one in use. An epoch far above the middle one is ignored: it would use up
+    the numbers."""
     said = sorted([own, *(each.epoch for each in statuses)])
     within = (said[(len(said) - 1) // 2] if own == 0 else own) + MAX_EPOCH_LEAP // 2
     return 1 + max(epoch for epoch in said if epoch <= within)
 
 
-class Round:
-    """One proposal, carried out."""
+class ProposalRound:
+    """Carries out one proposal."""
 
     def __init__(
         self,
@@ -102,22 +106,22 @@ class Round:
         own: str,
         members: Iterable[str],
         settings: MembershipSettings,
-        agreed: Callable[[], Agreed | None],
+        agreed: Callable[[], AgreedPlan | None],
     ) -> None:
-        """`agreed`: the plan that we computed ourselves from our proposal, once we did."""
+        """`agreed`: returns the plan that we computed from our proposal, None before."""
         self._ask = ask
         self._own = own
         self._members = sorted(members)
         self._settings = settings
         self._agreed = agreed
         self._statuses: dict[str, Status] = {}
-        self._out = Outcome()
+        self._out = RoundOutcome()
 
-    async def run(self, proposal: Propose) -> Outcome:
-        """Carry the proposal out as far as it goes."""
+    async def run(self, proposal: Propose) -> RoundOutcome:
+        """Carry out the proposal as far as it goes."""
         others = [peer for peer in self._members if peer != self._own]
         epoch, settings = proposal.epoch, self._settings
-        former = Former(proposal.ends, proposal.stage_of) if proposal.ends else None
+        former = FormerStages(proposal.ends, proposal.stage_of) if proposal.ends else None
         # First alone: inputs without a plan are nobody else's business.
         done = await self._tell([self._own], proposal) and await self._until(
             [self._own], lambda status: bool(status.proposed), settings.prepare_s, epoch
@@ -152,10 +156,11 @@ class Round:
         return self._out
 
     async def _hold(self, epoch: int) -> int | None:
-        """The iteration from which on all members wait.
+        """Find the iteration from which on all members wait, and hold them. Returns None if the round is
+        over.
 
-        What they said of theirs may be as old as the newcomers took to load. So the answers to each try, and
-        another look at those who refuse it, say which iteration the next one is for.
+        A status may be as old as the loading of a newcomer took. So the answers to each try, and another look
+        at the members that refuse it, determine the iteration of the next.
         """
         iteration = target_iteration(self._statuses.values())
         begun: list[str] = []
@@ -174,7 +179,8 @@ class Round:
         return None
 
     async def _tell(self, peers: Iterable[str], request: Request, begun: list[str] | None = None) -> bool:
-        """Ask all of them at once. False: the round is over. `begun` collects those who refuse for that."""
+        """Send a request to all of these members at once. Returns False if the round is over. `begun`
+        collects members that refuse because the iteration has begun."""
 
         async def tell(peer: str) -> None:
             try:
@@ -203,7 +209,8 @@ class Round:
     async def _until(
         self, peers: Iterable[str], reached: Callable[[Status], bool], within_s: float, epoch: int
     ) -> bool:
-        """Look at them until all have reached something. False: the round is over."""
+        """Ask these members for their status until all have `reached` something. Returns False if the round
+        is over."""
         clock = asyncio.get_running_loop().time
         ends_at_s = clock() + within_s
         silent: Counter[str] = Counter()
@@ -248,7 +255,8 @@ class Round:
         return not (self._out.failed or self._out.again or self._out.outbid)
 
     def _all_agree(self) -> bool:
-        """Whether all computed one plan. Who did not is named, unless it is we who are alone with ours."""
+        """Return True if all members computed the same plan. Otherwise fail those that differ, or resign if
+        only ours does."""
         ours = self._statuses[self._own].proposed
         plans = {peer: self._statuses[peer].proposed for peer in self._members if peer != self._own}
         differ = [peer for peer, plan in plans.items() if plan != ours]

@@ -1,4 +1,4 @@
-"""One member's part in a change of plan: what it may be told, and what it has to do next. Decides, acts not.
+"""The state machine of one member in a change of plan: the requests it accepts and its next job. Pure.
 
 requests of the convener -> [Follower] -> jobs for membership.py (plan, prepare, take), progress for statuses
 
@@ -14,39 +14,40 @@ from dataclasses import dataclass, replace
 
 from swarmnode.errors import Rejected
 from swarmnode.pipeline.membership.control import MAX_DETAIL_CHARS, ProposalProgress, RefusalReason, Status
-from swarmnode.pipeline.plans.planning import Agreed, Former, Inputs, must_load
+from swarmnode.pipeline.plans.planning import AgreedPlan, FormerStages, PlanInputs, must_load
 
 MAX_EPOCH_LEAP = 10_000
-"""The largest leap of a proposal's epoch beyond what we know. Years of changes; it keeps anyone from using up
-the numbers."""
+"""Largest leap of a proposal's epoch beyond the known one. It is years of changes, and keeps a peer from
+using up the numbers."""
 
 STEPS_TO_COME = 2
-"""The most steps that a held member still closes: the step that closes now, and the one that data nodes have
-begun already."""
+"""Most steps that a held member still closes: the one that closes now, and the one that data nodes have begun
+already."""
 
 
 @dataclass(frozen=True, slots=True)
-class PlanIt:
-    """Compute the plan of these inputs, then report `planned`."""
+class PlanJob:
+    """Compute the plan of these inputs, then report it by `planned`."""
 
-    inputs: Inputs
-
-
-@dataclass(frozen=True, slots=True)
-class PrepareIt:
-    """Load what the new assignment needs as far as that goes ahead of time, then report `prepared`."""
-
-    agreed: Agreed
+    inputs: PlanInputs
 
 
 @dataclass(frozen=True, slots=True)
-class TakeIt:
-    """Take up the assignment, then report `taken`."""
+class PrepareJob:
+    """Load the weights of the new assignment as far as that goes ahead of time, then report it by
+    `prepared`."""
 
-    agreed: Agreed
+    agreed: AgreedPlan
 
 
-Job = PlanIt | PrepareIt | TakeIt
+@dataclass(frozen=True, slots=True)
+class TakeJob:
+    """Take the assignment, then report it by `taken`."""
+
+    agreed: AgreedPlan
+
+
+Job = PlanJob | PrepareJob | TakeJob
 
 
 class Follower:
@@ -57,32 +58,32 @@ class Follower:
         self._catch_up_s = catch_up_s
         self.epoch = 0
         self.by = ""
-        """Who proposed it."""
+        """Peer id of the member that made the latest proposal."""
         self.progress = ProposalProgress.NONE
         self.detail = ""
         self.iteration = 0
         self.weights = ""
         self.busy = False
-        self.in_force: Agreed | None = None
-        """The plan that micro-batches are sent under, or that will be once it has `begun`."""
+        self.in_force: AgreedPlan | None = None
+        """The plan that micro-batches are sent under, or will be once it has `begun`."""
         self.ordered_at_s = 0.0
-        """When the convener last moved us."""
+        """Time of the convener's last order."""
         self.stopped_since_s: float | None = None
-        """The time since which one convener keeps us from working, whatever it ordered meanwhile; None: it
-        does not."""
-        self._inputs: Inputs | None = None
-        self._agreed: Agreed | None = None
+        """Time since which one convener keeps us from working, whatever it ordered meanwhile; None if it does
+        not."""
+        self._inputs: PlanInputs | None = None
+        self._agreed: AgreedPlan | None = None
         self._held_from = 0
         self._take_ordered = False
         self._began = False
         self._overtaken = False
         self._said: dict[str, str] = {}
-        """The plan that each member of the latest proposal says it computed."""
+        """Digest of the plan that each member of the latest proposal says it computed."""
 
-    def propose(self, sender: str, inputs: Inputs, now_s: float, *, usual_epoch: int = 0) -> None:
-        """Take a proposal, unless a better one is known. The same one again changes nothing.
+    def propose(self, sender: str, inputs: PlanInputs, now_s: float, *, usual_epoch: int = 0) -> None:
+        """Take a proposal, unless a better one is known. The same proposal again changes nothing.
 
-        `usual_epoch`: of most other members, which bounds the first that a newcomer takes.
+        `usual_epoch`: that of most other members. It bounds the first epoch that a newcomer takes.
         """
         if (inputs.epoch, sender) == (self.epoch, self.by):
             return
@@ -126,7 +127,7 @@ class Follower:
         self._begin(now_s)
 
     def stepped(self, iteration: int, weights: str, now_s: float) -> None:
-        """Our weights are at this iteration now; `weights` is their digest."""
+        """Record that our weights are at this iteration. `weights`: their digest."""
         # A data node may have begun it before its digest was there to be told.
         self.busy = self.busy and iteration == self.iteration
         if iteration > self.iteration and self.stopped_since_s is not None:
@@ -136,8 +137,11 @@ class Follower:
         self.iteration, self.weights = iteration, weights
 
     def hear(self, sender: str, status: Status, now_s: float) -> None:
-        """Another member's status: which plan it came to. Where it says that our plan has begun,
-        the word got lost; where it goes by a newer plan than ours, we have missed one."""
+        """Take note of another member's status.
+
+        It says which plan the member computed. If it says that our plan has begun, the convener's word got
+        lost; if it follows a newer plan than ours, we have missed one.
+        """
         is_in_it = self._inputs and any(each.member.peer_id == sender for each in self._inputs.announcements)
         if is_in_it and status.epoch == self.epoch and status.proposed:
             self._said[sender] = status.proposed
@@ -148,9 +152,9 @@ class Follower:
             self._begin(now_s)
 
     def job(self, now_s: float, living: Collection[str] = ()) -> Job | None:
-        """What is to be done now, one thing at a time. `living`: the others that we hear ourselves."""
+        """Return the next job, one at a time, or None. `living`: other members that we hear ourselves."""
         if self.progress == ProposalProgress.PLANNING and self._inputs is not None:
-            return PlanIt(self._inputs) if self._agreed is None else PrepareIt(self._agreed)
+            return PlanJob(self._inputs) if self._agreed is None else PrepareJob(self._agreed)
         if self.progress == ProposalProgress.HELD and self._take_ordered and self._agreed and not self.busy:
             # Further behind, or under a plan that others have left, it has no step to come.
             behind = self._held_from - self.iteration
@@ -158,11 +162,12 @@ class Follower:
             is_time = not waits or now_s >= self.ordered_at_s + self._catch_up_s
             # The convener's word alone does not do: it may have told others something else.
             if is_time and not self.unconvinced(living):
-                return TakeIt(replace(self._agreed, iteration=self._held_from))
+                return TakeJob(replace(self._agreed, iteration=self._held_from))
         return None
 
     def unconvinced(self, living: Collection[str]) -> list[str]:
-        """Members of the plan, of those that we hear, that did not tell us of the same plan; sorted."""
+        """Return members of the plan, among those that we hear, that have not told us of the same plan;
+        sorted."""
         agreed = self._agreed
         if agreed is None:
             return []
@@ -170,27 +175,27 @@ class Follower:
         return sorted(peer for peer in others if self._said.get(peer) != agreed.digest)
 
     def is_current(self, epoch: int) -> bool:
-        """Whether a job's result is still asked for."""
+        """Return True if the result of a job of this epoch is still wanted."""
         return epoch == self.epoch and self.progress != ProposalProgress.FAILED
 
-    def planned(self, inputs: Inputs, agreed: Agreed) -> None:
+    def planned(self, inputs: PlanInputs, agreed: AgreedPlan) -> None:
         if inputs is self._inputs:
             self._agreed = agreed
             if self._own not in must_load(agreed, self.former):
                 self.progress = ProposalProgress.PREPARED
 
-    def prepared(self, agreed: Agreed) -> None:
+    def prepared(self, agreed: AgreedPlan) -> None:
         if agreed is self._agreed and self.progress == ProposalProgress.PLANNING:
             self.progress = ProposalProgress.PREPARED
 
     def taking(self) -> None:
-        """The former assignment is about to be left."""
+        """Record that the former assignment is about to be left."""
         self.in_force, self._began = None, False
         if self.stopped_since_s is None:
             self.stopped_since_s = self.ordered_at_s
 
-    def taken(self, agreed: Agreed) -> None:
-        """Even when the proposal was replaced meanwhile, this is the assignment we have now."""
+    def taken(self, agreed: AgreedPlan) -> None:
+        """Record the assignment that we have now, even if the proposal was replaced meanwhile."""
         self.in_force, self._began, self.iteration = agreed, False, agreed.iteration
         self._overtaken = False
         if agreed.epoch == self.epoch and self.progress == ProposalProgress.HELD:
@@ -203,28 +208,29 @@ class Follower:
             self.stopped_since_s = None
 
     def may_begin(self, iteration: int) -> bool:
-        """Whether a data node may start this iteration under the plan in force."""
+        """Return True if a data node may start this iteration under the plan in force."""
         if self.in_force is None or not self._began or self.in_force.node_of(self._own) is None:
             return False
         return self.progress != ProposalProgress.HELD or iteration < self._held_from
 
     @property
-    def former(self) -> Former | None:
-        """What we know of who holds what."""
+    def former(self) -> FormerStages | None:
+        """The stages that members hold under the plan in force, None without one."""
         return self.in_force.former if self.in_force else None
 
     @property
-    def proposed(self) -> Agreed | None:
-        """The plan computed from the latest proposal."""
+    def proposed(self) -> AgreedPlan | None:
+        """The plan computed from the latest proposal, None before it is."""
         return self._agreed
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the convener keeps us from working."""
+        """True while the convener keeps us from working."""
         return self.progress in (ProposalProgress.HELD, ProposalProgress.READY)
 
-    def _check_part(self, told: Former | None) -> None:
-        """Whether what is said of our layers is true. Under another division of layers we hold nothing."""
+    def _check_part(self, told: FormerStages | None) -> None:
+        """Raises Rejected: wrong_part, if the stage that the proposal says we hold is not ours. Under another
+        division of layers we hold none."""
         own = self.former
         ours = own.stage_of.get(self._own) if own and told and own.ends == told.ends else None
         theirs = told.stage_of.get(self._own) if told else None

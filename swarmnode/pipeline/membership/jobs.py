@@ -1,6 +1,6 @@
-"""What a proposal asks of this member, done one thing at a time: plan, load, take the place.
+"""Carries out the jobs of a change of plan at this member, one at a time: plan, load, take the assignment.
 
-following.py (what is to be done) -> [Jobs] -> planning.planned, on_agreed -> following.py (it is done)
+following.py (next job) -> [JobRunner] -> planning.compute_plan, on_agreed -> following.py (it is done)
 
 A job that fails fails its epoch, and nothing else. A convener that keeps us from working is passed over.
 """
@@ -10,30 +10,30 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 
 from swarmnode.errors import SwarmnodeError
-from swarmnode.pipeline.membership.following import Follower, Job, PlanIt, PrepareIt, TakeIt
+from swarmnode.pipeline.membership.following import Follower, Job, PlanJob, PrepareJob, TakeJob
 from swarmnode.pipeline.membership.known_members import KnownMembers
-from swarmnode.pipeline.membership.watching import News
-from swarmnode.pipeline.plans.planning import Agreed, planned
+from swarmnode.pipeline.membership.watching import ChangeSignal
+from swarmnode.pipeline.plans.planning import AgreedPlan, compute_plan
 
 logger = logging.getLogger(__name__)
 
-OnAgreed = Callable[[Agreed], Awaitable[None]]
+OnAgreed = Callable[[AgreedPlan], Awaitable[None]]
 
 
-class Jobs:
-    """Does what the follower says is to be done."""
+class JobRunner:
+    """Runs the jobs that the follower returns."""
 
     def __init__(
         self,
         follower: Follower,
         members: KnownMembers,
-        news: News,
+        news: ChangeSignal,
         *,
         look: Callable[[Iterable[str]], Awaitable[None]],
         prepare: OnAgreed | None,
         on_agreed: OnAgreed,
     ) -> None:
-        """`look`: where these members stand. `prepare`, `on_agreed`: as of Membership."""
+        """`look`: asks these members for their status. `prepare`, `on_agreed`: as for Membership."""
         self._follower = follower
         self._members = members
         self._news = news
@@ -42,7 +42,7 @@ class Jobs:
         self.on_agreed = on_agreed
 
     async def run(self) -> None:
-        """Does one job after the other until cancelled."""
+        """Run one job after the other until cancelled."""
         follower, settings = self._follower, self._members.settings
         while True:
             self._give_up_waiting()
@@ -50,7 +50,7 @@ class Jobs:
             if job is None:
                 await self._news.pause(settings.poll_s)
                 continue
-            epoch = job.inputs.epoch if isinstance(job, PlanIt) else job.agreed.epoch
+            epoch = job.inputs.epoch if isinstance(job, PlanJob) else job.agreed.epoch
             try:
                 await self._do(job)
             except (SwarmnodeError, TimeoutError) as error:
@@ -66,17 +66,17 @@ class Jobs:
     async def _do(self, job: Job) -> None:
         follower, settings = self._follower, self._members.settings
         match job:
-            case PlanIt(inputs):
+            case PlanJob(inputs):
                 loop = asyncio.get_running_loop()
-                agreed = await loop.run_in_executor(None, planned, inputs)
+                agreed = await loop.run_in_executor(None, compute_plan, inputs)
                 follower.planned(inputs, agreed)
                 await self._look(peer for peer in self._members.living() if peer in agreed.members)
-            case PrepareIt(agreed):
+            case PrepareJob(agreed):
                 if self.prepare is not None:
                     async with asyncio.timeout(settings.prepare_s):
                         await self.prepare(agreed)
                 follower.prepared(agreed)
-            case TakeIt(agreed):
+            case TakeJob(agreed):
                 follower.taking()
                 async with asyncio.timeout(settings.assignment_s):
                     await self.on_agreed(agreed)
@@ -85,7 +85,7 @@ class Jobs:
                 logger.info("epoch %d from iteration %d: %s", agreed.epoch, agreed.iteration, place)
 
     def _give_up_waiting(self) -> None:
-        """A convener that lives but does not go on is passed over."""
+        """Pass over a convener that lives but has not finished a change of plan in time."""
         settings, follower, since_s = self._members.settings, self._follower, self._follower.stopped_since_s
         longest_s = settings.iteration_s + 2 * (settings.assignment_s + settings.catch_up_s)
         if since_s is not None and _now_s() - since_s > longest_s:

@@ -1,4 +1,4 @@
-"""Who belongs to the pipeline, and who of them lives: what membership.py knows of the others.
+"""The table of other members: their presence, status and losses, and the decisions that follow from them.
 
 gossip, requests, answers -> [KnownMembers] -> whom to ping, whose turn it is to convene, whom to plan with
 
@@ -26,102 +26,106 @@ logger = logging.getLogger(__name__)
 
 REQUESTS_PER_S = 10.0
 REQUESTS_BURST = 200.0
-"""Requests that one peer may make at once. A convener asks everyone twice a second while it convenes,
-everyone else every few seconds."""
+"""Requests that one peer may make at once. A convener asks every member twice a second while it convenes,
+others every few seconds."""
 
 MAX_TRACKED_PEERS = 1024
-"""Whoever was not heard of for longest is forgotten, with its allowance."""
+"""Bound of the peers with an allowance. The one that was not heard of for longest is forgotten."""
 
 UNREACHABLE_PINGS = 2
-"""So many unreachable pings in a row make a member suspected; between them lies a moment, in which a daemon
-is restarted."""
+"""Unreachable pings in a row that make a member suspected. Between them lies a moment, in which a daemon is
+restarted."""
 
 PING_AGAIN_S = 1.5
 
 FREE_LOSSES = 2
-"""A member that was lost so often is welcome at once; after that it waits, twice as long each time."""
+"""Losses after which a member is still welcome at once. After more it waits, twice as long each time."""
 
 MAX_BARRED_S = 600.0
 
 FORGIVEN_S = 300.0
-"""A loss is forgotten after so long a life; a machine that was restarted ten times in a month is no worse."""
+"""Seconds of life after which one loss is forgotten: a machine that was restarted ten times in a month is no
+worse."""
 
 
 @dataclass(frozen=True, slots=True)
 class MembershipSettings:
-    """How members find and watch each other. Seconds may differ between members."""
+    """Time limits and bounds by which members find and watch each other. Seconds may differ between
+    members."""
 
     swarm: str
     name: str
     """The pipeline's name within the swarm."""
     allowed: frozenset[str] | None = None
-    """Peer ids that may take part. None: everyone who has the same model and settings."""
+    """Peer ids that may take part. None: every peer that has the same model and settings."""
     at_least: int = 2
     """Members that the first plan waits for."""
     ping_s: float = 3.0
     silence_s: float = 12.0
-    """A member that did not answer for so long is lost."""
+    """Time without an answer after which a member is lost."""
     answer_s: float = 5.0
     """Deadline of one request."""
     confirm_s: float = 2.0
-    """Deadline of the request that confirms a loss somebody reported."""
+    """Deadline of the request that confirms a reported loss."""
     announce_s: float = 60.0
     """Time between announcements with nothing new to say."""
     settle_s: float = 5.0
-    """Newcomers are planned with when no other came for so long."""
+    """Time without another newcomer after which newcomers are planned with."""
     links_s: float = 30.0
-    """How long a newcomer that has not measured a link yet is waited for."""
+    """Time for which a newcomer that has not measured a link yet is waited for."""
     poll_s: float = 0.5
-    """Time between two looks at how far the others are with a proposal."""
+    """Time between two looks at the progress of the others with a proposal."""
     prepare_s: float = 900.0
     """Limit for computing a plan and loading the weights of a new stage, while training goes on."""
     iteration_s: float = 900.0
     """Limit for the end of an iteration that runs while the next plan is agreed on."""
     assignment_s: float = 300.0
-    """Limit for taking a place, fetching its state included."""
+    """Limit for taking an assignment, fetching its state included."""
     catch_up_s: float = 60.0
-    """A member that is behind waits so long for its own optimizer step; then it takes its place without."""
+    """Time that a member which is behind waits for its own optimizer step. Then it takes its assignment
+    without it."""
     retry_s: float = 30.0
     """Time before inputs that gave no plan are tried again."""
     barred_s: float = 30.0
-    """A member that failed in a round, or was lost again and again, is left out so long at first."""
+    """Time for which a member that failed in a round, or was lost repeatedly, is first left out."""
 
 
 @dataclass(slots=True)
 class KnownMember:
-    """One other member."""
+    """The entry of one other member."""
 
     presence: Presence
     sealed: bytes
     joined_at_s: float
-    """When it began to live, or was heard of."""
+    """Time when it began to live, or was first heard of."""
     status: Status | None = None
     lives: bool = False
     heard_at_s: float = 0.0
-    """When it last answered or asked."""
+    """Time when it last answered or asked."""
     ping_at_s: float = 0.0
-    """When it is to be asked next."""
+    """Time when it is to be pinged next."""
     unreachable: int = 0
-    """Pings in a row for which there was no way to it."""
+    """Pings in a row for which no connection could be made."""
     losses: int = 0
-    """Times that it was lost, left, or did not do its part, and that are not forgotten yet."""
+    """Times that it was lost, left, or did not do its part, without those that are forgotten."""
     unforgiven_since_s: float = 0.0
-    """When the last of them was, or the last one was forgotten."""
+    """Time of the last loss, or when a loss was last forgotten."""
     barred_until_s: float = 0.0
     convenes_from_s: float = 0.0
-    """The time before which it may not propose."""
+    """Time before which it may not propose."""
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """What a member says of itself, and in which run of its process."""
+class MemberClaim:
+    """The announced costs of a member, and the session of its process."""
 
     session: int
     costs: MemberCosts
 
 
 class KnownMembers:
-    """The others. `topic` is what presences are signed for, `terms` is what has to be equal."""
+    """The other members of the pipeline. `topic`: that presences are signed for. `terms`: settings that must
+    be equal."""
 
     def __init__(self, own: str, settings: MembershipSettings, topic: str, terms: dict[str, str]) -> None:
         self.own = own
@@ -129,7 +133,7 @@ class KnownMembers:
         self._topic = topic
         self._terms = terms
         self.gone_at_s = float("-inf")
-        """When a member was last lost, or left."""
+        """Time when a member was last lost, or left."""
         self._known: dict[str, KnownMember] = {}
         self._allowances: OrderedDict[str, TokenBucket] = OrderedDict()
         self._told: OrderedDict[str, str] = OrderedDict()
@@ -154,7 +158,8 @@ class KnownMembers:
             )
 
     def open(self, sealed: bytes, *, wall_s: float) -> tuple[str, Presence]:
-        """A presence that may take part; `wall_s` since the epoch. Raises Rejected."""
+        """Return author and content of a presence that may take part. `wall_s`: since the epoch. Raises
+        Rejected."""
         author, presence = open_presence(sealed, topic=self._topic, now_s=wall_s)
         if self.settings.allowed is not None and author not in {*self.settings.allowed, self.own}:
             raise Rejected(
@@ -167,9 +172,9 @@ class KnownMembers:
         return author, presence
 
     def introduce(self, sealed: bytes, *, sender: str | None, wall_s: float, now_s: float) -> bool:
-        """Take in a presence, and say whether it is a newcomer's or a restarted member's.
+        """Add a presence to the table. Returns True if it is that of a newcomer or of a restarted member.
 
-        `sender`: who brings it as its own; None: anybody may bring it. Raises Rejected.
+        `sender`: the peer that brings it as its own; None if any peer may bring it. Raises Rejected.
         """
         author, presence = self.open(sealed, wall_s=wall_s)
         if sender not in (None, author):
@@ -193,7 +198,7 @@ class KnownMembers:
         return True
 
     def heard(self, peer_id: str, status: Status, now_s: float) -> bool:
-        """A member said where it stands. False: we have to hear its newest presence first."""
+        """Record a member's status. Returns False if its newest presence is not known here."""
         known = self._known.get(peer_id)
         if known is None or known.presence.session != status.session:
             return False
@@ -205,7 +210,8 @@ class KnownMembers:
         return known.presence.sequence >= status.sequence
 
     def unreachable(self, peer_id: str, now_s: float) -> bool:
-        """There was no way to a member: it is asked again soon. True: so often that it may be gone."""
+        """Record that no connection to a member could be made, and ping it again soon. Returns True if it may
+        be gone."""
         known = self._known.get(peer_id)
         if known is None or not known.lives:
             return False
@@ -214,7 +220,7 @@ class KnownMembers:
         return known.unreachable >= UNREACHABLE_PINGS
 
     def lost(self, peer_id: str, why: str, now_s: float) -> bool:
-        """A member is gone. False: that was known, or it never took part."""
+        """Record that a member is gone. Returns False if that was known, or if it never took part."""
         known = self._known.get(peer_id)
         if known is None or not known.lives:
             return False
@@ -223,7 +229,7 @@ class KnownMembers:
         return True
 
     def left(self, peer_id: str, now_s: float) -> None:
-        """A member took its leave."""
+        """Record that a member has left."""
         known = self._known.get(peer_id)
         if known is not None and known.lives:
             # Not forgotten: who comes and goes is lost again and again like anybody else.
@@ -232,7 +238,7 @@ class KnownMembers:
             logger.info("%s left pipeline %s", peer_id, self.settings.name)
 
     def bar(self, peer_id: str, why: str, now_s: float) -> None:
-        """Leave a member out for a while that lives but does not do its part."""
+        """Leave out a member for a while that lives but does not do its part."""
         known = self._known.get(peer_id)
         if known is not None:
             _lose(known, now_s)
@@ -241,24 +247,24 @@ class KnownMembers:
             logger.warning("leaving %s out of pipeline plans for %.0f s: %s", peer_id, wait_s, why)
 
     def pass_over(self, peer_id: str, why: str, now_s: float) -> None:
-        """The same for a convener that keeps the others from working: what it proposes is refused as well."""
+        """Bar a convener that keeps the others from working, and refuse its proposals for as long."""
         self.bar(peer_id, why, now_s)
         known = self._known.get(peer_id)
         if known is not None:
             known.convenes_from_s = known.barred_until_s
 
     def may_convene(self, peer_id: str, now_s: float) -> bool:
-        """Whether a member may propose, if it is its turn."""
+        """Return True if a member may propose when it is its turn."""
         known = self._known.get(peer_id)
         return known is None or known.convenes_from_s <= now_s
 
     def silent(self, now_s: float) -> list[str]:
-        """Members that live as far as we knew, but have been silent for too long."""
+        """Return members that live as far as we knew but have been silent for too long."""
         limit_s = now_s - self.settings.silence_s
         return [peer for peer, known in self._known.items() if known.lives and known.heard_at_s < limit_s]
 
     def due(self, now_s: float) -> list[str]:
-        """Whom to ask now; each is due again later, the lost more rarely."""
+        """Return members to ping now, and schedule their next pings; lost ones are pinged more rarely."""
         found = [peer for peer, known in self._known.items() if known.ping_at_s <= now_s]
         for peer in found:
             known = self._known[peer]
@@ -266,26 +272,27 @@ class KnownMembers:
         return found
 
     def living(self) -> list[str]:
-        """Others that answer; sorted."""
+        """Return the members that answer, without us; sorted."""
         return sorted(peer for peer, known in self._known.items() if known.lives)
 
-    def claims(self) -> dict[str, Claim]:
-        """What each of the others that answer claims."""
+    def claims(self) -> dict[str, MemberClaim]:
+        """Return the claim of each other member that answers."""
         said = {peer: self._known[peer].presence for peer in self.living()}
-        return {peer: Claim(each.session, each.costs.member) for peer, each in said.items()}
+        return {peer: MemberClaim(each.session, each.costs.member) for peer, each in said.items()}
 
     def usable(self, now_s: float) -> list[str]:
-        """Others that a plan may count on; sorted."""
+        """Return the other members that a plan may count on; sorted."""
         return [peer for peer in self.living() if self._known[peer].barred_until_s <= now_s]
 
     def most_are_past(self, epoch: int) -> bool:
-        """Whether most others go by a plan newer than this one."""
+        """Return True if most other members follow a plan newer than this one."""
         others = self.living()
         statuses = [self._known[peer].status for peer in others]
         return 2 * sum(each is not None and each.in_force > epoch for each in statuses) > len(others)
 
     def convener(self, now_s: float, *, resigned: bool) -> str:
-        """Whose turn it is: the smallest living peer id, we included unless we resigned."""
+        """Return the peer id that has the turn: the smallest living one, including ours unless we
+        resigned."""
         ready = [
             peer
             for peer in self.usable(now_s)
@@ -313,7 +320,7 @@ class KnownMembers:
         del self._known[min(dead)[1]]
 
     def _tell(self, author: str, wrong: str) -> None:
-        """Say once what keeps a peer out, where somebody can read it who can change it."""
+        """Log once why a peer cannot take part, for people who can change it."""
         if self._told.get(author) == wrong:
             return
         self._told[author] = wrong
@@ -328,7 +335,7 @@ class KnownMembers:
 
 
 def _lose(known: KnownMember, now_s: float) -> None:
-    """One more loss, less those that it has lived down since."""
+    """Count one more loss, less those that the member has outlived since."""
     # While it was away nothing is forgotten: it did not prove anything.
     lived_s = (known.heard_at_s if not known.lives else now_s) - known.unforgiven_since_s
     known.losses = max(0, known.losses - int(max(0.0, lived_s) / FORGIVEN_S)) + 1

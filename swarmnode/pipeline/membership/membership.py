@@ -1,12 +1,12 @@
-"""A member's assignment in the pipeline: who else there is, which plan holds, and when it changes.
+"""A member's part in a pipeline: knows the others, agrees with them on plans, and reports each change.
 
-probes.py, costs -> announcements, pings -> [Membership] -> on_agreed(Agreed) -> stages; agreed(k) -> drivers
+probes.py, costs -> announcements, pings -> [Membership] -> on_agreed -> stages; agreed(k) -> drivers
 
 There is no coordinator. Everyone announces itself, everyone pings everyone; the living member with the
 smallest peer id convenes (convening.py), all follow (following.py), and if it falls silent the next one does.
 Plans change between iterations only: training goes on under the former plan while the next one is computed
 and its weights are loaded. After a partition both sides go on alone, and meet again under one plan, with the
-highest epoch; who was then behind by iterations is told so by `Agreed.iteration`.
+highest epoch; who was then behind by iterations is told so by `AgreedPlan.iteration`.
 """
 
 import asyncio
@@ -43,12 +43,12 @@ from swarmnode.pipeline.membership.control import (
 )
 from swarmnode.pipeline.membership.convener import Convener
 from swarmnode.pipeline.membership.following import Follower
-from swarmnode.pipeline.membership.jobs import Jobs, OnAgreed
-from swarmnode.pipeline.membership.known_members import Claim, KnownMembers, MembershipSettings
-from swarmnode.pipeline.membership.proposals import Desk
-from swarmnode.pipeline.membership.watching import News, Watch
+from swarmnode.pipeline.membership.jobs import JobRunner, OnAgreed
+from swarmnode.pipeline.membership.known_members import KnownMembers, MemberClaim, MembershipSettings
+from swarmnode.pipeline.membership.proposals import ProposalChecker
+from swarmnode.pipeline.membership.watching import ChangeSignal, LivenessMonitor
 from swarmnode.pipeline.plans.costs import LinkCosts, MemberCosts, Observation
-from swarmnode.pipeline.plans.planning import Agreed, PlanSettings, terms
+from swarmnode.pipeline.plans.planning import AgreedPlan, PlanSettings, plan_terms
 
 logger = logging.getLogger(__name__)
 
@@ -56,16 +56,15 @@ QUEUED_MESSAGES = 256
 
 
 class Membership:
-    """Takes part in a pipeline for as long as it is entered.
+    """Membership in a pipeline for as long as it is entered.
 
     async with Membership(host, key, settings=..., plan=..., model="qwen", costs=..., links=prober.links,
                           on_agreed=node.take_place) as membership:
         plan = await membership.agreed(worker.iteration)
 
-    `on_agreed` takes our assignment: it loads the stage if need be, fetches its state and assigns the member,
-    and may raise SwarmnodeError. `agreed.iteration` may differ from that of the weights at hand: then they
-    are fetched from a replica (states.py), or kept where no replica has others. `part_of(own)` None: a spare
-    one.
+    `on_agreed` takes our assignment: it loads the stage if need be, fetches its state and assigns the member.
+    It may raise SwarmnodeError. If `agreed.iteration` differs from that of our weights, they are fetched from
+    a replica (states.py), or kept if no replica has others. If `part_of(own)` is None, we are a spare member.
     """
 
     def __init__(
@@ -83,35 +82,36 @@ class Membership:
         observed: Callable[[], Mapping[str, Observation]] = dict[str, Observation],
         wall_s: Callable[[], float] = time.time,
     ) -> None:
-        """`model` names the weights, so that two members with other ones do not mix. `costs`, `links` and
-        `observed` are asked for each announcement; `free_bytes` is what we give to the pipeline in all, a
-        stage that we hold included. `prepare` is called ahead of `on_agreed` while training goes on, where
-        there are weights to load. `wall_s`: seconds since the epoch.
-        """
+        """`model` names the weights, so that two members with different ones do not mix. `costs`, `links` and
+        `observed` are called for each announcement; `free_bytes` is all that we give to the pipeline, a stage
+        that we hold included. `prepare` is called before `on_agreed`, while training goes on, if there are
+        weights to load. `wall_s`: returns the seconds since the epoch."""
         self._host = host
         self._settings = settings
         self._wall_s = wall_s
-        named = terms(plan, model)
+        named = plan_terms(plan, model)
         self._topic = topic_of(settings.swarm, settings.name)
         self._members = KnownMembers(host.peer_id, settings, self._topic, named)
         self._follower = Follower(host.peer_id, catch_up_s=settings.catch_up_s)
         self._own = OwnPresence(key, self._topic, named, costs, links, observed, wall_s)
-        self._news = News()
+        self._news = ChangeSignal()
         self._convener = Convener(
             self._members, self._follower, self._own, self._ask, self.status, wall_s, self.lost
         )
-        self._watch = Watch(self._members, self._ask_within, self.status, self._convener.turn, self._news)
-        self._jobs = Jobs(
+        self._liveness = LivenessMonitor(
+            self._members, self._ask_within, self.status, self._convener.turn, self._news
+        )
+        self._jobs = JobRunner(
             self._follower, self._members, self._news,
-            look=self._watch.look, prepare=prepare, on_agreed=on_agreed,
+            look=self._liveness.look, prepare=prepare, on_agreed=on_agreed,
         )  # fmt: skip
-        self._desk = Desk(self._members, self._own, plan, self._convener.turn, wall_s)
+        self._proposals = ProposalChecker(self._members, self._own, plan, self._convener.turn, wall_s)
         self._group: asyncio.TaskGroup | None = None
         self._running: list[asyncio.Task[None]] = []
         self._has_left = False
         self._heard: Subscription | None = None
         self.refused: Counter[str] = Counter()
-        """What others sent and we did not take, by reason."""
+        """Messages of others that were refused, by reason."""
 
     async def __aenter__(self) -> Self:
         self._own.renew()
@@ -122,14 +122,14 @@ class Membership:
         await self._group.__aenter__()
         settings = self._settings
         announcing = self._own.publish(self._host, settings.announce_s, settings.ping_s, self._members.living)
-        work = (self._listen(heard), announcing, self._watch.run(), self._jobs.run(), self._convene())
+        work = (self._listen(heard), announcing, self._liveness.run(), self._jobs.run(), self._convene())
         self._running = [self._group.create_task(each) for each in work]
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        """Take leave of the others, so that they need not wait for our silence."""
+        """Tell the others that we leave, so that they need not wait for our silence."""
         if self._group is None:
             return
         for task in self._running:
@@ -145,11 +145,12 @@ class Membership:
                 for peer in self._members.living():
                     tasks.create_task(self._try(peer, Leave()))
 
-    async def agreed(self, iteration: int) -> Agreed:
-        """The plan for this iteration, in which we are a data node; from now on the iteration runs here.
+    async def agreed(self, iteration: int) -> AgreedPlan:
+        """Return the plan for this iteration, in which we are a data node. The iteration counts as running
+        from now on.
 
-        Returns at once when nothing changed, else when everyone has an assignment under the new plan. Raises
-        ModelError when this membership ends first.
+        Returns at once if nothing changed, otherwise when all members have an assignment under the new plan.
+        Raises ModelError if this membership ends first.
         """
         self.rests()
         self.stepped(iteration, self._follower.weights)
@@ -171,29 +172,30 @@ class Membership:
         return plan
 
     def rests(self) -> None:
-        """The iteration that `agreed` was asked for does not run here after all."""
+        """Declare that the iteration that `agreed` was called for does not run here after all."""
         self._follower.busy = False
         self._news.tell()
 
     def stepped(self, iteration: int, weights: str = "") -> None:
-        """Our weights are at this iteration now; `weights` is their digest. To be called by every member."""
+        """Record that our weights are at this iteration. `weights`: their digest. To be called by every
+        member."""
         self._follower.stepped(iteration, weights, self._now_s())
         self._news.tell()
 
     def lost(self, peer_id: str, why: str) -> None:
-        """A member did not answer the pipeline: look at once whether it lives, and tell the convener."""
-        self._watch.suspect(peer_id, why)
+        """Check at once if a member that did not answer the pipeline lives, and tell the convener if not."""
+        self._liveness.suspect(peer_id, why)
 
     def members(self) -> tuple[str, ...]:
-        """Who lives, we included; sorted."""
+        """Return the peer ids of living members, ours included; sorted."""
         return tuple(sorted((self._host.peer_id, *self._members.living())))
 
-    def claims(self) -> dict[str, Claim]:
-        """What the others that live say of themselves."""
+    def claims(self) -> dict[str, MemberClaim]:
+        """Return the claims of the other living members."""
         return self._members.claims()
 
     def status(self) -> Status:
-        """Where we stand, as others are told."""
+        """Return our status, as it is sent to others."""
         follower, plan = self._follower, self._follower.in_force
         stage = plan.stage_of(self._host.peer_id) if plan else None
         return Status(
@@ -237,7 +239,7 @@ class Membership:
         return encode(StatusReply(self.status()))
 
     def _take(self, sender: str, request: Request) -> None:
-        """Do what a member, or we ourselves, ask for. Raises Rejected."""
+        """Carry out a request of a member, possibly our own. Raises Rejected."""
         now_s, follower = self._now_s(), self._follower
         if isinstance(request, Introduce):
             self._introduce(request.presence, sender)
@@ -271,7 +273,7 @@ class Membership:
 
     def _propose(self, sender: str, proposal: Propose, now_s: float) -> None:
         members, follower = self._members, self._follower
-        inputs = self._desk.checked(sender, proposal, now_s)
+        inputs = self._proposals.checked(sender, proposal, now_s)
         heard = {peer: members[peer].status for peer in members.living()}
         epochs = [each.epoch for peer, each in heard.items() if each is not None and peer != sender]
         follower.propose(sender, inputs, now_s, usual_epoch=median_low(epochs) if epochs else 0)
@@ -287,7 +289,7 @@ class Membership:
     # What is asked.
 
     async def _ask(self, peer_id: str, request: Request) -> Status:
-        """Ask a member, ourselves included. Raises MemberRefused, NetworkError."""
+        """Send a member, possibly ourselves, a request. Raises MemberRefused, NetworkError."""
         if peer_id == self._host.peer_id:
             try:
                 self._take(peer_id, request)
@@ -317,7 +319,8 @@ class Membership:
                 self._news.tell()
 
     def _is_outdated(self) -> bool:
-        """Whether most others go by a newer plan: then we were left out, and wait to be taken in again."""
+        """Return True if most others follow a newer plan, so that we were left out and wait to be taken in
+        again."""
         plan = self._follower.in_force
         return plan is not None and self._members.most_are_past(plan.epoch)
 

@@ -1,6 +1,6 @@
-"""What a data node saw of the others at work: who is slower than it claims, and who takes work and does none.
+"""A data node's observations of the other members at work: who is slower than it claims, or does nothing.
 
-IterationReport, who did not answer -> [Outcomes] -> Observation -> announcements -> plans/evidence.py
+IterationReport, who did not answer -> [SlowdownLog] -> Observation -> announcements -> plans/evidence.py
 
 Micro-batches that take longer than planned make the members on their path look slow; those that pass others
 by then show who it was, as of every member the better quarter counts. Who does not answer although it lives
@@ -13,31 +13,31 @@ from dataclasses import dataclass
 from statistics import median_low
 
 from swarmnode.pipeline.execution.assignment import IterationReport, RoundTrip
-from swarmnode.pipeline.membership.known_members import Claim
+from swarmnode.pipeline.membership.known_members import MemberClaim
 from swarmnode.pipeline.plans.costs import MAX_SLOWDOWN, Observation, forward_s
-from swarmnode.pipeline.plans.planning import Agreed
+from swarmnode.pipeline.plans.planning import AgreedPlan
 
 RECENT = 5
 """Iterations of which the median is taken: a bad one or two leave no trace."""
 
 MEMORY_S = 900.0
-"""What was seen longer ago says nothing any more: who was left out for it is tried again."""
+"""Age from which an observation is ignored, so that a member that was left out for it is tried again."""
 
 FAULT = 20.0
-"""Who did not answer was so many times slower than it claims."""
+"""Slowdown that a member which did not answer counts with."""
 
 FAULT_EVERY_S = 20.0
-"""Faults of one member within this count once. Longer than a member may be silent before it is taken for
-dead: who slept and woke up is not taken for broken."""
+"""Time within which several faults of one member count once. It is longer than a member may be silent before
+it is lost, so one that slept and woke up is not taken for broken."""
 
 NOTED = 1.5
-"""The slowdown below which a member is as fast as it claims: links and other work of a machine vary by as
+"""Slowdown below which a member counts as fast as it claims: links and other work of a machine vary by as
 much."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """One member in one iteration."""
+class SlowdownSample:
+    """One observation of one member in one iteration."""
 
     at_s: float
     slowdown: float
@@ -45,35 +45,38 @@ class Seen:
     is_fault: bool
 
 
-class Outcomes:
-    """What one data node saw of the members on its paths. Clocks are given; the tables hold members of the
-    pipeline only."""
+class SlowdownLog:
+    """One data node's observations of the members on its paths. Clocks are given; the tables hold members of
+    the pipeline only."""
 
     def __init__(self, micro_batch_tokens: int) -> None:
         self._tokens = micro_batch_tokens
-        self._seen: dict[str, tuple[int, tuple[Seen, ...]]] = {}
-        """The session of each peer that was seen, and what was seen of it, oldest first."""
+        self._seen: dict[str, tuple[int, tuple[SlowdownSample, ...]]] = {}
+        """By peer, its session and the observations of it, oldest first."""
 
     def add(
         self,
-        agreed: Agreed,
+        agreed: AgreedPlan,
         report: IterationReport,
         silent: Collection[str],
-        claims: Mapping[str, Claim],
+        claims: Mapping[str, MemberClaim],
         now_s: float,
     ) -> None:
-        """One iteration under this plan. `silent`: peers that did not answer us in it, or before and said
-        nothing since. `claims`: of those that live, others are not judged."""
+        """Add the observations of one iteration under this plan.
+
+        `silent`: peers that did not answer us in it, or did not before and have sent nothing since. `claims`:
+        those of living members; others are not judged.
+        """
         for peer, slowdowns in self._slowdowns(agreed, report.round_trips, claims).items():
             if peer not in silent:
                 better = sorted(slowdowns)[len(slowdowns) // 4]
-                self._note(peer, claims[peer].session, Seen(now_s, better, len(slowdowns), False))
+                self._note(peer, claims[peer].session, SlowdownSample(now_s, better, len(slowdowns), False))
         for peer in silent:
             if peer in claims:
                 self._note_fault(peer, claims[peer].session, now_s)
 
-    def keep(self, claims: Mapping[str, Claim]) -> None:
-        """Forget who is gone, or is there anew."""
+    def keep(self, claims: Mapping[str, MemberClaim]) -> None:
+        """Forget members that are gone or were restarted."""
         self._seen = {
             peer: (session, seen)
             for peer, (session, seen) in self._seen.items()
@@ -81,7 +84,7 @@ class Outcomes:
         }
 
     def observed(self, now_s: float) -> dict[str, Observation]:
-        """What we announce of the others, as of Announcement.observed."""
+        """Return our observations of other members for CostAnnouncement.observed."""
         found: dict[str, Observation] = {}
         for peer, (_, seen) in self._seen.items():
             fresh = [each for each in seen if now_s - each.at_s <= MEMORY_S]
@@ -94,9 +97,10 @@ class Outcomes:
         return found
 
     def _slowdowns(
-        self, agreed: Agreed, round_trips: Iterable[RoundTrip], claims: Mapping[str, Claim]
+        self, agreed: AgreedPlan, round_trips: Iterable[RoundTrip], claims: Mapping[str, MemberClaim]
     ) -> dict[str, list[float]]:
-        """By peer, of each micro-batch that passed it: what it took at most, over what it claims."""
+        """Return by peer, for each micro-batch that passed it, the longest time it can have taken over the
+        claimed time."""
         round_trips = [each for each in round_trips if each.planned_s > 0]
         instance, found = agreed.plan.instance, dict[str, list[float]]()
         # What slows all of them down, as work of our own does, is nobody's fault.
@@ -118,9 +122,9 @@ class Outcomes:
         known, seen = self._seen.get(peer, (session, ()))
         faults = [each.at_s for each in seen if each.is_fault]
         if known != session or not faults or now_s - faults[-1] >= FAULT_EVERY_S:
-            self._note(peer, session, Seen(now_s, FAULT, 1, True))
+            self._note(peer, session, SlowdownSample(now_s, FAULT, 1, True))
 
-    def _note(self, peer: str, session: int, what: Seen) -> None:
+    def _note(self, peer: str, session: int, what: SlowdownSample) -> None:
         known, seen = self._seen.get(peer, (session, ()))
         before = seen if known == session else ()
         self._seen[peer] = session, (*before, what)[-RECENT:]

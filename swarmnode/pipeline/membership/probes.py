@@ -44,37 +44,38 @@ FIRST_BULK_BYTES = 64 * 1024
 BULK_GROWTH = 4
 ECHO_BYTES = 16
 LEAST_TRANSFER_S = 1e-4
-"""The time below which a transfer cannot be told from the noise of the clock."""
+"""Time below which a transfer cannot be told from the noise of the clock."""
 BYTES_PER_S = 512 * 1024.0
 BURST_BYTES = 8.0 * 1024 * 1024
-"""What we accept of one peer: two full probes at once, and one every eight seconds."""
+"""Bytes that one peer may send at once: two full probes, and one more every eight seconds."""
 ECHOES_PER_S = 2.0
 BURST_ECHOES = 64.0
 MAX_TRACKED_PEERS = 1024
-"""The most peers tracked, as many as could be members; whoever was not heard of for longest is forgotten."""
+"""Bound of the tracked peers: as many as could be members. The one that was not heard of for longest is
+forgotten."""
 TICK_S = 1.0
 
 Kept = TypeVar("Kept")
-"""What a forward pass leaves for its backward pass."""
+"""The result of a forward pass that its backward pass needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeSettings:
-    """How a member measures its links."""
+    """Numbers and time limits of the measurements of links."""
 
     echoes: int = 7
     """Round trips of which the median is taken."""
     long_enough_s: float = 0.2
-    """A bulk transfer that takes so long beyond the round trip tells the bandwidth."""
+    """Time beyond the round trip from which a bulk transfer tells the bandwidth."""
     timeout_s: float = 10.0
     """Limit of each request."""
     refresh_s: float = 300.0
-    """A link is measured again after this long, tried again when it failed."""
+    """Time after which a link is measured again, also when it failed."""
 
 
 @dataclass(slots=True)
 class _Allowance:
-    """What one peer may still ask for."""
+    """Token buckets of one peer: bytes and number of probes."""
 
     bulk: TokenBucket = field(default_factory=lambda: TokenBucket(rate_per_s=BYTES_PER_S, burst=BURST_BYTES))
     echoes: TokenBucket = field(
@@ -83,7 +84,7 @@ class _Allowance:
 
 
 class ProbeService:
-    """Answers the probes of others: the hash of what came, or nothing for who asks too much."""
+    """Answers the probes of others by their hash, or by nothing for a peer beyond its allowance."""
 
     def __init__(self, host: Host, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._host = host
@@ -93,7 +94,7 @@ class ProbeService:
         """Probes beyond a peer's allowance."""
 
     async def serve(self) -> None:
-        """Answers the probes of others. To be called once the host is up."""
+        """Answer the probes of others. To be called once the host is up."""
         await self._host.serve(PROTOCOL, self.answer, max_request_bytes=MAX_PROBE_BYTES)
 
     async def answer(self, peer_id: str, request: bytes) -> bytes:
@@ -110,11 +111,11 @@ class ProbeService:
 
 @dataclass(slots=True)
 class _Link:
-    """What we know of the link to one peer."""
+    """Our measurements of the link to one peer."""
 
     latency_s: Smoothed | None = None
     byte_s: Smoothed | None = None
-    """Seconds for one byte: what adds up, so what is averaged."""
+    """Seconds for one byte. Times add up, so times are averaged and not bandwidths."""
     due_at_s: float = 0.0
     failures: int = 0
     """Failed probes in a row."""
@@ -150,7 +151,8 @@ class LinkProber:
             await asyncio.sleep(TICK_S)
 
     async def refresh(self, members: Sequence[str]) -> None:
-        """Measure the links that are due, and forget those to strangers. Silence leaves the last figures."""
+        """Measure the links that are due, and forget those to strangers. A peer that does not answer keeps
+        its last figures."""
         others = [peer_id for peer_id in members if peer_id != self._host.peer_id]
         self._links = {peer_id: self._links.get(peer_id) or _Link() for peer_id in others}
         for peer_id in others:
@@ -165,7 +167,7 @@ class LinkProber:
             link.due_at_s = self._clock() + self._settings.refresh_s
 
     def links(self) -> dict[str, LinkCosts]:
-        """The link to each peer, where it is fresh enough to be announced."""
+        """Return the link to each peer that is fresh enough to be announced."""
         now = self._clock()
         found: dict[str, LinkCosts] = {}
         for peer_id, link in self._links.items():
@@ -174,7 +176,7 @@ class LinkProber:
         return found
 
     async def measure(self, peer_id: str) -> LinkCosts:
-        """One measurement, not smoothed. Raises NetworkError: no answer, a wrong one, or a refusal."""
+        """Return one measurement, not smoothed. Raises NetworkError: no answer, a wrong one, or a refusal."""
         trips = [await self._timed(peer_id, ECHO_BYTES) for _ in range(self._settings.echoes)]
         trip_s = median(trips)
         size_bytes = FIRST_BULK_BYTES
@@ -191,7 +193,7 @@ class LinkProber:
         link.failures = 0
 
     async def _timed(self, peer_id: str, size_bytes: int) -> float:
-        """Seconds until so many bytes are there and the answer is back."""
+        """Return the seconds until this many bytes have arrived and the answer is back."""
         probe = self._rng.randbytes(size_bytes)
         start = self._clock()
         answer = await self._host.request(
@@ -213,11 +215,13 @@ def time_stage(
     repeats: int = 3,
     clock: Callable[[], float] = time.perf_counter,
 ) -> StageTiming:
-    """What a token of a micro-batch costs, from several sizes: a call costs something, so does each token.
+    """Measure the time of a token of a micro-batch by timing several sizes: a call has a cost, and so has
+    each token.
 
     `forward` takes a number of tokens and returns what `backward` needs; both return when the device is done.
-    A first call of each size is not counted. The straight line of least squares through the medians is read
-    at `micro_batch_tokens`. Raises ValueError for token counts that are not positive or fewer than one.
+    A first call of each size is not counted. The least-squares line through the medians is read at
+    `micro_batch_tokens`. Raises ValueError for an empty list of token counts or numbers that are not
+    positive.
     """
     if not token_counts or min(token_counts) < 1 or repeats < 1 or micro_batch_tokens < 1:
         raise ValueError(f"cannot time {repeats} calls of {list(token_counts)} tokens")
@@ -247,7 +251,8 @@ def _timed_pass(
 
 
 def _per_token(points: Sequence[tuple[int, float]], tokens: int) -> float:
-    """Seconds of one of `tokens` tokens on the line through the points; never below what a clock can tell."""
+    """Return the seconds of one of `tokens` tokens on the line through the points, within the bounds of an
+    announcement."""
     mean_t = sum(t for t, _ in points) / len(points)
     mean_s = sum(s for _, s in points) / len(points)
     spread = sum((t - mean_t) ** 2 for t, _ in points)
@@ -263,7 +268,7 @@ def _digest(probe: bytes) -> bytes:
 
 
 def _link_costs(latency_s: float, bytes_per_s: float) -> LinkCosts:
-    """The costs of a link, clamped to the bounds of an announcement."""
+    """Return the costs of a link, clamped to the bounds of an announcement."""
     return LinkCosts(
         min(max(latency_s, 0.0), MAX_LATENCY_S), min(max(bytes_per_s, MIN_BYTES_PER_S), MAX_BYTES_PER_S)
     )

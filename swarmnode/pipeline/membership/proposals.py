@@ -1,4 +1,4 @@
-"""What a member takes of a proposal: that its sender may make it, and that it is about members as they are.
+"""Checks a proposal: its sender may make it, and it describes the members as they are.
 
 Propose of a convener -> [checked] -> planning.Inputs -> following.py
 """
@@ -10,23 +10,24 @@ from swarmnode.errors import Rejected
 from swarmnode.pipeline.membership.asking import OwnPresence
 from swarmnode.pipeline.membership.control import Presence, Propose, RefusalReason
 from swarmnode.pipeline.membership.known_members import KnownMembers
-from swarmnode.pipeline.plans.planning import Former, Inputs, PlanSettings
+from swarmnode.pipeline.plans.planning import FormerStages, PlanInputs, PlanSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
-    """Where proposals are checked."""
+class ProposalChecker:
+    """Checks proposals of other members."""
 
     members: KnownMembers
     own: OwnPresence
     plan: PlanSettings
     turn: Callable[[], str]
-    """Who convenes."""
+    """Returns the peer id of the member that has the turn to convene."""
     wall_s: Callable[[], float]
-    """Seconds since the epoch."""
+    """Returns the seconds since the epoch."""
 
-    def checked(self, sender: str, proposal: Propose, now_s: float) -> Inputs:
-        """The inputs of a proposal. Raises Rejected: not_convener, malformed, not_in_it, as presences too."""
+    def checked(self, sender: str, proposal: Propose, now_s: float) -> PlanInputs:
+        """Return the inputs of a proposal. Raises Rejected: not_convener, malformed, not_in_it, and as for
+        presences."""
         convener = self.turn()
         if sender > convener or not self.members.may_convene(sender, now_s):
             raise Rejected(RefusalReason.NOT_CONVENER, f"{convener} lives and convenes")
@@ -46,8 +47,8 @@ class Desk:
                 # We know newer of a third one, or have no room for it: that is not the convener's doing.
                 if error.reason not in (RefusalReason.OLD_NEWS, RefusalReason.FULL):
                     raise
-        former = Former(proposal.ends, proposal.stage_of) if proposal.ends else None
+        former = FormerStages(proposal.ends, proposal.stage_of) if proposal.ends else None
         if former and any(stage >= len(former.ends) for stage in former.stage_of.values()):
             raise Rejected(RefusalReason.MALFORMED, "a stage without layers")
         announcements = tuple(presence.costs for presence in found.values())
-        return Inputs(announcements, self.plan, former, proposal.epoch)
+        return PlanInputs(announcements, self.plan, former, proposal.epoch)

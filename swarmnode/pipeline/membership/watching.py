@@ -1,6 +1,6 @@
-"""Who of the members still lives: pings, reports that are looked into, silence that is noticed.
+"""Detects members that are gone: pings them, checks reported losses, and notices silence.
 
-membership.py, known_members.py -> [Watch] -> Ping, Suspect -> KnownMembers.lost -> the next plan
+membership.py, known_members.py -> [LivenessMonitor] -> Ping, Suspect -> KnownMembers.lost -> the next plan
 
 A report of a loss is a reason to look, never a proof: a member that answers stays, and what another one says
 about it is checked by asking it. Looking takes no turn behind pings that wait for the frozen.
@@ -21,11 +21,12 @@ MAX_ASKED_AT_ONCE = 16
 LOOKS_PER_PING = 4
 
 AskWithin = Callable[[str, Request, float], Awaitable[Status]]
-"""Ask a member, with a deadline in seconds. Raises MemberRefused, NetworkError."""
+"""Sends a member a request with a deadline in seconds. Raises MemberRefused, NetworkError."""
 
 
-class News:
-    """Wakes whoever waits for a change; nobody misses one between two looks."""
+class ChangeSignal:
+    """Wakes all waiting tasks at a change. No change between two waits is missed by a task that looks at the
+    state first."""
 
     def __init__(self) -> None:
         self._changed = asyncio.Event()
@@ -38,7 +39,7 @@ class News:
         await self._changed.wait()
 
     async def pause(self, seconds: float) -> None:
-        """Wait until something changes, or so long."""
+        """Wait until something changes, at most for this time."""
         try:
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
@@ -46,8 +47,8 @@ class News:
             pass
 
 
-class Watch:
-    """Keeps `members` up to date while it runs."""
+class LivenessMonitor:
+    """Keeps the liveness of `members` up to date while it runs."""
 
     def __init__(
         self,
@@ -55,9 +56,9 @@ class Watch:
         ask: AskWithin,
         status: Callable[[], Status],
         turn: Callable[[], str],
-        news: News,
+        news: ChangeSignal,
     ) -> None:
-        """`turn`: who convenes, and so has to know first."""
+        """`turn`: returns the peer id of the convener, which is told of losses first."""
         self._members = members
         self._ask = ask
         self._status = status
@@ -67,19 +68,19 @@ class Watch:
         self._reported = asyncio.Event()
 
     async def run(self) -> None:
-        """Pings the members and looks after suspects until cancelled."""
+        """Ping the members and check suspected ones until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._ping_forever())
             tasks.create_task(self._confirm_forever())
 
     def suspect(self, peer_id: str, why: str) -> None:
-        """Look at once whether this member lives. Strangers and floods of reports are ignored."""
+        """Check at once if this member lives. Reports about strangers are ignored."""
         if peer_id in self._members.living():
             self._suspects[peer_id] = why
             self._reported.set()
 
     async def look(self, peers: Iterable[str]) -> None:
-        """Tell these members where we stand, and hear where they do, all at once and for a moment only."""
+        """Exchange status with these members, all at once and with a short deadline."""
         async with asyncio.TaskGroup() as tasks:
             for peer in peers:
                 tasks.create_task(self._look(peer))

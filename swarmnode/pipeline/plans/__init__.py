@@ -1,1 +1,1 @@
-"""Planning: what an iteration costs, who holds which stage, and which micro-batch goes where."""
+"""Planning: the costs of an iteration, the stage of each member, and the path of each micro-batch."""

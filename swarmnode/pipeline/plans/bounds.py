@@ -1,4 +1,4 @@
-"""How fast no plan can be: what a reported makespan is compared with.
+"""Lower bounds of the makespan of any plan, against which a reported makespan is compared.
 
 Instance -> [makespan_bound_s] -> Scheduled.bound_s, benchmarks
 
@@ -14,20 +14,21 @@ from math import exp, inf
 from swarmnode.pipeline.plans.instance import Instance, agents, least_visits
 
 ROUNDS = 150
-"""Price updates of `_chain_bound_s` at most; each gives a valid bound, the best is kept."""
+"""Bound of the price updates of `_chain_bound_s`. Each gives a valid bound, and the best is kept."""
 
 FOCUS = 20.0
-"""How much less weight a data node begins with when its agents alone need less time."""
+"""Sharpness of the initial weights: data nodes whose agents need less time alone begin with less weight."""
 
 SMALLEST = 1e-6
-"""Weight of an agent."""
+"""Smallest weight of an agent."""
 
 LINKS_LOOKED_AT = 4_000_000
 """Work of `_chain_bound_s`, so that a large instance does not spend its planning time on its bound."""
 
 
 def makespan_bound_s(instance: Instance, data_nodes: Sequence[int] | None = None) -> float:
-    """No plan of agents with these data nodes (default `agents(instance)`) on this stage map is faster."""
+    """Return a lower bound for plans of agents with these data nodes (default `agents(instance)`) on this
+    stage map."""
     own = list(agents(instance) if data_nodes is None else data_nodes)
     finished_s = max(_data_node_bound_s(instance, own), _chain_bound_s(instance, own))
     # Stage 0 averages after the last micro-batch is back.
@@ -38,7 +39,7 @@ def makespan_bound_s(instance: Instance, data_nodes: Sequence[int] | None = None
 
 
 def free_map_bound_s(instance: Instance, agent_count: int | None = None) -> float:
-    """No plan with so many agents is faster, whichever node is in whichever stage.
+    """Return a lower bound for plans with this number of agents, on any stage map.
 
     Proof. A trip goes round a cycle of path_length different nodes and back, so it passes every link of the
     cycle in both directions. Split each link's two-way time evenly between its ends: a node on the cycle
@@ -62,7 +63,8 @@ def free_map_bound_s(instance: Instance, agent_count: int | None = None) -> floa
 
 
 def _data_node_bound_s(instance: Instance, own: Sequence[int]) -> float:
-    """A data node runs forward, loss and backward of all its micro-batches, with gaps between."""
+    """Bound by the data nodes: each runs forward, loss and backward of all its micro-batches, with gaps
+    between."""
     bound_s = 0.0
     for node in set(own):
         work_s = instance.forward_s[node] * (1 + instance.loss_factor + instance.backward_factor)
@@ -72,7 +74,7 @@ def _data_node_bound_s(instance: Instance, own: Sequence[int]) -> float:
 
 
 def _stage_bound_s(instance: Instance, stage: int, agent_count: int) -> float:
-    """The nodes of a stage share the visits it needs.
+    """Bound by one stage: its nodes share the visits that it needs.
 
     Proof. Nothing reaches node v before a data node's forward and a hop to v, and after its last backward a
     hop and a data node's backward follow. In between, k visits take k * u_v with u_v = (forward + backward
@@ -98,15 +100,15 @@ class _Prices:
     """Multipliers of the relaxed rules; any values >= 0 give a valid bound, with `weight` normalised."""
 
     weight: dict[int, float]
-    """The weight of each data node's agents, of its agents; over all agents they add up to 1."""
+    """Weight of an agent, by its data node; over all agents the weights add up to 1."""
     slot: list[float]
-    """The price of one slot of each node."""
+    """Price of one slot, by node."""
     visit: list[float]
-    """The price of one needed visit to each stage."""
+    """Price of one needed visit, by stage."""
 
 
 def _chain_bound_s(instance: Instance, own: Sequence[int]) -> float:
-    """The slowest agent's uncontended trips, when slots are scarce: a Lagrangian bound.
+    """Lagrangian bound by the slowest agent's uncontended trips when slots are scarce.
 
     Proof. Let W be the waves. The k-th agent that a data node d starts (k = 0, 1, ...) starts no earlier
     than k * (forward + first_gap), needs W trips, and a gap passes between two of them. So for weights w_d
@@ -157,7 +159,8 @@ def _value(
     least: Sequence[int],
     search: "_ShortestTrips",
 ) -> tuple[float, list[float], dict[int, float]]:
-    """The bound at these prices, the visits of every node that attain it, and each data node's finish."""
+    """Return the bound at these prices, the visits of every node that attain it, and the finish of each data
+    node's agents."""
     stage_of, waves = instance.stage_of, instance.waves
     value_s = -sum(p * m for p, m in zip(prices.slot, instance.memory, strict=True))
     value_s += sum(q * n for q, n in zip(prices.visit, least, strict=True))
@@ -183,7 +186,7 @@ def _follow(
     least: Sequence[int],
     step_s: float,
 ) -> None:
-    """Raise the price of what is over-used, the weight of who is slow."""
+    """Raise the prices of slots and visits that are over-used, and the weights of slow data nodes."""
     agent_count = sum(counts.values())
     mean_s = sum(finishes_s[d] * count for d, count in counts.items()) / agent_count
     for d in counts:
@@ -200,7 +203,7 @@ def _follow(
 
 
 def _normalise(weight: dict[int, float], counts: dict[int, int]) -> None:
-    """Add up to 1 over all agents, none of them quite 0: it divides."""
+    """Scale the weights to a sum of 1 over all agents, none of them zero, as they are divided by."""
     for _ in range(2):
         total = sum(weight[d] * count for d, count in counts.items())
         for d in counts:
@@ -211,7 +214,7 @@ def _normalise(weight: dict[int, float], counts: dict[int, int]) -> None:
 
 
 class _ShortestTrips:
-    """Cheapest uncontended trip from a data node when nodes have an extra cost."""
+    """Finds the cheapest uncontended trip from a data node when nodes have an extra cost."""
 
     def __init__(self, instance: Instance) -> None:
         self._instance = instance
@@ -230,7 +233,8 @@ class _ShortestTrips:
         )
 
     def shortest(self, data_node: int, extra: Sequence[float]) -> tuple[float, tuple[int, ...]]:
-        """Seconds without the loss, with `extra` of each visited node but the first; and the path."""
+        """Return the seconds of the trip without the loss, `extra` of each visited node but the first
+        included, and its path."""
         instance, hop_s = self._instance, self._instance.hop_s
         base_s = self._work_s[data_node]
         wanted = instance.path_length - 1

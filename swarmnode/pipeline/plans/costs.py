@@ -1,6 +1,6 @@
-"""What members and links cost: measured, announced, checked, smoothed, corrected by what others see.
+"""Costs of members and links: measured, announced, checked, smoothed, and corrected by observations.
 
-probes.py -> [MemberCosts, LinkCosts, CostAnnouncement] -> decoded, believed -> partition.py, measured.py
+probes.py -> [MemberCosts, LinkCosts, CostAnnouncement] -> [corrected_costs] -> partition.py, measured.py
 
 A claim is used for planning and for nothing else, and for no longer than it is fresh. A member that lies
 about its speed is corrected by what the others see: each announces how much longer the member took than it
@@ -22,13 +22,13 @@ from swarmnode.identity.keys import MAX_PEER_ID_CHARS
 from swarmnode.pipeline.plans.partition import MAX_SPEED, MemberResources
 
 MAX_ANNOUNCEMENT_BYTES = 64 * 1024
-"""Claims of one member, links to MAX_LINKS others and its observations included."""
+"""Bound of one member's claims, its links to MAX_LINKS others and its observations included."""
 MAX_TIMINGS = 16
 MAX_LAYERS = 512
 MAX_LINKS = 512
-"""The most links that a member announces: as many members as an instance may have."""
+"""Bound of the links that a member announces: as many members as an instance may have."""
 LEAST_TOKEN_S = 1e-12
-"""No device computes faster, and what is divided by it stays a number."""
+"""Lower bound of an announced time. No device is faster, and quotients by it stay finite."""
 MAX_TOKEN_S = 100.0
 """A member that needs longer for one token of a few layers trains nothing."""
 MAX_BYTES = 2**50
@@ -37,50 +37,51 @@ MAX_LATENCY_S = 60.0
 MAX_BYTES_PER_S = 1e12
 MIN_BYTES_PER_S = 1.0
 MAX_SLOWDOWN = 1000.0
-"""A member observed to be slower than this by its own claim is not slow but broken."""
+"""Bound of an observed slowdown. A member that is slower than this by its own claim is broken, not slow."""
 MAX_AGE_S = 1800.0
 """Claims older than this are not planned with: home machines and home links change within the hour."""
 MAX_CLOCK_SKEW_S = 120.0
-"""The same as for rollouts (exchange/limits.py): home machines without NTP drift by about this much."""
+"""Tolerated clock difference, as for rollouts (exchange/limits.py): home machines without NTP drift by about
+this much."""
 RECENT = 5
 """Samples of which the median is taken: two outliers in five leave no trace."""
 SMOOTHING = 0.3
 """Share of the new median in the smoothed value."""
 CLAIM_WEIGHT = 4
-"""The own claim counts like so many observed micro-batches."""
+"""Weight of a member's own claim, in observed micro-batches."""
 
 PeerId = Annotated[str, Meta(min_length=1, max_length=MAX_PEER_ID_CHARS)]
 Seconds = Annotated[float, Meta(ge=LEAST_TOKEN_S, le=MAX_TOKEN_S)]
 
 
 class StageTiming(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """How fast a member computes so many layers at once."""
+    """Speed of a member at this number of layers at once."""
 
     layers: Annotated[int, Meta(ge=1, le=MAX_LAYERS)]
     forward_s: Seconds
-    """One token."""
+    """Seconds of one token."""
     backward_s: Seconds
 
 
 class MemberCosts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True):
-    """What a member says of itself."""
+    """The costs that a member claims of itself."""
 
     peer_id: PeerId
     free_bytes: Annotated[int, Meta(ge=0, le=MAX_BYTES)]
     memory_slots: Annotated[int, Meta(ge=1, le=MAX_SLOTS)]
-    """Micro-batches in flight that it is willing to hold, however much memory there is."""
+    """Micro-batches in flight that it is willing to hold, if memory allows."""
     holds_data: bool
     timings: Annotated[tuple[StageTiming, ...], Meta(min_length=1, max_length=MAX_TIMINGS)]
-    """Measured stages, sorted by rising number of layers."""
+    """Measured numbers of layers, rising."""
     measured_at_s: Annotated[float, Meta(ge=0, le=2**40)]
     """Seconds since the epoch, by its own clock."""
 
 
 class LinkCosts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One direction of a link."""
+    """Costs of one direction of a link."""
 
     latency_s: Annotated[float, Meta(ge=0, le=MAX_LATENCY_S)]
-    """One way, for a message without contents."""
+    """Seconds one way, for an empty message."""
     bytes_per_s: Annotated[float, Meta(ge=MIN_BYTES_PER_S, le=MAX_BYTES_PER_S)]
 
     def transfer_s(self, size_bytes: float) -> float:
@@ -88,7 +89,7 @@ class LinkCosts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 class Observation(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """How long a member really took, as another saw it."""
+    """The speed of a member as another one observed it."""
 
     slowdown: Annotated[float, Meta(ge=1 / MAX_SLOWDOWN, le=MAX_SLOWDOWN)]
     """Observed over claimed time."""
@@ -96,7 +97,7 @@ class Observation(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 class CostAnnouncement(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """All that one member contributes to planning."""
+    """One member's contribution to planning: claims, links and observations."""
 
     member: MemberCosts
     links: Annotated[dict[PeerId, LinkCosts], Meta(max_length=MAX_LINKS)]
@@ -112,7 +113,8 @@ def encode_announcement(announcement: CostAnnouncement) -> bytes:
 
 
 def decode_announcement(data: bytes, *, author: str, now_s: float) -> CostAnnouncement:
-    """A foreign announcement, bounded and complete. Raises Rejected: too_large, malformed, not_own, stale."""
+    """Decode another member's announcement, bounded and complete. Raises Rejected: too_large, malformed,
+    not_own, stale."""
     if len(data) > MAX_ANNOUNCEMENT_BYTES:
         raise Rejected("too_large", f"{len(data)} bytes, at most {MAX_ANNOUNCEMENT_BYTES}")
     try:
@@ -124,7 +126,8 @@ def decode_announcement(data: bytes, *, author: str, now_s: float) -> CostAnnoun
 
 
 def check(announcement: CostAnnouncement, *, author: str, now_s: float) -> None:
-    """What types cannot say; NaN and the infinities fall outside of any bound. Raises Rejected."""
+    """Raises Rejected for contradictions that the types allow: not_own, malformed, stale. NaN and infinity
+    are outside of every bound."""
     member = announcement.member
     if member.peer_id != author or author in announcement.links or author in announcement.observed:
         raise Rejected("not_own", "a member speaks for itself, and of others only")
@@ -135,13 +138,13 @@ def check(announcement: CostAnnouncement, *, author: str, now_s: float) -> None:
 
 
 def is_fresh(member: MemberCosts, now_s: float) -> bool:
-    """Whether claims may still be planned with."""
+    """Return True if claims of this age may still be planned with."""
     return -MAX_CLOCK_SKEW_S <= now_s - member.measured_at_s <= MAX_AGE_S
 
 
 @dataclass(frozen=True, slots=True)
 class Smoothed:
-    """A measured quantity: exponential mean of the medians of the last RECENT samples, the median at first.
+    """A measured quantity: exponential mean of the medians of the last RECENT samples; at first their median.
 
     >>> level = None
     >>> for sample in (1.0, 1.0, 1.0, 50.0, 1.0):
@@ -159,7 +162,7 @@ class Smoothed:
 
 
 def smoothed(before: Smoothed | None, sample: float, *, at_s: float) -> Smoothed:
-    """The quantity after one more sample. What was last measured too long ago is forgotten.
+    """Return the quantity after one more sample. A last sample that is too old is forgotten.
 
     Raises ValueError for a sample that is negative or not finite.
     """
@@ -175,12 +178,12 @@ def smoothed(before: Smoothed | None, sample: float, *, at_s: float) -> Smoothed
     return Smoothed(recent, before.value + SMOOTHING * (middle - before.value), at_s)
 
 
-def believed(announcements: Iterable[CostAnnouncement]) -> tuple[MemberCosts, ...]:
-    """The members' costs, corrected by what others observed, sorted by peer id.
+def corrected_costs(announcements: Iterable[CostAnnouncement]) -> tuple[MemberCosts, ...]:
+    """Return the members' costs, corrected by the observations of others, sorted by peer id.
 
-    Median over the observers (one vote each, whatever it says), drawn towards the claim while few
-    micro-batches were seen. With fewer liars than honest observers no member can make another look slow, or
-    itself fast.
+    The correction is the median over the observers (one vote each, whatever it says), weighed against the
+    claim while few micro-batches were observed. With fewer liars than honest observers no member can make
+    another look slow, or itself fast.
     """
     # Of two announcements of a member the newer counts; their bytes decide between equals.
     ordered = sorted(announcements, key=lambda each: (each.member.measured_at_s, encode_announcement(each)))
@@ -188,10 +191,10 @@ def believed(announcements: Iterable[CostAnnouncement]) -> tuple[MemberCosts, ..
     return tuple(_corrected(by_peer[peer].member, by_peer.values()) for peer in sorted(by_peer))
 
 
-def observed(costs: MemberCosts, slowdowns: Sequence[float], micro_batches: int) -> MemberCosts:
-    """A claim blended with what observers saw: `slowdowns`, observed over claimed time, one for each of them.
+def blended_costs(costs: MemberCosts, slowdowns: Sequence[float], micro_batches: int) -> MemberCosts:
+    """Return a claim blended with `slowdowns`, one for each observer: observed over claimed time.
 
-    `micro_batches` is how many the median observer saw. Without observers it is the claim.
+    `micro_batches`: number that the median observer saw. Without observers the claim is returned.
     """
     if not slowdowns:
         return costs
@@ -207,23 +210,26 @@ def observed(costs: MemberCosts, slowdowns: Sequence[float], micro_batches: int)
 def _corrected(member: MemberCosts, announcements: Iterable[CostAnnouncement]) -> MemberCosts:
     seen = [each.observed[member.peer_id] for each in announcements if member.peer_id in each.observed]
     batches = median_low([each.micro_batches for each in seen]) if seen else 0
-    return observed(member, [each.slowdown for each in seen], batches)
+    return blended_costs(member, [each.slowdown for each in seen], batches)
 
 
 def forward_s(member: MemberCosts, layers: int) -> float:
-    """One token through so many layers: between two measured numbers linear, beyond them in proportion."""
+    """Return the seconds of one token's forward pass through this number of layers: linear between measured
+    numbers, in proportion beyond them."""
     return _interpolated([(t.layers, t.forward_s) for t in member.timings], layers)
 
 
 def backward_s(member: MemberCosts, layers: int) -> float:
-    """The same for the backward pass."""
+    """Return the seconds of one token's backward pass through this number of layers, interpolated as
+    `forward_s`."""
     return _interpolated([(t.layers, t.backward_s) for t in member.timings], layers)
 
 
-def as_member(costs: MemberCosts, *, layer_forward_s: float) -> MemberResources:
-    """What partition.py needs to know; `layer_forward_s`: one token, one layer, on the reference device.
+def member_resources(costs: MemberCosts, *, layer_forward_s: float) -> MemberResources:
+    """Return the resources of a member for partition.py. `layer_forward_s`: one token, one layer, on the
+    reference device.
 
-    A claim beyond all bounds is cut to them: one member's words keep nobody from planning.
+    A claim beyond the bounds is cut to them: one member's words keep no other from planning.
     """
     most = costs.timings[-1]
     speed = min(MAX_SPEED, layer_forward_s * most.layers / most.forward_s)

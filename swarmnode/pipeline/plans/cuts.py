@@ -1,4 +1,4 @@
-"""The dynamic programme of partitioning: where to cut the layers, and who takes which piece, in integers.
+"""The dynamic programme of partitioning: the layers of each stage and its members, in integers.
 
 partition.py (members and layers on a grid) -> [cuts] -> LayerDivision
 
@@ -16,12 +16,12 @@ from itertools import accumulate
 SPEED_GRID = 1000
 """Speeds are rounded to thousandths of the reference device."""
 UNREACHABLE = 10**24
-"""No members are so fast."""
+"""A speed above that of any group of members."""
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
-    """A member on the grid."""
+class GridMember:
+    """A member with its numbers rounded to the grid."""
 
     peer_id: str
     free_bytes: int
@@ -30,20 +30,20 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
-    """Sums over layers[:k], so that a range costs two look-ups."""
+class LayerSums:
+    """Prefix sums over layers[:k], so that a range costs two look-ups."""
 
     held: tuple[int, ...]
     slot: tuple[int, ...]
-    """Bytes of all micro-batches in flight."""
+    """Activation bytes of all micro-batches in flight."""
     work: tuple[int, ...]
-    """Picoseconds a token."""
+    """Picoseconds of one token."""
     ends_bytes: int
     ends_work: int
     path_length: int
     stages: int
     least: int
-    """Layers of a stage, at least."""
+    """Smallest number of layers of a stage."""
     most: int
 
     @property
@@ -52,7 +52,7 @@ class Sums:
 
     @property
     def beginnings(self) -> range:
-        """How many layers stage 0 may have. It bears the ends too, so there is no lower bound but one."""
+        """Possible numbers of layers of stage 0. It holds the ends too, so it needs only one layer."""
         return range(1, min(self.most, self.layers - self.stages + 1) + 1)
 
     def first_bytes(self, end: int) -> int:
@@ -62,7 +62,7 @@ class Sums:
         return self.held[end] - self.held[first] + self.slot[end] - self.slot[first]
 
     def first_load(self, end: int) -> int:
-        """Loads share the denominator S - 1: every micro-batch visits stage 0."""
+        """Return the load of stage 0. Loads share the denominator S - 1: every micro-batch visits stage 0."""
         return (self.ends_work + self.work[end]) * (self.stages - 1)
 
     def load_of(self, first: int, end: int) -> int:
@@ -71,16 +71,17 @@ class Sums:
 
 @dataclass(frozen=True, slots=True)
 class LayerDivision:
-    """A solution: where each stage ends, and its members."""
+    """A solution: the end of each stage, and its members."""
 
     ends: tuple[int, ...]
-    groups: tuple[tuple[Peer, ...], ...]
+    groups: tuple[tuple[GridMember, ...], ...]
 
 
-def best_cut(sums: Sums, peers: tuple[Peer, ...]) -> LayerDivision | None:
-    """The even cut whose busiest stage is fastest, of equals the most even; else any cut; else None.
+def best_cut(sums: LayerSums, peers: tuple[GridMember, ...]) -> LayerDivision | None:
+    """Return the even cut whose busiest stage is fastest, of equals the most even one; else any cut; else
+    None.
 
-    Even: stages of half to one and a half the mean number of layers, so that skips are alike.
+    An even cut has stages of half to one and a half times the mean number of layers, so that skips are alike.
     """
     mean, more = sums.layers // sums.stages, -(-sums.layers // sums.stages)
     for band in (replace(sums, least=max(1, mean // 2), most=more + mean // 2), sums):
@@ -97,11 +98,12 @@ def best_cut(sums: Sums, peers: tuple[Peer, ...]) -> LayerDivision | None:
     return None
 
 
-def _fastest(sums: Sums, peers: tuple[Peer, ...]) -> tuple[int, LayerDivision] | None:
-    """The least limit and a cut that keeps it: bisection for each number of layers that stage 0 may have."""
+def _fastest(sums: LayerSums, peers: tuple[GridMember, ...]) -> tuple[int, LayerDivision] | None:
+    """Return the smallest limit and a cut that keeps it, by bisection for each possible number of layers of
+    stage 0."""
     best: tuple[int, LayerDivision] | None = None
     for end in sums.beginnings:
-        high = endless(sums) if best is None else best[0] - 1
+        high = memory_only_limit(sums) if best is None else best[0] - 1
         found = feasible(sums, peers, end, high)
         if found is None:
             continue
@@ -119,13 +121,14 @@ def _fastest(sums: Sums, peers: tuple[Peer, ...]) -> tuple[int, LayerDivision] |
     return best
 
 
-def endless(sums: Sums) -> int:
-    """A limit that the slowest possible member keeps with all layers: only memory counts then."""
+def memory_only_limit(sums: LayerSums) -> int:
+    """Return a limit that the slowest possible member keeps with all layers, so that only memory counts."""
     return (sums.ends_work + sums.work[-1]) * sums.stages * SPEED_GRID
 
 
-def feasible(sums: Sums, peers: tuple[Peer, ...], end: int, limit: int) -> LayerDivision | None:
-    """A cut whose busiest stage takes at most `limit`, stage 0 having layers[:end]; None: there is none."""
+def feasible(sums: LayerSums, peers: tuple[GridMember, ...], end: int, limit: int) -> LayerDivision | None:
+    """Return a cut whose busiest stage takes at most `limit`, with layers[:end] in stage 0; None if there is
+    none."""
     for group in _first_groups(sums, peers, end, limit):
         rest = tuple(peer for peer in peers if peer not in group)
         found = _others(sums, rest, end, limit)
@@ -134,8 +137,11 @@ def feasible(sums: Sums, peers: tuple[Peer, ...], end: int, limit: int) -> Layer
     return None
 
 
-def _first_groups(sums: Sums, peers: tuple[Peer, ...], end: int, limit: int) -> Iterator[tuple[Peer, ...]]:
-    """Members for stage 0: the largest first, or those that just fit, so that the large ones stay free."""
+def _first_groups(
+    sums: LayerSums, peers: tuple[GridMember, ...], end: int, limit: int
+) -> Iterator[tuple[GridMember, ...]]:
+    """Yield groups of members for stage 0: the largest first, then those that just fit, which leave the large
+    ones free."""
     need, load = sums.first_bytes(end), sums.first_load(end)
     able = [peer for peer in peers if peer.holds_data and peer.free_bytes >= need]
     for order in (able, able[::-1]):
@@ -145,8 +151,8 @@ def _first_groups(sums: Sums, peers: tuple[Peer, ...], end: int, limit: int) -> 
             yield tuple(order[: taken + 1])
 
 
-def _others(sums: Sums, peers: tuple[Peer, ...], start: int, limit: int) -> LayerDivision | None:
-    """Stages 1.. over layers[start:] with the fewest of `peers` (largest memory first)."""
+def _others(sums: LayerSums, peers: tuple[GridMember, ...], start: int, limit: int) -> LayerDivision | None:
+    """Divide layers[start:] into stages 1.. with the fewest of `peers` (largest memory first)."""
     speeds = [0, *accumulate(peer.speed for peer in peers)]
     used: list[dict[int, tuple[int, int]]] = [{start: (0, start)}]
     for stage in range(1, sums.stages):
@@ -171,13 +177,13 @@ def _others(sums: Sums, peers: tuple[Peer, ...], start: int, limit: int) -> Laye
 
 
 def _trace(
-    used: Sequence[dict[int, tuple[int, int]]], peers: tuple[Peer, ...], layers: int
+    used: Sequence[dict[int, tuple[int, int]]], peers: tuple[GridMember, ...], layers: int
 ) -> LayerDivision | None:
-    """Read the cut back from the table: {end: (members used, where the stage began)} for each stage."""
+    """Read the cut back from the table: {end: (members used, start of the stage)} for each stage."""
     if layers not in used[-1]:
         return None
     ends: list[int] = []
-    groups: list[tuple[Peer, ...]] = []
+    groups: list[tuple[GridMember, ...]] = []
     end = layers
     for stage in range(len(used) - 1, 0, -1):
         count, first = used[stage][end]
@@ -189,5 +195,5 @@ def _trace(
 
 
 def _speed_for(load: int, limit: int) -> int:
-    """The least speed that brings a load below the limit."""
+    """Return the lowest speed that brings a load below the limit."""
     return max(1, -(-load * SPEED_GRID // limit)) if limit > 0 else UNREACHABLE

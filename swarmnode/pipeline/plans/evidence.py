@@ -1,8 +1,9 @@
-"""What members say of each other: whose word counts in a plan, for how much, and who is left out by it.
+"""Weighs members' observations of each other in a plan, and finds those that are left out because of them.
 
-announcements, who holds stage 0 -> [heard] -> costs.believed    -> [dead_weight] -> planning.py (spare)
+announcements, holders of stage 0 -> [counted_observations] -> costs.corrected_costs
+                                  -> [useless_members] -> planning.py (spare)
 
-Only who starts micro-batches sees what becomes of them, so only data nodes of the former plan are witnesses.
+Only a node that starts micro-batches sees their fate, so only data nodes of the former plan are witnesses.
 No single one can do much: alone it makes another look LONE times slower than it claims and no more, with
 others the median counts, and who is left out was found broken by at least two, and by more than half of all
 witnesses. All of it is computed from signed announcements, so a convener can add nothing to it.
@@ -15,24 +16,25 @@ import msgspec
 from swarmnode.pipeline.plans.costs import CostAnnouncement, Observation
 
 LONE = 4.0
-"""The most that the word of one witness slows another member down."""
+"""Largest slowdown that the word of a single witness can give a member."""
 
 BROKEN = 10.0
-"""So many times slower than it claims, a member does nothing, or as good as nothing."""
+"""Slowdown from which a member counts as doing nothing."""
 
 ENOUGH = 3
-"""Micro-batches that a witness must have seen for that."""
+"""Micro-batches that a witness must have observed to find a member broken."""
 
 MIN_WITNESSES = 2
-"""So many witnesses must find a member broken before it is left out."""
+"""Witnesses that must find a member broken before it is left out."""
 
 
-def heard(
+def counted_observations(
     announcements: Sequence[CostAnnouncement], stage_of: Mapping[str, int]
 ) -> tuple[CostAnnouncement, ...]:
-    """The announcements with those observations that count. Nobody is faster than it claims.
+    """Return the announcements with only those observations that count. No member is taken to be faster than
+    it claims.
 
-    `stage_of`: by peer id, under the plan that is left.
+    `stage_of`: by peer id, under the former plan.
     """
     words = _words(announcements, stage_of)
     counts = {peer: len(said) for peer, said in words.items()}
@@ -55,8 +57,9 @@ def heard(
     )
 
 
-def dead_weight(announcements: Sequence[CostAnnouncement], stage_of: Mapping[str, int]) -> frozenset[str]:
-    """Members that take micro-batches and do nothing, as more than half of the other data nodes saw."""
+def useless_members(announcements: Sequence[CostAnnouncement], stage_of: Mapping[str, int]) -> frozenset[str]:
+    """Return members that take micro-batches and do nothing, by the word of more than half of the other data
+    nodes."""
     present = {each.member.peer_id for each in announcements}
     witnesses = _witnesses(stage_of) & present
     found: set[str] = set()
@@ -68,7 +71,7 @@ def dead_weight(announcements: Sequence[CostAnnouncement], stage_of: Mapping[str
 
 
 def is_broken(said: Observation) -> bool:
-    """Whether this word is one for leaving a member out."""
+    """Return True if this observation speaks for leaving a member out."""
     return said.slowdown >= BROKEN and said.micro_batches >= ENOUGH
 
 
@@ -79,7 +82,7 @@ def _witnesses(stage_of: Mapping[str, int]) -> frozenset[str]:
 def _words(
     announcements: Sequence[CostAnnouncement], stage_of: Mapping[str, int]
 ) -> Mapping[str, Mapping[str, Observation]]:
-    """What each witness says of a member, for every announced one."""
+    """Return the observations of each announced member, by witness."""
     witnesses = _witnesses(stage_of)
     found = {each.member.peer_id: dict[str, Observation]() for each in announcements}
     for each in announcements:

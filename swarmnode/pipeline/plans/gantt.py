@@ -1,4 +1,4 @@
-"""Gantt charts of an iteration: which node does what, when.
+"""Gantt charts of an iteration: the tasks of each node over time.
 
 simulate -> Timeline -> [gantt] -> text for a terminal, or a PNG (Pillow, the extra `plot`)
 """
@@ -20,7 +20,7 @@ from swarmnode.pipeline.plans.simulator import Timeline
 IDLE = "."
 LETTERS = {"forward": "F", "loss": "L", "backward": "B", "averaging": "A"}
 LABEL_WIDTH = 20
-"""Stage, node and the beginning of its name."""
+"""Columns of the row label: stage, node and the beginning of its name."""
 SHARE_WIDTH = 5
 """Columns of a terminal row for the utilisation at its end."""
 MIN_COLUMNS = 20
@@ -32,7 +32,7 @@ PLOT_WIDTH, ROW_HEIGHT, BAR_HEIGHT, MARGIN = 1200, 22, 16, 12
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What a node does for a while."""
+    """One task or averaging of a node."""
 
     node: int
     kind: str
@@ -41,7 +41,7 @@ class Bar:
 
 
 def bars(plan: Plan, timeline: Timeline) -> Iterator[Bar]:
-    """Tasks, then the averaging of every replica."""
+    """Yield the tasks, then the averaging of every replica."""
     for task in timeline.tasks:
         yield Bar(task.node, task.kind, task.start_s, task.end_s)
     for nodes, (start_s, end_s) in zip(plan.instance.stages, timeline.averaging, strict=False):
@@ -50,7 +50,7 @@ def bars(plan: Plan, timeline: Timeline) -> Iterator[Bar]:
 
 
 def text_chart(plan: Plan, timeline: Timeline, width: int = 100) -> str:
-    """One row per node, at most `width` characters wide, a time axis and a legend.
+    """Return a chart with one row per node, at most `width` characters wide, a time axis and a legend.
 
     A column shows what fills most of it, and is idle where less than half of it is filled. A loss, which may
     be shorter than that, is always shown.
@@ -87,7 +87,7 @@ def text_chart(plan: Plan, timeline: Timeline, width: int = 100) -> str:
 
 
 def png_chart(plan: Plan, timeline: Timeline) -> bytes:
-    """The chart as a PNG file. Raises ConfigError when Pillow is not installed."""
+    """Return the chart as a PNG file. Raises ConfigError if Pillow is not installed."""
     try:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError as error:
@@ -132,14 +132,15 @@ def png_chart(plan: Plan, timeline: Timeline) -> bytes:
 
 
 def node_label(instance: Instance, node: int) -> str:
-    """Stage, index and name: `s0  12 Australia`. What a terminal would obey in a name is left out."""
+    """Return stage, index and name: `s0  12 Australia`. Characters that control a terminal are removed from
+    the name."""
     stage = instance.stage_of[node]
     name = "".join(c for c in instance.names[node] if c.isprintable())
     return f"{'--' if stage < 0 else f's{stage}':3} {node:>3} {name}"
 
 
 def ticks(makespan_s: float, most: int) -> list[float]:
-    """Round times from zero on, 1, 2 or 5 times a power of ten apart, at most `most` and the zero."""
+    """Return round times from zero, 1, 2 or 5 times a power of ten apart: at most `most` and the zero."""
     steps_s = (digit * 10.0**power for power in count(-9) for digit in (1, 2, 5))
     step_s = next(step_s for step_s in steps_s if makespan_s / step_s <= most)
     return [round(i * step_s, 9) for i in range(int(makespan_s / step_s) + 1)]
@@ -161,7 +162,7 @@ def _letter(column: dict[str, float], column_s: float) -> str:
 
 
 def _axis(makespan_s: float, columns: int) -> Iterator[str]:
-    """A ruler, and the seconds under it."""
+    """Yield a ruler, and the seconds under it."""
     ruler, numbers = ["-"] * (columns + 2), [" "] * (columns + 2 + SHARE_WIDTH)
     for tick_s in ticks(makespan_s, columns // 8):
         at = 1 + min(int(tick_s / makespan_s * columns), columns - 1)

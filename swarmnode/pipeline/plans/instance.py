@@ -1,4 +1,4 @@
-"""What a schedule is made for: nodes with a speed and slots, links, stages, and the rules of skipping.
+"""The input of scheduling: nodes with a speed and slots, links, stages, and the rules of skipping.
 
 measured costs, or a file -> [Instance] -> schedule -> Plan -> simulate
 
@@ -19,22 +19,24 @@ import msgspec
 from swarmnode.errors import ConfigError
 
 MAX_FILE_BYTES = 16 * 1024 * 1024
-"""A matrix of MAX_NODES x MAX_NODES in digits; more is no instance."""
+"""Bound of an instance file: a matrix of MAX_NODES x MAX_NODES in digits."""
 
 MAX_NODES = 512
-"""More members would plan for minutes; split them into two pipelines."""
+"""Bound of the nodes. More members would plan for minutes; split them into two pipelines."""
 
 MAX_AGENTS = 8192
-"""Micro-batches in flight of one plan. Bounds what a strange announcement can make us compute."""
+"""Bound of the micro-batches in flight of one plan, so that an announcement cannot make us compute for
+long."""
 
 Matrix = tuple[tuple[float, ...], ...]
 
 
 GRADIENT_BYTES = 268_000_000
-"""Full-parameter gradients of one stage in the published instances. LoRA gradients are a hundredth of it."""
+"""Full-parameter gradients of one stage in the published instances. LoRA gradients are a hundredth of
+them."""
 
 ACTIVATION_BYTES = 8 * 1024 * 1024 * 4
-"""What a hop carries in the published instances: 8 samples x 1024 tokens x width 1024 in fp32."""
+"""Bytes of a hop in the published instances: 8 samples x 1024 tokens x width 1024 in fp32."""
 
 HOP_OVERHEAD_S = 0.35
 """Time of a hop in the published instances, whatever its size."""
@@ -42,24 +44,24 @@ HOP_OVERHEAD_S = 0.35
 
 @dataclass(frozen=True, slots=True)
 class Averaging:
-    """How long the replicas of a stage need to average their gradients, after their last backward.
+    """Time model of averaging the gradients of a stage's replicas after their last backward.
 
-    Butterfly all-reduce, as hivemind's averager does it: each of the r replicas reduces 1/r of the vector,
-    so everyone sends 1/r to everyone, twice. The slowest pair decides: 2 * (message_s + size / r *
+    Butterfly all-reduce, as in hivemind's averager: each of the r replicas reduces 1/r of the vector, so
+    every replica sends 1/r to every other, twice. The slowest pair decides: 2 * (message_s + size / r *
     byte_s[i][j]).
     """
 
     size_bytes: tuple[float, ...]
-    """Gradient of one replica, by stage."""
+    """Gradient bytes of one replica, by stage."""
     byte_s: Matrix
     """[i][j]: seconds for one byte from node i to node j, 1 / bandwidth."""
     message_s: float = 0.0
-    """What each of the two exchanges costs whatever its size: latency, serialisation."""
+    """Seconds of each of the two exchanges independent of its size: latency, serialisation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """Everything a plan depends on. Refuses to exist with a ConfigError when it contradicts itself.
+    """The complete input of a plan. Raises ConfigError on construction if it contradicts itself.
 
     >>> link = ((0.0, 1.0), (1.0, 0.0))
     >>> Instance(("a", "b"), (1.0, 1.0), link, (1, 1), stages=((0,), (1,)), path_length=2, waves=1).node_count
@@ -67,13 +69,14 @@ class Instance:
     """
 
     names: tuple[str, ...]
-    """The nodes' names, for people."""
+    """Names of the nodes, for people."""
     forward_s: tuple[float, ...]
-    """Each node's forward of one micro-batch through the stage that it holds."""
+    """By node, seconds of one micro-batch's forward through its stage."""
     hop_s: Matrix
-    """[i][j]: one activation, or its gradient, from node i to node j. Links do not slow each other down."""
+    """[i][j]: seconds of one activation, or its gradient, from node i to node j. Links do not slow each other
+    down."""
     memory: tuple[int, ...]
-    """Each node's capacity: micro-batches between their forward and their backward."""
+    """By node, its slots: micro-batches between their forward and their backward."""
     stages: tuple[tuple[int, ...], ...]
     """The nodes of each stage; stage 0 are the data nodes. A node may be in none."""
     path_length: int
@@ -85,9 +88,9 @@ class Instance:
     loss_factor: float = 0.25
     """Head and loss at the data node over its forward time."""
     gap_s: float = 0.13
-    """A node is not available so long after each task: launches, copies."""
+    """Seconds after each task for which a node is not available: launches, copies."""
     first_gap_s: float = 0.09
-    """The same after a data node's first forward of a micro-batch, which waits for nobody."""
+    """Seconds of that gap after a data node's first forward of a micro-batch."""
     max_swaps: int = 0
     """Pairs of neighbouring stages that a path may visit in swapped order."""
     max_gap: int = 4
@@ -114,11 +117,12 @@ class Instance:
         return 1.0 - self.path_length / len(self.stages)
 
     def slots(self, stage: int) -> int:
-        """Micro-batches that the nodes of a stage can hold at once."""
+        """Return the micro-batches that the nodes of a stage can hold at once."""
         return sum(self.memory[node] for node in self.stages[stage])
 
     def averaging_s(self, stage: int) -> float:
-        """One averaging round of the replicas of a stage; 0 where there is nothing to average."""
+        """Return the seconds of one averaging round of a stage's replicas; 0 if there is nothing to
+        average."""
         nodes, model = self.stages[stage], self.averaging
         if model is None or len(nodes) < 2:
             return 0.0
@@ -128,7 +132,7 @@ class Instance:
 
 @lru_cache(maxsize=64)
 def stage_of(stages: tuple[tuple[int, ...], ...], node_count: int) -> tuple[int, ...]:
-    """The stage of each node, or -1."""
+    """Return the stage of each node; -1 for a node in no stage."""
     found = [-1] * node_count
     for stage, nodes in enumerate(stages):
         for node in nodes:
@@ -137,12 +141,11 @@ def stage_of(stages: tuple[tuple[int, ...], ...], node_count: int) -> tuple[int,
 
 
 def agents(instance: Instance) -> tuple[int, ...]:
-    """The data node of every agent, i.e. of every micro-batch in flight: as many as the slots allow.
+    """Return the data node of every agent, i.e. of every micro-batch in flight: as many as the slots allow.
 
-    A data node has an agent for each of its slots; where the other stages cannot hold the visits of so
-    many, the data nodes with the most agents give some up, later ones first. A agents need A * (path_length
-    - 1) visits, at most one of each per stage, hence sum over stages of min(slots, A) >= A * (path_length -
-    1).
+    A data node has an agent for each of its slots. If the other stages cannot hold the visits of so many, the
+    data nodes with the most agents give some up, later ones first. A agents need A * (path_length - 1)
+    visits, at most one of each per stage, hence sum over stages of min(slots, A) >= A * (path_length - 1).
     """
     counts = [instance.memory[node] for node in instance.stages[0]]
     others = [instance.slots(stage) for stage in range(1, len(instance.stages))]
@@ -153,9 +156,11 @@ def agents(instance: Instance) -> tuple[int, ...]:
 
 
 def least_visits(instance: Instance, agent_count: int) -> tuple[int, ...]:
-    """The visits of a wave that each stage needs to learn as fast as the others. All agents visit stage 0.
+    """Return the visits of a wave that each stage needs to learn as fast as the others. All agents visit
+    stage 0.
 
-    The visits beyond stage 0, divided evenly and rounded down; a stage with fewer slots than that fills them.
+    The visits beyond stage 0 are divided evenly and rounded down; a stage with fewer slots than that needs as
+    many as it has.
     """
     others = len(instance.stages) - 1
     share = agent_count * (instance.path_length - 1) // others if others else 0
@@ -165,7 +170,7 @@ def least_visits(instance: Instance, agent_count: int) -> tuple[int, ...]:
 def with_averaging(
     instance: Instance, size_bytes: float, *, activation_bytes: float, overhead_s: float
 ) -> Instance:
-    """The instance with averaging over the same links: bandwidths are taken from `hop_s`.
+    """Return the instance with averaging over the same links: bandwidths are derived from `hop_s`.
 
     `hop_s` is taken to be overhead_s + activation_bytes / bandwidth, so a link's latency counts as bandwidth.
     Every stage has a gradient of `size_bytes`.
@@ -184,7 +189,7 @@ class _AveragingFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
-    """The keys of a file, JSON or TOML."""
+    """Keys of an instance file, JSON or TOML."""
 
     delays: list[list[float]]
     comp: list[float]
@@ -223,7 +228,7 @@ def load_instance(path: Path) -> Instance:
 
 
 def parse_instance(data: bytes, *, toml: bool = False, where: str = "the instance") -> Instance:
-    """`load_instance` of bytes. Raises ConfigError."""
+    """Read an instance from bytes, as `load_instance`. Raises ConfigError."""
     try:
         if toml:
             return _from_file(msgspec.convert(tomllib.loads(data.decode()), _File))

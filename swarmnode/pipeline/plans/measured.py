@@ -1,6 +1,6 @@
-"""Measurements become what is planned with: an instance, and what every member would be elsewhere.
+"""Turns measurements into the input of planning: an instance, and the costs of every member in every stage.
 
-costs.py (believed), Partition -> [instance_from] -> Instance, PlacementTable -> placement.py -> schedule
+costs.py (corrected_costs), Partition -> [instance_from] -> Instance, PlacementTable -> placement.py
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,22 +21,22 @@ from swarmnode.pipeline.plans.partition import Partition, PipelineWorkload, Plan
 from swarmnode.pipeline.plans.placement_moves import PlacementTable
 
 SLOW_LINK = 2.0
-"""A link that nobody measured is taken to be this much worse than the worst that somebody did."""
+"""Factor by which a link that was not measured is taken to be worse than the worst measured one."""
 
 
 @dataclass(frozen=True, slots=True)
 class IterationSettings:
-    """What an iteration is made of, beside the members."""
+    """Settings of an iteration, apart from the members."""
 
     waves: int
     token_bytes: int
-    """What travels of one token between stages, after compression."""
+    """Bytes of one token between stages, after compression."""
     overhead_s: float = 0.0
-    """What a hop costs beside the link: serialisation, copies."""
+    """Seconds of a hop beside the link: serialisation, copies."""
     gradient_bytes: tuple[int, ...] | None = None
-    """What the replicas of each stage average. None: nothing worth planning for."""
+    """Bytes that the replicas of each stage average. None if it is too little to plan for."""
     gap_s: float = 0.0
-    """A member is not available so long after each task."""
+    """Seconds after each task for which a member is not available."""
     loss_factor: float = 0.25
     """Forward and backward of head and loss, over the forward of stage 0's layers."""
     max_gap: int = 4
@@ -50,11 +50,11 @@ def instance_from(
     work: PipelineWorkload,
     settings: IterationSettings,
 ) -> tuple[Instance, PlacementTable]:
-    """The instance that members plan with, and what each would be in every other stage.
+    """Return the instance that members plan with, and the costs of each member in every other stage.
 
     Nodes are the members in the partition, sorted by peer id; `costs` may hold more. Of the two measurements
-    of a link, one from each end, the worse counts: who lies can only make itself less wanted. Raises
-    ConfigError when costs of a member are missing, or it cannot hold a micro-batch of its stage.
+    of a link, one from each end, the worse counts: a member that lies can only make itself less wanted.
+    Raises ConfigError if costs of a member are missing, or if it cannot hold a micro-batch of its stage.
     """
     by_peer = {each.peer_id: each for each in costs}
     names = tuple(sorted(peer for part in parts.stages for peer in part.peers))
@@ -93,7 +93,8 @@ def instance_from(
 
 
 def _holding(members: Sequence[MemberCosts], parts: Partition, work: PipelineWorkload) -> PlacementTable:
-    """[node][stage]: seconds of a micro-batch, and how many fit into what the stage's weights leave free."""
+    """Return, as [node][stage], the seconds of a micro-batch and the micro-batches that fit beside the
+    stage's weights."""
     tokens = work.micro_batch_tokens
     seconds = [
         tuple(forward_s(member, part.end - part.first) * tokens for part in parts.stages)
@@ -104,7 +105,8 @@ def _holding(members: Sequence[MemberCosts], parts: Partition, work: PipelineWor
 
 
 def _slots(member: MemberCosts, part: PlannedStage) -> int:
-    """Micro-batches in flight that the member could hold as a replica of the stage; 0: it cannot be one."""
+    """Return the micro-batches in flight that the member could hold as a replica of the stage; 0 if it cannot
+    be one."""
     left_bytes = member.free_bytes - part.held_bytes
     if left_bytes < 0 or (part.first == 0 and not member.holds_data):
         return 0
@@ -112,7 +114,7 @@ def _slots(member: MemberCosts, part: PlannedStage) -> int:
 
 
 def _backward_factor(members: Sequence[MemberCosts], parts: Partition) -> float:
-    """Backward over forward: an instance has one for all, so the median member's."""
+    """Return the median member's ratio of backward to forward: an instance has one for all."""
     layers = parts.stages[-1].end - parts.stages[-1].first
     return median_low([backward_s(member, layers) / forward_s(member, layers) for member in members])
 
@@ -120,8 +122,8 @@ def _backward_factor(members: Sequence[MemberCosts], parts: Partition) -> float:
 def _both_ends(
     names: Sequence[str], links: Mapping[tuple[str, str], LinkCosts]
 ) -> dict[tuple[int, int], LinkCosts]:
-    """Costs of the link of each pair of nodes: the worse of both measurements; where there is none, worse
-    than the worst of all."""
+    """Return the costs of the link between each pair of nodes: the worse of both measurements, or worse than
+    the worst of all if there is none."""
     measured = [cost for (one, other), cost in links.items() if one in names and other in names]
     if not measured:
         raise ConfigError("no link between the members was measured", hint="wait for the first probes")

@@ -1,4 +1,4 @@
-"""Small changes of a plan that keep every rule: the neighbourhood of the local search.
+"""Small changes of a plan that keep every rule: the moves of the local search.
 
 paths, policies -> [RandomMoves.draw] -> Move -> schedule.py keeps it or not
 
@@ -25,7 +25,7 @@ class Draft:
     paths: list[Route]
     policies: list[Policy]
     ranks: list[int]
-    """All different: the agents' order where nodes go by ranks."""
+    """Rank of each agent, all different: their order at nodes that go by ranks."""
 
     def copy(self) -> "Draft":
         return Draft(self.paths.copy(), self.policies.copy(), self.ranks.copy())
@@ -33,7 +33,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What changes; nothing else does."""
+    """The paths, policies and ranks that a move changes."""
 
     paths: tuple[tuple[int, Route], ...] = ()
     policies: tuple[tuple[int, Policy], ...] = ()
@@ -41,7 +41,7 @@ class Move:
 
 
 def apply(draft: Draft, move: Move) -> Move:
-    """Change the draft; returns the move that undoes it."""
+    """Change the draft. Returns the move that undoes it."""
     undo = Move(
         tuple((agent, draft.paths[agent]) for agent, _ in move.paths),
         tuple((node, draft.policies[node]) for node, _ in move.policies),
@@ -57,7 +57,7 @@ def apply(draft: Draft, move: Move) -> Move:
 
 
 class RandomMoves:
-    """Random moves of one instance. All that it draws, it draws from the given generator."""
+    """Random moves of one instance, drawn from the given generator only."""
 
     def __init__(self, instance: Instance, rng: Random) -> None:
         self._instance, self._rng = instance, rng
@@ -70,7 +70,7 @@ class RandomMoves:
         self._nodes = [node for nodes in instance.stages for node in nodes]
 
     def draw(self, draft: Draft, agent: int) -> Move | None:
-        """A move that touches `agent`; None when the drawn kind of move has nothing to change there."""
+        """Return a move that touches `agent`; None if the drawn kind of move has nothing to change there."""
         dice = self._rng.random()
         if dice < 0.30:
             return self._swap_nodes(draft, agent)
@@ -95,7 +95,7 @@ class RandomMoves:
         return other + (other >= agent)
 
     def _swap_nodes(self, draft: Draft, agent: int) -> Move | None:
-        """Two agents at one stage take each other's node there."""
+        """Let two agents at one stage take each other's node there."""
         if len(draft.paths) < 2:
             return None
         other = self._other(draft, agent)
@@ -113,7 +113,7 @@ class RandomMoves:
         return Move(((agent, (*mine[:i], b, *mine[i + 1 :])), (other, (*theirs[:j], a, *theirs[j + 1 :]))))
 
     def _rotate_nodes(self, draft: Draft, agent: int) -> Move | None:
-        """Three agents at one stage pass their nodes on."""
+        """Let three agents at one stage pass their nodes on."""
         if len(draft.paths) < 3 or len(draft.paths[agent]) < 2:
             return None
         node = draft.paths[agent][1 + int(self._rng.random() * (len(draft.paths[agent]) - 1))]
@@ -128,7 +128,8 @@ class RandomMoves:
         return Move(tuple((a, _replaced(draft.paths[a], old, new)) for a, old, new in cycle))
 
     def _exchange_stages(self, draft: Draft, agent: int) -> Move | None:
-        """An agent gives its node at a stage that the other skips for one at a stage that it skips."""
+        """Exchange the node of an agent at a stage that another agent skips for that agent's node at a stage
+        that the first one skips."""
         if len(draft.paths) < 2:
             return None
         other = self._other(draft, agent)
@@ -146,7 +147,8 @@ class RandomMoves:
         )
 
     def _swap_routes(self, draft: Draft, agent: int) -> Move | None:
-        """Two agents take each other's nodes beyond stage 0; of one data node, they change their order."""
+        """Let two agents take each other's nodes beyond stage 0. If they have the same data node, they change
+        their order."""
         if len(draft.paths) < 2:
             return None
         other = self._other(draft, agent)
@@ -156,7 +158,7 @@ class RandomMoves:
         return Move(((agent, (mine[0], *theirs[1:])), (other, (theirs[0], *mine[1:]))))
 
     def _cross(self, draft: Draft, agent: int) -> Move | None:
-        """Two agents take each other's nodes from a stage on, where equally many are left to both."""
+        """Let two agents take each other's nodes from a stage on where both have equally many left."""
         if len(draft.paths) < 2 or len(draft.paths[agent]) < 3:
             return None
         other = self._other(draft, agent)
@@ -172,7 +174,7 @@ class RandomMoves:
         return Move(((agent, new_mine), (other, new_theirs)))
 
     def _use_spare_slot(self, draft: Draft, agent: int) -> Move | None:
-        """An agent leaves a node for a free slot, at the same stage or at one that it skips."""
+        """Move an agent to a free slot, at the same stage or at one that it skips."""
         path = draft.paths[agent]
         if len(path) < 2:
             return None
@@ -202,7 +204,7 @@ class RandomMoves:
         return self._checked((agent, self._sorted(path, leave, take)))
 
     def _swap_order(self, draft: Draft, agent: int) -> Move | None:
-        """Two stages that follow each other on a path are visited in the other order."""
+        """Swap two consecutive stages of a path."""
         path = draft.paths[agent]
         if len(path) < 3:
             return None
@@ -229,7 +231,8 @@ class RandomMoves:
         return tuple(sorted(rest, key=self._stage_of.__getitem__))
 
     def _checked(self, *paths: tuple[int, Route]) -> Move | None:
-        """Sorted paths of the right length can break `max_gap` only."""
+        """Return the move if its paths keep `max_gap`, the only rule that sorted paths of the right length
+        can break."""
         if self._gap_binds:
             for _, path in paths:
                 if path_problem(self._instance, tuple(self._stage_of[n] for n in path)) is not None:

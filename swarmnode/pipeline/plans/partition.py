@@ -1,4 +1,5 @@
-"""Layers to stages: contiguous ranges that fit the members' memory, the slowest stage as fast as can be.
+"""Divides layers into stages: contiguous ranges that fit the members' memory, the slowest as fast as
+possible.
 
 costs.py (announcements), a model's layers -> [partition] -> placement.py (who holds what, by links)
 
@@ -18,55 +19,65 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from swarmnode.errors import ConfigError, ModelError
-from swarmnode.pipeline.plans.cuts import SPEED_GRID, LayerDivision, Peer, Sums, best_cut, endless, feasible
+from swarmnode.pipeline.plans.cuts import (
+    SPEED_GRID,
+    GridMember,
+    LayerDivision,
+    LayerSums,
+    best_cut,
+    feasible,
+    memory_only_limit,
+)
 
 PICO = 10**12
-"""Seconds are rounded to picoseconds: below what a clock resolves, far above the last bits of a double."""
+"""Grid of seconds: picoseconds are below the resolution of a clock and far above the last bits of a
+double."""
 MAX_SPEED = 1e6
-"""The highest speed relative to the reference device; NaN and infinity fall outside too."""
+"""Highest speed relative to the reference device; NaN and infinity are outside too."""
 SKIP_TOLERANCE = 0.05
-"""A number of stages is preferred when its paths skip what was asked to within this much."""
+"""Tolerance of the skipped share within which a number of stages is preferred."""
 MAX_LAYERS = 512
 MAX_MEMBERS = 1024
-"""Far above any swarm that shares one model; they bound what hostile announcements make us compute."""
+"""Far above any swarm that shares one model. The two bounds limit the work that hostile announcements
+cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """What one layer asks of the member that holds it."""
+    """The cost of one layer for the member that holds it."""
 
     held_bytes: int
-    """Weights and what training them keeps: adapter, gradients, optimizer state."""
+    """Bytes of the weights and of training them: adapter, gradients, optimizer state."""
     forward_s: float
-    """One token on the reference device, whose speed is 1."""
+    """Seconds of one token on the reference device, whose speed is 1."""
     activation_bytes: int
-    """Kept of one token between forward and backward."""
+    """Bytes of one token that are kept between forward and backward."""
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """A model as partitioning sees it."""
+class ModelCosts:
+    """The costs of a model's layers."""
 
     layers: tuple[LayerCost, ...]
     ends: LayerCost
-    """Embedding, final norm, head and loss together: they always live in stage 0."""
+    """Costs of embedding, final norm, head and loss together, which are always in stage 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberResources:
-    """What a member announced, or what others observed instead (costs.py)."""
+    """Resources that a member announced, corrected by observations of others (costs.py)."""
 
     peer_id: str
     free_bytes: int
     speed: float
-    """Tokens per second in relation to the reference device."""
+    """Tokens per second, relative to the reference device."""
     holds_data: bool
-    """Whether it may be in stage 0: it feeds micro-batches and sees tokens and losses."""
+    """True if it may be in stage 0: it feeds micro-batches and sees tokens and losses."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineWorkload:
-    """What the pipeline is asked to do, as far as partitioning matters."""
+    """The workload of the pipeline, as far as partitioning depends on it."""
 
     skip: float
     """Share of stages that a micro-batch leaves out, 0 <= skip < 1."""
@@ -79,22 +90,22 @@ class PipelineWorkload:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStage:
-    """One stage: model.layers[first:end], and the ends for stage 0."""
+    """One stage: model.layers[first:end], with the ends in stage 0."""
 
     first: int
     end: int
     held_bytes: int
     slot_bytes: int
-    """Activations of one micro-batch in flight."""
+    """Activation bytes of one micro-batch in flight."""
     forward_s: float
-    """One token on the reference device."""
+    """Seconds of one token on the reference device."""
     peers: tuple[str, ...]
-    """Its replicas, sorted. A first answer by memory and speed; placement.py knows the links."""
+    """Peer ids of its replicas, sorted. A first answer by memory and speed; placement.py knows the links."""
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Which stage holds what. The same on every member."""
+    """The layers and replicas of each stage, equal on every member."""
 
     stages: tuple[PlannedStage, ...]
     path_length: int
@@ -109,7 +120,7 @@ class Partition:
 
 
 def path_length(stages: int, skip: float) -> int:
-    """Stages that a micro-batch visits of `stages`, at least two.
+    """Return the number of stages that a micro-batch visits, at least two.
 
     >>> path_length(6, 0.33), path_length(8, 0.25), path_length(2, 0.5)
     (4, 6, 2)
@@ -118,13 +129,17 @@ def path_length(stages: int, skip: float) -> int:
 
 
 def partition(
-    model: Model, members: Iterable[MemberResources], work: PipelineWorkload, *, stages: int | None = None
+    model: ModelCosts,
+    members: Iterable[MemberResources],
+    work: PipelineWorkload,
+    *,
+    stages: int | None = None,
 ) -> Partition:
-    """Contiguous layer ranges and their replicas, minimising the time of the busiest stage.
+    """Return contiguous layer ranges and their replicas that minimise the time of the busiest stage.
 
     `stages` None: the number that moves most micro-batches, by Little's law over compute, hops and slots; of
     equals the smaller. The order of `members` does not matter. Raises ConfigError for numbers that make no
-    sense and ModelError, with the missing bytes, when the members cannot hold the model.
+    sense and ModelError, with the missing bytes, if the members cannot hold the model.
     """
     peers = _on_grid(members)
     _check(model, peers, work)
@@ -142,8 +157,9 @@ def partition(
     return _best_count(model, peers, work)
 
 
-def _best_count(model: Model, peers: tuple[Peer, ...], work: PipelineWorkload) -> Partition:
-    """The best over all numbers of stages. Fewer stages mean fewer hops, more mean smaller pieces."""
+def _best_count(model: ModelCosts, peers: tuple[GridMember, ...], work: PipelineWorkload) -> Partition:
+    """Return the best partition over all numbers of stages. Fewer stages mean fewer hops, more mean smaller
+    pieces."""
     counts = range(2, min(len(model.layers), len(peers)) + 1)
     exact = [c for c in counts if abs(1 - path_length(c, work.skip) / c - work.skip) <= SKIP_TOLERANCE]
     speed = {peer.peer_id: peer.speed for peer in peers}
@@ -156,7 +172,8 @@ def _best_count(model: Model, peers: tuple[Peer, ...], work: PipelineWorkload) -
 
 
 def _micro_batch_ps(answer: Partition, work: PipelineWorkload, speed: dict[str, int]) -> int:
-    """Picoseconds between two micro-batches: the busiest stage, or a round trip over those in flight."""
+    """Return the picoseconds between two micro-batches: of the busiest stage, or of a round trip over those
+    in flight."""
     stage_count, length = len(answer.stages), answer.path_length
     times = [round(part.forward_s * PICO) * work.micro_batch_tokens * SPEED_GRID for part in answer.stages]
     speeds = [sum(speed[peer] for peer in part.peers) for part in answer.stages]
@@ -178,10 +195,10 @@ def _micro_batch_ps(answer: Partition, work: PipelineWorkload, speed: dict[str, 
 
 
 def _finish(
-    model: Model, peers: tuple[Peer, ...], work: PipelineWorkload, stages: int, cut: LayerDivision
+    model: ModelCosts, peers: tuple[GridMember, ...], work: PipelineWorkload, stages: int, cut: LayerDivision
 ) -> Partition:
     sums = _sums(model, work, stages)
-    groups, spare = _use_the_rest(sums, cut, peers)
+    groups, spare = _place_the_rest(sums, cut, peers)
     bounds = zip((0, *cut.ends[:-1]), cut.ends, strict=True)
     parts = tuple(
         _part(model, work, first, end, tuple(sorted(peer.peer_id for peer in group)))
@@ -190,10 +207,10 @@ def _finish(
     return Partition(parts, sums.path_length, spare)
 
 
-def _use_the_rest(
-    sums: Sums, cut: LayerDivision, peers: tuple[Peer, ...]
-) -> tuple[list[list[Peer]], tuple[str, ...]]:
-    """Members that the optimum did not need join the busiest stage that they can hold."""
+def _place_the_rest(
+    sums: LayerSums, cut: LayerDivision, peers: tuple[GridMember, ...]
+) -> tuple[list[list[GridMember]], tuple[str, ...]]:
+    """Add members that the optimum did not need to the busiest stage that they can hold."""
     groups = [list(group) for group in cut.groups]
     starts = (0, *cut.ends[:-1])
     needs = [sums.first_bytes(cut.ends[0])]
@@ -220,13 +237,13 @@ def _use_the_rest(
     return groups, tuple(sorted(spare))
 
 
-def _refusal(sums: Sums, peers: tuple[Peer, ...], work: PipelineWorkload) -> ModelError:
-    """Why nothing fits, in bytes: how much more every member would have to have free."""
+def _refusal(sums: LayerSums, peers: tuple[GridMember, ...], work: PipelineWorkload) -> ModelError:
+    """Return the error that says how many more free bytes every member would need."""
     low, high = 1, sums.ends_bytes + sums.held[-1] + sums.slot[-1]
     while low < high:
         middle = (low + high) // 2
         richer = tuple(replace(peer, free_bytes=peer.free_bytes + middle) for peer in peers)
-        fits = any(feasible(sums, richer, end, endless(sums)) for end in sums.beginnings)
+        fits = any(feasible(sums, richer, end, memory_only_limit(sums)) for end in sums.beginnings)
         low, high = (low, middle) if fits else (middle + 1, high)
     free = sum(peer.free_bytes for peer in peers)
     return ModelError(
@@ -237,7 +254,9 @@ def _refusal(sums: Sums, peers: tuple[Peer, ...], work: PipelineWorkload) -> Mod
     )
 
 
-def _part(model: Model, work: PipelineWorkload, first: int, end: int, peers: tuple[str, ...]) -> PlannedStage:
+def _part(
+    model: ModelCosts, work: PipelineWorkload, first: int, end: int, peers: tuple[str, ...]
+) -> PlannedStage:
     costs = [*model.layers[first:end], *([model.ends] if first == 0 else [])]
     return PlannedStage(
         first=first,
@@ -249,9 +268,9 @@ def _part(model: Model, work: PipelineWorkload, first: int, end: int, peers: tup
     )
 
 
-def _sums(model: Model, work: PipelineWorkload, stages: int) -> Sums:
+def _sums(model: ModelCosts, work: PipelineWorkload, stages: int) -> LayerSums:
     tokens = work.micro_batch_tokens * work.slots
-    return Sums(
+    return LayerSums(
         held=(0, *accumulate(layer.held_bytes for layer in model.layers)),
         slot=(0, *accumulate(layer.activation_bytes * tokens for layer in model.layers)),
         work=(0, *accumulate(_pico(layer.forward_s) for layer in model.layers)),
@@ -268,20 +287,22 @@ def _pico(seconds: float) -> int:
     return round(seconds * PICO)
 
 
-def _on_grid(members: Iterable[MemberResources]) -> tuple[Peer, ...]:
-    """Rounded and sorted: most memory first, then by peer id. Raises ConfigError."""
+def _on_grid(members: Iterable[MemberResources]) -> tuple[GridMember, ...]:
+    """Return the members rounded and sorted: most memory first, then by peer id. Raises ConfigError."""
     members = tuple(members)
     for m in members:
         if not 0 < m.speed <= MAX_SPEED or m.free_bytes < 0:
             raise ConfigError(f"{m.peer_id} cannot have speed {m.speed} and {m.free_bytes} bytes free")
     peers = [
-        Peer(m.peer_id, m.free_bytes, max(1, round(m.speed * SPEED_GRID)), m.holds_data) for m in members
+        GridMember(m.peer_id, m.free_bytes, max(1, round(m.speed * SPEED_GRID)), m.holds_data)
+        for m in members
     ]
     return tuple(sorted(peers, key=lambda peer: (-peer.free_bytes, peer.peer_id)))
 
 
-def _check(model: Model, peers: tuple[Peer, ...], work: PipelineWorkload) -> None:
-    """Raises ConfigError. Announcements were checked on arrival; these are about what was put together."""
+def _check(model: ModelCosts, peers: tuple[GridMember, ...], work: PipelineWorkload) -> None:
+    """Raises ConfigError for numbers that do not fit together, ModelError without a member that holds data.
+    Single announcements were checked on arrival."""
     if not 0 <= work.skip < 1 or work.micro_batch_tokens < 1 or work.slots < 1 or work.hop_s < 0:
         raise ConfigError(
             f"a pipeline cannot work like this: {work}", hint="0 <= skip < 1, the others positive"

@@ -1,4 +1,4 @@
-"""Nodes to stages by links: who replaces whom in the pipeline, before the paths are planned in earnest.
+"""Assigns nodes to stages by their links, before the paths are planned in detail.
 
 measured.py, or a file -> Instance -> [place] -> Instance with another stage map -> schedule
 
@@ -24,7 +24,7 @@ from math import exp, inf, log
 
 from swarmnode.errors import ConfigError
 from swarmnode.pipeline.plans.instance import Instance
-from swarmnode.pipeline.plans.placement_moves import PlacementState, PlacementTable, Price, Snapshot
+from swarmnode.pipeline.plans.placement_moves import PlacementPrice, PlacementState, PlacementTable, Snapshot
 from swarmnode.pipeline.plans.plan import Plan, violations
 from swarmnode.pipeline.plans.routes import first_paths
 from swarmnode.pipeline.plans.schedule import SearchBudget, schedule
@@ -33,49 +33,49 @@ from swarmnode.pipeline.plans.simulator import Simulator
 HOT, COLD = 0.03, 0.0005
 """First and last temperature of annealing, in relation to the price."""
 FINALISTS = 2
-"""Maps that the scheduler looks at."""
+"""Maps that are given to the scheduler."""
 GENTLE = 0.004
 """First temperature of polishing; the last is zero."""
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
-    """How long to search, in steps and not in seconds: members on unequal machines must agree."""
+class PlacementEffort:
+    """Length of the search, in steps and not in seconds: members on unequal machines must agree."""
 
     starts: int = 8
     """Random maps to anneal from."""
     moves: int = 20_000
     """Annealing moves from each start."""
     judged: int = 3
-    """Maps that are polished, of those annealed."""
+    """Annealed maps that are polished."""
     polish: int = 2_000_000
-    """Tasks simulated for each of them: fewer simulations of a larger pipeline."""
+    """Tasks simulated for each of them, so that larger pipelines are simulated less often."""
     schedule: int = 1_000_000
     """Tasks that the scheduler simulates for each of the FINALISTS."""
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """A stage map, and what it can do."""
+class PlacedMap:
+    """A stage map, and the makespan that was reached with it."""
 
     instance: Instance
     plan: Plan
-    """The paths that the search found with it: a start for the scheduler."""
+    """The paths that the search found with the map: a start for the scheduler."""
     makespan_s: float
     """The plan's exact makespan, averaging included where the instance has it."""
     given_s: float
-    """Makespan of the given map with the paths the search started from."""
+    """Makespan of the given map with the paths that the search started from."""
 
 
 def place(
     instance: Instance,
     *,
     seed: int,
-    effort: Effort | None = None,
+    effort: PlacementEffort | None = None,
     holding: PlacementTable | None = None,
     free_sizes: bool = False,
 ) -> Instance:
-    """The instance with a better stage map. See `search`, which also tells what it can do."""
+    """Return the instance with a better stage map. See `search`, which also returns its makespan."""
     found = search(instance, seed=seed, effort=effort, holding=holding, free_sizes=free_sizes)
     return found.instance
 
@@ -84,10 +84,10 @@ def search(
     instance: Instance,
     *,
     seed: int,
-    effort: Effort | None = None,
+    effort: PlacementEffort | None = None,
     holding: PlacementTable | None = None,
     free_sizes: bool = False,
-) -> Placed:
+) -> PlacedMap:
     """Search maps and paths together. Never worse than the given map with the first paths laid for it.
 
     Stages keep their numbers of nodes unless `free_sizes`; then every other start moves a node or two to
@@ -95,7 +95,7 @@ def search(
     Without `holding`, nodes keep their speed and slots wherever they are.
     Raises ConfigError when `holding` does not fit the instance, or the given map breaks it.
     """
-    effort = effort or Effort()
+    effort = effort or PlacementEffort()
     table = holding or _uniform(instance)
     _check(instance, table)
     given = first_plan(_with_stages(instance, instance.stages, table))
@@ -114,7 +114,7 @@ def search(
     polished = sorted((_polish(each, table, rng, effort.polish) for each in fastest), key=_share_s)
     ordered = (_ordered(each, seed, effort.schedule) for each in polished[:FINALISTS])
     best = min((*polished, *ordered), key=_share_s)
-    return Placed(best.plan.instance, best.plan, best.makespan_s, found[0].makespan_s)
+    return PlacedMap(best.plan.instance, best.plan, best.makespan_s, found[0].makespan_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +128,13 @@ class _Candidate:
 
 
 def _share_s(candidate: _Candidate) -> float:
-    """Seconds per agent: makespans of plans with other numbers of micro-batches do not compare."""
+    """Return the seconds per agent: makespans of plans with different numbers of micro-batches do not
+    compare."""
     return candidate.makespan_s / len(candidate.plan.paths)
 
 
 def _ordered(candidate: _Candidate, seed: int, tasks: int) -> _Candidate:
-    """The same map after a short search by the scheduler."""
+    """Return the same map after a short search by the scheduler."""
     plan = candidate.plan
     found = schedule(
         plan.instance, seed=seed, budget=SearchBudget(steps=_simulations(plan, tasks)), start=plan
@@ -142,17 +143,18 @@ def _ordered(candidate: _Candidate, seed: int, tasks: int) -> _Candidate:
 
 
 def _simulations(plan: Plan, tasks: int) -> int:
-    """How many simulations so many tasks are: of a micro-batch at each stage two, and the loss."""
+    """Return the number of simulations with this number of tasks: a micro-batch has two at each stage, and
+    the loss."""
     return max(1, tasks // (plan.micro_batches * (2 * plan.instance.path_length + 1)))
 
 
 def first_plan(instance: Instance) -> Plan:
-    """Some paths that obey every rule. Raises ConfigError when there are none."""
+    """Return some paths that keep every rule. Raises ConfigError if there are none."""
     return Plan(instance, tuple(first_paths(instance)))
 
 
 def _shuffle(state: PlacementState, rng: random.Random) -> None:
-    """Exchange nodes at random: another start."""
+    """Exchange nodes at random, for another start."""
     count = state.instance.node_count
     for _ in range(4 * count):
         change = state.exchange(rng.randrange(count), rng.randrange(count))
@@ -161,8 +163,8 @@ def _shuffle(state: PlacementState, rng: random.Random) -> None:
 
 
 def _anneal(state: PlacementState, rng: random.Random, moves: int) -> Plan:
-    """Minimise the cheap price; the plan with the lowest price met."""
-    price = Price(state)
+    """Minimise the cheap price. Returns the plan with the lowest price met."""
+    price = PlacementPrice(state)
     best, kept = price.value, state.snapshot()
     for move in range(moves):
         change = state.propose(rng)
@@ -179,7 +181,7 @@ def _anneal(state: PlacementState, rng: random.Random, moves: int) -> Plan:
 
 
 def _polish(start: _Candidate, table: PlacementTable, rng: random.Random, tasks: int) -> _Candidate:
-    """Anneal gently on the exact simulator, which gives up early on what would not be accepted."""
+    """Anneal gently on the exact simulator, which gives up early on moves that would not be accepted."""
     state, now, best = PlacementState.of(start.plan, table), start.makespan_s, start
     placed = start.plan.instance
     simulator = Simulator(placed)
@@ -222,7 +224,7 @@ def _swapped(instance: Instance, nodes: tuple[int, int], table: PlacementTable) 
 
 
 def _with_stages(instance: Instance, stages: tuple[tuple[int, ...], ...], table: PlacementTable) -> Instance:
-    """The instance of another map: speeds and slots follow the stages."""
+    """Return the instance of another map: speeds and slots follow the stages."""
     forward_s, memory = list(instance.forward_s), list(instance.memory)
     for stage, nodes in enumerate(stages):
         for node in nodes:
@@ -231,7 +233,8 @@ def _with_stages(instance: Instance, stages: tuple[tuple[int, ...], ...], table:
 
 
 def _resized(given: Plan, table: PlacementTable, rng: random.Random) -> Plan:
-    """First paths for a map in which one or two nodes hold another stage; the given plan where that fails."""
+    """Return first paths for a map in which one or two nodes hold another stage; the given plan if that
+    fails."""
     stages = [list(nodes) for nodes in given.instance.stages]
     for _ in range(rng.randint(1, 2)):
         here, there = rng.sample(range(len(stages)), 2)
@@ -247,7 +250,7 @@ def _resized(given: Plan, table: PlacementTable, rng: random.Random) -> Plan:
 
 
 def _uniform(instance: Instance) -> PlacementTable:
-    """Every node as it is, whatever it holds."""
+    """Return a table in which every node has the same speed and slots in all stages."""
     width = len(instance.stages)
     return PlacementTable(
         tuple((seconds,) * width for seconds in instance.forward_s),

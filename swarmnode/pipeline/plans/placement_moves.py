@@ -1,6 +1,6 @@
-"""The moves of placement, and what a map and its paths would cost, both cheap: thousands are tried a second.
+"""Moves of placement, and a cheap price of a map and its paths: thousands are tried a second.
 
-placement.py -> [propose -> Change -> Price.after] -> accepted -> commit to PlacementState and Price
+placement.py -> [propose -> PlacementChange -> PlacementPrice.after] -> commit to PlacementState and price
 """
 
 import random
@@ -26,24 +26,24 @@ Snapshot = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]
 
 @dataclass(frozen=True, slots=True)
 class PlacementTable:
-    """What every node would be in every stage."""
+    """Speed and slots of every node in every stage."""
 
     forward_s: tuple[tuple[float, ...], ...]
     """[node][stage]: forward of one micro-batch."""
     memory: tuple[tuple[int, ...], ...]
-    """[node][stage]: micro-batches in flight; 0: the node cannot or may not hold this stage."""
+    """[node][stage]: micro-batches in flight; 0 if the node cannot or may not hold this stage."""
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """A move that is legal: the paths that it would replace, and the two nodes that would change places."""
+class PlacementChange:
+    """A legal move: the paths that it would replace, and the two nodes that would change places."""
 
     paths: tuple[tuple[int, tuple[int, ...]], ...]
     nodes: tuple[int, int] | None = None
 
 
 class PlacementState:
-    """A map and paths that obey all rules, and the legal moves from here."""
+    """A map and paths that keep all rules, and the legal moves from it."""
 
     def __init__(self, instance: Instance, table: PlacementTable, paths: Paths) -> None:
         self.instance = instance
@@ -52,7 +52,7 @@ class PlacementState:
         self.stage_of = list(instance.stage_of)
         self.stages = [list(nodes) for nodes in instance.stages]
         self.visitors: list[list[int]] = [[] for _ in range(instance.node_count)]
-        """The agents that visit each node."""
+        """Agents that visit each node."""
         for agent, path in enumerate(paths):
             for node in path:
                 self.visitors[node].append(agent)
@@ -66,8 +66,8 @@ class PlacementState:
     def snapshot(self) -> Snapshot:
         return tuple(self.stage_of), tuple(map(tuple, self.paths))
 
-    def propose(self, rng: random.Random) -> Change | None:
-        """A random legal move; None when the one drawn is not legal."""
+    def propose(self, rng: random.Random) -> PlacementChange | None:
+        """Return a random legal move; None if the drawn one is not legal."""
         if rng.random() < NODE_MOVES:
             count = self.instance.node_count
             return self.exchange(int(rng.random() * count), int(rng.random() * count))
@@ -84,8 +84,9 @@ class PlacementState:
         partner = self.visitors[other][int(rng.random() * len(self.visitors[other]))]
         return self._trade(agent, node, partner, other)
 
-    def exchange(self, one: int, other: int) -> Change | None:
-        """Two nodes change places: each takes over the other's stage and paths."""
+    def exchange(self, one: int, other: int) -> PlacementChange | None:
+        """Return the change in which two nodes take over each other's stage and paths; None if it is not
+        legal."""
         here, there = self.stage_of[one], self.stage_of[other]
         if here == there:
             return None
@@ -96,9 +97,9 @@ class PlacementState:
         swap = {one: other, other: one}
         touched = sorted({*self.visitors[one], *self.visitors[other]})
         paths = tuple((a, tuple([swap.get(node, node) for node in self.paths[a]])) for a in touched)
-        return Change(paths, (one, other))
+        return PlacementChange(paths, (one, other))
 
-    def commit(self, change: Change) -> None:
+    def commit(self, change: PlacementChange) -> None:
         for agent, _ in change.paths:
             for node in self.paths[agent]:
                 self.visitors[node].remove(agent)
@@ -118,28 +119,29 @@ class PlacementState:
                 self.visits[self.stage_of[node]] += 1
 
     def _slots(self, node: int, stage: int) -> int:
-        """How many agents the node can hold there; outside of the map (-1) nothing is held."""
+        """Return the agents that the node can hold in this stage. Outside of the map (-1) nothing is held."""
         return self.table.memory[node][stage] if stage >= 0 else len(self.paths) + 1
 
-    def _move(self, agent: int, node: int, other: int) -> Change | None:
-        """The agent visits another node, which has a free slot, instead."""
+    def _move(self, agent: int, node: int, other: int) -> PlacementChange | None:
+        """Return the change in which the agent visits another node instead, which has a free slot."""
         here, there = self.stage_of[node], self.stage_of[other]
         if there < 1 or (here != there and self.visits[here] <= self.least[here]):
             return None
         path = self._with(agent, node, other)
-        return None if path is None else Change(((agent, path),))
+        return None if path is None else PlacementChange(((agent, path),))
 
-    def _trade(self, agent: int, node: int, partner: int, other: int) -> Change | None:
-        """Two agents trade one place each, of the same stage or of stages that the other does not visit."""
+    def _trade(self, agent: int, node: int, partner: int, other: int) -> PlacementChange | None:
+        """Return the change in which two agents trade one node each, of the same stage or of stages that the
+        other does not visit."""
         if agent == partner or node == other or self.stage_of[other] < 1:
             return None
         mine, theirs = self._with(agent, node, other), self._with(partner, other, node)
         if mine is None or theirs is None:
             return None
-        return Change(((agent, mine), (partner, theirs)))
+        return PlacementChange(((agent, mine), (partner, theirs)))
 
     def _with(self, agent: int, old: int, new: int) -> tuple[int, ...] | None:
-        """The agent's path with a node replaced, in order of stages; None when that breaks a rule."""
+        """Return the agent's path with a node replaced, in order of stages; None if that breaks a rule."""
         path, stage_of = self.paths[agent], self.stage_of
         if stage_of[old] == stage_of[new]:
             return tuple([new if node == old else node for node in path])
@@ -152,8 +154,8 @@ class PlacementState:
         return tuple([by_stage[stage] for stage in changed])
 
 
-class Price:
-    """The cheap price of a state, kept up to date: seconds, for comparing only."""
+class PlacementPrice:
+    """The cheap price of a state in seconds, kept up to date. Only for comparisons."""
 
     def __init__(self, state: PlacementState) -> None:
         instance = state.instance
@@ -170,16 +172,16 @@ class Price:
         self._averaging = [self._averaging_of(stage, nodes) for stage, nodes in enumerate(state.stages)]
         self.value = self._value(sum(self._powers), self._averaging)
 
-    def after(self, change: Change) -> float:
-        """What the price would be."""
+    def after(self, change: PlacementChange) -> float:
+        """Return the price after this change."""
         swapped = change.nodes
         total = sum(self._powers)
         for agent, path in change.paths:
             total += self._power(path, swapped) - self._powers[agent]
         return self._value(total, self._averaging if swapped is None else self._averaging_after(swapped))
 
-    def commit(self, change: Change) -> None:
-        """Takes the change into the price. To be called once the state has made the change."""
+    def commit(self, change: PlacementChange) -> None:
+        """Include the change in the price. To be called once the state has made the change."""
         for agent, path in change.paths:
             self._powers[agent] = self._power(path, None)
         if change.nodes is not None:
@@ -198,7 +200,7 @@ class Price:
         return square * square * square * square
 
     def _trip(self, path: Sequence[int], swapped: tuple[int, int] | None) -> float:
-        """Seconds of one micro-batch alone on its way there and back."""
+        """Return the seconds of one micro-batch alone on its way there and back."""
         stage_of, work, links = self._state.stage_of, self._work, self._both_ways
         last = path[-1]
         seconds = self._loss[path[0]]

@@ -1,4 +1,4 @@
-"""Who processes which micro-batch, and in which order: the schedule's result, which all members agree on.
+"""The plan of an iteration, on which all members agree: the path of each micro-batch, the order at each node.
 
 schedule -> [Plan] -> simulate, stages, Gantt chart
               |
@@ -24,8 +24,8 @@ from swarmnode.errors import ConfigError
 from swarmnode.pipeline.plans.instance import MAX_AGENTS, MAX_FILE_BYTES, Instance, least_visits
 
 Policy = Literal["fifo", "backward_first", "ranked"]
-"""Which of its ready tasks a free node takes. fifo: the one that came first. backward_first: a loss or
-backward before a forward, then fifo (slots get free sooner). ranked: the one whose agent has the lowest
+"""The order in which a free node takes its ready tasks. fifo: the one that came first. backward_first: a loss
+or backward before a forward, then fifo (slots get free sooner). ranked: the one whose agent has the lowest
 rank, then fifo."""
 
 
@@ -41,12 +41,12 @@ class Plan:
 
     instance: Instance
     paths: tuple[tuple[int, ...], ...]
-    """Each agent's nodes in order of visit, the data node first. The agents of a data node are released in
+    """Nodes of each agent in order of visit, the data node first. The agents of a data node are released in
     this order, one forward time after the other."""
     policies: tuple[Policy, ...] = ()
-    """The queue policy of each node. Empty: all fifo."""
+    """Queue policy of each node. Empty: all fifo."""
     ranks: tuple[int, ...] = ()
-    """The agents' ranks, lower first; read by nodes whose policy is "ranked". Empty unless there is one."""
+    """Rank of each agent, lower first; read by nodes whose policy is "ranked". Empty unless there is one."""
 
     @property
     def micro_batches(self) -> int:
@@ -63,17 +63,18 @@ class Plan:
 
 
 def violations(plan: Plan) -> list[str]:
-    """Every rule that the plan breaks, in words; empty when it may run."""
+    """Return every rule that the plan breaks, in words; empty if it may run."""
     return list(_form(plan)) or [*_path_rules(plan), *_slot_rules(plan), *_share_rules(plan)]
 
 
 def encode_plan(plan: Plan) -> bytes:
-    """The plan as JSON, the instance in it. Equal plans give equal bytes."""
+    """Encode the plan as JSON, with its instance. Equal plans give equal bytes."""
     return msgspec.json.encode(plan, order="deterministic")
 
 
 def decode_plan(data: bytes) -> Plan:
-    """The plan of `encode_plan`. Raises ConfigError for other bytes and for a plan that breaks a rule."""
+    """Decode a plan of `encode_plan`. Raises ConfigError for other bytes and for a plan that breaks a
+    rule."""
     if len(data) > MAX_FILE_BYTES:
         raise ConfigError(f"a plan of {len(data)} bytes", hint=f"at most {MAX_FILE_BYTES} are read")
     try:
@@ -87,12 +88,12 @@ def decode_plan(data: bytes) -> Plan:
 
 
 def digest(plan: Plan) -> str:
-    """SHA-256 of the plan in hex: members compare it before they run one."""
+    """Return the SHA-256 of the plan in hex. Members compare it before they run a plan."""
     return hashlib.sha256(encode_plan(plan)).hexdigest()
 
 
 def path_problem(instance: Instance, stages: tuple[int, ...]) -> str | None:
-    """The rule that a path over these stages, in order of visit, breaks; None when it breaks none."""
+    """Return the rule that a path over these stages, in order of visit, breaks; None if it breaks none."""
     if stages[:1] != (0,):
         return "does not start at stage 0"
     if len(stages) != instance.path_length:
@@ -109,7 +110,8 @@ def path_problem(instance: Instance, stages: tuple[int, ...]) -> str | None:
 
 
 def _swaps(stages: tuple[int, ...]) -> int | None:
-    """How many neighbours s + 1, s must be swapped to sort the stages; None when that does not sort."""
+    """Return the number of neighbours s + 1, s to swap so that the stages are sorted; None if that does not
+    sort them."""
     sorted_stages, at, swaps = list(stages), 0, 0
     while at + 1 < len(sorted_stages):
         if sorted_stages[at] == sorted_stages[at + 1] + 1 and at > 0:
@@ -121,7 +123,7 @@ def _swaps(stages: tuple[int, ...]) -> int | None:
 
 
 def _form(plan: Plan) -> Iterator[str]:
-    """What must hold before a rule can be looked at."""
+    """Yield violations of the form, which must be right before a rule can be checked."""
     count = plan.instance.node_count
     if not 1 <= len(plan.paths) <= MAX_AGENTS:
         yield f"{len(plan.paths)} paths, there may be 1 to {MAX_AGENTS}"

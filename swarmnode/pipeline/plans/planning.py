@@ -1,6 +1,6 @@
-"""One plan from what all members know alike: who holds which layers, and the paths of an iteration.
+"""Computes one plan from inputs that all members share: the layers of each member, and the paths.
 
-announcements, settings, who holds what now -> [planned] -> Agreed -> membership.py -> stages, drivers
+announcements, settings, FormerStages -> [compute_plan] -> AgreedPlan -> membership.py
 
 Every member computes this for itself and the digests are compared, so nothing here may depend on the order of
 announcements, on a clock or on chance without a seed: searches end after a number of steps. The first plan is
@@ -21,33 +21,40 @@ from swarmnode.errors import ConfigError, ModelError
 from swarmnode.pipeline.plans.costs import (
     CostAnnouncement,
     MemberCosts,
-    as_member,
     backward_s,
-    believed,
+    corrected_costs,
     forward_s,
+    member_resources,
 )
-from swarmnode.pipeline.plans.evidence import dead_weight, heard
+from swarmnode.pipeline.plans.evidence import counted_observations, useless_members
 from swarmnode.pipeline.plans.instance import Instance
 from swarmnode.pipeline.plans.measured import IterationSettings
-from swarmnode.pipeline.plans.partition import Model, Partition, PipelineWorkload, PlannedStage, partition
-from swarmnode.pipeline.plans.placement import Effort, first_plan, search
+from swarmnode.pipeline.plans.partition import (
+    ModelCosts,
+    Partition,
+    PipelineWorkload,
+    PlannedStage,
+    partition,
+)
+from swarmnode.pipeline.plans.placement import PlacementEffort, first_plan, search
 from swarmnode.pipeline.plans.plan import Plan, digest
-from swarmnode.pipeline.plans.refilling import Scene, refilled
+from swarmnode.pipeline.plans.refilling import PlanningCosts, refill_stages
 from swarmnode.pipeline.plans.schedule import SearchBudget, schedule
 from swarmnode.pipeline.plans.simulator import simulate
 
 MAX_SHOWN_CHARS = 64
-"""Characters shown of one setting in `terms`."""
+"""Characters shown of one setting in `plan_terms`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanSettings:
-    """What shapes a plan beside the members. Equal on all of them, or they would not agree."""
+    """Settings that determine a plan, apart from the members. Equal on all members, or they would not
+    agree."""
 
-    model: Model
+    model: ModelCosts
     micro_batch_tokens: int
     token_bytes: int
-    """What travels of one token between stages, after compression."""
+    """Bytes of one token between stages, after compression."""
     skip: float = 0.0
     """Share of stages that a micro-batch leaves out."""
     slots: int = 3
@@ -55,32 +62,34 @@ class PlanSettings:
     waves: int = 1
     """Micro-batches of an agent in one iteration."""
     stages: int | None = None
-    """None: as many as move most micro-batches. With fewer members than this there are fewer stages."""
+    """Number of stages; None: as many as move most micro-batches. With fewer members than this there are
+    fewer stages."""
     gradient_bytes: int | None = None
-    """What the replicas of a stage average for each of its layers. None: nothing worth planning for."""
+    """Bytes that the replicas of a stage average for each of its layers. None if it is too little to plan
+    for."""
     overhead_s: float = 0.0
-    """What a hop costs beside the link."""
+    """Seconds of a hop beside the link."""
     gap_s: float = 0.0
-    """A member is not available so long after each task."""
+    """Seconds after each task for which a member is not available."""
     loss_factor: float = 0.25
     """Forward and backward of head and loss over the forward of stage 0's layers."""
     max_gap: int = 4
     """Largest step between consecutive visited stages."""
     seed: int = 0
     search_tasks: int = 200_000
-    """Tasks that the search simulates, about a second of CPU: equal on all members, so that they agree."""
+    """Tasks that the search simulates, about a second of CPU. Equal on all members, so that they agree."""
 
     others: tuple[tuple[str, str], ...] = ()
-    """Names and values of settings that no plan depends on, and that have to be equal all the same."""
+    """Names and values of settings that no plan depends on but that must be equal on all members."""
 
     @property
     def layer_forward_s(self) -> float:
-        """One token through a layer of the reference device."""
+        """Seconds of one token through a layer of the reference device."""
         return sum(layer.forward_s for layer in self.model.layers) / len(self.model.layers)
 
 
-def terms(settings: PlanSettings, model_name: str) -> dict[str, str]:
-    """The settings as short texts, for announcements: who has others is told which."""
+def plan_terms(settings: PlanSettings, model_name: str) -> dict[str, str]:
+    """Return the settings as short texts, for announcements: a member with different ones is told which."""
     every: dict[str, object] = msgspec.to_builtins(settings)
     del every["others"]
     shown = {name: str(value) for name, value in (*every.items(), *settings.others)}
@@ -90,44 +99,47 @@ def terms(settings: PlanSettings, model_name: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Former:
-    """Who holds which layers now."""
+class FormerStages:
+    """The stages and their holders before a plan."""
 
     ends: tuple[int, ...]
-    """The first layer behind each stage."""
+    """First layer behind each stage."""
     stage_of: Mapping[str, int]
-    """The stage of each peer id. Newcomers, and who holds layers of another division, are absent."""
+    """Stage of each peer id. Newcomers, and members that hold layers of another division, are absent."""
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
-    """All that a plan is computed from. The order of announcements does not matter."""
+class PlanInputs:
+    """The complete input of a plan. The order of announcements does not matter."""
 
     announcements: tuple[CostAnnouncement, ...]
     """Announcements of the members that shall take part, one each."""
     settings: PlanSettings
-    former: Former | None
-    """None: nobody holds anything worth keeping."""
+    former: FormerStages | None
+    """None if no member holds anything worth keeping."""
     epoch: int
     """Number of this plan among those of its pipeline; part of its digest."""
 
 
 @dataclass(frozen=True, slots=True)
-class Agreed:
-    """A plan, and who does what in it."""
+class AgreedPlan:
+    """A plan, and the assignment of each member in it."""
 
     epoch: int
     iteration: int
-    """The first that it is for. Chosen once all members are ready for it; not part of the digest."""
+    """The first iteration that it is for. Chosen once all members are ready for it; not part of the
+    digest."""
     partition: Partition
     """Stages by layers, with their replicas."""
     plan: Plan
     digest: str
-    """Names the plan in messages. Of paths, layers and epoch: the same plan made again is another one."""
+    """Name of the plan in messages, from paths, layers and epoch: the same plan made again has another
+    one."""
     makespan_s: float
-    """The predicted time of one iteration."""
-    before: Former | None = None
-    """Who held what when it was made: whose word counts for the state of a stage."""
+    """Predicted seconds of one iteration."""
+    before: FormerStages | None = None
+    """The stages and their holders when it was made. Those members are believed about the state of a
+    stage."""
 
     @property
     def peers(self) -> tuple[str, ...]:
@@ -141,23 +153,23 @@ class Agreed:
 
     @property
     def members(self) -> frozenset[str]:
-        """Everyone that it was made with."""
+        """All members that it was made with."""
         return frozenset((*self.peers, *self.spare))
 
     def node_of(self, peer_id: str) -> int | None:
         return self.peers.index(peer_id) if peer_id in self.peers else None
 
     def stage_of(self, peer_id: str) -> int | None:
-        """None: a spare member, or a stranger."""
+        """Return the stage of a member; None for a spare member or a stranger."""
         return self.partition.stage_of.get(peer_id)
 
     def part_of(self, peer_id: str) -> PlannedStage | None:
-        """The layers of a member."""
+        """Return the planned stage of a member, with its layers; None if it has none."""
         stage = self.stage_of(peer_id)
         return None if stage is None else self.partition.stages[stage]
 
     def place_of(self, peer_id: str) -> str:
-        """What a member does, for people."""
+        """Return the assignment of a member in words, for people."""
         stage, part = self.stage_of(peer_id), self.part_of(peer_id)
         if stage is None or part is None:
             return "no stage for us"
@@ -165,22 +177,22 @@ class Agreed:
         return f"stage {stage} of {stages}, layers {part.first} to {part.end - 1}, {count} members"
 
     @property
-    def former(self) -> Former:
-        """What the next plan calls former."""
-        return Former(tuple(part.end for part in self.partition.stages), self.partition.stage_of)
+    def former(self) -> FormerStages:
+        """The stages and their holders under this plan, which the next plan starts from."""
+        return FormerStages(tuple(part.end for part in self.partition.stages), self.partition.stage_of)
 
 
-def planned(inputs: Inputs) -> Agreed:
-    """The plan of these inputs: the same on every machine.
+def compute_plan(inputs: PlanInputs) -> AgreedPlan:
+    """Return the plan of these inputs, equal on every machine.
 
-    Raises ModelError when the members cannot hold the model, ConfigError when no link was measured or the
+    Raises ModelError if the members cannot hold the model, ConfigError if no link was measured or the
     settings make no sense.
     """
     held = inputs.former.stage_of if inputs.former is not None else {}
-    costs = believed(heard(inputs.announcements, held))
+    costs = corrected_costs(counted_observations(inputs.announcements, held))
     if not costs:
         raise ConfigError("no member to plan with", hint="wait for announcements")
-    useless = dead_weight(inputs.announcements, held)
+    useless = useless_members(inputs.announcements, held)
     useful = tuple(each for each in costs if each.peer_id not in useless)
     if useful and useless:
         # Unless the others cannot do without them: a stage that does nothing is left out of paths at least.
@@ -189,8 +201,8 @@ def planned(inputs: Inputs) -> Agreed:
     return _planned(inputs, costs)
 
 
-def _planned(inputs: Inputs, costs: Sequence[MemberCosts]) -> Agreed:
-    """The plan with these members; others that are announced stay spare."""
+def _planned(inputs: PlanInputs, costs: Sequence[MemberCosts]) -> AgreedPlan:
+    """Return the plan with these members. Others that are announced stay spare."""
     if len(costs) == 1:
         return _alone(inputs, costs[0])
     scene = _scene(inputs, costs)
@@ -200,14 +212,15 @@ def _planned(inputs: Inputs, costs: Sequence[MemberCosts]) -> Agreed:
     return _agreed(inputs, kept, _scheduled(inputs.settings, scene.measured(kept)[0], None))
 
 
-def must_load(agreed: Agreed, former: Former | None) -> tuple[str, ...]:
-    """Members that hold other layers under the plan than before, so have weights to load; sorted."""
+def must_load(agreed: AgreedPlan, former: FormerStages | None) -> tuple[str, ...]:
+    """Return members that hold other layers under the plan than before, so that they have to load weights;
+    sorted."""
     after = agreed.former
     before = _ranges(former)
     return tuple(sorted(peer for peer, part in _ranges(after).items() if before.get(peer) != part))
 
 
-def _ranges(former: Former | None) -> dict[str, tuple[int, int]]:
+def _ranges(former: FormerStages | None) -> dict[str, tuple[int, int]]:
     if former is None:
         return {}
     starts = (0, *former.ends)
@@ -215,23 +228,26 @@ def _ranges(former: Former | None) -> dict[str, tuple[int, int]]:
 
 
 def _stage_count(settings: PlanSettings, members: int) -> int | None:
-    """The stages asked for, or as many as there can be. None: whatever is best."""
+    """Return the number of stages asked for, or as many as there can be. None: whatever is best."""
     if settings.stages is None:
         return None
     return max(2, min(settings.stages, members, len(settings.model.layers)))
 
 
-def _kept(former: Former | None, scene: Scene, stages: int | None) -> Partition | None:
-    """The former stages, filled. None: there were none, too few for so many members, or they stay empty."""
+def _kept(former: FormerStages | None, scene: PlanningCosts, stages: int | None) -> Partition | None:
+    """Return the former stages, filled. None if there were none or too few for this number of stages, or if
+    one stays empty."""
     if former is None or len(former.ends) < 2 or stages not in (None, len(former.ends)):
         return None
-    return refilled(scene, former.ends, former.stage_of)
+    return refill_stages(scene, former.ends, former.stage_of)
 
 
-def _divided(inputs: Inputs, scene: Scene) -> Agreed:
-    """A plan that is free to choose: layers by memory and speed, members by links, then paths."""
+def _divided(inputs: PlanInputs, scene: PlanningCosts) -> AgreedPlan:
+    """Return a plan that is free to choose: layers by memory and speed, members by links, then paths."""
     settings = inputs.settings
-    members = [as_member(each, layer_forward_s=settings.layer_forward_s) for each in scene.costs.values()]
+    members = [
+        member_resources(each, layer_forward_s=settings.layer_forward_s) for each in scene.costs.values()
+    ]
     try:
         count = _stage_count(settings, len(members))
         parts = partition(settings.model, members, scene.work, stages=count)
@@ -251,14 +267,16 @@ def _divided(inputs: Inputs, scene: Scene) -> Agreed:
     )
     parts = replace(parts, stages=stages)
     # The next change of members goes by the rules of refilling: what it would move is moved at once.
-    kept = refilled(scene, [part.end for part in stages], parts.stage_of)
+    kept = refill_stages(scene, [part.end for part in stages], parts.stage_of)
     if kept is None or kept.stage_of == parts.stage_of:
         return _agreed(inputs, parts, _scheduled(settings, found.instance, found.plan))
     return _agreed(inputs, kept, _scheduled(settings, scene.measured(kept)[0], None))
 
 
-def _effort(tasks: int) -> Effort:
-    return Effort(starts=4, moves=max(200, tasks // 100), judged=2, polish=tasks // 4, schedule=tasks // 4)
+def _effort(tasks: int) -> PlacementEffort:
+    return PlacementEffort(
+        starts=4, moves=max(200, tasks // 100), judged=2, polish=tasks // 4, schedule=tasks // 4
+    )
 
 
 def _scheduled(settings: PlanSettings, instance: Instance, start: Plan | None) -> Plan:
@@ -268,8 +286,9 @@ def _scheduled(settings: PlanSettings, instance: Instance, start: Plan | None) -
     return schedule(instance, seed=settings.seed, budget=budget, start=start).plan
 
 
-def _alone(inputs: Inputs, member: MemberCosts) -> Agreed:
-    """One member that holds every layer, if it can: the pipeline goes on until others come back."""
+def _alone(inputs: PlanInputs, member: MemberCosts) -> AgreedPlan:
+    """Return the plan of one member that holds every layer, until others come back. Raises ModelError if it
+    cannot."""
     settings = inputs.settings
     costs = (*settings.model.layers, settings.model.ends)
     held = sum(cost.held_bytes for cost in costs)
@@ -309,7 +328,7 @@ def _alone(inputs: Inputs, member: MemberCosts) -> Agreed:
     return _agreed(inputs, Partition((part,), 1, ()), first_plan(instance))
 
 
-def _scene(inputs: Inputs, costs: Sequence[MemberCosts]) -> Scene:
+def _scene(inputs: PlanInputs, costs: Sequence[MemberCosts]) -> PlanningCosts:
     settings = inputs.settings
     links = {
         (said.member.peer_id, other): link
@@ -333,15 +352,15 @@ def _scene(inputs: Inputs, costs: Sequence[MemberCosts]) -> Scene:
         max_gap=settings.max_gap,
     )
     by_peer = {each.peer_id: each for each in costs}
-    return Scene(by_peer, links, settings.model, work, iteration, settings.gradient_bytes)
+    return PlanningCosts(by_peer, links, settings.model, work, iteration, settings.gradient_bytes)
 
 
-def _agreed(inputs: Inputs, parts: Partition, plan: Plan) -> Agreed:
+def _agreed(inputs: PlanInputs, parts: Partition, plan: Plan) -> AgreedPlan:
     spare = {said.member.peer_id for said in inputs.announcements} - parts.stage_of.keys()
     parts = replace(parts, spare=tuple(sorted(spare)))
     layers = [part.end for part in parts.stages]
     named = msgspec.json.encode((inputs.epoch, layers, parts.spare, digest(plan)))
-    return Agreed(
+    return AgreedPlan(
         epoch=inputs.epoch,
         iteration=0,
         partition=parts,

@@ -1,4 +1,4 @@
-"""What to do about a member that is lost while an iteration runs: another path, a copy's keeper, a deadline.
+"""Reactions to the loss of a member while an iteration runs: another path, the keeper of a copy, a deadline.
 
 Plan, who is lost -> [recovery] -> the driver's next attempt, states.py (whom copies go to), deadlines
 
@@ -17,10 +17,10 @@ from swarmnode.pipeline.plans.plan import Plan
 from swarmnode.pipeline.plans.simulator import simulate
 
 SLACK = 3.0
-"""A micro-batch may take so many times what the plan predicts: home machines and lines vary by about this."""
+"""Factor of the predicted time of a micro-batch: home machines and lines vary by about this much."""
 
 FLOOR_S = 5.0
-"""And so much longer: below this a busy machine or a line that hangs decides, not the plan."""
+"""Seconds added to it: below this a busy machine or a hanging line decides, not the plan."""
 
 Path = tuple[int, ...]
 
@@ -28,7 +28,7 @@ Path = tuple[int, ...]
 def repaired_path(
     plan: Plan, path: Path, lost: Collection[int], tried: Collection[int], load: Mapping[int, int]
 ) -> Path | None:
-    """The way of the next attempt at a micro-batch that went along `path`.
+    """Return the path of the next attempt at a micro-batch that went along `path`, or None.
 
     `lost`: nodes that are gone or did not answer. `tried`: nodes that live but had no slot for it. Both are
     replaced by the replica of their stage that is nearest (hops to and from it, its work) among those with a
@@ -68,8 +68,7 @@ def repaired_path(
 
 
 def _taken(plan: Plan, load: Mapping[int, int]) -> Counter[int]:
-    """Slots of each node that are not to be had: those of the plan's agents, or more where more are in
-    use."""
+    """Return the taken slots of each node: those of the plan's agents, or more if more are in use."""
     taken = Counter(node for path in plan.paths for node in path)
     for node, visits in load.items():
         taken[node] = max(taken[node], visits)
@@ -77,7 +76,7 @@ def _taken(plan: Plan, load: Mapping[int, int]) -> Counter[int]:
 
 
 def _nearest(instance: Instance, before: int, after: int, nodes: Sequence[int]) -> int:
-    """The node that costs least between two others; of equals the first."""
+    """Return the node that costs least between two others; of equals the first."""
     hop_s = instance.hop_s
     return min(
         nodes, key=lambda node: (hop_s[before][node] + hop_s[node][after] + instance.forward_s[node], node)
@@ -87,7 +86,8 @@ def _nearest(instance: Instance, before: int, after: int, nodes: Sequence[int]) 
 def _shortest(
     instance: Instance, data_node: int, lost: Collection[int], gone: Collection[int], taken: Mapping[int, int]
 ) -> Path | None:
-    """Two stages, of whatever is left: first of all who has a slot free by what we know."""
+    """Return a path of two stages over what is left, preferably to a node with a free slot as far as
+    known."""
     others = [node for nodes in instance.stages[1:] for node in nodes if node not in lost]
     if not others:
         return (data_node,)
@@ -99,20 +99,20 @@ def _shortest(
 
 
 def neighbour_of(plan: Plan, node: int) -> int | None:
-    """Who keeps a copy of the state of this node's stage: a member of another stage, as near as may be.
+    """Return the node that keeps a copy of this node's state: one of another stage, as near as possible.
 
-    Nobody keeps more copies than needed for everyone to have a keeper: one each, unless a stage has more than
-    half of the members. None: the node is in no stage, or there is no other stage.
+    Copies are spread so that every node has a keeper: one each, unless a stage has more than half of the
+    members. None if the node is in no stage, or if there is no other stage.
     """
     return neighbours(plan.instance)[node]
 
 
 @lru_cache(maxsize=8)
 def neighbours(instance: Instance) -> tuple[int | None, ...]:
-    """`neighbour_of` for every node.
+    """Return `neighbour_of` for every node.
 
-    Nodes choose in turn, nearest first; who finds all near keepers busy makes one of them hand a copy over to
-    its owner's next choice (augmenting paths, as in Kuhn's bipartite matching).
+    Nodes choose in turn, nearest first. A node that finds all near keepers busy makes one of them hand a copy
+    over to its owner's next choice (augmenting paths, as in Kuhn's bipartite matching).
     """
     placed = [node for nodes in instance.stages for node in nodes]
     largest = max(len(nodes) for nodes in instance.stages)
@@ -156,16 +156,17 @@ def _assign_keeper(
 
 
 def deadline_s(plan: Plan, agent: int, wave: int, *, slack: float = SLACK, floor_s: float = FLOOR_S) -> float:
-    """How long a micro-batch may take, from its start, before its data node repairs its path.
+    """Return the seconds that a micro-batch may take, from its start, before its data node repairs its path.
 
-    The time that the plan predicts for it, waiting for others included, times `slack`, plus `floor_s`.
+    They are its predicted time, waiting for others included, times `slack`, plus `floor_s`.
     """
     return predicted_s(plan)[agent][wave] * slack + floor_s
 
 
 @lru_cache(maxsize=8)
 def predicted_s(plan: Plan) -> tuple[tuple[float, ...], ...]:
-    """[agent][wave]: seconds from the start of a micro-batch's first forward to the end of its last backward.
+    """Return [agent][wave]: seconds from the start of a micro-batch's first forward to the end of its last
+    backward.
 
     >>> link = ((0.0, 1.0), (1.0, 0.0))
     >>> two = Instance(("a", "b"), (1.0, 1.0), link, (1, 1), ((0,), (1,)), path_length=2, waves=1)

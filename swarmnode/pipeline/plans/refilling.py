@@ -1,6 +1,6 @@
-"""Members to the stages that are there already: who stays, who fills a gap, what a newcomer takes.
+"""Fills the existing stages with members: those that stay, those that fill a gap, and newcomers.
 
-planning.py: former stages, costs of those who are left -> [refilled] -> Partition -> schedule.py
+planning.py: former stages, costs of those who are left -> [refill_stages] -> Partition -> schedule.py
 
 A stage without members gets a newcomer, or else a member of the stage that loses least; every other newcomer
 takes the stage where it saves most time, by the simulator on the first paths there are. Stage 0 counts for
@@ -17,40 +17,47 @@ from swarmnode.errors import ConfigError
 from swarmnode.pipeline.plans.costs import LinkCosts, MemberCosts, forward_s
 from swarmnode.pipeline.plans.instance import Instance, agents
 from swarmnode.pipeline.plans.measured import IterationSettings, instance_from
-from swarmnode.pipeline.plans.partition import Model, Partition, PipelineWorkload, PlannedStage, path_length
+from swarmnode.pipeline.plans.partition import (
+    ModelCosts,
+    Partition,
+    PipelineWorkload,
+    PlannedStage,
+    path_length,
+)
 from swarmnode.pipeline.plans.placement_moves import PlacementTable
 from swarmnode.pipeline.plans.routes import first_paths
 from swarmnode.pipeline.plans.simulator import Simulator
 
 HARM = 1.1
-"""A newcomer that would make every micro-batch so many times slower wherever it went stays spare."""
+"""Factor of slowdown from which a newcomer stays spare: it would slow every micro-batch by it in any
+stage."""
 
 LACK = 0.5
-"""Lacking a data node weighs as if micro-batches took so much longer. One that is missed of two halves the
+"""Weight of a missing data node, as a share of the time of a micro-batch. One missing of two halves the
 tokens of a step: to have them back, a micro-batch may take half as long again."""
 
 Groups = list[list[str]]
-"""The peer ids of each stage's replicas."""
+"""Peer ids of each stage's replicas."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
-    """What is known of members, links and the model, whoever holds what."""
+class PlanningCosts:
+    """Costs of members, links and the model, independent of who holds what."""
 
     costs: Mapping[str, MemberCosts]
-    """The costs of each peer id, sorted, corrected by what others observed."""
+    """Costs of each peer id, sorted, corrected by observations of others."""
     links: Mapping[tuple[str, str], LinkCosts]
-    """The costs of the link from one peer id to another."""
-    model: Model
+    """Costs of the link from one peer id to another."""
+    model: ModelCosts
     work: PipelineWorkload
     iteration: IterationSettings
     gradient_bytes: int | None
-    """Averaged for each layer."""
+    """Bytes that are averaged for each layer."""
 
     def measured(self, parts: Partition) -> tuple[Instance, PlacementTable]:
-        """The instance of this partition, and what each member would be in every other stage.
+        """Return the instance of this partition, and the costs of each member in every other stage.
 
-        Raises ConfigError when no link was measured, or a member cannot hold a micro-batch of its stage.
+        Raises ConfigError if no link was measured, or if a member cannot hold a micro-batch of its stage.
         """
         iteration = self.iteration
         if self.gradient_bytes is not None:
@@ -59,7 +66,7 @@ class Scene:
         return instance_from(self.costs.values(), self.links, parts, self.work, iteration)
 
     def parts(self, ends: Sequence[int], groups: Groups) -> Partition:
-        """The partition with these stages and replicas. Who is in no group is spare."""
+        """Return the partition with these stages and replicas. Members in no group are spare."""
         model, stages = self.model, list[PlannedStage]()
         for first, end, group in zip((0, *ends), ends, groups, strict=False):
             layers = [*model.layers[first:end], *([model.ends] if first == 0 else [])]
@@ -78,10 +85,10 @@ class Scene:
         return Partition(tuple(stages), path_length(len(ends), self.work.skip), spare)
 
 
-def refilled(scene: Scene, ends: Sequence[int], stage_of: Mapping[str, int]) -> Partition | None:
-    """The former stages, everyone at the former place, gaps filled and newcomers placed.
+def refill_stages(scene: PlanningCosts, ends: Sequence[int], stage_of: Mapping[str, int]) -> Partition | None:
+    """Return the former stages with every member at its former place, gaps filled and newcomers placed.
 
-    None: the layers do not end where the model does, or the stages cannot be filled by these members.
+    None if the last stage does not end where the model does, or if these members cannot fill the stages.
     """
     if not ends or ends[-1] != len(scene.model.layers) or len(scene.costs) < len(ends):
         return None
@@ -100,23 +107,24 @@ def refilled(scene: Scene, ends: Sequence[int], stage_of: Mapping[str, int]) -> 
 
 
 class _Map:
-    """The stages while they fill."""
+    """The stages while they are being filled."""
 
-    def __init__(self, scene: Scene, ends: Sequence[int]) -> None:
+    def __init__(self, scene: PlanningCosts, ends: Sequence[int]) -> None:
         self._scene = scene
         self._ends = tuple(ends)
         self.groups: Groups = [[] for _ in ends]
         self.parts = scene.parts(ends, self.groups)
 
     def stays(self, peer: str, stage: int | None) -> bool:
-        """Leave a member where it was, if it was anywhere and can still hold that."""
+        """Leave a member in its former stage. Returns False if it had none or can no longer hold it."""
         if stage is None or not self._can(peer, stage):
             return False
         self.groups[stage].append(peer)
         return True
 
     def fill(self, gap: int, newcomers: list[str]) -> bool:
-        """Give an empty stage a member, first of all a newcomer, which is taken off the list."""
+        """Give an empty stage a member, preferably a newcomer, which is removed from the list. Returns False
+        if none can hold it."""
         able = [peer for peer in newcomers if self._can(peer, gap)]
         if not able:
             able = [peer for group in self.groups if len(group) > 1 for peer in group if self._can(peer, gap)]
@@ -130,7 +138,7 @@ class _Map:
         return True
 
     def join(self, peer: str) -> None:
-        """Put a newcomer where it saves most, unless it only harms."""
+        """Add a newcomer to the stage where it saves most, unless it only harms."""
         able = [stage for stage in range(len(self.groups)) if self._can(peer, stage)]
         if not able:
             return
@@ -140,7 +148,7 @@ class _Map:
             self.groups = self._moved(peer, stage)
 
     def mend(self) -> None:
-        """Move replicas to stage 0 while it lacks data nodes, as far as that is worth the time it costs."""
+        """Move replicas to stage 0 while it lacks data nodes and that is worth the time it costs."""
         while self._lacks_data(self.groups):
             able = [
                 peer
@@ -159,11 +167,12 @@ class _Map:
             self.groups = self._moved(chosen, 0)
 
     def count_able(self, stage: int) -> int:
-        """Members that could hold this stage."""
+        """Return the number of members that could hold this stage."""
         return sum(self._can(peer, stage) for peer in self._scene.costs)
 
     def share_s(self, groups: Groups) -> float:
-        """Seconds of a micro-batch among all of an iteration; infinite while a stage is empty or short."""
+        """Return the seconds of an iteration per micro-batch; infinite while a stage is empty or short of
+        slots."""
         instance = self._instance(groups)
         if instance is None:
             return inf
@@ -175,8 +184,8 @@ class _Map:
         return min(simulator.run(each).makespan_s / len(each) for each in paths)
 
     def _prices(self, choices: Sequence[Groups]) -> list[tuple[float, float]]:
-        """Two prices of each map: seconds, simulated where that can be, weighed by what a step trains on;
-        among maps with gaps, the load of the busiest stage."""
+        """Return two prices of each map: simulated seconds, if possible, weighed by the tokens of a step; and
+        the load of the busiest stage, for maps with gaps."""
         starts = [self._micro_batches(groups) for groups in choices]
         prices: list[tuple[float, float]] = []
         for groups, started in zip(choices, starts, strict=True):
@@ -186,17 +195,17 @@ class _Map:
         return prices
 
     def _lacks_data(self, groups: Groups) -> bool:
-        """Whether stage 0 has fewer data nodes than the other stages have replicas on average."""
+        """Return True if stage 0 has fewer data nodes than the other stages have replicas on average."""
         return len(groups[0]) * (len(groups) - 1) < sum(map(len, groups[1:]))
 
     def _micro_batches(self, groups: Groups) -> int:
-        """Micro-batches that are in flight at once, as the slots of data nodes and of the other stages allow;
-        0 with a gap."""
+        """Return the micro-batches in flight at once, as the slots of data nodes and other stages allow; 0
+        with a gap."""
         instance = self._instance(groups)
         return len(agents(instance)) if instance is not None else 0
 
     def _instance(self, groups: Groups) -> Instance | None:
-        """None: a stage is empty, or nobody has measured a link."""
+        """Return the instance of these groups; None if a stage is empty or no link was measured."""
         try:
             return self._scene.measured(self._scene.parts(self._ends, groups))[0] if all(groups) else None
         except ConfigError:
@@ -214,7 +223,8 @@ class _Map:
         return groups
 
     def _can(self, peer: str, stage: int) -> bool:
-        """Whether a member has the memory for a stage and one micro-batch, and may feed it if need be."""
+        """Return True if a member has the memory for a stage and one micro-batch, and holds data for stage
+        0."""
         member, part = self._scene.costs[peer], self.parts.stages[stage]
         fits = member.free_bytes >= part.held_bytes + part.slot_bytes
         return fits and (stage > 0 or member.holds_data)

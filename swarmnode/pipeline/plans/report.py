@@ -1,4 +1,4 @@
-"""What a plan is worth: its own figures, and those of the pipeline that skips nothing on the same nodes.
+"""Figures of a plan, and those of the pipeline without skipping on the same nodes.
 
 Instance, SearchBudget -> [study] -> Study (plan, figures) -> cli/pipeline.py: tables, JSON, Gantt chart
 
@@ -15,7 +15,7 @@ from itertools import combinations, islice
 
 from swarmnode.pipeline.plans.bounds import free_map_bound_s
 from swarmnode.pipeline.plans.instance import Instance, agents, least_visits
-from swarmnode.pipeline.plans.placement import Effort, search
+from swarmnode.pipeline.plans.placement import PlacementEffort, search
 from swarmnode.pipeline.plans.plan import Plan, digest, violations
 from swarmnode.pipeline.plans.schedule import SearchBudget, schedule
 from swarmnode.pipeline.plans.simulator import Timeline, simulate
@@ -24,16 +24,16 @@ TRIAL_SHARE = 0.1
 """Share of the budget for each choice of data nodes of the full pipeline."""
 
 MAX_LAYOUTS = 20
-"""Choices of data nodes that are tried: two full searches more than any other contender gets."""
+"""Bound of the choices of data nodes that are tried: two full searches more than any other contender gets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The outcome of one search."""
+    """The result of one search."""
 
     plan: Plan
     bound_s: float
-    """No plan on this stage map is faster."""
+    """Lower bound for plans on this stage map."""
     steps: int
     cpu_s: float
 
@@ -45,13 +45,13 @@ class Contender:
     name: str
     skips: bool
     seconds: float
-    """Time for all micro-batches of the comparison."""
+    """Seconds for all micro-batches of the comparison."""
     in_flight: int
-    """Micro-batches at once."""
+    """Micro-batches in flight at once."""
     waves: float
-    """Micro-batches of the comparison over those in flight; a broken number is interpolated."""
+    """Micro-batches of the comparison over those in flight; a fractional number is interpolated."""
     cpu_s: float
-    """CPU time that searching it took."""
+    """CPU seconds of its search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,11 @@ class NodeUse:
     node: int
     name: str
     stage: int
-    """-1: in none."""
+    """-1 for a node in no stage."""
     utilisation: float
     """Share of the iteration in which it computes."""
     slots_used: int
-    """Micro-batches that have reserved a place here, of `slots`."""
+    """Micro-batches that have reserved one of its `slots`."""
     slots: int
 
 
@@ -72,27 +72,27 @@ class StageUse:
     stage: int
     nodes: tuple[int, ...]
     utilisation: float
-    """Mean of its nodes."""
+    """Mean utilisation of its nodes."""
     visits: int
-    """Micro-batches of a wave that come by; each holds one of the `slots`."""
+    """Micro-batches of a wave that visit the stage; each holds one of the `slots`."""
     least_visits: int
     """Visits that the stage needs to learn as fast as the others."""
     slots: int
     averaging_s: float
-    """0 where there is nothing to average."""
+    """0 if there is nothing to average."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Everything that the command prints, and its JSON object in this order of keys."""
+    """The figures that the command prints, and its JSON object in this order of keys."""
 
     makespan_s: float
     bound_s: float
-    """No plan on the plan's stage map is faster."""
+    """Lower bound for plans on the plan's stage map."""
     gap: float
-    """makespan / bound - 1: what a perfect search could still gain is less than this."""
+    """makespan / bound - 1: a perfect search could gain less than this."""
     any_map_bound_s: float | None
-    """No plan on any stage map is faster. None: the map was given."""
+    """Lower bound for plans on any stage map. None if the map was given."""
     micro_batches: int
     in_flight: int
     waves: int
@@ -103,18 +103,18 @@ class Figures:
     seed: int
     steps: int
     plan_cpu_s: float
-    """CPU time of the search that found the plan."""
+    """CPU seconds of the search that found the plan."""
     violations: tuple[str, ...]
     """Rules that the plan breaks; must be empty."""
     compared: tuple[Contender, ...]
     saved_vs_full: float | None
-    """1 - seconds / the fastest full pipeline's. None: the instance skips nothing."""
+    """1 - seconds / those of the fastest full pipeline. None if the instance skips nothing."""
     stages: tuple[StageUse, ...]
     nodes: tuple[NodeUse, ...]
-    """The nodes sorted by stage, those in none last."""
+    """Nodes sorted by stage, those in none last."""
     paths: tuple[tuple[int, ...], ...]
     digest: str
-    """SHA-256 of the plan; members compare it before they run one."""
+    """SHA-256 of the plan. Members compare it before they run a plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +124,10 @@ class Study:
     figures: Figures
 
 
-def study(instance: Instance, *, seed: int, budget: SearchBudget, effort: Effort | None = None) -> Study:
-    """Plan an iteration, and compare it with the full pipeline. With `effort`, on stage maps of our own too.
+def study(
+    instance: Instance, *, seed: int, budget: SearchBudget, effort: PlacementEffort | None = None
+) -> Study:
+    """Plan an iteration, and compare it with the full pipeline; with `effort`, also on searched stage maps.
 
     Every search gets the whole budget, so that with steps alone, equal seeds give equal figures, CPU seconds
     aside. Raises ConfigError when the instance has no feasible plan.
@@ -160,8 +162,8 @@ def study(instance: Instance, *, seed: int, budget: SearchBudget, effort: Effort
     )
 
 
-def find(instance: Instance, seed: int, budget: SearchBudget, effort: Effort | None = None) -> Found:
-    """The best plan on the given stage map, or, with `effort`, on one of our own."""
+def find(instance: Instance, seed: int, budget: SearchBudget, effort: PlacementEffort | None = None) -> Found:
+    """Return the best plan on the given stage map, or, with `effort`, on a searched one."""
     started_s = time.process_time()
     start = None
     if effort is not None:
@@ -172,7 +174,7 @@ def find(instance: Instance, seed: int, budget: SearchBudget, effort: Effort | N
 
 
 def find_full(instance: Instance, micro_batches: int, seed: int, budget: SearchBudget) -> Found:
-    """The best plan through all stages, as many micro-batches in flight as fit.
+    """Return the best plan through all stages, with as many micro-batches in flight as fit.
 
     Not every data node is needed then, and some are far away: short searches choose among them.
     """
@@ -192,7 +194,8 @@ def find_full(instance: Instance, micro_batches: int, seed: int, budget: SearchB
 
 
 def seconds_for(plan: Plan, micro_batches: float) -> float:
-    """What the plan's paths need for so many micro-batches, between whole numbers of waves interpolated."""
+    """Return the seconds of the plan's paths for this number of micro-batches, interpolated between whole
+    numbers of waves."""
     waves = micro_batches / len(plan.paths)
     below = max(int(waves), 1)
     below_s = _waves_s(plan, below)
@@ -204,7 +207,7 @@ def _waves_s(plan: Plan, waves: int) -> float:
 
 
 def _data_node_choices(whole: Instance, in_flight: int) -> Iterator[Instance]:
-    """The instance, and those whose data nodes are a subset that has just the slots."""
+    """Yield the instance, and those whose data nodes are a subset with exactly the needed slots."""
     yield whole
     data_nodes, others = whole.stages[0], whole.stages[1:]
     for size in range(1, len(data_nodes)):
@@ -231,7 +234,7 @@ def _contender(name: str, found: Found, micro_batches: int) -> Contender:
 
 
 def figures_of(found: Found, timeline: Timeline, seed: int) -> Figures:
-    """What can be said of a plan alone; comparison and bound of any map are left out."""
+    """Return the figures of a plan alone, without comparison and without the bound of any map."""
     plan, instance = found.plan, found.plan.instance
     nodes, stages = _node_uses(plan, timeline), _stage_uses(plan, timeline)
     visited = sum(len(path) for path in plan.paths) / len(plan.paths)
@@ -294,6 +297,6 @@ def _stage_uses(plan: Plan, timeline: Timeline) -> tuple[StageUse, ...]:
 
 
 def by_stage(instance: Instance) -> list[int]:
-    """All nodes in the order of stages, within a stage as it lists them; those in none last."""
+    """Return all nodes in the order of stages, within a stage as it lists them; those in none last."""
     placed = [node for nodes in instance.stages for node in nodes]
     return placed + sorted(set(range(instance.node_count)) - set(placed))

@@ -17,16 +17,16 @@ from swarmnode.errors import ConfigError
 from swarmnode.pipeline.plans.instance import Instance, agents, least_visits
 
 MAX_BACKTRACKS = 20_000
-"""States of the search for stage sets under a narrow `max_gap`: about a second, then it gives up."""
+"""Bound of the states in the search for stage sets under a narrow `max_gap`: about a second."""
 
 Route = tuple[int, ...]
-"""The nodes of an agent, its data node first."""
+"""Nodes of an agent, its data node first."""
 
 
 def first_paths(
     instance: Instance, data_nodes: Sequence[int] | None = None, *, use_links: bool = True
 ) -> list[Route]:
-    """A feasible path for every agent, in the order of `data_nodes` (default: `agents(instance)`).
+    """Return a feasible path for every agent, in the order of `data_nodes` (default: `agents(instance)`).
 
     `use_links` False ignores hops and speeds: visits go round robin (the baseline "link-oblivious skipping").
     Raises ConfigError when no feasible plan exists.
@@ -46,8 +46,8 @@ def first_paths(
 
 
 def stage_visits(instance: Instance, agent_count: int) -> list[int]:
-    """The visits of a wave to each stage: what each needs, the rest to the stages with the most spare
-    slots."""
+    """Return the visits of a wave to each stage: as many as each needs, the rest at the stages with the most
+    spare slots."""
     visits = list(least_visits(instance, agent_count))
     most = [min(agent_count, instance.slots(stage)) for stage in range(len(instance.stages))]
     missing = agent_count * instance.path_length - sum(visits)
@@ -64,7 +64,7 @@ def stage_visits(instance: Instance, agent_count: int) -> list[int]:
 
 
 class _Routes:
-    """Slots and visits that are left, and the next agent's cheapest way through them."""
+    """The slots and visits that are left, and the next agent's cheapest path through them."""
 
     def __init__(self, instance: Instance, visits: Sequence[int], use_links: bool) -> None:
         self._instance = instance
@@ -88,7 +88,7 @@ class _Routes:
         return path
 
     def _choices(self, agents_left: int, stages: tuple[int, ...] | None) -> tuple[list[int], set[int]]:
-        """Stages that may be visited, and those that must be."""
+        """Return stages that may be visited, and those that must be."""
         if stages is not None:
             return list(stages), set(stages)
         open_stages = [s for s in range(1, len(self._visits)) if self._visits[s]]
@@ -98,7 +98,7 @@ class _Routes:
         return max(self._instance.stages[stage], key=lambda node: (self._slots[node], -node))
 
     def _cheapest(self, data_node: int, allowed: list[int], forced: set[int]) -> Route:
-        """Shortest path with path_length - 1 visits that leaves out no forced stage."""
+        """Return the shortest path with path_length - 1 visits that leaves out no forced stage."""
         instance, wanted = self._instance, self._instance.path_length - 1
         if wanted == 0:
             return (data_node,)
@@ -138,7 +138,7 @@ class _Routes:
 
 
 _Way = tuple[float, int, "_Way | None"]
-"""Seconds so far, the last node, and how it was reached."""
+"""Seconds so far, the last node, and the way to it."""
 
 
 def _nodes(way: _Way) -> Route:
@@ -151,7 +151,8 @@ def _nodes(way: _Way) -> Route:
 
 
 def _interleaved(data_nodes: Sequence[int]) -> list[int]:
-    """Agents in the order in which they choose: every data node's first, then every second, and so on."""
+    """Return agents in the order in which they choose: the first of every data node, then every second, and
+    so on."""
     seen: dict[int, int] = {}
     turns: list[tuple[int, int]] = []
     for agent, node in enumerate(data_nodes):
@@ -161,13 +162,14 @@ def _interleaved(data_nodes: Sequence[int]) -> list[int]:
 
 
 def _round_robin(visits: Sequence[int], agent_count: int) -> list[tuple[int, ...]]:
-    """Stage sets with these visits: the sorted list of all visits dealt out like cards."""
+    """Return stage sets with these visits: the sorted list of all visits, dealt out like cards."""
     cards = [stage for stage in range(1, len(visits)) for _ in range(visits[stage])]
     return [tuple(cards[agent::agent_count]) for agent in range(agent_count)]
 
 
 def _sets_under_gap(instance: Instance, visits: Sequence[int], agent_count: int) -> list[tuple[int, ...]]:
-    """Stage sets with these visits and steps of at most max_gap, by backtracking stage by stage."""
+    """Return stage sets with these visits and steps of at most max_gap, by backtracking stage by stage.
+    Raises ConfigError if there are none."""
     dealt = _round_robin(visits, agent_count)
     if all(_fits(instance, stages) for stages in dealt):
         return dealt
@@ -187,7 +189,8 @@ def _fits(instance: Instance, stages: Sequence[int]) -> bool:
 
 
 class _GapSearch:
-    """Which agents visit the next stage, most urgent first; states that failed are not entered twice."""
+    """Searches the agents that visit each stage, most urgent first. States that failed are not entered
+    twice."""
 
     def __init__(self, instance: Instance, agent_count: int) -> None:
         self._instance = instance
@@ -228,13 +231,14 @@ class _GapSearch:
     def _groups(
         self, may: list[int], extra: int, sets: tuple[tuple[int, ...], ...]
     ) -> Iterator[tuple[int, ...]]:
-        """Groups of `extra` agents, most urgent first. Agents with equal last stage and length are alike."""
+        """Yield groups of `extra` agents, most urgent first. Agents with equal last stage and length are
+        alike."""
         alike = [list(group) for _, group in groupby(may, key=lambda a: (sets[a][-1:], len(sets[a])))]
         return _takes(alike, extra)
 
 
 def _takes(alike: list[list[int]], wanted: int) -> Iterator[tuple[int, ...]]:
-    """All ways to take `wanted` members of groups of alikes, the most of the first groups first."""
+    """Yield all ways to take `wanted` members of groups of alikes, the most of the first groups first."""
     if wanted == 0:
         yield ()
     elif alike:

@@ -19,24 +19,24 @@ from swarmnode.pipeline.plans.instance import Instance
 from swarmnode.pipeline.plans.moves import Draft, RandomMoves, apply
 from swarmnode.pipeline.plans.plan import Plan
 from swarmnode.pipeline.plans.routes import first_paths
-from swarmnode.pipeline.plans.simulator import Run, Simulator
+from swarmnode.pipeline.plans.simulator import SimulatedRun, Simulator
 
 HOT, COLD = 0.09, 0.0045
-"""First and last temperature of a restart, relative to the makespan over the number of agents: a move
-changes the way of one or two agents, and by so much their mean."""
+"""First and last temperature of a restart, relative to the makespan over the number of agents: a move changes
+the path of one or two agents, and their mean by about that much."""
 
 MEAN_WEIGHT = 1.0
-"""Weight of the agents' mean finish beside the makespan, in what annealing goes by. Most moves leave the
-makespan as it is; the mean leads to plans where the others are out of the way of the slowest."""
+"""Weight of the agents' mean finish beside the makespan in annealing. Most moves leave the makespan
+unchanged; the mean leads to plans in which the other agents are out of the way of the slowest."""
 
 PREPARING = 0.1
-"""Share of the budget that goes to the ways alone, collisions ignored, before they are looked at."""
+"""Share of the budget for the search of paths without collisions, before the exact search."""
 
 RESTARTS = 4
-"""Each gets the same share of the budget."""
+"""Restarts, which get equal shares of the budget."""
 
 CRITICAL = 0.35
-"""How often a move starts at the agent that finishes last, instead of at any."""
+"""Share of moves that start at the agent that finishes last, instead of at a random one."""
 
 STEPS_PER_LOOK = 32
 """Steps between two looks at the clock."""
@@ -44,30 +44,31 @@ STEPS_PER_LOOK = 32
 
 @dataclass(frozen=True, slots=True)
 class SearchBudget:
-    """How long to search: whichever ends first. With steps alone, equal seeds give equal plans everywhere."""
+    """Length of the search: it ends at the first of the two bounds. With steps alone, equal seeds give equal
+    plans everywhere."""
 
     steps: int | None = None
-    """Changes that are tried."""
+    """Number of changes to try."""
     seconds: float | None = None
     """CPU seconds of this process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """A plan and what is known about it."""
+    """A plan with its makespan and a lower bound."""
 
     plan: Plan
     makespan_s: float
     bound_s: float
-    """No plan of this instance is faster (bounds.py)."""
+    """Lower bound for plans of this instance (bounds.py)."""
     steps: int
-    """Changes that were tried."""
+    """Number of changes that were tried."""
 
 
 def schedule(instance: Instance, *, seed: int, budget: SearchBudget, start: Plan | None = None) -> Scheduled:
-    """The best plan found within the budget, beginning at `start` or at a greedy plan.
+    """Return the best plan found within the budget, beginning at `start` or at a greedy plan.
 
-    Raises ConfigError when the instance has no feasible plan.
+    Raises ConfigError if the instance has no feasible plan.
     """
     if budget.steps is None and budget.seconds is None:
         raise ConfigError("a search without end", hint="give the budget steps or seconds")
@@ -85,8 +86,8 @@ def _plan(instance: Instance, draft: Draft) -> Plan:
 
 
 def _first_plans(instance: Instance) -> list[Plan]:
-    """Two first plans, one by cheapest links and one round robin: the greedy one leaves the last agents what
-    nobody wanted."""
+    """Return two first plans, one by cheapest links and one round robin: the greedy one leaves the last
+    agents the worst nodes."""
     return [Plan(instance, tuple(first_paths(instance, use_links=use))) for use in (True, False)]
 
 
@@ -123,7 +124,8 @@ class _Search:
             self._anneal(begin + restart * share, begin + (restart + 1) * share)
 
     def _prepare(self, end: float) -> None:
-        """Anneal the agents' uncontended ways, which are cheap to compute: a start for the exact search."""
+        """Anneal the agents' uncontended paths, which are cheap to evaluate, as a start for the exact
+        search."""
         draft, rng = self.best.copy(), self._rng
         ways_s = [self._simulator.trip(path).alone_s for path in draft.paths]
         count = len(ways_s)
@@ -152,7 +154,7 @@ class _Search:
         self._keep(draft, self._simulate(draft, inf))
 
     def _anneal(self, begin: float, end: float) -> None:
-        """One cooling while the spent share of the budget goes from `begin` to `end`."""
+        """Cool down once while the spent share of the budget goes from `begin` to `end`."""
         draft, rng = self.best.copy(), self._rng
         current_s, temperature = _cost_s(self.best_run), 0.0
         last = self.best_run.finish_s.index(max(self.best_run.finish_s))
@@ -178,10 +180,10 @@ class _Search:
             current_s, last = _cost_s(run), run.finish_s.index(max(run.finish_s))
             self._keep(draft, run)
 
-    def _simulate(self, draft: Draft, limit_s: float) -> Run:
+    def _simulate(self, draft: Draft, limit_s: float) -> SimulatedRun:
         return self._simulator.run(draft.paths, draft.policies, draft.ranks, limit_s, MEAN_WEIGHT)
 
-    def _keep(self, draft: Draft, run: Run) -> None:
+    def _keep(self, draft: Draft, run: SimulatedRun) -> None:
         """Remember the fastest plan met; of equally fast ones the one whose agents finish sooner."""
         if (run.makespan_s, sum(run.finish_s)) < (self.best_run.makespan_s, sum(self.best_run.finish_s)):
             self.best, self.best_run = draft.copy(), run
@@ -191,13 +193,13 @@ class _Search:
         self._spent = max(_share(self.steps, self._budget.steps), _share(seconds, self._budget.seconds))
 
 
-def _cost_s(run: Run) -> float:
-    """What annealing goes by."""
+def _cost_s(run: SimulatedRun) -> float:
+    """Return the cost that annealing minimises."""
     return run.makespan_s + MEAN_WEIGHT * sum(run.finish_s) / len(run.finish_s)
 
 
 def _share(spent: float, budget: float | None) -> float:
-    """The share of a budget that is spent; the budget may be unlimited, or nothing at all."""
+    """Return the spent share of a budget, which may be unlimited or zero."""
     if budget is None:
         return 0.0
     return spent / budget if budget > 0 else 1.0

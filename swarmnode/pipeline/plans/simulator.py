@@ -1,4 +1,4 @@
-"""How long an iteration of a plan takes: exact discrete events, no time steps.
+"""Simulates an iteration of a plan by exact discrete events, without time steps.
 
 Plan -> [simulate] -> Timeline (makespan, tasks, utilisation) -> search, Gantt chart, deadlines
 
@@ -28,17 +28,17 @@ from swarmnode.pipeline.plans.plan import Plan, Policy
 Kind = Literal["forward", "loss", "backward"]
 
 LATER = 1 << 60
-"""Puts a class of tasks behind all arrivals of the class before: more than any run has events."""
+"""Offset that puts a class of tasks behind all arrivals of the class before: more than any run has events."""
 
 MAX_TRIPS = 20_000
-"""Trips that a simulator remembers, about 1 KB each; beyond, it begins anew."""
+"""Trips that a simulator remembers, about 1 KB each, before it begins anew."""
 
 INSTANT_S = 1e-12
-"""Times closer than this are the same instant: sums of the same durations differ by rounding."""
+"""Difference below which two times are the same instant: sums of the same durations differ by rounding."""
 
 Step = tuple[int, float, float, float, float]
-"""Node, seconds of work, gap after it, seconds until the result is at the next step's node, and the agent's
-uncontended way from there to the end of its micro-batch."""
+"""Node, seconds of work, gap after it, seconds until the result is at the next step's node, and the
+uncontended seconds from there to the end of the micro-batch."""
 
 Recorded = tuple[int, int, int, int, float, float]
 """Node, agent, wave, step, start, end."""
@@ -58,14 +58,14 @@ class ScheduledWork:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What happens when, from the start of an iteration."""
+    """The events of one iteration, in seconds from its start."""
 
     makespan_s: float
-    """Seconds until the last backward and the last averaging; infinite when agents are stuck."""
+    """End of the last backward and the last averaging; infinite if agents are stuck."""
     tasks: tuple[ScheduledWork, ...]
-    """The work of all nodes, in order of its start."""
+    """Work of all nodes, in order of its start."""
     averaging: tuple[tuple[float, float], ...]
-    """Start and end of each stage's averaging. Empty when the instance has none, or agents are stuck."""
+    """Start and end of each stage's averaging. Empty if the instance has none, or if agents are stuck."""
     utilisation: tuple[float, ...]
     """Share of the makespan in which each node computes."""
     stuck: tuple[int, ...]
@@ -74,43 +74,43 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Trip:
-    """One micro-batch on one path, alone in the world."""
+    """One micro-batch on one path without contention."""
 
     steps: tuple[Step, ...]
     """Forward along the path, loss, backward along the reverse: 2 * len(path) + 1 steps."""
     alone_s: float
-    """Seconds from the first forward to the last backward, if it never waits."""
+    """Seconds from the first forward to the last backward without waiting."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """The outcome of one evaluation."""
+class SimulatedRun:
+    """The outcome of one simulation."""
 
     makespan_s: float
-    """Infinite when the limit cannot be kept, or agents are stuck."""
+    """Infinite if the limit cannot be kept, or if agents are stuck."""
     finish_s: tuple[float, ...]
-    """The end of each agent's last micro-batch. Empty when the run was given up."""
+    """End of each agent's last micro-batch. Empty if the run was given up."""
     stuck: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
 class _Limit:
-    """What a run must keep, and the least that is known of it already."""
+    """The limit of a run, and lower bounds that are known already."""
 
     limit_s: float
     mean_weight: float
-    """Weight of each agent's finish in the cost; the slowest's has weight 1 besides."""
+    """Weight of each agent's finish in the cost, in addition to the weight 1 of the slowest."""
     least: list[float]
-    """The earliest end of each agent's last micro-batch, as far as is known."""
+    """Earliest end of each agent's last micro-batch, as far as known."""
     renewed: list[float]
-    """What each further wave adds at least to an agent's end."""
+    """Least seconds that each further wave adds to an agent's end."""
 
     def is_missed(self) -> bool:
         return max(self.least) + self.mean_weight * sum(self.least) > self.limit_s
 
 
 class Simulator:
-    """The simulator of one instance, which remembers the trips that it has met."""
+    """The simulator of one instance. It remembers trips."""
 
     def __init__(self, instance: Instance) -> None:
         self._instance = instance
@@ -120,7 +120,7 @@ class Simulator:
         self._averages = any(self._averaging_s)
 
     def trip(self, path: tuple[int, ...]) -> Trip:
-        """The uncontended trip of a micro-batch on this path."""
+        """Return the uncontended trip of a micro-batch on this path."""
         found = self._trips.get(path)
         if found is None:
             if len(self._trips) >= MAX_TRIPS:
@@ -136,8 +136,8 @@ class Simulator:
         limit_s: float = inf,
         mean_weight: float = 0.0,
         record: list[Recorded] | None = None,
-    ) -> Run:
-        """Simulate one iteration; `record` is filled with its tasks, in the order in which they start.
+    ) -> SimulatedRun:
+        """Simulate one iteration. `record` is filled with its tasks, in the order in which they start.
 
         Where makespan + mean_weight * mean finish of the agents is above `limit_s`, the makespan is
         reported as infinite, as early as that can be known.
@@ -153,26 +153,26 @@ class Simulator:
         # Averaging of stage 0 follows the last backward of all; a nanosecond for the order of additions.
         limit = _Limit(limit_s - self._averaging_s[0] + 1e-9, mean_weight / len(paths), least, renewed)
         if limit.is_missed():
-            return Run(inf, ())
+            return SimulatedRun(inf, ())
         finish = [inf] * len(paths)
         last_backward = [0.0] * instance.node_count
         if not _events(instance, trips, releases, limit, policies, ranks, finish, last_backward, record):
-            return Run(inf, ())
+            return SimulatedRun(inf, ())
         stuck = tuple(agent for agent, end in enumerate(finish) if end == inf)
         makespan_s = max(finish)
         if self._averages and not stuck:
             makespan_s = max(end for _, end in self.averaging(last_backward))
         missed = makespan_s + mean_weight * sum(finish) / len(finish) > limit_s if not stuck else False
-        return Run(inf if missed else makespan_s, tuple(finish), stuck)
+        return SimulatedRun(inf if missed else makespan_s, tuple(finish), stuck)
 
     def averaging(self, last_backward: Sequence[float]) -> list[tuple[float, float]]:
-        """Start and end of each stage's averaging, given the last backward of every node."""
+        """Return start and end of each stage's averaging, given the last backward of every node."""
         starts = [max(last_backward[node] for node in nodes) for nodes in self._instance.stages]
         return [(start, start + s) for start, s in zip(starts, self._averaging_s, strict=True)]
 
 
 def simulate(plan: Plan) -> Timeline:
-    """The exact timeline of one iteration of the plan, times in seconds from its start.
+    """Return the exact timeline of one iteration of the plan, in seconds from its start.
 
     >>> link = ((0.0, 1.0), (1.0, 0.0))
     >>> small = Instance(("a", "b"), (1.0, 1.0), link, (1, 1), ((0,), (1,)), path_length=2, waves=1)
@@ -212,7 +212,8 @@ def _events(
     last_backward: list[float],
     record: list[Recorded] | None,
 ) -> bool:
-    """Run all events; fills `finish` and `last_backward`. False: given up, the limit is missed.
+    """Run all events, filling `finish` and `last_backward`. Returns False if it gave up because the limit is
+    missed.
 
     An agent has one task at a time, so an event is either an agent's arrival at its next step's node, or a
     node's becoming free while tasks wait there. It is (time, cause * span + who): equal times go by cause.
@@ -315,7 +316,7 @@ _ORDERS: dict[Policy, int] = {"fifo": 0, "backward_first": 1, "ranked": 2}
 
 
 def _take(queue: list[tuple[int, int]], at: list[int], forwards: list[int], free_slots: int) -> int:
-    """Remove and return the agent whose turn it is; -1 when all of them wait for a slot."""
+    """Remove and return the agent whose turn it is; -1 if all of them wait for a slot."""
     if free_slots > 0:
         ready = queue
     else:
@@ -328,7 +329,8 @@ def _take(queue: list[tuple[int, int]], at: list[int], forwards: list[int], free
 
 
 def _releases(instance: Instance, paths: Sequence[tuple[int, ...]]) -> list[float]:
-    """When the data node of each agent has its first micro-batch at hand: one forward after the other."""
+    """Return the time at which the data node of each agent starts its first micro-batch: one forward after
+    the other."""
     before: dict[int, int] = {}
     releases: list[float] = []
     for path in paths:

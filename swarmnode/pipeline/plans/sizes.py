@@ -1,6 +1,6 @@
-"""What the layers of a model ask of whoever holds them, from its shapes: before a weight is loaded.
+"""Computes the costs of a model's layers from its shapes, before a weight is loaded.
 
-models.py (ModelCard), settings -> [sizes] -> Model -> partition.py, planning.py
+models.py (ModelCard), settings -> [sizes] -> ModelCosts -> partition.py, planning.py
 
 The arithmetic is that of memory_plan.py, a layer at a time. Times are those of a reference device of one
 speed; what members really take is measured, and only the proportions between layers and ends count here.
@@ -20,20 +20,20 @@ from swarmnode.memory_plan import (
     layer_bytes,
     logprob_bytes,
 )
-from swarmnode.pipeline.plans.partition import LayerCost, Model
+from swarmnode.pipeline.plans.partition import LayerCost, ModelCosts
 
 REFERENCE_FLOPS = 1e12
 """FLOP/s of the device whose speed is 1."""
 
 STEP_BYTES = 4 + 4 + 4 + 12
-"""What a step holds of a trained number beside itself and its moments: its gradient as a sum, as the share of
-a step and as the optimizer takes it, in float32; and a copy of number and moments while they are handed to
-others."""
+"""Bytes of a step for each trained number, beside itself and its moments: its gradient as a sum, as the share
+of a step and as the optimizer takes it, in float32; and a copy of number and moments while they are handed to
+other members."""
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
-    """How the stages train, as far as memory matters."""
+class StageTraining:
+    """The kind of training, as far as memory depends on it."""
 
     trainable: Literal["lora", "full"]
     rank: int
@@ -41,14 +41,15 @@ class Training:
     """Bytes of a weight and of an activation."""
     micro_batch_tokens: int
     recomputed: bool = False
-    """A stage keeps its input only, and all activations of one micro-batch in its backward pass."""
+    """True if a stage keeps its input only, and all activations of just one micro-batch in its backward
+    pass."""
 
 
-def model_costs(card: ModelCard, training: Training) -> Model:
-    """What partition.py needs to know of the model.
+def model_costs(card: ModelCard, training: StageTraining) -> ModelCosts:
+    """Return the costs of the model for partition.py.
 
     >>> card = ModelCard("m", 3.2e6, 4, 256, 512, 4, 4, 64, vocabulary=258)
-    >>> costs = model_costs(card, Training("lora", 16, 4, 1024))
+    >>> costs = model_costs(card, StageTraining("lora", 16, 4, 1024))
     >>> len(costs.layers), costs.layers[0] == costs.layers[3], costs.ends.activation_bytes
     (4, True, 3072)
     """
@@ -69,12 +70,12 @@ def model_costs(card: ModelCard, training: Training) -> Model:
         forward_s=2 * numbers / REFERENCE_FLOPS,
         activation_bytes=kept,
     )
-    return Model((layer,) * card.layers, _ends(card, training, work))
+    return ModelCosts((layer,) * card.layers, _ends(card, training, work))
 
 
-def _ends(card: ModelCard, training: Training, work: Workload) -> LayerCost:
-    """Embedding, final norm, head and loss. A chunk of logits comes and goes, and so do the gradients of one
-    layer: they are counted once, as held."""
+def _ends(card: ModelCard, training: StageTraining, work: Workload) -> LayerCost:
+    """Return the costs of embedding, final norm, head and loss. A chunk of logits and the gradients of one
+    layer exist only for a while: they are counted once, as held."""
     numbers = card.parameters - card.linear_parameters
     passing = logprob_bytes(card, training.micro_batch_tokens) + in_flight_bytes(card, work)
     # The head's backward pass comes with the loss, right behind its forward pass.
@@ -86,8 +87,9 @@ def _ends(card: ModelCard, training: Training, work: Workload) -> LayerCost:
     )
 
 
-def _held_bytes(numbers: float, adapter: float, training: Training) -> int:
-    """Weights, and what training them or an adapter on them keeps: gradient and Adam's moments."""
+def _held_bytes(numbers: float, adapter: float, training: StageTraining) -> int:
+    """Return the bytes of weights, and of training them or an adapter on them: gradient and Adam's
+    moments."""
     trained = numbers if training.trainable == "full" else adapter
     extra = STEP_BYTES + MOMENT_BYTES + (0 if training.trainable == "full" else ADAPTER_BYTES)
     return round(numbers * training.number_bytes + trained * extra)

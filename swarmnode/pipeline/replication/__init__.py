@@ -1,1 +1,1 @@
-"""What members average, keep for each other, and write to disk."""
+"""Averaging among the replicas of a stage, copies of states at other members, and checkpoints."""

@@ -1,4 +1,4 @@
-"""Whose weights are right where the replicas of a stage differ after a step.
+"""Decides which weights are right when the replicas of a stage differ after a step.
 
 averaging.py (what replicas say) -> [agreement_of] -> ReplicaVote -> aligning.py (stay, take over, go back)
                           two states that stand against each other -> [is_near] -> aligning.py
@@ -35,50 +35,51 @@ from torch import Tensor
 from swarmnode.pipeline.wire.messages import Digest
 
 NEAR = 0.01
-"""Weights may differ by this share of the smaller step, moments by as much as moves the next one by it. Sums
-are the same bits, so what differs is the arithmetic of the optimizer: 1e-6 in float32, 8e-3 in bfloat16."""
+"""Weights may differ by this share of the smaller step, moments by an amount that changes the next step by
+this share. Sums are the same bits, so what differs is the arithmetic of the optimizer: 1e-6 in float32, 8e-3
+in bfloat16."""
 
 
-class Weights(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a replica says after a step."""
+class ReplicaWeights(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A replica's report after a step."""
 
     digest: Digest
     """Digest of the replica's state."""
     before: Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")] = ""
-    """Digest of the state that it can go back to; empty: it does not know whether that was the pipeline's."""
+    """Digest of the state that it can go back to. Empty if it does not know that this was the pipeline's."""
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
-    """Replicas that say the same."""
+class VoteSide:
+    """Replicas that report the same digest."""
 
     digest: str
     peers: tuple[str, ...]
-    """Sorted."""
+    """Their peer ids, sorted."""
     before: str
-    """Where all of them came from; empty where they do not say the same."""
+    """Digest of the state that all of them can go back to. Empty if their reports differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaVote:
-    """Whether our weights are right, by what the replicas that answered say."""
+    """The decision if our weights are right, by the reports of the replicas that answered."""
 
     agrees: bool
     ask: tuple[str, ...] = ()
-    """The replicas of the side that is right, without us: whom to fetch its state from."""
+    """Replicas with the right weights, without us: fetch their state from them."""
     silent: tuple[str, ...] = ()
     digest: str = ""
-    """Digest of the side that is right."""
+    """Digest of the right weights."""
     differs: bool = False
-    """Whether any two said different things."""
-    rivals: tuple[Side, ...] = ()
-    """Undecided: the sides of equal size, that with the smallest peer id first."""
+    """True if any two replicas reported different digests."""
+    rivals: tuple[VoteSide, ...] = ()
+    """If undecided, the sides of equal size, the one with the smallest peer id first."""
 
 
-def agreement_of(us: str, said: Mapping[str, Weights], silent: Sequence[str] = ()) -> ReplicaVote:
-    """`said`: by peer id, ours among them.
+def agreement_of(us: str, said: Mapping[str, ReplicaWeights], silent: Sequence[str] = ()) -> ReplicaVote:
+    """Return the vote over the reports `said`, by peer id, ours among them.
 
-    >>> said = {peer: Weights(mark * 64, "0" * 64) for peer, mark in (("a", "1"), ("b", "2"), ("c", "2"))}
+    >>> said = {peer: ReplicaWeights(mark * 64, "0" * 64) for peer, mark in zip("abc", "122")}
     >>> agreement_of("a", said).ask, agreement_of("b", said).agrees
     (('b', 'c'), True)
     >>> del said["c"]
@@ -102,10 +103,10 @@ def agreement_of(us: str, said: Mapping[str, Weights], silent: Sequence[str] = (
 
 
 def is_near(one: Mapping[str, Tensor], other: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> bool:
-    """Whether two states after a step from `before` are one but for rounding. Symmetric in the two.
+    """Return True if two states after a step from `before` are equal but for rounding. Symmetric in the two.
 
-    By global name, Adam's moments (`exp_avg/<parameter>`) among them. Moments are compared number by number:
-    where the mean square is next to nothing, a little of it makes a large step.
+    Tensors are by global name, Adam's moments (`exp_avg/<parameter>`) among them. Moments are compared number
+    by number: where the mean square is next to nothing, a small difference makes a large step.
     """
     weights = [name for name in one if "/" not in name]
     if one.keys() != other.keys() or not before.keys() >= {*weights}:
@@ -117,14 +118,14 @@ def is_near(one: Mapping[str, Tensor], other: Mapping[str, Tensor], before: Mapp
     return all(_is_near_moment(one, other, name) for name in one if "/" in name)
 
 
-def _sides(said: Mapping[str, Weights]) -> list[Side]:
-    """The sides in the order of their smallest peer ids."""
+def _sides(said: Mapping[str, ReplicaWeights]) -> list[VoteSide]:
+    """Return the sides in the order of their smallest peer ids."""
     peers: dict[str, list[str]] = {}
     for peer_id in sorted(said):
         peers.setdefault(said[peer_id].digest, []).append(peer_id)
     befores = {digest: {said[peer].before for peer in those} for digest, those in peers.items()}
     return [
-        Side(digest, tuple(those), befores[digest].pop() if len(befores[digest]) == 1 else "")
+        VoteSide(digest, tuple(those), befores[digest].pop() if len(befores[digest]) == 1 else "")
         for digest, those in peers.items()
     ]
 

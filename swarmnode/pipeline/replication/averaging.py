@@ -1,4 +1,4 @@
-"""The replicas of a stage add up their gradients: all that survive sum the same, bit for bit, or know better.
+"""The replicas of a stage add up their gradients: all survivors sum the same, bit for bit, or know better.
 
 StageWorker.take_gradients -> [ReplicaExchange.combine] -> StageWorker.apply -> [ReplicaExchange.compare]
                                  |
@@ -31,7 +31,7 @@ from collections.abc import Collection, Sequence
 from swarmnode.errors import NetworkError, Rejected
 from swarmnode.identity.keys import NodeKey
 from swarmnode.network.streams import StreamHost
-from swarmnode.pipeline.replication.agreement import ReplicaVote, Weights, agreement_of
+from swarmnode.pipeline.replication.agreement import ReplicaVote, ReplicaWeights, agreement_of
 from swarmnode.pipeline.replication.averaging_messages import (
     MAX_ROUNDS,
     NOT_HERE,
@@ -62,8 +62,8 @@ from swarmnode.pipeline.replication.contributions import (
     read_values,
     size_bytes,
 )
-from swarmnode.pipeline.replication.replica_answers import AveragingUnderWay, ReplicaAnswers, Scope
-from swarmnode.pipeline.replication.tally import KEPT_HEADS, MAX_REPLICAS, ContributionTally, Holdings
+from swarmnode.pipeline.replication.replica_answers import AnswerScope, AveragingUnderWay, ReplicaAnswers
+from swarmnode.pipeline.replication.tally import KEPT_HEADS, MAX_REPLICAS, ContributionTally, SeenHeads
 from swarmnode.pipeline.stages.micro_batches import GradientSum
 from swarmnode.pipeline.wire.questions import QuestionLimits, QuestionService
 
@@ -81,7 +81,7 @@ class ReplicaExchange(QuestionService):
     """
 
     def __init__(self, host: StreamHost, key: NodeKey, settings: AveragingSettings | None = None) -> None:
-        """`key`: the one that the host's peer id is of."""
+        """`key`: that of the host's peer id."""
         self._key = key
         self._settings = settings or AveragingSettings()
         self.counters = ExchangeCounters()
@@ -89,8 +89,9 @@ class ReplicaExchange(QuestionService):
         most = KEPT_HEADS * MAX_REPLICAS * MAX_HEAD_BYTES
         super().__init__(host, PROTOCOL, self._answers.answer, QuestionLimits(max_head_bytes=most))
 
-    def admit(self, peers: Collection[str], scope: Scope | None = None) -> None:
-        """Answer these members from now on, and no others. `scope`: what they may ask under the plan."""
+    def admit(self, peers: Collection[str], scope: AnswerScope | None = None) -> None:
+        """Answer these members from now on, and no others. `scope`: the questions that they may ask under the
+        plan."""
         self.questions.admit(peers)
         self._answers.scope = scope
 
@@ -101,9 +102,9 @@ class ReplicaExchange(QuestionService):
         replicas: Sequence[str],
         expected: ContributionBounds,
     ) -> Combined:
-        """Implements `GradientExchange.combine`. A replica that is frozen costs `contribution_timeout_s` and
-        the time its bytes may take. Gradients of one's own that no replica would take count as none. Raises
-        ModelError for gradients that are none of this stage."""
+        """Implements `GradientExchange.combine`. A frozen replica costs `contribution_timeout_s` and the time
+        that its bytes may take. If our own gradients would be refused by every replica, they count as none.
+        Raises ModelError for gradients that are not of this stage."""
         contribution = await self._own(own, exchange, expected)
         among = (*replicas, self._key.peer_id)
         ratio = self._settings.max_norm_ratio
@@ -125,8 +126,8 @@ class ReplicaExchange(QuestionService):
     async def compare(
         self, digest: str, exchange: StageIteration, replicas: Sequence[str], *, before: str = ""
     ) -> ReplicaVote:
-        """Implements `GradientExchange.compare`; agreement.py says who is right where replicas differ."""
-        own, weights = self._key.peer_id, Weights(digest, before)
+        """Implements `GradientExchange.compare`. If replicas differ, agreement.py decides which are right."""
+        own, weights = self._key.peer_id, ReplicaWeights(digest, before)
         self._answers.weigh(exchange, weights)
         others = sorted(set(replicas) - {own})
         running = self._answers.running(exchange)
@@ -157,7 +158,7 @@ class ReplicaExchange(QuestionService):
             return contribute(NOTHING, exchange, expected, self._key)
 
     async def _gather(self, running: AveragingUnderWay) -> list[str]:
-        """Ask everyone at once; those that answered at all."""
+        """Ask all replicas for their contribution at once. Returns those that answered at all."""
         others = [peer for peer in running.tally.replicas if peer != self._key.peer_id]
         async with asyncio.TaskGroup() as tasks:
             asked = {peer: tasks.create_task(self._first_of(peer, running)) for peer in others}
@@ -177,7 +178,8 @@ class ReplicaExchange(QuestionService):
         return True
 
     async def _fetch(self, peer_id: str, author: str, tally: ContributionTally) -> Contribution:
-        """A replica's contribution from any of them. Raises Rejected, NetworkError."""
+        """Return the contribution of the replica `author`, fetched from any replica. Raises Rejected,
+        NetworkError."""
         exchange, heads = tally.exchange, list[SignedHead]()
 
         def body_bytes(sealed: bytes) -> int:
@@ -202,7 +204,7 @@ class ReplicaExchange(QuestionService):
             raise
 
     async def _agree(self, running: AveragingUnderWay, answering: Sequence[str]) -> bool:
-        """Step 2: whether all that answer say the same in the end."""
+        """Carry out step 2. Returns True if all replicas that answer hold the same set in the end."""
         tally = running.tally
         for number in range(MAX_ROUNDS):
             running.published.append(tally.holdings())
@@ -220,15 +222,16 @@ class ReplicaExchange(QuestionService):
 
     async def _hear(
         self, running: AveragingUnderWay, answering: Sequence[str], number: int
-    ) -> dict[str, Holdings]:
-        """What each holds at the end of a round; who does not say is dead from here on."""
+    ) -> dict[str, SeenHeads]:
+        """Return the holdings of each replica at the end of a round. A replica that does not answer is left
+        out from here on."""
         async with asyncio.TaskGroup() as tasks:
             asked = {
                 peer: tasks.create_task(self._holdings_of(peer, running.tally, number)) for peer in answering
             }
         return {peer: found for peer, task in asked.items() if (found := task.result()) is not None}
 
-    async def _holdings_of(self, peer_id: str, tally: ContributionTally, number: int) -> Holdings | None:
+    async def _holdings_of(self, peer_id: str, tally: ContributionTally, number: int) -> SeenHeads | None:
         exchange = tally.exchange
         question = AskHeldGradients(
             plan=exchange.plan, stage=exchange.stage, iteration=exchange.iteration, round=number
@@ -254,7 +257,9 @@ class ReplicaExchange(QuestionService):
             except (Rejected, NetworkError):
                 tally.doubt(peer_id, signed)
 
-    async def _weights_of(self, peer_id: str, exchange: StageIteration, timeout_s: float) -> Weights | None:
+    async def _weights_of(
+        self, peer_id: str, exchange: StageIteration, timeout_s: float
+    ) -> ReplicaWeights | None:
         question = AskDigest(plan=exchange.plan, stage=exchange.stage, iteration=exchange.iteration)
         try:
             head, _ = await self.questions.ask(peer_id, encode(question), timeout_s=timeout_s)
@@ -263,7 +268,7 @@ class ReplicaExchange(QuestionService):
             return None
 
     def _fetch_s(self, tally: ContributionTally) -> float:
-        """Contributions of all others share the line."""
+        """Return the time limit of one contribution: those of all others share the line."""
         many = (len(tally.replicas) - 1) * most_bytes(tally.expected)
         return self._settings.contribution_timeout_s + many / self._settings.least_bytes_per_s
 

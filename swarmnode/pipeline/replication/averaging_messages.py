@@ -1,4 +1,4 @@
-"""What the replicas of a stage ask each other at the end of an iteration, and what they answer.
+"""Questions that the replicas of a stage ask each other at the end of an iteration, and their answers.
 
 averaging.py -> [averaging_messages] -> questions.py -> a replica's averaging.py
 """
@@ -10,21 +10,21 @@ from msgspec import Meta
 
 from swarmnode.errors import Rejected
 from swarmnode.identity.keys import MAX_PEER_ID_CHARS
-from swarmnode.pipeline.replication.agreement import Weights
+from swarmnode.pipeline.replication.agreement import ReplicaWeights
 from swarmnode.pipeline.replication.combining import ContributionFault, StageIteration
-from swarmnode.pipeline.replication.tally import Holdings
+from swarmnode.pipeline.replication.tally import SeenHeads
 from swarmnode.pipeline.wire.messages import MAX_PATH, Count, Digest
 
 PROTOCOL = "/swarmnode/pipeline-gradients/1"
 MAX_ROUNDS = 6
-"""The most rounds of agreeing on contributors. One more than deaths in as many rounds, which a stage with few
-replicas does not survive."""
+"""Bound of the rounds of agreeing on contributors. One round more than deaths in as many rounds, which a
+stage with few replicas does not survive."""
 
 NOT_HERE = "not_here"
-"""It has nothing of that replica, or nothing any more. The empty head says so."""
+"""Reason when a replica holds no contribution of another, or does not any more. An empty head says so."""
 
 
-class About(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True):
+class StageQuestion(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True):
     plan: Digest
     stage: Annotated[int, Meta(ge=0, lt=MAX_PATH)]
     iteration: Count
@@ -34,17 +34,17 @@ class About(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
         return StageIteration(self.plan, self.stage, self.iteration)
 
 
-class AskGradients(About, frozen=True, kw_only=True, tag="gradients"):
-    """A contribution: a signed head, its bytes behind it."""
+class AskGradients(StageQuestion, frozen=True, kw_only=True, tag="gradients"):
+    """Asks for a contribution: a signed head with its bytes behind it."""
 
     author: Annotated[str, Meta(max_length=MAX_PEER_ID_CHARS)]
 
 
-class AskHeldGradients(About, frozen=True, kw_only=True, tag="holdings"):
+class AskHeldGradients(StageQuestion, frozen=True, kw_only=True, tag="holdings"):
     round: Annotated[int, Meta(ge=0, lt=MAX_ROUNDS)]
 
 
-class AskDigest(About, frozen=True, kw_only=True, tag="digest"):
+class AskDigest(StageQuestion, frozen=True, kw_only=True, tag="digest"):
     """Asks for the digests of the weights after the step, and before."""
 
 
@@ -53,26 +53,26 @@ _T = TypeVar("_T")
 
 _encoder = msgspec.msgpack.Encoder()
 _questions: msgspec.msgpack.Decoder[Question] = msgspec.msgpack.Decoder(Question)
-_holdings = msgspec.msgpack.Decoder(Holdings)
-_weights = msgspec.msgpack.Decoder(Weights)
+_holdings = msgspec.msgpack.Decoder(SeenHeads)
+_weights = msgspec.msgpack.Decoder(ReplicaWeights)
 
 
-def encode(message: Question | Holdings | Weights) -> bytes:
+def encode(message: Question | SeenHeads | ReplicaWeights) -> bytes:
     return _encoder.encode(message)
 
 
 def decode_question(data: bytes) -> Question:
-    """Raises Rejected: malformed."""
+    """Decode a question. Raises Rejected: malformed."""
     return _decode(_questions, data)
 
 
-def decode_holdings(data: bytes) -> Holdings:
-    """Raises Rejected: malformed."""
+def decode_holdings(data: bytes) -> SeenHeads:
+    """Decode the holdings of a replica. Raises Rejected: malformed."""
     return _decode(_holdings, data)
 
 
-def decode_weights(data: bytes) -> Weights:
-    """Raises Rejected: malformed."""
+def decode_weights(data: bytes) -> ReplicaWeights:
+    """Decode a replica's report of its weights. Raises Rejected: malformed."""
     return _decode(_weights, data)
 
 

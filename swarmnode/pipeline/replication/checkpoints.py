@@ -1,4 +1,4 @@
-"""Checkpoints of a pipeline: they load under any other partition, on any number of members, on one machine.
+"""Checkpoints of a pipeline, which load under any partition, on any number of members, and on one machine.
 
 StageWorker.state -> [StageCheckpoints.write] -> folders of members -> [load_part] -> StageWorker.load_state
 all stages' states (StateService.assemble) -> [whole_snapshot] -> CheckpointStore: export, PEFT
@@ -63,7 +63,7 @@ ANY_STEP = 2**53
 
 
 class StageRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """stage.json."""
+    """The content of stage.json."""
 
     format: int
     model: str
@@ -73,13 +73,13 @@ class StageRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class StageCheckpoint:
-    """A folder whose record could be read. Whether its state is whole, `read` says."""
+    """A checkpoint folder with a readable record. `read` verifies its state."""
 
     folder: Path
     record: StageRecord
 
     def read(self) -> HeldState:
-        """Verify and read. Raises DamagedCheckpoint."""
+        """Return the state, verified. Raises DamagedCheckpoint."""
         holding = self.record.holding
         try:
             data = (self.folder / STATE).read_bytes()
@@ -91,16 +91,18 @@ class StageCheckpoint:
 
 
 class StageCheckpoints:
-    """The checkpoints of one member, whatever stages it had. One process writes, others may read."""
+    """Checkpoints of one member, of any stages. One process writes, others may read."""
 
     def __init__(self, folder: Path, model: str, *, keep: int = 3) -> None:
-        """`model`: fingerprint; checkpoints of another one are not seen. `keep`: steps that stay."""
+        """`model`: fingerprint; checkpoints of another model are ignored. `keep`: number of steps that are
+        kept."""
         self.folder = folder
         self.model = model
         self.keep = keep
 
     def write(self, held: HeldState) -> Path:
-        """Write one, delete those beyond `keep`. Raises StorageError, leaving the old ones."""
+        """Write a checkpoint and delete steps beyond `keep`. Raises StorageError, leaving the old
+        checkpoints."""
         holding = held.holding
         target = self.folder / (
             f"{PREFIX}{holding.iteration:08d}-layers-{holding.first_layer}-{holding.end_layer}"
@@ -128,7 +130,7 @@ class StageCheckpoints:
         return target
 
     def found(self) -> list[StageCheckpoint]:
-        """Newest first; those of another model and those without a readable record left out."""
+        """Return the checkpoints of this model with a readable record, newest first."""
         checkpoints: list[StageCheckpoint] = []
         for folder in self._folders():
             try:
@@ -141,7 +143,8 @@ class StageCheckpoints:
         return checkpoints
 
     def _replace(self, target: Path, aside: Path) -> None:
-        """A step that was resumed from and taken again: the newer one counts."""
+        """Move the folder `aside` to `target`. It replaces a checkpoint of the same step that was taken
+        again."""
         old = target.with_name(f".{target.name}.old.{os.getpid()}")
         if target.exists():
             target.rename(old)
@@ -164,9 +167,9 @@ class StageCheckpoints:
 def load_part(
     stores: Sequence[StageCheckpoints], part: StagePart, *, needs_ends: bool = False, step: int | None = None
 ) -> Assembled:
-    """A part of the model from the folders of one member or of several, of the newest step that is whole.
+    """Load a part of the model from the folders of one or several members, of the newest step that is whole.
 
-    `needs_ends`: with full training, for a part with ends. `step`: exactly that one. Raises CheckpointError.
+    `needs_ends`: with full training, for a part with ends. `step`: exactly this one. Raises CheckpointError.
     """
     known = {str(one.folder): one for store in stores for one in store.found()}
     at_least, at_most = (0, ANY_STEP) if step is None else (step, step)
@@ -199,13 +202,13 @@ def _assembled(states: Sequence[StageState], chosen: Sequence[Offer], part: Stag
 def whole_snapshot(
     tensors: Mapping[str, Tensor], state: State, adapter: PolicyConfig, *, waiting: Waiting
 ) -> Snapshot:
-    """The adapters of all stages as one checkpoint of a single machine, Adam's moments included.
+    """Return the adapters of all stages as one checkpoint of a single machine, Adam's moments included.
 
     `CheckpointStore(root, base_model, fingerprint).write(...)` makes the folder that `swarmnode export` and a
-    node that resumes read; its `adapter` is PEFT's. `adapter`: rank and alpha that were trained with. No
-    tensors at all: with full training there is no adapter, and the folder says where training is, no more
-    (`training.checkpoint.check_has_adapter`). Raises CheckpointError where a layer or one half of an adapter
-    is missing.
+    resuming node read; its `adapter` is PEFT's. `adapter`: rank and alpha of the training. With full training
+    there are no tensors: then the folder has no adapter and only says how far training is
+    (`training.checkpoint.check_has_adapter`). Raises CheckpointError if a layer or one half of an adapter is
+    missing.
     """
     adapters = {name: tensor for name, tensor in tensors.items() if not _is_moment(name)}
     _check_whole(adapters, adapter.lora_rank)
@@ -220,7 +223,7 @@ def whole_snapshot(
 
 
 def single_machine_tensors(folder: Path) -> Assembled:
-    """The tensors of a single machine's checkpoint (round-*), by the names that stages have.
+    """Return the tensors of a single machine's checkpoint (round-*), by the names that stages use.
 
     `StageWorker.load_state` takes its own from among them. Raises CheckpointError, DamagedCheckpoint.
     """

@@ -1,4 +1,4 @@
-"""A replica's gradients of an iteration as signed bytes, and back, checked completely before they count.
+"""A replica's gradients of an iteration as signed bytes, and back; checked completely before they count.
 
 StageWorker.take_gradients -> [contribute] -> averaging.py -> [open_head, read_values] -> tally.py
 
@@ -29,15 +29,16 @@ from swarmnode.pipeline.wire.messages import MAX_PATH, CodecName, Count, Digest,
 
 CONTEXT = "swarmnode/1/pipeline-gradient"
 MAX_PARAMETERS = 8192
-"""Tensors of a stage: 64 layers with 14 adapter matrices each are 896."""
+"""Bound of the tensors of a stage: 64 layers with 14 adapter matrices each are 896."""
 
 MAX_HEAD_BYTES = MAX_PARAMETERS // 8 + 1024
 PIECE = 4 * 1024 * 1024
-"""Elements that the codec takes at a time; the same at every replica, since blocks of int8 begin with it."""
+"""Elements that the codec takes at a time. Equal at all replicas, since blocks of int8 begin with each
+piece."""
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True):
-    """What a replica signs."""
+    """The signed description of a replica's contribution."""
 
     plan: Digest
     iteration: Count
@@ -46,9 +47,9 @@ class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     visits: Count
     codec: CodecName
     present: Annotated[bytes, Meta(max_length=MAX_PARAMETERS // 8)]
-    """A bit for each parameter, in the order of their names, lowest first: whether it has a gradient."""
+    """One bit for each parameter, in the order of their names, lowest first: 1 if it has a gradient."""
     digest: Digest
-    """SHA-256 of the bytes."""
+    """SHA-256 of the contribution's bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +57,19 @@ class SignedHead:
     head: Head
     author: str
     payload: bytes
-    """The head as it was signed: two that differ are two contributions."""
+    """The head as it was signed. Two different payloads are two contributions."""
     sealed: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """Sound by itself; whether it is like the others' is tally.py's question."""
+    """A contribution that is sound by itself. tally.py compares it with those of the others."""
 
     signed: SignedHead
     data: Buffer
     sum: GradientSum
     norm: float
-    """Euclidean, of the sum over all its parameters."""
+    """Euclidean norm of the sum over all its parameters."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -83,7 +84,8 @@ def contribute(
     *,
     codec: CodecName = "none",
 ) -> Contribution:
-    """One's own. Raises Rejected: not_finite; ModelError for gradients that are none of this stage."""
+    """Return our own contribution. Raises Rejected: not_finite; ModelError for gradients that are not of this
+    stage."""
     names = sorted(expected.shapes)
     for name, tensor in own.tensors.items():
         if tuple(tensor.shape) != expected.shapes.get(name):
@@ -109,7 +111,7 @@ def contribute(
 def open_head(
     sealed: bytes, exchange: StageIteration, *, among: Sequence[str], author: str | None = None
 ) -> SignedHead:
-    """A head that one of these peers signed for this exchange; `author`: exactly that one.
+    """Return a head that one of these peers signed for this exchange. `author`: exactly this peer.
 
     Raises Rejected: bad_signature, malformed.
     """
@@ -129,7 +131,8 @@ def open_head(
 
 
 def size_bytes(head: Head, expected: ContributionBounds) -> int:
-    """How many bytes belong to a head. Raises Rejected: wrong_shape, weight. Nothing was allocated before."""
+    """Return the number of bytes that belong to a head, before anything is allocated. Raises Rejected:
+    wrong_shape, weight."""
     if head.tokens > expected.max_tokens or head.visits > expected.max_visits:
         raise Rejected(ContributionFault.WEIGHT, f"{head.tokens} tokens in {head.visits} micro-batches")
     if not head.tokens and any(head.present):
@@ -138,14 +141,15 @@ def size_bytes(head: Head, expected: ContributionBounds) -> int:
 
 
 def most_bytes(expected: ContributionBounds) -> int:
-    """The largest size of one contribution: every parameter, in float32."""
+    """Return the largest size of one contribution: every parameter, in float32."""
     return 4 * _size(sorted(expected.shapes), expected)
 
 
 def read_values(signed: SignedHead, data: Buffer, expected: ContributionBounds) -> Contribution:
-    """The gradients behind a head. Raises Rejected: bad_digest, not_finite, malformed, and as `size_bytes`.
+    """Return the contribution behind a head. Raises Rejected: bad_digest, not_finite, malformed, and as
+    `size_bytes`.
 
-    Takes seconds where there are gigabytes.
+    Takes seconds for gigabytes.
     """
     head = signed.head
     if len(data) != size_bytes(head, expected) or hashlib.sha256(data).hexdigest() != head.digest:
@@ -168,7 +172,8 @@ def read_values(signed: SignedHead, data: Buffer, expected: ContributionBounds) 
 
 
 def fault_of(rejected: Rejected) -> ContributionFault:
-    """Reasons of the codec and of envelopes among them: what is not ours to name is malformed."""
+    """Return the fault of a refusal. Reasons of the codec and of envelopes that have no fault of their own
+    are malformed."""
     return (
         ContributionFault(rejected.reason)
         if rejected.reason in set(ContributionFault)
@@ -193,7 +198,7 @@ def _size(names: Sequence[str], expected: ContributionBounds) -> int:
 
 
 def _headers(head: Head, size: int) -> list[TensorHeader]:
-    """Headers of the pieces that a vector of this size is sent in."""
+    """Return the headers of the pieces that a vector of this size is sent in."""
     block = INT8_BLOCK if head.codec == "int8" else 0
     sizes = [min(PIECE, size - first) for first in range(0, size, PIECE)]
     return [

@@ -1,6 +1,6 @@
-"""Copies of other members' states: whose are kept here, and which of them make room for others.
+"""The copies of other members' states that are kept here, and the choice of those that make room for others.
 
-states.py (a copy is offered, and fetched) -> [Copies] -> states.py (what is held)
+states.py (a copy is offered, and fetched) -> [StateCopies] -> states.py (what is held)
 
 Bookkeeping. Copies are kept for those members that the plan gives us to keep, within bounds. Those of members
 that have left stay as long as there is room: they are for that.
@@ -12,24 +12,24 @@ from contextlib import contextmanager
 from swarmnode.pipeline.replication.holdings import HeldState, Holding, LayerAssignments
 
 
-class Copies:
+class StateCopies:
     """Copies of other members' states: the newest of each owner, by its peer id."""
 
     def __init__(self, peer_id: str, *, most: int, most_bytes: int) -> None:
-        """`peer_id`: ours. `most` copies of `most_bytes` together."""
+        """`peer_id`: ours. `most`: number of copies. `most_bytes`: of all copies together."""
         self._peer_id = peer_id
         self._most = most
         self._most_bytes = most_bytes
         self._kept: dict[str, HeldState] = {}
         self._coming: dict[str, int] = {}
         self.assignments: LayerAssignments | None = None
-        """The assignments of the plan that says whose copies are ours to keep."""
+        """Assignments of the plan, which say whose copies are ours to keep."""
 
     def held(self) -> tuple[HeldState, ...]:
         return tuple(self._kept.values())
 
     def of(self, peer_id: str) -> HeldState | None:
-        """What this peer pushed last."""
+        """Return the copy of this peer's state, if there is one."""
         return self._kept.get(peer_id)
 
     def is_ours_to_keep(self, peer_id: str, holding: Holding) -> bool:
@@ -39,7 +39,7 @@ class Copies:
         return assignments.ranges.get(peer_id) == (holding.first_layer, holding.end_layer)
 
     def is_coming(self, peer_id: str) -> bool:
-        """Whether one of this peer is being fetched."""
+        """Return True if a copy of this peer's state is being fetched."""
         return peer_id in self._coming
 
     def keep(self, peer_id: str, held: HeldState) -> None:
@@ -47,10 +47,11 @@ class Copies:
 
     @contextmanager
     def room(self, peer_id: str, size_bytes: int) -> Iterator[bool]:
-        """Room for a copy that is fetched in here, others let go for it; False: there is none.
+        """Reserve room for a copy that is fetched in the context, dropping others for it. Yields False if
+        there is none.
 
-        The oldest goes first, whoever it is of: a stage that has gone on has newer ones elsewhere, and a
-        member may die before its new keeper has its first. Never those that are ours to keep.
+        The oldest copy goes first, whoever owns it: a stage that has gone on has newer ones elsewhere, and a
+        member may die before its new keeper has its first. Copies that are ours to keep stay.
         """
         going = self._going_for(peer_id, size_bytes)
         if going is None:

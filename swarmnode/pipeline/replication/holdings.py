@@ -1,4 +1,4 @@
-"""Which stage states there are among the members, and which of them together make another stage.
+"""Stage states that the members hold, and the choice of those that together make up another stage.
 
 states.py (what each member says it holds) -> [covering] -> what to fetch, from whom
 
@@ -31,15 +31,15 @@ _LAYER = re.compile(r"\.layers\.(\d{1,4})\.")
 
 
 class Holding(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, order=True):
-    """One stage's state after so many steps."""
+    """Description of one stage's state after a number of steps."""
 
     first_layer: Layer
     end_layer: Layer
-    """One past the last."""
+    """One past the last layer."""
     has_ends: bool
-    """Whether embedding, final norm and head are in it."""
+    """True if it includes embedding, final norm and head."""
     iteration: Count
-    """Optimizer steps inside."""
+    """Optimizer steps in the state."""
     size_bytes: Count
     digest: Digest
     """SHA-256 of the bytes (stage_state.py)."""
@@ -65,25 +65,25 @@ class HeldState:
 
 
 class HolderCredibility(IntEnum):
-    """What speaks for a member that says it holds a state."""
+    """Evidence that a member which says it holds a state may be expected to."""
 
     NONE = 0
     FITS = 1
-    """The layers are those of a stage."""
+    """The layers are those of one stage."""
     KEEPER = 2
-    """It was to keep a copy of such a stage."""
+    """The member was to keep a copy of such a stage."""
     ASSIGNED = 3
-    """It is a member of that stage."""
+    """The member is assigned to that stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerAssignments:
-    """Who holds which layers under a plan, and who keeps whose copy."""
+    """The layers of each member under a plan, and the keeper of each member's copy."""
 
     ranges: Mapping[str, tuple[int, int]]
-    """The first layer of each peer id, and one past its last."""
+    """By peer id, its first layer and one past its last."""
     keepers: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Who keeps a copy, by the peer id of its owner."""
+    """Peer id of the member that keeps a copy, by the peer id of its owner."""
 
     def credibility(self, peer_id: str, holding: Holding) -> HolderCredibility:
         layers = holding.first_layer, holding.end_layer
@@ -97,15 +97,15 @@ class LayerAssignments:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A holding, and who has it."""
+    """A holding and the members that have it."""
 
     holding: Holding
     holders: tuple[str, ...]
-    """Its holders, in the order in which they are to be asked."""
+    """Peer ids of the holders, in the order in which they are to be asked."""
     credibility: HolderCredibility = HolderCredibility.NONE
-    """The best of its holders."""
+    """The highest credibility of its holders."""
     backers: int = 1
-    """How many holders have that credibility."""
+    """Number of holders with that credibility."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +114,12 @@ class Assembled:
 
     tensors: dict[str, Tensor]
     iteration: int
-    """Iteration of the oldest tensors, where they are mixed."""
+    """Iteration of the oldest tensors, if they are mixed."""
 
 
 def layer_of(name: str) -> int | None:
-    """The layer that a tensor belongs to, by its global name, Adam's moments too; None for the ends.
+    """Return the layer that a tensor belongs to, by its global name, also for Adam's moments; None for the
+    ends.
 
     >>> layer_of("exp_avg/base_model.model.model.layers.7.mlp.up_proj.lora_A.weight")
     7
@@ -128,7 +129,7 @@ def layer_of(name: str) -> int | None:
 
 
 def of_part(tensors: Mapping[str, Tensor], part: StagePart) -> dict[str, Tensor]:
-    """Those that belong to a part of the model."""
+    """Return the tensors that belong to a part of the model."""
     return {
         name: tensor
         for name, tensor in tensors.items()
@@ -141,11 +142,11 @@ def of_part(tensors: Mapping[str, Tensor], part: StagePart) -> dict[str, Tensor]
 def offers(
     told: Mapping[str, Collection[Holding]], assignments: Sequence[LayerAssignments] = ()
 ) -> list[Offer]:
-    """What members say they hold, by peer id, as offers. `assignments`: of the plans that were run.
+    """Return the reported holdings, by peer id, as offers. `assignments`: those of the plans that were run.
 
-    Of two digests of the same layers and iteration that of the better credibility counts, of equals the one
-    with more holders of that credibility, then that of the smallest peer id: replicas compare their digests
-    after every step, so what differs is the exception.
+    Of two digests of the same layers and iteration, the one with the higher credibility counts, then the one
+    with more holders of that credibility, then the one with the smallest peer id. Replicas compare their
+    digests after every step, so differing digests are the exception.
     """
     holders: dict[Holding, list[tuple[HolderCredibility, str]]] = {}
     for peer_id in sorted(told):
@@ -179,12 +180,13 @@ def covering(
     at_most: int,
     mixed: bool = False,
 ) -> list[Offer] | None:
-    """Offers of one iteration that together hold all of the part; None: none do.
+    """Return offers of one iteration that together hold the whole part, or None.
 
-    The newest iteration that those hold who may be expected to; only where they hold none the newest that
-    anyone says. `needs_ends`: the ends are trained, and the part has them. `at_most`: a holder may say any
-    number. `mixed`: the newest of each layer instead: where the only member of some has died, they are some
-    steps behind, and training mends that sooner than if the others went back to where those are.
+    The newest iteration held by members that may be expected to hold it; only if there is none, the newest
+    that any member reports. `needs_ends`: the ends are trained, and the part has them. `at_most`: needed
+    because a holder may report any number. `mixed`: the newest of each layer instead. If the only member of
+    some layers has died, they are some steps behind; training mends that sooner than if the others went back
+    as far.
     """
     within = [offer for offer in offered if at_least <= offer.holding.iteration <= at_most]
     for credibility in (HolderCredibility.KEEPER, HolderCredibility.FITS, HolderCredibility.NONE):
@@ -198,8 +200,8 @@ def covering(
 
 
 def _cover(offered: Sequence[Offer], part: StagePart, needs_ends: bool) -> list[Offer] | None:
-    """Offers that cover the part from the left, always the newest; of equals with what is most to be
-    believed, then with what reaches farthest."""
+    """Return offers that cover the part from the left, always the newest. Of equals, choose the most credible
+    one, then the one that reaches farthest."""
     chosen: list[Offer] = []
     at = part.first_layer
     while at < part.end_layer:

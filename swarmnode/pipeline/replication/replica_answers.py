@@ -1,4 +1,4 @@
-"""What a replica tells the others of its stage: contributions, what it holds, and its weights after the step.
+"""Answers to the other replicas of our stage: contributions, holdings, and the weights after the step.
 
 averaging.py (exchanges that run here) -> [ReplicaAnswers] <- questions.py <- averaging.py of a replica
 
@@ -13,57 +13,57 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from swarmnode.errors import Rejected
-from swarmnode.pipeline.replication.agreement import Weights
+from swarmnode.pipeline.replication.agreement import ReplicaWeights
 from swarmnode.pipeline.replication.averaging_messages import AskDigest, AskGradients, decode_question, encode
 from swarmnode.pipeline.replication.combining import StageIteration
-from swarmnode.pipeline.replication.tally import ContributionTally, Holdings
+from swarmnode.pipeline.replication.tally import ContributionTally, SeenHeads
 from swarmnode.pipeline.wire.questions import QuestionReply
 
 KEPT_EXCHANGES = 2
-"""The one that runs and the one before: who comes late hears how it ended."""
+"""Exchanges that are kept: the running one, and the one before for replicas that come late."""
 
 MAX_WAITING = 3
-"""Questions of one replica that wait for us to come so far: it goes from one to the next."""
+"""Questions of one replica that may wait for us: it goes from one step of the exchange to the next."""
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
-    """Our stage under a plan: what there is to ask us about."""
+class AnswerScope:
+    """Our stage under a plan: the bounds of questions that others may ask us."""
 
     plan: str
     stage: int
     replicas: frozenset[str]
     iteration: int
-    """The first under the plan."""
+    """The first iteration under the plan."""
 
 
 @dataclass(slots=True)
 class AveragingUnderWay:
-    """An exchange, as others may ask for it."""
+    """An exchange that other replicas may ask about."""
 
     tally: ContributionTally
-    published: list[Holdings] = field(default_factory=list[Holdings])
-    """What was held at the end of each round."""
-    closed: Holdings | None = None
+    published: list[SeenHeads] = field(default_factory=list[SeenHeads])
+    """Our holdings at the end of each round."""
+    closed: SeenHeads | None = None
     silent: set[str] = field(default_factory=set[str])
-    """It was closed without these, and they have not been heard of since."""
+    """Replicas that it was closed without and that have not been heard of since."""
 
-    def at(self, number: int) -> Holdings | None:
-        """What was held at the end of a round; None before it."""
+    def at(self, number: int) -> SeenHeads | None:
+        """Return our holdings at the end of a round; None before it."""
         return self.published[number] if number < len(self.published) else self.closed
 
 
 class ReplicaAnswers:
-    """`answer` is what questions are served with."""
+    """Answers questions by `answer`."""
 
     def __init__(self, note_late: Callable[[], None]) -> None:
-        """`note_late` is called when a replica asks after an exchange was closed without it."""
-        self.scope: Scope | None = None
+        """`note_late`: called when a replica asks after an exchange was closed without it."""
+        self.scope: AnswerScope | None = None
         self._note_late = note_late
         self._running: OrderedDict[StageIteration, AveragingUnderWay] = OrderedDict()
-        self._weights: OrderedDict[StageIteration, Weights] = OrderedDict()
+        self._weights: OrderedDict[StageIteration, ReplicaWeights] = OrderedDict()
         self._changed = asyncio.Event()
         self._waiting: Counter[str] = Counter()
 
@@ -71,7 +71,7 @@ class ReplicaAnswers:
         return self._running.get(exchange)
 
     def open(self, exchange: StageIteration, running: AveragingUnderWay) -> None:
-        """An exchange has begun here. The bytes of those before are let go."""
+        """Record that an exchange has begun here. The bytes of former ones are released."""
         for former in self._running.values():
             former.tally.release()
         self._running[exchange] = running
@@ -79,20 +79,20 @@ class ReplicaAnswers:
             self._running.popitem(last=False)
         self.tell()
 
-    def weigh(self, exchange: StageIteration, weights: Weights) -> None:
-        """The step of an exchange is taken here."""
+    def weigh(self, exchange: StageIteration, weights: ReplicaWeights) -> None:
+        """Record the weights after the step of an exchange."""
         self._weights[exchange] = weights
         if len(self._weights) > KEPT_EXCHANGES:
             self._weights.popitem(last=False)
         self.tell()
 
     def tell(self) -> None:
-        """There may be answers to those who wait."""
+        """Wake the questions that wait for an answer."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def answer(self, peer_id: str, data: bytes) -> QuestionReply:
-        """Raises Rejected."""
+        """Answer a question, waiting until it can be. Raises Rejected."""
         question = decode_question(data)
         exchange = question.exchange
         self._check_scope(peer_id, exchange)
@@ -111,7 +111,8 @@ class ReplicaAnswers:
         return QuestionReply(encode(await self._until(peer_id, lambda: running.at(number))))
 
     async def _until(self, peer_id: str, ready: Callable[[], _T | None]) -> _T:
-        """Bounded by `answer_timeout_s` of the questions. Raises Rejected where too many of a peer's wait."""
+        """Wait until `ready` returns a value. Bounded by `answer_timeout_s` of the questions. Raises Rejected
+        if too many questions of the peer wait."""
         if (found := ready()) is not None:
             return found
         if self._waiting[peer_id] >= MAX_WAITING:
@@ -126,8 +127,8 @@ class ReplicaAnswers:
         return found
 
     def _check_scope(self, peer_id: str, exchange: StageIteration) -> None:
-        """Refuse what the plan does not know, before anything is waited for. Nothing is known of a plan that
-        we have yet to take up."""
+        """Raises Rejected for a question outside of the plan, before anything is waited for. Nothing is known
+        of a plan that we have yet to take up."""
         scope = self.scope
         if scope is None or scope.plan != exchange.plan:
             return

@@ -1,4 +1,4 @@
-"""What members ask each other about stage states, and what they answer. Bounded and strict.
+"""Questions between members about stage states, and their answers. Bounded and strict.
 
 states.py -> [state_messages] -> questions.py -> a member's states.py
 """
@@ -14,25 +14,25 @@ from swarmnode.pipeline.wire.messages import Count, Digest
 
 PROTOCOL = "/swarmnode/pipeline-states/1"
 MAX_HOLDINGS = 32
-"""The most holdings that one member may say it has."""
+"""Bound of the holdings that one member may report."""
 
 KEPT = b"kept"
-"""The answer to a copy that is kept now; any other means that it is not."""
+"""The answer to an offered copy that is now kept; any other answer means that it is not."""
 
 
 class AskHoldings(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="holdings"):
-    """What do you hold?"""
+    """Asks a member which states it holds."""
 
 
 class AskState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="state"):
-    """The bytes of a state from `offset` on."""
+    """Asks for the bytes of a state from `offset` on."""
 
     digest: Digest
     offset: Count
 
 
 class OfferCopy(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="copy"):
-    """Will you keep this? Answered when it is kept."""
+    """Asks a member to keep a copy of this state. Answered when it is kept."""
 
     holding: Holding
 
@@ -50,7 +50,7 @@ def encode(message: Question | tuple[Holding, ...] | int) -> bytes:
 
 
 def decode_question(data: bytes) -> Question:
-    """Raises Rejected: malformed."""
+    """Decode a question. Raises Rejected: malformed."""
     try:
         return _questions.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -58,7 +58,7 @@ def decode_question(data: bytes) -> Question:
 
 
 def decode_holdings(data: bytes) -> tuple[Holding, ...]:
-    """Raises Rejected: malformed."""
+    """Decode the holdings of a member. Raises Rejected: malformed."""
     try:
         return _holdings.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -66,7 +66,7 @@ def decode_holdings(data: bytes) -> tuple[Holding, ...]:
 
 
 def decode_size(data: bytes) -> int:
-    """The size of a state in bytes. Raises Rejected: wrong_size."""
+    """Decode the size of a state in bytes. Raises Rejected: wrong_size."""
     try:
         return _sizes.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -1,7 +1,7 @@
-"""The members of a pipeline keep each other's stage states, and give them to who needs them.
+r"""The members of a pipeline keep copies of each other's stage states, and give them to members in need.
 
 StageWorker.state (at an iteration's boundary) -> [StateService.publish] -> asked for by members
-                                              \\-> [push_copy] -> a neighbour keeps it, for when we are gone
+                                              \-> [push_copy] -> a neighbour keeps it, for when we are gone
 newcomer, replica that differs <- [assemble, fetch] <- members' own states and copies
 
 A state is named by its digest, so it does not matter who hands it out: what one holder began another may
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from swarmnode.errors import CheckpointError, NetworkError, Rejected
 from swarmnode.network.streams import StreamHost
-from swarmnode.pipeline.replication.copies import Copies
+from swarmnode.pipeline.replication.copies import StateCopies
 from swarmnode.pipeline.replication.holdings import (
     Assembled,
     HeldState,
@@ -50,42 +50,51 @@ from swarmnode.pipeline.replication.state_messages import (
     encode,
 )
 from swarmnode.pipeline.stages.stage_model import StagePart
-from swarmnode.pipeline.stages.stage_state import StageState, fitting, fitting_moments, unpack_states
+from swarmnode.pipeline.stages.stage_state import (
+    StageState,
+    matching_moments,
+    matching_tensors,
+    unpack_states,
+)
 from swarmnode.pipeline.wire.questions import QuestionLimits, QuestionReply, QuestionService
 
 logger = logging.getLogger(__name__)
 
 KEPT_OWN = 2
-"""States of one's own: who fetches the last one across a boundary can finish, and a copy that is one step old
-still finds the layers beside it at the same iteration."""
+"""Own states that are kept. A member that fetches the last one across a boundary can finish, and a copy that
+is one step old still finds the layers beside it at the same iteration."""
 
 KEPT_ASSIGNMENTS = 3
-"""Plans by which is judged who should hold what: a copy may be of a member that has been gone for some."""
+"""Plans by which the credibility of a holder is judged: a copy may be that of a member that left some plans
+ago."""
 
 DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
-"""Types of what a state may hold: weights and Adam's moments."""
+"""Types of the tensors that a state may hold: weights and Adam's moments."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateLimits:
     max_state_bytes: int = 4 * 2**30
-    """The largest size of one stage's state, its optimizer's moments included."""
+    """Bound of one stage's state, its optimizer's moments included."""
     max_copies: int = 4
     max_copy_bytes: int = 4 * 2**30
-    """The largest size of all copies together."""
+    """Bound of all copies together."""
     copy_timeout_s: float = 600.0
-    """Limit of one copy, whatever its size: who takes longer would keep others from being kept."""
+    """Limit of fetching one copy, whatever its size, so that a slow owner does not keep others from being
+    copied."""
     answer_timeout_s: float = 10.0
     """Limit of an answer that carries no state."""
     least_bytes_per_s: float = 250_000.0
-    """Who is slower (2 Mbit/s) while it hands out a state counts as dead."""
+    """Rate (2 Mbit/s) below which a member that hands out a state counts as dead."""
 
 
 class StateService(QuestionService):
-    """async with StateService(host) as states:
-    states.admit(assignment.peers, LayerAssignments({peer: (0, 8), ...}, {peer: keeper, ...}))
-    states.settle()
-    states.publish(HeldState.of(part, worker.iteration, worker.state(optimizer)))
+    """Keeps states for the members of a pipeline, and fetches theirs.
+
+    async with StateService(host) as states:
+        states.admit(assignment.peers, LayerAssignments({peer: (0, 8), ...}, {peer: keeper, ...}))
+        states.settle()
+        states.publish(HeldState.of(part, worker.iteration, worker.state(optimizer)))
     """
 
     def __init__(self, host: StreamHost, limits: StateLimits | None = None) -> None:
@@ -97,13 +106,13 @@ class StateService(QuestionService):
         self._own: list[HeldState] = []
         self._left: HeldState | None = None
         self._earlier: tuple[HeldState, ...] = ()
-        self._copies = Copies(
+        self._copies = StateCopies(
             host.peer_id, most=self._limits.max_copies, most_bytes=self._limits.max_copy_bytes
         )
         self._former: LayerAssignments | None = None
         self._settled: list[LayerAssignments] = []
         self.failures: Counter[str] = Counter()
-        """Why holders did not give what they said they have."""
+        """Reasons why holders did not give a state that they reported, counted."""
 
     def admit(
         self,
@@ -112,28 +121,33 @@ class StateService(QuestionService):
         *,
         former: LayerAssignments | None = None,
     ) -> None:
-        """Answer these members from now on. Copies of those that have left stay: they are for that.
+        """Answer these members from now on. Copies of members that have left stay: they are kept for that
+        case.
 
-        `assignments`: of the plan that is taken up, for whose copies we keep. `former`: of the one before, as
-        the members agree on it: its members, and those of plans that we settled under, are believed first.
-        While neither is known (all begin from disk) everybody counts the same.
+        `assignments`: those of the plan that is taken up; they say whose copies we keep. `former`: those of
+        the plan before, as the members agree on it. Its members, and those of plans that we settled under,
+        are believed first. While neither is known (all begin from disk), all members count the same.
         """
         self.questions.admit(peers)
         self._copies.assignments, self._former = assignments, former
 
     def settle(self) -> None:
-        """We hold what the present plan gives us, and so may the others: their word counts for its stages."""
+        """Record that we, and presumably the others, hold the stages of the present plan: their word counts
+        for them from now on."""
         if self._copies.assignments is not None:
             self._settled = [*self._settled[1 - KEPT_ASSIGNMENTS :], self._copies.assignments]
 
     def offer_earlier(self, held: Sequence[HeldState]) -> None:
-        """What an earlier run has left on this disk, until the first step is taken from it: others may still
-        need it when we have taken our place already."""
+        """Offer states that an earlier run has left on this disk until the first step is taken from them.
+        Others may still need them when we have taken our assignment already."""
         self._earlier = tuple(held)
 
     def publish(self, held: HeldState) -> None:
-        """One's own state at a boundary; the one before stays available. Another of the same layers and
-        boundary takes the place of the first, which is told of no more, and given to who knows it."""
+        """Publish this stage's state at an iteration boundary. The one before it can still be fetched.
+
+        A second state of the same layers and boundary replaces the first, which is no longer reported but is
+        still given to a member that asks for its digest.
+        """
         if any(held.holding.iteration > one.holding.iteration for one in self._earlier):
             self._earlier = ()
         same = [one for one in self._own if _place(one.holding) == _place(held.holding)]
@@ -145,11 +159,11 @@ class StateService(QuestionService):
         return tuple(held.holding for held in (*self._own, *self._earlier, *self._copies.held()))
 
     def copy_of(self, peer_id: str) -> HeldState | None:
-        """What this peer pushed last."""
+        """Return the copy of this peer's state that is kept here, if any."""
         return self._copies.of(peer_id)
 
     async def push_copy(self, peer_id: str, held: HeldState) -> None:
-        """Have a neighbour keep a published state. Raises NetworkError where it does not."""
+        """Have a neighbour keep a copy of a published state. Raises NetworkError if it does not."""
         question = encode(OfferCopy(held.holding))
         timeout_s = min(self._seconds(held.holding.size_bytes), self._limits.copy_timeout_s)
         answer, _ = await self.questions.ask(peer_id, question, timeout_s=timeout_s)
@@ -157,11 +171,12 @@ class StateService(QuestionService):
             raise NetworkError(f"{peer_id} does not keep our state", hint="ask another neighbour")
 
     async def find(self, peers: Collection[str]) -> list[Offer]:
-        """What these members hold; who does not answer holds nothing."""
+        """Return the offers of these members. A member that does not answer holds nothing."""
         return offers(await self._told(peers), self._assignments)
 
     async def fetch(self, offer: Offer) -> StageState:
-        """Its bytes from whichever holder gives them. Raises CheckpointError where none does."""
+        """Return the bytes of an offered state from the first holder that gives them. Raises CheckpointError
+        if none does."""
         holding = offer.holding
         if holding.size_bytes > self._limits.max_state_bytes:
             bound = self._limits.max_state_bytes
@@ -196,13 +211,14 @@ class StateService(QuestionService):
         wanted: Mapping[str, Tensor] | None = None,
         mixed: bool = False,
     ) -> Assembled:
-        """The state of a part of the model, from whichever stages hold its layers now or held them.
+        """Return the state of a part of the model, from members whose stages hold its layers now or held
+        them.
 
-        The newest iteration within the bounds that all of it is to be had of, from those who should have it
-        (`covering`). `needs_ends`: with full training, for a part with ends. `most_bytes`: that one state may
-        have. `wanted`: the parameters that it is for (`StageModel.trainable()`); without them each layer must
-        be there. `mixed`: the newest of each layer. Raises CheckpointError where a layer is nowhere, or
-        without `mixed` where no iteration is whole.
+        The newest iteration within the bounds of which the whole part can be had, from the members that
+        should have it (`covering`). `needs_ends`: with full training, for a part with ends. `most_bytes`:
+        bound of one state. `wanted`: the parameters that it is for (`StageModel.trainable()`); without them
+        every layer must be there. `mixed`: the newest of each layer. Raises CheckpointError if a layer is
+        held by no member, or without `mixed` if no iteration is whole.
         """
         told, own = await self._told(peers), {self._peer_id: self.holdings()}
         most = self._limits.max_state_bytes if most_bytes is None else most_bytes
@@ -230,7 +246,8 @@ class StateService(QuestionService):
     async def _fetch_all(
         self, chosen: Sequence[Offer], part: StagePart, wanted: Mapping[str, Tensor] | None
     ) -> tuple[dict[str, Tensor], Offer | None]:
-        """The tensors of these states, and the offer that failed: its bytes did not come or do not fit."""
+        """Return the tensors of these states, and the offer that failed: its bytes did not come or do not
+        fit."""
         tensors: dict[str, Tensor] = {}
         for offer in chosen:
             try:
@@ -253,7 +270,8 @@ class StateService(QuestionService):
         return {peer: task.result() for peer, task in asked.items()}
 
     async def _continue(self, peer_id: str, holding: Holding, data: bytearray) -> None:
-        """Append what this holder gives of a state. Failures are counted; what came before them stays."""
+        """Append the bytes that this holder gives of a state. Failures are counted; bytes that came before
+        them stay."""
 
         def rest(head: bytes) -> int:
             if decode_size(head) != holding.size_bytes:
@@ -292,7 +310,8 @@ class StateService(QuestionService):
         return QuestionReply(encode(len(state.data)), memoryview(state.data)[question.offset :])
 
     async def _keep(self, peer_id: str, holding: Holding) -> bool:
-        """Fetch a copy that is offered, if it is one that we keep, newer, and there is room for it."""
+        """Fetch an offered copy if it is ours to keep, newer than the one at hand, and there is room for
+        it."""
         former = self._copies.of(peer_id)
         if former is not None and holding.iteration <= former.holding.iteration:
             return former.holding == holding
@@ -330,8 +349,8 @@ def _digest(data: bytearray) -> str:
 def _opened(
     state: StageState, holding: Holding, part: StagePart, wanted: Mapping[str, Tensor] | None
 ) -> dict[str, Tensor]:
-    """What a state has of a part of the model, and of the layers that its holder said: others are not its to
-    give. Raises CheckpointError where some are missing or do not fit."""
+    """Return the tensors of a state that belong to this part and to the layers that its holder reported.
+    Raises CheckpointError if some are missing or do not fit."""
     first = max(holding.first_layer, part.first_layer)
     said = StagePart(first, max(first, min(holding.end_layer, part.end_layer)), holding.has_ends)
     found = of_part(of_part(unpack_states([state], max_bytes=len(state.data)), said), part)
@@ -340,8 +359,8 @@ def _opened(
         raise CheckpointError(f"a stage's state holds {', '.join(sorted(strange))}")
     if wanted is not None:
         own = of_part(wanted, said)
-        fitting(found, own)
-        fitting_moments(found, own)
+        matching_tensors(found, own)
+        matching_moments(found, own)
     elif missing := set(range(said.first_layer, said.end_layer)) - {layer_of(name) for name in found}:
         raise CheckpointError(f"a stage's state lacks layers {sorted(missing)}")
     return found

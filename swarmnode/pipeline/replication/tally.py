@@ -1,4 +1,4 @@
-"""Which contributions of an iteration count: from what each replica says it holds to one set and its sum.
+"""Decides which contributions of an iteration count: from the heads that each replica has seen to one sum.
 
 averaging.py (what arrives) -> [ContributionTally] -> Combined
 
@@ -36,27 +36,27 @@ from swarmnode.pipeline.stages.micro_batches import GradientSum
 
 MAX_REPLICAS = 64
 MAX_WEIGHT_RATIO = 8.0
-"""A replica may have learnt from so many times the tokens of the (lower) median one: slots bound how unequal
-the plan makes them, and the bound is how much more than an honest one a liar can weigh."""
+"""Largest ratio of a replica's tokens to those of the (lower) median one. Slots bound how unequal the plan
+makes them; this bounds how much more than an honest replica a liar can weigh."""
 
 KEPT_HEADS = 2
-"""The most heads kept of one replica: two prove that it equivocates, more prove nothing else."""
+"""Heads that are kept of one replica: two prove that it equivocates, more prove nothing else."""
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class SeenHead(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One head that a replica has seen."""
 
     sealed: Annotated[bytes, Meta(max_length=MAX_HEAD_BYTES)]
     sound: bool
-    """It has the bytes too, and they are sound."""
+    """True if the replica has the bytes too, and they are sound."""
 
 
-class Holdings(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a replica has seen by the end of a round."""
+class SeenHeads(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The heads that a replica has seen by the end of a round."""
 
-    held: Annotated[tuple[Held, ...], Meta(max_length=KEPT_HEADS * MAX_REPLICAS)]
+    held: Annotated[tuple[SeenHead, ...], Meta(max_length=KEPT_HEADS * MAX_REPLICAS)]
     closed: bool
-    """It goes on with this set, whatever else may come."""
+    """True if the replica goes on with this set, whatever else may come."""
 
 
 View = frozenset[tuple[str, bytes, bool]]
@@ -64,7 +64,7 @@ View = frozenset[tuple[str, bytes, bool]]
 
 
 class ContributionTally:
-    """One iteration of one stage, as one of its replicas sees it."""
+    """The contributions to one iteration of one stage, as one of its replicas knows them."""
 
     def __init__(
         self,
@@ -90,7 +90,8 @@ class ContributionTally:
         self.add(own)
 
     def note(self, signed: SignedHead) -> None:
-        """A head that its author signed, allowed or not. Raises Rejected as `size_bytes` where it is not."""
+        """Record a head that its author signed. Raises Rejected as `size_bytes` if it breaks the bounds; it
+        is recorded all the same."""
         known = self._heads.setdefault(signed.author, {})
         if signed.payload not in known and len(known) < KEPT_HEADS:
             known[signed.payload] = signed
@@ -105,26 +106,28 @@ class ContributionTally:
         self._sound[contribution.signed.payload] = contribution
 
     def fail(self, author: str, fault: ContributionFault, head: SignedHead | None = None) -> None:
-        """Nothing sound came of this replica so far. `head`: its bytes are what it signed, and not sound."""
+        """Record that nothing sound has come from this replica so far. `head`: its bytes have the signed
+        digest and are not sound."""
         self._faults[author] = fault
         if head is not None:
             self._unsound.add(head.payload)
 
     def found(self, author: str) -> Contribution | None:
-        """What is held of a replica with sound bytes; None too where it equivocated."""
+        """Return the sound contribution of a replica; None if there is none or if it equivocated."""
         heads = self._heads.get(author, {})
         return self._sound.get(next(iter(heads))) if len(heads) == 1 else None
 
-    def holdings(self, *, closed: bool = False) -> Holdings:
+    def holdings(self, *, closed: bool = False) -> SeenHeads:
         held = [
-            Held(signed.sealed, payload in self._sound)
+            SeenHead(signed.sealed, payload in self._sound)
             for author in sorted(self._heads)
             for payload, signed in sorted(self._heads[author].items())
         ]
-        return Holdings(tuple(held), closed)
+        return SeenHeads(tuple(held), closed)
 
-    def learn(self, peer_id: str, holdings: Holdings) -> View:
-        """What another replica has seen. Heads without their author's signature count for nothing."""
+    def learn(self, peer_id: str, holdings: SeenHeads) -> View:
+        """Take in the heads that another replica has seen. Heads without their author's signature are
+        ignored."""
         view: set[tuple[str, bytes, bool]] = set()
         for held in holdings.held:
             try:
@@ -141,12 +144,12 @@ class ContributionTally:
         return frozenset(view)
 
     def doubt(self, peer_id: str, head: SignedHead) -> None:
-        """This peer says that it holds sound bytes and does not hand them out."""
+        """Record that this peer says it holds sound bytes and does not hand them out."""
         self._doubted.add((peer_id, head.payload))
         self._holders[head.payload].discard(peer_id)
 
     def lacking(self) -> list[tuple[SignedHead, list[str]]]:
-        """Heads of which others hold sound bytes and we none, with those others, sorted."""
+        """Return heads of which others hold sound bytes and we do not, each with those peers, sorted."""
         lone = (next(iter(heads.values())) for heads in self._heads.values() if len(heads) == 1)
         return [
             (signed, sorted(self._holders.get(signed.payload, ())))
@@ -157,7 +160,7 @@ class ContributionTally:
         ]
 
     def same(self, view: View) -> bool:
-        """Whether a replica with this view comes to our set. Claims that were doubted do not count."""
+        """Return True if a replica with this view comes to our set. Doubted claims are ignored."""
         return self._decisive(view) == self._decisive(
             frozenset(
                 (author, payload, payload in self._sound)
@@ -167,18 +170,19 @@ class ContributionTally:
         )
 
     def adopt(self, views: Sequence[View]) -> None:
-        """Most replicas have closed with these views: where they are one, it is our set too."""
+        """Adopt the set that most replicas have closed with, if their views agree."""
         closed = {_counting(view) for view in views}
         if len(closed) == 1 and 2 * len(views) > len(self.replicas):
             self._adopted = closed.pop()
 
     @property
     def adopted(self) -> bool:
-        """Whether all of the set that others closed with is here."""
+        """True if every contribution of the set that others closed with is here."""
         return self._adopted is not None and all(self.found(author) for author in self._adopted)
 
     def result(self, *, agreed: bool) -> Combined:
-        """The sum in the order of the peer ids: the same additions everywhere, so the same bits."""
+        """Return the sum in the order of the peer ids: the same additions at every replica, so the same
+        bits."""
         candidates = [one for author in self.replicas if (one := self.found(author)) is not None]
         if self._adopted is not None:
             candidates = [one for one in candidates if one.signed.author in self._adopted]
@@ -191,12 +195,12 @@ class ContributionTally:
         return Combined(sum_in_order([one.sum for one in chosen]), names, rejected, agreed)
 
     def release(self) -> None:
-        """Forget the bytes; what was seen stays known."""
+        """Drop the bytes. The heads stay known."""
         self._sound.clear()
 
     def _decisive(self, view: View) -> View:
-        """The view without what does not decide: the bytes of who equivocates, and claims that nobody made
-        good."""
+        """Return the view without what decides nothing: the bytes of replicas that equivocate, and claims
+        that no peer made good."""
         counting = _counting(view)
         return frozenset(
             (author, payload, author in counting and self._is_founded(payload)) for author, payload, _ in view
@@ -216,8 +220,7 @@ class ContributionTally:
 
 
 def sum_in_order(sums: Sequence[GradientSum]) -> GradientSum:
-    """The same as `sum_of_replicas`, in float32 and in place: new tensors, nothing of `sums` is written
-    to."""
+    """Sum as `sum_of_replicas` does, but in float32 and in place in new tensors: `sums` is not written to."""
     total: dict[str, Tensor] = {}
     for one in sums:
         for name, tensor in one.tensors.items():
@@ -229,7 +232,7 @@ def sum_in_order(sums: Sequence[GradientSum]) -> GradientSum:
 
 
 def _counting(view: View) -> frozenset[str]:
-    """The authors of one head, with sound bytes behind it."""
+    """Return the authors of exactly one head, with sound bytes behind it."""
     heads = Counter(author for author, _, _ in view)
     return frozenset(author for author, _, sound in view if sound and heads[author] == 1)
 
@@ -237,7 +240,8 @@ def _counting(view: View) -> frozenset[str]:
 def _within(
     candidates: Sequence[Contribution], max_ratio: float, size: Callable[[Contribution], float]
 ) -> list[Contribution]:
-    """Those that are at most so many times the lower median; what is zero is no measure of the others."""
+    """Return the candidates of at most this multiple of the lower median size. Sizes of zero do not enter the
+    median."""
     sizes = sorted(found for one in candidates if (found := size(one)) > 0)
     if not sizes:
         return list(candidates)

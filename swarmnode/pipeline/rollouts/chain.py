@@ -1,4 +1,4 @@
-"""The stages as an engine sees them: token ids go in, hidden states behind the last stage come out.
+"""The interface between an engine and the stages: token ids go in, hidden states come out.
 
 engine.py -> [Chain] -> remote_chain.py (members of a pipeline) | testing/local_chain.py (all in one process)
 
@@ -23,33 +23,33 @@ from swarmnode.rollout.decode.adapter import LoraPair
 from swarmnode.rollout.engine import PolicyUpdate
 
 MAX_FEED_TOKENS = 4096
-"""Tokens of one feed at most, unless a chain says less: a prompt of more comes in pieces."""
+"""Default bound of the tokens of one feed: a longer prompt comes in pieces."""
 
 
 class StopReason(StrEnum):
-    """Why a feed did not come through."""
+    """Reason why a feed did not come through."""
 
     LOST = "lost"
-    """A node does not answer, or answers what no sound node does: do not ask it again."""
+    """A node does not answer, or gives an answer that no sound node gives: do not ask it again."""
     FORGOTTEN = "forgotten"
-    """A node does not have the session, or not the plan: tell it everything again."""
+    """A node does not have the session, or not the plan: send everything again."""
     OTHER_PLAN = "other_plan"
     """A node has its stage under another plan, or none: wait until it has come to ours, or we to another."""
     OTHER_POLICY = "other_policy"
-    """A node's weights are of another version."""
+    """The weights of a node are of another version."""
     NO_MEMORY = "no_memory"
-    """A node has no room for so much."""
+    """A node has no room for this many tokens."""
     NOT_FINITE = "not_finite"
-    """The own stage makes NaN of it."""
+    """Our own stage computes NaN or infinity from it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """A feed that did not come through. What nodes before the stop have kept may be sent again."""
+    """A feed that did not come through. Tokens that nodes before the stop have kept may be sent again."""
 
     why: StopReason
     node: int | None
-    """The node that it stopped at. None: unknown."""
+    """The node at which it stopped; None if unknown."""
     detail: str = ""
 
 
@@ -63,11 +63,11 @@ class ChainFeed:
     """All tokens, end to end."""
     segments: Segments
     version: int
-    """Version of the policy that they must be computed under."""
+    """Version of the policy that the tokens must be computed under."""
 
 
 class Chain(Protocol):
-    """Blocking, for one caller."""
+    """The stages of a model, as one caller uses them. Calls block."""
 
     @property
     def device(self) -> torch.device: ...
@@ -77,38 +77,40 @@ class Chain(Protocol):
 
     @property
     def max_feed_tokens(self) -> int:
-        """Most tokens of one feed."""
+        """Bound of the tokens of one feed."""
         ...
 
     @property
     def takes_policies(self) -> bool:
-        """Whether `adopt` brings weights to the stages; else they train, and a version only names them."""
+        """True if `adopt` brings weights to the stages. If False, the stages train, and a version only names
+        their weights."""
         ...
 
     def route(self, path: StagePath) -> Route | None:
-        """Which nodes take a path now: perhaps without a stage that nobody holds. None: it is no path
-        here."""
+        """Return the nodes that take a path now, perhaps without a stage that no node holds. None if it is no
+        path here."""
         ...
 
     def run(self, feeds: Sequence[ChainFeed]) -> list[Tensor | Stopped]:
-        """Each along its route, side by side: hidden states [sum of tails, D] of the tokens wanted."""
+        """Run the feeds side by side, each along its route. Returns the hidden states [sum of tails, D] of
+        the wanted tokens."""
         ...
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
-        """Final norm and head, [N, vocabulary] in float32."""
+        """Return final norm and head applied: [N, vocabulary] in float32."""
         ...
 
     def give_up(self, node: int, why: str) -> None:
-        """The node is not asked again until the plan changes."""
+        """Stop asking this node until the plan changes."""
         ...
 
     def close_session(self, route: Route, session: int) -> None:
-        """Let nodes forget a session. Nobody waits for it."""
+        """Let nodes forget a session, without waiting for it."""
         ...
 
     def check(self, update: PolicyUpdate) -> Mapping[str, LoraPair]:
-        """What of a policy has to be brought to the stages by `adopt`. Raises EngineError for one that cannot
-        be had here."""
+        """Return the tensors of a policy that `adopt` has to bring to the stages. Raises EngineError for a
+        policy that this chain cannot have."""
         ...
 
     def adopt(self, pairs: Mapping[str, LoraPair]) -> None:
@@ -119,17 +121,17 @@ class Chain(Protocol):
 
 
 def embedded(stage: StageModel, ids: Sequence[int]) -> Tensor:
-    """Token ids, end to end -> hidden states [N, D]."""
+    """Return the hidden states [N, D] of token ids that lie end to end."""
     return stage.embed(torch.tensor(ids, device=stage.device)[None])[0]
 
 
 def logits_of(stage: StageModel, hidden_ND: Tensor) -> Tensor:
-    """Logits in float32 of hidden states behind the last stage; on the data stage."""
+    """Return the logits in float32 of hidden states behind the last stage. On the data stage only."""
     return stage.head(stage.final_norm(hidden_ND)).float()
 
 
 def stopped_by(rejected: Rejected, node: int | None) -> Stopped:
-    """What the refusal of a stage means for who asked it."""
+    """Return the stop that the refusal of a stage means for the engine."""
     why = {
         Refusal.UNKNOWN_WORK: StopReason.FORGOTTEN,
         Refusal.UNKNOWN_PLAN: StopReason.FORGOTTEN,

@@ -1,4 +1,4 @@
-"""Steps of generation between members: each goes around its path once, from the data node back to it.
+"""Steps of generation between members: each goes around its path once, from the data node and back to it.
 
 remote_chain.py (data node) -> [DecodeNode.send_around] -> DecodeNode of the next node -> ... -> the data
                                                            |                                         node
@@ -55,35 +55,35 @@ from swarmnode.pipeline.stages.stage_model import StageModel
 from swarmnode.pipeline.wire.codec import decode
 from swarmnode.pipeline.wire.messages import CodecName, Refusal
 from swarmnode.pipeline.wire.plan_members import PlanMembers
-from swarmnode.pipeline.wire.transport import Pace
+from swarmnode.pipeline.wire.transport import LinkPace
 from swarmnode.pipeline.wire.wire import NO_PAYLOAD, Payload
 
 logger = logging.getLogger(__name__)
 
 KEPT_PLANS = 2
-"""The plan that runs, and the former one."""
+"""Plans that are kept: the running one and the former one."""
 
 POLL_S = 0.02
 MAX_POLL_S = 0.5
-"""A step of the next policy looks whether we have come to it, ever less often."""
+"""Bounds of the pause with which a step of the next policy version looks if our weights have come to it."""
 
 MAX_WAIT_S = 60.0
-"""Longest that a step waits here, whatever its sender says."""
+"""Longest time that a step waits here, whatever its sender says."""
 
 MAX_REMEMBERED = 1024
-"""Sessions whose path is known."""
+"""Sessions whose path is remembered."""
 
 _T = TypeVar("_T")
 
 
 class RunInStageThread(Protocol):
-    """Runs a function where the stage computes, between its other work, and gives what it returns."""
+    """Runs a function in the stage's thread, between its other work, and returns its result."""
 
     def __call__(self, fn: Callable[[], _T], /) -> Awaitable[_T]: ...
 
 
 class DecodeNode:
-    """One member's part in generation: computes steps that pass it, sends and receives its own.
+    """One member's part in generation: computes the steps that pass it, sends and receives its own.
 
     async with DecodeNode(host, run_in_stage_thread=work.run, version=lambda: worker.iteration) as node:
         node.hold(StageCaches(worker.model, max_bytes=...))
@@ -98,16 +98,17 @@ class DecodeNode:
         version: Callable[[], int],
         codec: CodecName = "none",
         limits: DecodeLimits | None = None,
-        pace: Pace | None = None,
+        pace: LinkPace | None = None,
     ) -> None:
-        """`version`: of the policy that the own stage has; asked in the stage's thread, where it changes
-        together with the weights."""
+        """`version`: returns the policy version of our own stage. It is called in the stage's thread, where
+        it changes together with the weights."""
         self.run_in_stage_thread = run_in_stage_thread
         self.caches: StageCaches | None = None
         self.plan: str | None = None
-        """The plan that the stage is held under. None: we have no stage, or are about to take another."""
+        """Digest of the plan that our stage is held under. None if we have no stage or are about to take
+        another."""
         self.on_silent: Callable[[str, str], None] = _ignore
-        """Called with the peer id of a member that keeps our steps waiting, and what it did."""
+        """Called with the peer id of a member that keeps our steps waiting, and the reason."""
         self.counters = DecodeCounters()
         self._version = version
         self._host = host
@@ -150,16 +151,16 @@ class DecodeNode:
         await self._streams.end()
 
     def hold(self, caches: StageCaches | None) -> None:
-        """The own stage from now on, under the plan that is adopted next. Sessions of the former are
-        forgotten with it, and what is under way is not waited for any more."""
+        """Replace our own stage, to be used under the plan that is adopted next. Sessions of the former stage
+        are forgotten, and steps under way are no longer waited for."""
         self.caches, self.plan = caches, None
         self._settled.clear()
         self._routes.clear()
         self._in_flight.replanned("our own stage changes")
 
     def adopt(self, members: PlanMembers | None) -> None:
-        """Take steps of a plan from now on; of those before, only what the last one brings us may still come.
-        None: the plan has no stage for us."""
+        """Take steps of this plan from now on. Of the former plan, only steps of ours that come around are
+        still accepted. None: the plan has no stage for us."""
         self._settled.set()
         if members is None:
             return
@@ -172,11 +173,11 @@ class DecodeNode:
             del self._plans[next(iter(self._plans))]
 
     def lose(self, peer_id: str, why: str) -> None:
-        """A member is known to be gone: what goes past it is not waited for any more."""
+        """Stop waiting for steps that go past a member that is gone."""
         self._in_flight.lose(peer_id, why)
 
     async def settled(self) -> None:
-        """Returns when no other stage is about to be taken."""
+        """Wait until no change of our own stage is under way."""
         await self._settled.wait()
 
     async def compute(
@@ -187,10 +188,10 @@ class DecodeNode:
         hidden: Callable[[StageModel], Tensor],
         version: int,
     ) -> Tensor | Stopped:
-        """What the own stage, as it is held under a plan, makes of its input, once it has come to this
-        version; how long to wait the caller decides.
+        """Return the output of our own stage under this plan, once its weights have this version. The caller
+        sets the deadline.
 
-        `hidden` gives what goes in, in the stage's thread. The node of a Stopped is left open.
+        `hidden` returns the input; it is called in the stage's thread. The node of a Stopped is left open.
         """
         caches = self.caches
         if caches is None:
@@ -228,10 +229,11 @@ class DecodeNode:
         version: int,
         timeout_s: float,
     ) -> Tensor | Stopped:
-        """What comes from the own stage, around the path: hidden states of the tails behind its end.
+        """Send the output of our own stage around the path. Returns the hidden states of the tails behind its
+        end.
 
-        Ends early with OTHER_PLAN once our own stage changes, with LOST once a member of the path is gone,
-        with FORGOTTEN once a member that was not ready is.
+        Ends early with OTHER_PLAN if our own stage changes, with LOST if a member of the path is gone, and
+        with FORGOTTEN once a member that was not ready is ready.
         """
         members = self._plans.get(plan)
         if members is None or plan != self.plan:
@@ -242,13 +244,14 @@ class DecodeNode:
         )  # fmt: skip
 
     async def close_session(self, plan: str, path: tuple[int, ...], session: int) -> None:
-        """Let the others forget a session. Who does not hear it drops it when it is idle."""
+        """Let the other members forget a session. A member that does not hear of it drops the session when it
+        is idle."""
         if (members := self._plans.get(plan)) is not None:
             await self._close_next(members, Closed(plan=plan, session=session, path=path, position=1))
 
     def _is_on_its_route(self, members: PlanMembers, frame: DecodeStep | Closed) -> bool:
-        """Whether this is the route of the session: its first step says which it is, and then only those who
-        are on it can say anything about the session."""
+        """Return True if the frame is on the route of its session. The first step determines the route; after
+        that, only members on it can send frames of the session."""
         key, route = (members.peers[frame.path[0]], frame.session), (frame.plan, frame.path)
         if not frame.session:
             return True
@@ -293,7 +296,7 @@ class DecodeNode:
     async def _go_on(
         self, members: PlanMembers, step: DecodeStep, payload: bytearray, until_s: float
     ) -> Halted | None:
-        """Compute and pass on; or why not, and at which position."""
+        """Compute a step and pass it on. Returns the reason and the position if it could not go on."""
         try:
             hidden_ND = decode(step.tensor, payload)
         except Rejected as rejected:
@@ -325,7 +328,7 @@ class DecodeNode:
         return None
 
     async def _broken_off(self, outgoing: Outgoing) -> None:
-        """A stream of ours has ended, and perhaps not everything on it was taken."""
+        """Handle the end of an outgoing stream: perhaps not everything sent on it was taken."""
         self._in_flight.broken_off(outgoing)
         async with asyncio.TaskGroup() as tasks:
             for owner, halted in self._forwarded.pop(outgoing):
@@ -336,7 +339,7 @@ class DecodeNode:
             await self._send_within(members.peers[closed.target], closed)
 
     async def _send_within(self, peer_id: str, frame: Frame, payload: Payload = NO_PAYLOAD) -> None:
-        """What the receiver can do without."""
+        """Send a frame that the receiver can do without."""
         try:
             async with asyncio.timeout(self._limits.frame_timeout_s):
                 await self._streams.send(peer_id, frame, payload)

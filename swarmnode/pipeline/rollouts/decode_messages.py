@@ -1,4 +1,4 @@
-"""What is sent along a path while sequences are generated, bounded before anything is allocated.
+"""Frames that are sent along a path while sequences are generated, bounded before anything is allocated.
 
 decode.py -> [decode_messages] -> wire -> [decode_messages] -> decode.py
 
@@ -30,11 +30,12 @@ from swarmnode.pipeline.wire.plan_members import PlanMembers
 VERSION = 1
 
 MAX_SEQUENCES = 1024
-"""Most sequences of one step, and cells of a session."""
+"""Bound of the sequences of one step, and of the cells of a session."""
 
 MAX_POSITIONS = 1 << 20
 MAX_FRAME_BYTES = 32 * 1024
-"""A frame without its tensor: cells, starts, counts, tails and forks of MAX_SEQUENCES are most of it."""
+"""Bound of a frame without its tensor: cells, starts, counts, tails and forks of MAX_SEQUENCES are most of
+it."""
 
 MAX_DETAIL = 200
 
@@ -50,11 +51,11 @@ Forks = Annotated[tuple[tuple[Cell, Cell, Position], ...], Meta(max_length=MAX_S
 class _Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True):
     plan: Digest
     session: Count
-    """The data node's number for it; 0 where nothing is kept."""
+    """The data node's number of the session; 0 if nothing is kept."""
     path: Path
     """Nodes in order of visit, the data node first."""
     position: PathPosition
-    """Where on the path the receiver stands; behind its end it is the data node again."""
+    """Position of the receiver on the path; behind its end it is the data node again."""
 
     def __post_init__(self) -> None:
         if self.position > len(self.path) or len(set(self.path)) < len(self.path):
@@ -66,15 +67,15 @@ class _Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class DecodeStep(_Frame, frozen=True, kw_only=True, tag="step"):
-    """Hidden states of the tokens that one step brings, for the node at `position`. Behind the end of the
-    path only those wanted: the tails."""
+    """Hidden states of the tokens of one step, for the node at `position`. Behind the end of the path, only
+    those of the tails."""
 
     number: Count
-    """The feed's number, never used twice by a data node."""
+    """Number of the feed. A data node never uses one twice."""
     version: Count
-    """Version of the policy that computes it."""
+    """Policy version that must compute it."""
     deadline_s: Annotated[float, Meta(gt=0, le=MAX_DEADLINE_S)]
-    """How long it is of use, counted from its arrival."""
+    """Seconds for which it is of use, counted from its arrival."""
     cells: Cells
     starts: Positions
     counts: Positions
@@ -96,7 +97,7 @@ class DecodeStep(_Frame, frozen=True, kw_only=True, tag="step"):
 
 
 class Halted(_Frame, frozen=True, kw_only=True, tag="halted"):
-    """The data node is told that a feed of its does not come. `position` is that of whom it concerns."""
+    """Tells the data node that one of its feeds does not come. `position` is that of the node at fault."""
 
     number: Count
     why: StopReason
@@ -104,15 +105,15 @@ class Halted(_Frame, frozen=True, kw_only=True, tag="halted"):
 
     @property
     def stopped(self) -> Stopped:
-        """Why and where the feed stopped. A position behind the end is the data node, whom the last node of
-        the path did not reach."""
+        """The reason and the node of the stop. A position behind the end is the data node, which the last
+        node of the path did not reach."""
         if self.position == len(self.path):
             return Stopped(StopReason.FORGOTTEN, None, self.detail)
         return Stopped(self.why, self.path[self.position], self.detail)
 
 
 class Closed(_Frame, frozen=True, kw_only=True, tag="closed"):
-    """The session is over: forget it, and tell the next node."""
+    """Tells a node to forget a session that is over, and to tell the next node."""
 
 
 Frame = DecodeStep | Halted | Closed
@@ -121,20 +122,20 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Frame)
 
 
-class Asked(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A data node asks a member: how far did you come with this feed of mine?"""
+class FeedQuestion(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A data node's question: how far did this feed of mine come at your node?"""
 
     plan: Digest
     number: Count
 
 
 class StepProgress(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The answer to `Asked`."""
+    """The answer to a question about a feed."""
 
     came: bool
     went: bool
-    seated: bool = True
-    """Whether the stage here is held under the plan that was asked about."""
+    assigned: bool = True
+    """True if the stage here is held under the plan that was asked about."""
 
 
 MAX_ASKED_BYTES = 128
@@ -146,7 +147,7 @@ def encode_frame(frame: Frame) -> bytes:
 
 
 def decode_frame(data: bytes) -> Frame:
-    """A frame within every bound. Raises Rejected: too_large, other_version, malformed."""
+    """Decode a frame within every bound. Raises Rejected: too_large, other_version, malformed."""
     if len(data) > MAX_FRAME_BYTES:
         raise Rejected(Refusal.TOO_LARGE, f"{len(data)} bytes, at most {MAX_FRAME_BYTES}")
     if data[:1] != bytes([VERSION]):
@@ -158,10 +159,11 @@ def decode_frame(data: bytes) -> Frame:
 
 
 def check_frame(frame: Frame, peer_id: str, plans: Mapping[str, PlanMembers]) -> PlanMembers:
-    """Whether this peer may say this to us. Raises Rejected: unknown_plan, not_a_member, wrong_route.
+    """Return the members of the frame's plan. Raises Rejected if this peer may not send us this frame:
+    unknown_plan, not_a_member, wrong_route.
 
-    A step comes from the node before us on its path. That one was halted comes from the node that it
-    concerns or from a neighbour there: a member cannot accuse those that it has nothing to do with.
+    A step comes from the node before us on its path. A halt comes from the node that it concerns or from a
+    neighbour on the path, so that a member cannot accuse others.
     """
     members = plans.get(frame.plan)
     if members is None:
@@ -183,10 +185,11 @@ def check_frame(frame: Frame, peer_id: str, plans: Mapping[str, PlanMembers]) ->
 
 
 def who_stopped(path: tuple[int, ...], answers: Mapping[int, StepProgress | None]) -> int | None:
-    """The node at which a feed that did not come back stands: the first that does not answer, else the first
-    that has it and did not send it on. None: it was lost between two that do answer.
+    """Return the node at which a lost feed stands, or None if it was lost between two nodes that answer.
 
-    >>> who_stopped((0, 3, 5), {3: Progress(True, True), 5: None})
+    It is the first node that does not answer, else the first one that has the feed and did not send it on.
+
+    >>> who_stopped((0, 3, 5), {3: StepProgress(True, True), 5: None})
     5
     """
     silent = [node for node in path[1:] if answers.get(node) is None]

@@ -1,4 +1,4 @@
-"""Frames of generation on streams between members: one stream each way, nothing answered, all of it bounded.
+"""Streams of frames of generation between members: one stream each way, nothing answered, all of it bounded.
 
 decode.py -> [FrameStreams.send] -> stream -> [FrameStreams] of another member -> handle(frame) -> decode.py
 
@@ -37,7 +37,7 @@ from swarmnode.pipeline.wire.codec import encode
 from swarmnode.pipeline.wire.inbound import LENGTH_BYTES, receive_length
 from swarmnode.pipeline.wire.messages import MAX_TENSOR_BYTES, CodecName, Refusal
 from swarmnode.pipeline.wire.plan_members import PlanMembers
-from swarmnode.pipeline.wire.transport import Pace
+from swarmnode.pipeline.wire.transport import LinkPace
 from swarmnode.pipeline.wire.wire import Payload
 
 logger = logging.getLogger(__name__)
@@ -46,51 +46,53 @@ PROTOCOL = "/swarmnode/pipeline-decode/1"
 
 
 class BrokenOff(PeerUnreachable):
-    """The peer is there, and has ended the stream."""
+    """The peer is reachable and has ended the stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeLimits:
-    """How much of this machine the others' generation may use, besides the caches' own bounds."""
+    """Bounds on the use that the generation of others may make of this machine, besides the bounds of the
+    caches."""
 
     max_inbound_bytes: int = 2 * MAX_TENSOR_BYTES
     max_inbound_bytes_per_peer: int = MAX_TENSOR_BYTES
     max_streams_per_peer: int = 4
-    """One is in use; others may be about to close."""
+    """One stream is in use; others may be about to close."""
     max_steps_per_stream: int = 64
-    """Being computed or sent on. One for each session that a neighbour passes to us is enough."""
+    """Steps that are being computed or sent on. One for each session that a neighbour passes to us is
+    enough."""
     frame_timeout_s: float = 10.0
-    """A frame with its tensor, once begun, is complete by then."""
+    """Time in which a frame with its tensor must be complete once it has begun."""
     idle_timeout_s: float = 300.0
     ask_timeout_s: float = 3.0
-    """A node that does not say how far it came within this is taken for lost."""
+    """Time after which a node that does not answer a question about a feed counts as lost."""
 
 
 @dataclass(slots=True)
 class DecodeCounters:
-    """What was computed, sent and refused since the start."""
+    """Steps computed, bytes sent and frames refused since the start."""
 
     steps: int = 0
-    """Computed here for others."""
+    """Steps computed here for others."""
     sent_bytes: int = 0
     refused: Counter[str] = field(default_factory=Counter[str])
-    """What peers sent and we did not take, by reason."""
+    """Frames of peers that were refused, by reason."""
 
 
 Handle = Callable[[PlanMembers, Frame, bytearray], Awaitable[None]]
-"""A checked frame and the bytes behind it."""
+"""Called with a checked frame and the bytes behind it."""
 
 
 @dataclass(slots=True, eq=False)
 class Outgoing:
-    """One stream of ours."""
+    """An outgoing stream."""
 
     stream: ByteStream
     over: bool = False
 
 
 Ended = Callable[[Outgoing], Awaitable[None]]
-"""A stream of ours that has ended, and all that was sent on it perhaps with it."""
+"""Called with an outgoing stream that has ended. Frames sent on it may be lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ class _Link:
 
 
 class FrameStreams:
-    """The streams of one member, both ways."""
+    """The incoming and outgoing streams of one member."""
 
     def __init__(
         self,
@@ -119,9 +121,9 @@ class FrameStreams:
         *,
         limits: DecodeLimits,
         counters: DecodeCounters,
-        pace: Pace | None,
+        pace: LinkPace | None,
     ) -> None:
-        """`plans`: those that are being run, by digest; it may change while streams are open."""
+        """`plans`: those that are running, by digest; it may change while streams are open."""
         self._host = host
         self._plans = plans
         self._handle = handle
@@ -154,8 +156,8 @@ class FrameStreams:
         await self._tasks.__aexit__(None, None, None)
 
     async def send(self, peer_id: str, frame: Frame, payload: Payload) -> Outgoing:
-        """Send a frame; the stream that it went on. The deadline is the caller's. Raises PeerUnreachable
-        (BrokenOff among it), RequestTimeout, HostDown."""
+        """Send a frame. Returns the stream that it was sent on. The caller sets the deadline. Raises
+        PeerUnreachable (of which BrokenOff is one), RequestTimeout, HostDown."""
         head = encode_frame(frame)
         size_bytes = len(head) + len(payload.data)
         if self._pace is not None:
@@ -179,7 +181,8 @@ class FrameStreams:
     async def send_step(
         self, members: PlanMembers, segments: Segments, hidden_ND: Tensor, codec: CodecName, **fields: Any
     ) -> Outgoing:
-        """Hidden states to the node at `position`, as `send`; behind the end of the path the tails only."""
+        """Send hidden states to the node at `position`, as `send`; behind the end of the path only the
+        tails."""
         is_last = fields["position"] == len(fields["path"])
         encoded = encode(tails_of(hidden_ND, segments) if is_last else hidden_ND, codec)
         step = DecodeStep(
@@ -189,8 +192,7 @@ class FrameStreams:
         return await self.send(members.peers[step.target], step, encoded.payload)
 
     async def reaches(self, peer_id: str) -> bool:
-        """Whether the peer can be had a stream to, whatever it then makes of it. The deadline is the
-        caller's."""
+        """Return True if a stream to the peer can be opened. The caller sets the deadline."""
         link = self._links.setdefault(peer_id, _Link())
         try:
             async with link.turn:
@@ -214,8 +216,8 @@ class FrameStreams:
         return outgoing
 
     async def _watch(self, link: _Link, outgoing: Outgoing) -> None:
-        """Wait for the end of the stream: nothing is answered on it, so whatever is read means that it is
-        over."""
+        """Wait for the end of the stream. Nothing is answered on it, so anything that is read means that it
+        is over."""
         stream = outgoing.stream
         try:
             await stream.receive(1)
@@ -244,7 +246,7 @@ class FrameStreams:
         return outgoing
 
     async def _serve(self, stream: ByteStream) -> None:
-        """Take the frames of one stream until it ends."""
+        """Handle the frames of one incoming stream until it ends."""
         peer_id = stream.peer_id
         known = any(peer_id in members.peers for members in self._plans.values())
         if not known or self._streams[peer_id] >= self._limits.max_streams_per_peer:
@@ -283,7 +285,7 @@ class FrameStreams:
                 stream.close()
 
     async def _take(self, stream: ByteStream, length: int) -> _Taken:
-        """Raises Rejected, PeerUnreachable, TimeoutError."""
+        """Receive a frame with its payload. Raises Rejected, PeerUnreachable, TimeoutError."""
         async with asyncio.timeout(self._limits.frame_timeout_s), AsyncExitStack() as memory:
             frame = decode_frame(await stream.receive(length))
             members = check_frame(frame, stream.peer_id, self._plans)

@@ -35,7 +35,7 @@ from swarmnode.rollout.engine import BASE_VERSION, Capabilities, InFlight, Outpu
 from swarmnode.rollout.requests import not_finite
 
 SCORE_ATTEMPTS = 4
-"""Ways tried for one batch to score."""
+"""Routes tried for one batch to score."""
 
 
 class PipelineEngine(TorchEngine):
@@ -56,9 +56,9 @@ class PipelineEngine(TorchEngine):
         version: int = 0,
         newest: Callable[[], int] | None = None,
     ) -> None:
-        """`version`: that of the policy which the stages have now. `newest`: asks the own stage for it before
-        every step, where it may move on without us: running requests then go on under it, as with "keep".
-        Raises ConfigError."""
+        """`version`: policy version of the stages now. `newest`: returns the version of our own stage and is
+        called before every step, where it may move on without us; running requests then go on under it, as
+        with "keep". Raises ConfigError."""
         if max_length > chain.max_feed_tokens:
             raise ConfigError(
                 f"sequences of {max_length} tokens, one message through this pipeline has at most "
@@ -85,7 +85,7 @@ class PipelineEngine(TorchEngine):
 
     @property
     def recovery(self) -> RecoveryCounts:
-        """What losses of nodes have cost."""
+        """Counters of the cost of lost nodes."""
         return self._feeder.counts
 
     def submit(self, requests: Iterable[Request]) -> None:
@@ -118,7 +118,7 @@ class PipelineEngine(TorchEngine):
         hidden = self._feeder.bring(self._newest.version)
         self._record_paths()
         if isinstance(hidden, Stopped):
-            self._make_do(hidden)
+            self._handle_stop(hidden)
             return ()
         tokens, logprobs = self._sampler.sample(self._logits_by_row(hidden))
         self._clock += 1
@@ -131,7 +131,7 @@ class PipelineEngine(TorchEngine):
         return self._newest.version if self._newest_version is None else self._newest_version()
 
     def _admit(self) -> None:
-        """Give free rows to waiting requests."""
+        """Start waiting requests in free rows."""
         if not self._running:
             self._fitting = self.capabilities.max_running
         requests = [
@@ -151,15 +151,16 @@ class PipelineEngine(TorchEngine):
         return request.resumed(replace(request.sampled, path=path))
 
     def _record_paths(self) -> None:
-        """A sequence may have lost a stage of its path."""
+        """Record the path of each sequence, which may have lost a stage."""
         for row, running in self._running.items():
             sampled = running.request.sampled
             if sampled.path != (path := self._feeder.path(row)):
                 request = running.request.resumed(replace(sampled, path=path))
                 self._running[row] = replace(running, request=request)
 
-    def _make_do(self, stopped: Stopped) -> None:
-        """The step did not come to its end, and nothing of it was sampled."""
+    def _handle_stop(self, stopped: Stopped) -> None:
+        """Handle a step that was stopped before anything was sampled: put requests back, wait for the next
+        step, or raise EngineError."""
         if stopped.why is StopReason.NOT_FINITE:
             version = self._newest.version
             self._drop_everything()
@@ -179,7 +180,7 @@ class PipelineEngine(TorchEngine):
         raise EngineError(f"node {stopped.node} of the pipeline: {stopped.why}, {stopped.detail}", hint=hint)
 
     def _logits_by_row(self, hidden: dict[int, Tensor]) -> Tensor:
-        """[rows, vocabulary]; zeros where no sequence is."""
+        """Return logits [rows, vocabulary], with zeros in rows without a sequence."""
         order = list(hidden)
         logits = self._chain.logits(torch.stack([hidden[row] for row in order]))
         count = max(order) + 1
@@ -197,7 +198,7 @@ class PipelineEngine(TorchEngine):
         self._counters.generated_tokens += len(self._running)
 
     def _close_up(self) -> None:
-        """Move the running rows together: the sampler works on all rows up to the last."""
+        """Move the running rows together: the sampler computes all rows up to the last."""
         kept = sorted(self._running)
         if not kept or kept[-1] + 1 == len(kept) or len(self._queue):
             return
@@ -225,7 +226,7 @@ class PipelineEngine(TorchEngine):
             del self._tokens[row], self._logprobs[row]
 
     def _keep(self, row: int, policy: DecodePolicy, token_ids: Sequence[int]) -> None:
-        """Nothing is kept: the keys and values are at the stages, which let go of whoever has ended."""
+        """Do nothing: keys and values are at the stages, which drop those of sequences that have ended."""
 
     def _clear(self) -> None:
         self._feeder.clear()
@@ -233,10 +234,10 @@ class PipelineEngine(TorchEngine):
         self._logprobs.clear()
 
     def _line_up(self, requests: Iterable[Request]) -> None:
-        """Nothing is prepared for those that wait."""
+        """Do nothing: waiting requests need no preparation."""
 
     def _leave_line(self, requests: Iterable[Request]) -> None:
-        """Nothing was prepared for them."""
+        """Do nothing: waiting requests were not prepared."""
 
     # Policies
 
@@ -284,7 +285,8 @@ class PipelineEngine(TorchEngine):
     def _passed(
         self, path: StagePath, sequences: Sequence[Sequence[int]], tails: Sequence[int]
     ) -> Sequence[Tensor]:
-        """Hidden states of the last `tails[i]` tokens of each, nothing being kept at the stages."""
+        """Return the hidden states of the last `tails[i]` tokens of each sequence, keeping nothing at the
+        stages."""
         counts = tuple(map(len, sequences))
         segments = Segments((), (0,) * len(counts), counts, tuple(tails))
         ids = tuple(token for sequence in sequences for token in sequence)
@@ -305,7 +307,7 @@ class PipelineEngine(TorchEngine):
 
 
 def _within(places: Sequence[int], lengths: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Runs of them with at most so many tokens."""
+    """Split the places into consecutive runs of at most `most` tokens each."""
     some: list[int] = []
     for place in places:
         if some and sum(lengths[other] for other in some) + lengths[place] > most:

@@ -1,4 +1,4 @@
-"""What the stages still have to be told of each sequence, so that its next token can be sampled.
+"""Determines which tokens of each sequence the stages still need, so that its next token can be sampled.
 
 engine.py: rows and their tokens -> [Feeder] -> Feed -> chain.py -> hidden state of each row's newest token
 
@@ -24,20 +24,20 @@ from swarmnode.pipeline.stages.micro_batches import StagePath
 logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 16
-"""Times that feeds of one step may fail before it is given up: nodes can be lost one after the other."""
+"""Rounds of failed feeds after which a step is given up: nodes can be lost one after the other."""
 
 
 @dataclass(slots=True)
 class RecoveryCounts:
-    """What was lost and brought again since the engine was made."""
+    """Lost nodes and tokens computed again, since the engine was made."""
 
     lost_nodes: int = 0
     refed_tokens: int = 0
     """Tokens whose keys and values were computed again because a node had lost them."""
     rerouted: int = 0
-    """Sequences that went on without a stage that nobody holds any more."""
+    """Sequences that went on without a stage that no node holds any more."""
     feeds: int = 0
-    """Messages that went around, one for all sequences of a path."""
+    """Messages sent around, each for all sequences of a path."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,8 @@ class _Sequence:
     fed: int = 0
     cell: int | None = None
     lends: bool = True
-    """Its prompt's columns are those of the newest policy."""
+    """True if the columns of its prompt were computed under the newest policy, so that others may copy
+    them."""
 
 
 @dataclass(slots=True)
@@ -66,13 +67,13 @@ class _Session:
 
 @dataclass(slots=True)
 class _Trouble:
-    """What kept one step from coming to its end at the first attempt."""
+    """Failures of the feeds of one step."""
 
     rounds: int = 0
     rows: set[int] = field(default_factory=set[int])
     tokens: int = 0
     causes: dict[str, None] = field(default_factory=dict[str, None])
-    """Each once, in order."""
+    """Each cause once, in order of its first occurrence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class _Load:
 
 
 class Feeder:
-    """Sequences by row, and the sessions that hold their keys and values."""
+    """The sequences by row, and the sessions that hold their keys and values."""
 
     def __init__(self, chain: Chain, choose_path: ChoosePath) -> None:
         self.counts = RecoveryCounts()
@@ -95,7 +96,8 @@ class Feeder:
         self._numbers = secrets.randbits(40)
 
     def path_for(self, prompt_ids: Sequence[int], wanted: StagePath = ()) -> StagePath:
-        """How a sequence with this prompt goes: as wanted, if that is a path here and every stage is held."""
+        """Return the path for a sequence with this prompt: the wanted one, or the one chosen for the prompt,
+        without stages that no node holds. Raises EngineError if neither is a path here."""
         for path in (wanted, self._choose_path(prompt_ids)):
             if path and (route := self._chain.route(path)) is not None:
                 return route.stages
@@ -111,11 +113,11 @@ class Feeder:
         self._sequences[row].ids.append(token)
 
     def path(self, row: int) -> StagePath:
-        """The path along which the row's next token is sampled."""
+        """Return the path along which the row's next token is sampled."""
         return self._sequences[row].path
 
     def drop(self, rows: Iterable[int]) -> None:
-        """These sequences have ended. A session without any is closed."""
+        """Remove sequences that have ended. A session without sequences is closed."""
         for row in rows:
             sequence = self._sequences.pop(row)
             session = self._sessions.get(sequence.path)
@@ -126,11 +128,11 @@ class Feeder:
                 self._close(sequence.path)
 
     def renumber(self, kept: Sequence[int]) -> None:
-        """Row i is what row `kept[i]` was."""
+        """Renumber the rows: row i becomes the former row `kept[i]`."""
         self._sequences = {row: self._sequences[former] for row, former in enumerate(kept)}
 
     def policy_moved(self) -> None:
-        """What sequences have in their cells is an earlier policy's: it is lent to none that starts now."""
+        """Stop lending the columns of present sequences to new ones: they are an earlier policy's."""
         for sequence in self._sequences.values():
             sequence.lends = False
 
@@ -140,11 +142,10 @@ class Feeder:
             self._close(path)
 
     def bring(self, version: int) -> dict[int, Tensor] | Stopped:
-        """Feed all sequences to their ends: the hidden state [D] of each row's newest token.
+        """Feed all sequences to their ends. Returns the hidden state [D] of each row's newest token.
 
-        Nodes that are lost or have forgotten are worked around. Another stop is returned: everything that was
-        fed stays fed, and calling again goes on from there. Raises EngineError where going around does not
-        help either.
+        Lost and forgetful nodes are worked around. Any other stop is returned: everything that was fed stays
+        fed, and the next call goes on from there. Raises EngineError if working around fails too often.
         """
         trouble, rerouted = _Trouble(), self.counts.rerouted
         try:
@@ -172,7 +173,7 @@ class Feeder:
                     failed.append((load, result))
                 else:
                     unhelpful = result
-            self._go_around(failed, trouble)
+            self._restart_failed(failed, trouble)
             if unhelpful is not None:
                 return unhelpful
             # What was forgotten is brought again, also where its newest token had come through.
@@ -182,14 +183,14 @@ class Feeder:
     # Planning
 
     def _loads(self, waiting: Collection[int], version: int) -> list[_Load]:
-        """One for each path: as many tokens as a feed may have."""
+        """Return one load for each path, with as many tokens as a feed may have."""
         by_path: dict[StagePath, list[int]] = {}
         for row in waiting:
             by_path.setdefault(self._settled(self._sequences[row]), []).append(row)
         return [self._load(path, rows, version) for path, rows in by_path.items()]
 
     def _settled(self, sequence: _Sequence) -> StagePath:
-        """The sequence's path, with an open session and a cell."""
+        """Give the sequence an open session and a cell. Returns its path."""
         session = self._sessions.get(sequence.path)
         if session is None:
             path = self.path_for(sequence.prompt, sequence.path)
@@ -208,7 +209,8 @@ class Feeder:
         return session
 
     def _load(self, path: StagePath, rows: Sequence[int], version: int) -> _Load:
-        """Cells in their order, so that a stage need not gather them; what is fed further goes first."""
+        """Make the feed of one path. Cells are in order, so that a stage need not gather them; sequences that
+        are fed further go first."""
         session = self._sessions[path]
         lenders = self._lenders(path)
         left = self._chain.max_feed_tokens
@@ -245,7 +247,7 @@ class Feeder:
         return _Load(path, feed, tuple(row for row, _, _ in chosen))
 
     def _lenders(self, path: StagePath) -> dict[tuple[int, ...], int]:
-        """The cell in which each prompt stands whole."""
+        """Return the cell that holds each prompt completely."""
         return {
             sequence.prompt: sequence.cell
             for sequence in self._sequences.values()
@@ -272,8 +274,9 @@ class Feeder:
                 found[row] = hidden_ND[place]
         return found
 
-    def _go_around(self, failed: Sequence[tuple[_Load, Stopped]], trouble: _Trouble) -> None:
-        """Forget the sessions, so that everything is brought again, along other routes if need be."""
+    def _restart_failed(self, failed: Sequence[tuple[_Load, Stopped]], trouble: _Trouble) -> None:
+        """Close the sessions of failed feeds, so that everything is sent again, along other routes if need
+        be."""
         trouble.rounds += bool(failed)
         for load, stopped in failed:
             if trouble.rounds > MAX_FAILURES:

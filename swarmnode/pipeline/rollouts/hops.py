@@ -1,4 +1,4 @@
-"""A data node's own steps around their path: sent off, waited for, and what keeps one from coming.
+"""Brings a data node's own steps around their path: sends them, waits for them, and finds what stops them.
 
 decode.py -> [DecodeHops.run] -> decode_streams.py -> the members of the path -> in_flight.py -> [DecodeHops]
                   |
@@ -17,7 +17,7 @@ from torch import Tensor
 from swarmnode.errors import HostDown, NetworkError
 from swarmnode.pipeline.rollouts.chain import Stopped, StopReason
 from swarmnode.pipeline.rollouts.decode_streams import BrokenOff, FrameStreams
-from swarmnode.pipeline.rollouts.in_flight import InFlightStep, InFlightSteps, or_news
+from swarmnode.pipeline.rollouts.in_flight import InFlightStep, InFlightSteps, result_or_event
 from swarmnode.pipeline.rollouts.stage_cache import Segments
 from swarmnode.pipeline.rollouts.tracing import Tracing
 from swarmnode.pipeline.wire.messages import CodecName
@@ -25,7 +25,7 @@ from swarmnode.pipeline.wire.plan_members import PlanMembers
 
 
 class DecodeHops:
-    """Brings steps around, any number at once."""
+    """Brings any number of steps around at once."""
 
     def __init__(
         self, streams: FrameStreams, codec: CodecName, in_flight: InFlightSteps, tracing: Tracing
@@ -47,9 +47,10 @@ class DecodeHops:
         timeout_s: float,
         suspect: Callable[[str, str], None],
     ) -> Tensor | Stopped:
-        """What comes from the own stage, around the path: hidden states of the tails behind its end.
+        """Send the output of our own stage around the path. Returns the hidden states of the tails behind its
+        end.
 
-        `suspect(peer_id, why)` is told of a member that keeps us waiting.
+        `suspect(peer_id, why)` is called with a member that keeps us waiting.
         """
         not_ready: Stopped | None = None
         shape = sum(segments.tails), hidden_ND.shape[1]
@@ -57,12 +58,12 @@ class DecodeHops:
             try:
                 async with asyncio.timeout(timeout_s):
                     bringing = self._bring(expected, segments, hidden_ND, version, timeout_s)
-                    result = await or_news(bringing, expected.found)
+                    result = await result_or_event(bringing, expected.found)
                     if not _is_not_ready(result):
                         return result
                     not_ready = result
                     asking = self._tracing.until_assigned(members, result, suspect)
-                    return await or_news(asking, expected.news)
+                    return await result_or_event(asking, expected.news)
             except TimeoutError:
                 if not_ready is not None:
                     return Stopped(
@@ -79,7 +80,7 @@ class DecodeHops:
         version: int,
         timeout_s: float,
     ) -> Tensor | Stopped:
-        """Send it off, and wait for what becomes of it."""
+        """Send the step, and wait for its result."""
         members, path = expected.members, expected.path
         try:
             expected.outgoing = await self._streams.send_step(
@@ -94,5 +95,5 @@ class DecodeHops:
 
 
 def _is_not_ready(result: Tensor | Stopped) -> TypeGuard[Stopped]:
-    """Whether a node is at another plan, and not we."""
+    """Return True if another node holds its stage under another plan."""
     return isinstance(result, Stopped) and result.why is StopReason.OTHER_PLAN and result.node is not None

@@ -1,4 +1,4 @@
-"""Feeds of a data node that are in flight, and all that ends the waiting for them.
+"""A data node's feeds in flight, and the events that end the waiting for them.
 
 decode.py (what comes around, what halted) --v
 membership.py (who is gone) ----------> [InFlightSteps] -> decode.py (send_around) -> remote_chain.py
@@ -26,10 +26,10 @@ from swarmnode.pipeline.wire.messages import Refusal
 from swarmnode.pipeline.wire.plan_members import PlanMembers
 
 NUMBER_BITS = 52
-"""Bits of a feed's number."""
+"""Bits of the number of a feed."""
 
 MAX_PASSED = 64
-"""Sessions whose newest step is remembered by a node that it passed."""
+"""Sessions whose newest step is remembered after it passed this node."""
 
 BROKEN_OFF = "ended the stream"
 
@@ -40,21 +40,21 @@ Arrival = asyncio.Future[Tensor | Stopped]
 
 @dataclass(slots=True)
 class InFlightStep:
-    """One feed of ours, and all that a frame must say to be about it."""
+    """One feed of ours, with the fields that a frame about it must have."""
 
     number: int
     members: PlanMembers
     path: tuple[int, ...]
     session: int
     shape: tuple[int, int]
-    """Shape of what comes around: tails x width."""
+    """Shape of the hidden states that come around: tails x width."""
     found: Arrival
-    """What becomes of it."""
+    """Result of the feed."""
     news: Arrival
-    """What ends it at once: our plan is over, or a member of the path gone, also after something was
-    found."""
+    """Event that ends the feed at once, even after a result was found: our plan is over, or a member of the
+    path is gone."""
     outgoing: Outgoing | None = None
-    """The stream that it went on."""
+    """The stream that it was sent on."""
 
     def is_meant(self, frame: DecodeStep | Halted) -> bool:
         return (frame.plan, frame.path, frame.session) == (self.members.plan, self.path, self.session)
@@ -70,14 +70,14 @@ class InFlightStep:
 
 
 class InFlightSteps:
-    """The feeds of one data node that are waited for, by number.
+    """A data node's feeds that are waited for, by number.
 
     >>> with in_flight.expect(members, (0, 3, 5), 1, (8, 64)) as expected:                # doctest: +SKIP
     ...     result = await expected.found
     """
 
     def __init__(self, refused: Counter[str]) -> None:
-        """`refused`: where what is not taken is counted, by reason."""
+        """`refused`: counter, by reason, of frames that were not accepted."""
         self._refused = refused
         self._expected: dict[int, InFlightStep] = {}
 
@@ -85,14 +85,14 @@ class InFlightSteps:
         return len(self._expected)
 
     def __iter__(self) -> Iterator[int]:
-        """Their numbers."""
+        """Iterate over the numbers of the feeds."""
         return iter(self._expected)
 
     @contextmanager
     def expect(
         self, members: PlanMembers, path: tuple[int, ...], session: int, shape: tuple[int, int]
     ) -> Iterator[InFlightStep]:
-        """A feed, for as long as anybody waits for what becomes of it."""
+        """Register a feed for as long as its result is waited for."""
         # Not to be guessed by members that the feed does not pass.
         number = secrets.randbits(NUMBER_BITS)
         new = asyncio.get_running_loop().create_future
@@ -103,7 +103,8 @@ class InFlightSteps:
             del self._expected[number]
 
     def arrived(self, frame: DecodeStep | Halted, result: Tensor | Stopped) -> bool:
-        """What a frame brings; whether it was hidden states that somebody waits for."""
+        """Resolve a feed with the result that a frame brings. Returns True if it was awaited hidden
+        states."""
         expected = self._expected.get(frame.number)
         if expected is None or expected.found.done() or not expected.is_meant(frame):
             self._refused[Refusal.UNKNOWN_WORK] += 1
@@ -116,12 +117,12 @@ class InFlightSteps:
         return isinstance(result, Tensor)
 
     def replanned(self, detail: str) -> None:
-        """Our own stage changes: what is in flight goes by a plan that is over."""
+        """End all feeds because our own stage changes: their plan is over."""
         for expected in self._expected.values():
             expected.hear(Stopped(StopReason.OTHER_PLAN, None, detail))
 
     def lose(self, peer_id: str, why: str) -> None:
-        """A member is gone, and with it every feed that goes past it."""
+        """End every feed that goes past a member that is gone."""
         for expected in self._expected.values():
             peers = expected.members.peers
             for node in expected.path[1:]:
@@ -129,15 +130,15 @@ class InFlightSteps:
                     expected.hear(Stopped(StopReason.LOST, node, why))
 
     def broken_off(self, outgoing: Outgoing) -> None:
-        """A stream has ended: what was sent on it may not have been taken."""
+        """End the feeds that were sent on a stream that has ended: they may not have been taken."""
         for expected in self._expected.values():
             if expected.outgoing is outgoing:
                 expected.stop(Stopped(StopReason.OTHER_PLAN, expected.path[1], BROKEN_OFF))
 
 
 class ForwardedSteps:
-    """The newest step of each session that went on from here: on which stream, and what the data node is told
-    if that one ends. It may have been taken all the same."""
+    """The newest step of each session that went on from here: its stream, and the message to the data node if
+    that stream ends. The step may have been taken all the same."""
 
     def __init__(self) -> None:
         self._steps: OrderedDict[tuple[str, int], tuple[Outgoing, Halted]] = OrderedDict()
@@ -153,13 +154,13 @@ class ForwardedSteps:
         self._steps.pop((owner, session), None)
 
     def pop(self, outgoing: Outgoing) -> list[tuple[str, Halted]]:
-        """Who is to be told what, now that this stream has ended."""
+        """Return the messages to data nodes, with their peer ids, for a stream that has ended."""
         concerned = [key for key, (stream, _) in self._steps.items() if stream is outgoing]
         return [(key[0], self._steps.pop(key)[1]) for key in concerned]
 
 
-async def or_news(work: Coroutine[Any, Any, _T], news: asyncio.Future[_T]) -> _T:
-    """What the work gives, or the news where they come first: then the work is broken off."""
+async def result_or_event(work: Coroutine[Any, Any, _T], news: asyncio.Future[_T]) -> _T:
+    """Return the result of the work, or of `news` if that comes first; then the work is cancelled."""
     working = asyncio.ensure_future(work)
     try:
         await asyncio.wait({working, news}, return_when=asyncio.FIRST_COMPLETED)

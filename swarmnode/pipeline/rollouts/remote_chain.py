@@ -30,21 +30,21 @@ from swarmnode.rollout.decode.adapter import LoraPair
 from swarmnode.rollout.engine import PolicyUpdate
 
 SPARE_S = 5.0
-"""The engine's thread waits so much longer than the work on the event loop may take."""
+"""Time that the engine's thread waits in addition to the limit of the work on the event loop."""
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class ChainSettings:
-    """How generation uses the pipeline."""
+    """Time limits and bounds of generation through the pipeline."""
 
     step_timeout_s: float = 20.0
-    """A step that has not come around by then is looked for."""
+    """Time after which a step that has not come around is looked for."""
     max_feed_tokens: int = 4096
-    """Most tokens of one message: a prompt of more comes in pieces."""
+    """Bound of the tokens of one message: a longer prompt comes in pieces."""
     settle_timeout_s: float = 300.0
-    """Our own stage under the next plan is there by then, with its weights."""
+    """Limit of the change of our own stage to the next plan, its weights included."""
 
 
 class RemoteChain:
@@ -81,7 +81,7 @@ class RemoteChain:
         self.max_feed_tokens = min(self._settings.max_feed_tokens, MAX_TENSOR_BYTES // token_bytes)
 
     def adopt_members(self, members: StageHolders) -> None:
-        """Another plan, in which nobody is lost yet. From any thread; what is under way is brought again."""
+        """Use another plan, in which no node is lost yet. From any thread; steps under way are sent again."""
         self._members, self._lost = members, frozenset()
 
     def route(self, path: StagePath) -> Route | None:
@@ -123,10 +123,10 @@ class RemoteChain:
         return {}
 
     def adopt(self, pairs: Mapping[str, LoraPair]) -> None:
-        """Nothing to bring: each feed names the version that it wants."""
+        """Do nothing: each feed names the version that it wants."""
 
     def close(self) -> None:
-        """The node is its owner's."""
+        """Do nothing: the DecodeNode is closed by its owner."""
 
     @property
     def _caches(self) -> StageCaches:
@@ -136,7 +136,7 @@ class RemoteChain:
         return caches
 
     def _wait(self, work: Coroutine[Any, Any, _T], most_s: float) -> _T:
-        """What the event loop makes of it. Raises EngineError."""
+        """Run the work on the event loop and return its result. Raises EngineError."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(most_s + SPARE_S)
@@ -157,7 +157,7 @@ class RemoteChain:
         return [task.result() for task in running]
 
     async def _settle(self) -> None:
-        """Wait while another stage is taken. Raises EngineError where we do not sample from it."""
+        """Wait while our own stage changes. Raises EngineError if we do not sample under the new plan."""
         try:
             async with asyncio.timeout(self._settings.settle_timeout_s):
                 await self._node.settled()
@@ -170,7 +170,7 @@ class RemoteChain:
             raise EngineError("under the new plan this node does not sample")
 
     async def _run(self, feed: ChainFeed) -> Tensor | Stopped:
-        """Own stage, then around."""
+        """Run one feed through our own stage and around its path."""
         members, segments, nodes = self._members, feed.segments, feed.route.nodes
         if feed.route.plan != members.plan:
             return Stopped(StopReason.FORGOTTEN, None, "there is another plan")
@@ -210,7 +210,7 @@ class RemoteChain:
 
 
 def _replanned(stopped: Stopped) -> Stopped:
-    """Nodes have other numbers now."""
+    """Return the stop for a plan that changed on the way: nodes have other numbers now."""
     return Stopped(StopReason.FORGOTTEN, None, f"the plan has changed on the way: {stopped.detail}")
 
 

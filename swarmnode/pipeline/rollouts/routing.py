@@ -1,4 +1,4 @@
-"""Which stages a prompt's completions visit, and which members hold them now. Pure.
+"""Chooses the stages that a prompt's completions visit, and the members that hold them now. Pure.
 
 plan -> [routing] -> chain.py, engine.py
 
@@ -20,7 +20,7 @@ ChoosePath = Callable[[Sequence[int]], StagePath]
 
 @dataclass(frozen=True, slots=True)
 class StageHolders:
-    """Which node holds which stage, under one plan."""
+    """The stage of each node under one plan."""
 
     plan: str
     """The plan's digest."""
@@ -29,22 +29,22 @@ class StageHolders:
     stage_of: tuple[int, ...]
     """The stage of each node; -1 for one that holds none."""
     own: int
-    """The node that samples, which holds stage 0."""
+    """Our node, which samples and holds stage 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A path as it is taken: nodes that hold its stages at the moment."""
+    """The nodes that hold the stages of a path at the moment."""
 
     stages: StagePath
     nodes: tuple[int, ...]
     """Nodes in order of visit, the sampling node first."""
     plan: str
-    """The plan in which the nodes have these numbers."""
+    """Digest of the plan in which the nodes have these numbers."""
 
 
 def path_of_prompt(paths: Sequence[StagePath], prompt_ids: Sequence[int]) -> StagePath:
-    """One of the paths, by a hash of the prompt: each about as often as it stands in `paths`.
+    """Return one of the paths by a hash of the prompt, each about as often as it stands in `paths`.
 
     >>> path_of_prompt([(0, 1), (0, 2)], [5, 6]) == path_of_prompt([(0, 1), (0, 2)], [5, 6])
     True
@@ -54,7 +54,8 @@ def path_of_prompt(paths: Sequence[StagePath], prompt_ids: Sequence[int]) -> Sta
 
 
 def path_of_depth(stages: int, depth: int | None = None) -> StagePath:
-    """A fixed path over `depth` of the stages, the first among them and the others evenly spread; None: all.
+    """Return a fixed path over `depth` of the stages: the first one, and the others evenly spread. None: all
+    stages.
 
     >>> path_of_depth(6), path_of_depth(6, 3), path_of_depth(6, 1)
     ((0, 1, 2, 3, 4, 5), (0, 2, 5), (0,))
@@ -68,9 +69,9 @@ def path_of_depth(stages: int, depth: int | None = None) -> StagePath:
 
 
 def route_along(members: StageHolders, stages: StagePath, lost: Collection[int]) -> Route | None:
-    """The nodes for a path, those lost left out; a stage that nobody is left for is left out too.
+    """Return the route of a path without lost nodes, and without stages of which no node is left.
 
-    Replicas take turns over the paths. None: the plan has no such stages.
+    Replicas take turns over the paths. None if the plan has no such stages.
     """
     if stages[:1] != (0,) or len(set(stages)) < len(stages) or not set(stages) <= set(members.stage_of):
         return None

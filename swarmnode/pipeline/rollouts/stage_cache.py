@@ -1,4 +1,4 @@
-"""Keys and values at one stage: sequences that are being generated pass the own layers token by token.
+"""Keys and values at one stage, through whose layers generated sequences pass token by token.
 
 decode.py (a member), chain.py (one process) -> [StageCaches] -> stage_model.py
 
@@ -24,39 +24,40 @@ from swarmnode.pipeline.wire.messages import Refusal
 from swarmnode.rollout.decode.running import alike
 
 GROWTH_COLUMNS = 64
-"""Cells grow by so many positions at once: a copy of the cache every 64 tokens."""
+"""Positions by which cells grow at once: the cache is copied every 64 tokens."""
 
 SESSION_IDLE_S = 300.0
-"""A session unused for so long is dropped: its engine is gone, or will say everything again."""
+"""Time after which an unused session is dropped: its engine is gone, or will send everything again."""
 
 MAX_SESSIONS_PER_OWNER = 64
-"""An engine has one for each path it samples along."""
+"""Bound of the sessions of one engine. It has one for each path that it samples along."""
 
 SessionKey = tuple[str, int]
-"""Whose session, and its number there."""
+"""Peer id of the owner, and its number of the session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Which tokens one step brings: one entry for each sequence, the tokens of all lying end to end."""
+    """The tokens that one step brings: one entry for each sequence, the tokens of all lying end to end."""
 
     cells: tuple[int, ...]
-    """Empty: nothing is kept, and every sequence starts at 0 (scoring)."""
+    """The cell of each sequence. Empty: nothing is kept, and every sequence starts at 0 (scoring)."""
     starts: tuple[int, ...]
-    """Position of the first token brought."""
+    """Position of the first token that each sequence brings."""
     counts: tuple[int, ...]
-    """Tokens brought."""
+    """Tokens that each sequence brings."""
     tails: tuple[int, ...]
-    """How many of the last of them are wanted behind the last stage."""
+    """Last tokens of each sequence that are wanted behind the last stage."""
     forks: tuple[tuple[int, int, int], ...] = ()
-    """(from, to, length): before anything else, cell `to` becomes a copy of the first `length` columns."""
+    """(from, to, length): before anything else, cell `to` becomes a copy of the first `length` columns of
+    cell `from`."""
 
     @property
     def tokens(self) -> int:
         return sum(self.counts)
 
     def fault(self) -> str | None:
-        """What is inconsistent about it, or None."""
+        """Return a description of the inconsistency, or None."""
         rows = len(self.counts)
         if not rows or len(self.tails) != rows or len(self.starts) != rows:
             return f"{rows} counts, {len(self.starts)} starts and {len(self.tails)} tails"
@@ -74,7 +75,7 @@ class Segments:
 
 
 def tails_of(hidden_ND: Tensor, segments: Segments) -> Tensor:
-    """The last `tails[i]` rows of each sequence, end to end."""
+    """Return the last `tails[i]` rows of each sequence, end to end."""
     if all(tail == count for tail, count in zip(segments.tails, segments.counts, strict=True)):
         return hidden_ND
     pieces = hidden_ND.split(segments.counts)
@@ -120,7 +121,7 @@ class StageCaches:
         self._shapes = _shapes(model)
         item_bytes = model.settings.dtype.itemsize
         self.position_bytes = 2 * item_bytes * sum(heads * width for heads, width in self._shapes.values())
-        """What one position of one cell takes."""
+        """Bytes of one position of one cell."""
         self._sessions: dict[SessionKey, _Session] = {}
 
     @property
@@ -128,24 +129,25 @@ class StageCaches:
         return sum(session.positions for session in self._sessions.values()) * self.position_bytes
 
     def __len__(self) -> int:
-        """Sessions that are open."""
+        """Return the number of open sessions."""
         return len(self._sessions)
 
     def close(self, key: SessionKey) -> None:
-        """Forget a session; one that is not here is no error."""
+        """Forget a session; an unknown one is ignored."""
         self._sessions.pop(key, None)
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Forget all sessions."""
         self._sessions.clear()
 
     @torch.inference_mode()
     def run(self, key: SessionKey | None, segments: Segments, hidden_ND: Tensor) -> Tensor:
-        """The own layers applied: hidden states [N, D] of all tokens that `segments` says, end to end.
+        """Apply our own layers to hidden states [N, D] of all tokens in `segments`, which lie end to end.
 
-        None, or no cells: nothing is looked up or kept. Raises Rejected, with everything as before:
-        wrong_shape, not_finite, unknown_work (cells that do not reach as far as a start says), no_memory,
-        no_slot. Where what the own layers give is not_finite, the next step writes over what was kept of it.
+        None as the key, or no cells: nothing is looked up or kept. Raises Rejected, with everything as
+        before: wrong_shape, not_finite, unknown_work (cells that do not reach as far as a start says),
+        no_memory, no_slot. If the output of the layers is not_finite, the next step writes over the columns
+        that it has filled.
         """
         self._check(segments, hidden_ND)
         hidden_ND = hidden_ND.to(self.model.device, self.model.settings.dtype)
@@ -171,7 +173,7 @@ class StageCaches:
     # Sessions
 
     def _prepared(self, key: SessionKey, segments: Segments) -> _Session:
-        """The session with room for the step, its forks done."""
+        """Return the session with room for the step, its forks done."""
         now_s = self._clock()
         for other, session in list(self._sessions.items()):
             if other != key and now_s - session.used_s > self._idle_s:
@@ -202,7 +204,7 @@ class StageCaches:
                 raise Rejected(Refusal.UNKNOWN_WORK, f"cell {cell} does not reach position {start}")
 
     def _make_room(self, key: SessionKey, session: _Session, cells: int, columns: int) -> None:
-        """Raises Rejected before anything is allocated."""
+        """Grow the session's cells. Raises Rejected before anything is allocated."""
         cells = max(cells, len(session.lengths))
         if columns > session.columns:
             columns = -(-columns // GROWTH_COLUMNS) * GROWTH_COLUMNS
@@ -237,7 +239,7 @@ class StageCaches:
         hidden_ND: Tensor,
         out_ND: Tensor,
     ) -> None:
-        """Rows `batch` of the step, padded on the right to one width."""
+        """Run these rows of the step, padded on the right to one width."""
         places_BT, positions_BT = _grid(segments, batch, self.model.device)
         hidden_BTD = hidden_ND[places_BT]
         if session is None:
@@ -255,7 +257,7 @@ class StageCaches:
 
 
 class _Columns:
-    """The cells of one batch, as attention layers see them: `stage_model.KeyValues`."""
+    """The cells of one batch, as attention layers see them. Implements `stage_model.KeyValues`."""
 
     def __init__(
         self, session: _Session, cells: Sequence[int], positions_BT: Tensor, latest_start: int
@@ -290,7 +292,7 @@ class _Columns:
 
 
 class _Probe:
-    """Sees which keys a stage's layers have."""
+    """Records the shapes of the keys of a stage's layers."""
 
     def __init__(self) -> None:
         self.shapes: dict[int, tuple[int, int]] = {}
@@ -309,7 +311,7 @@ class _Probe:
 
 @torch.inference_mode()
 def _shapes(model: StageModel) -> dict[int, tuple[int, int]]:
-    """(heads, width) of the keys of each own layer, found by asking the layers."""
+    """Return (heads, width) of the keys of each of our own layers, found by running them."""
     probe = _Probe()
     place: dict[str, Any] = {"device": model.device, "dtype": model.settings.dtype}
     positions_11 = torch.zeros(1, 1, dtype=torch.long, device=model.device)
@@ -322,7 +324,8 @@ def _batches(segments: Segments) -> Iterator[list[int]]:
 
 
 def _widths(segments: Segments) -> Iterator[tuple[list[int], int]]:
-    """Rows that are computed together, with the tokens of the longest: single tokens, then prompts."""
+    """Yield rows that are computed together, with the tokens of the longest: single tokens first, then
+    prompts."""
     single = [row for row, count in enumerate(segments.counts) if count == 1]
     if single:
         yield single, 1
@@ -333,8 +336,8 @@ def _widths(segments: Segments) -> Iterator[tuple[list[int], int]]:
 
 
 def _grid(segments: Segments, batch: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where the tokens of a batch lie end to end, and their positions, both [B, T]. Padding repeats a row's
-    last token, at positions behind it."""
+    """Return the places of a batch's tokens in the end-to-end order, and their positions, both [B, T].
+    Padding repeats the last token of a row, at positions behind it."""
     begins = [0]
     for count in segments.counts:
         begins.append(begins[-1] + count)

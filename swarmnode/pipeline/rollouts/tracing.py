@@ -1,10 +1,11 @@
-"""How far a feed came, and whether a member's stage is held under our plan: the questions of a data node.
+"""Questions of a data node to others: how far a feed came, and if a stage is held under our plan.
 
-decode.py (nothing came around) -> [Tracing.find] -> Asked -> [Tracing] of every node of the path -> Progress
-decode.py (a node is at another plan) -> [Tracing.until_seated] -> that node, now and then
+decode.py (nothing came around) -> [Tracing.find] -> FeedQuestion -> [Tracing] of every node -> StepProgress
+decode.py (a node is at another plan) -> [Tracing.until_assigned] -> that node, now and then
 
-Members take their places under a plan a moment after each other, and a newcomer knows nobody before it has
-one: who is not ready is asked again until it is, until our own plan changes, or until it is gone.
+Members take their assignments under a plan a moment after each other, and a newcomer knows no other member
+before it has one. A member that is not ready is asked again until it is ready, until our own plan changes, or
+until it is gone.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from swarmnode.pipeline.rollouts.chain import Stopped, StopReason
 from swarmnode.pipeline.rollouts.decode_messages import (
     MAX_ASKED_BYTES,
     MAX_PROGRESS_BYTES,
-    Asked,
+    FeedQuestion,
     StepProgress,
     who_stopped,
 )
@@ -35,20 +36,20 @@ ASK_PROTOCOL = f"{PROTOCOL}/asked"
 
 FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 1.0
-"""A node that is not ready is asked again, ever less often."""
+"""Bound of the growing pause after which a node that is not ready is asked again."""
 
 MAX_REMEMBERED = 1024
-"""Feeds whose progress is known: what a data node asks about is recent."""
+"""Feeds of which the progress is remembered: a data node asks about recent ones."""
 
 MAX_BROKEN_OFF = 12
-"""Feeds in a row that a member may break off while it says that it is ready: then it is lost."""
+"""Feeds in a row that a member may break off while it says that it is ready, before it counts as lost."""
 
 
-NOT_READY = StepProgress(came=False, went=False, seated=False)
+NOT_READY = StepProgress(came=False, went=False, assigned=False)
 
 
 class Tracing:
-    """Answers for the steps that pass us, and asks about ours."""
+    """Answers questions about the steps that pass us, and asks about our own."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class Tracing:
         ask_timeout_s: float,
         is_assigned: Callable[[str], bool],
     ) -> None:
-        """`is_seated`: whether our own stage is held under a plan."""
+        """`is_assigned`: returns True if our own stage is held under this plan."""
         self._host = host
         self._plans = plans
         self._streams = streams
@@ -73,19 +74,20 @@ class Tracing:
         await self._host.serve(ASK_PROTOCOL, self._tell, max_request_bytes=MAX_ASKED_BYTES)
 
     def note(self, owner: str, number: int, progress: StepProgress) -> None:
-        """How far a feed of another member came here."""
+        """Record the progress of another member's feed here."""
         self._progress[owner, number] = progress
         if len(self._progress) > MAX_REMEMBERED:
             self._progress.popitem(last=False)
 
     def came_around(self, peer_ids: tuple[str, ...]) -> None:
-        """A feed has passed these members."""
+        """Record that a feed has passed these members."""
         for peer_id in peer_ids:
             del self._broken_off[peer_id]
 
     async def find(self, members: PlanMembers, path: tuple[int, ...], number: int, detail: str) -> Stopped:
-        """Where a feed stands that did not come around: every node of its path is asked."""
-        asked = Asked(members.plan, number)
+        """Ask every node of the path of a feed that did not come around. Returns the stop with the node at
+        which it stands."""
+        asked = FeedQuestion(members.plan, number)
         async with asyncio.TaskGroup() as tasks:
             asking = {node: tasks.create_task(self._ask(members.peers[node], asked)) for node in path[1:]}
         node = who_stopped(path, {node: task.result() for node, task in asking.items()})
@@ -94,13 +96,14 @@ class Tracing:
     async def until_assigned(
         self, members: PlanMembers, stopped: Stopped, suspect: Callable[[str, str], None]
     ) -> Tensor | Stopped:
-        """Ask the node that stopped a feed until it is ready: then it is to be told everything again. Lost,
-        where nobody is there any more. The deadline is the caller's; `suspect` is told first."""
+        """Ask the node that stopped a feed until it is ready. Returns FORGOTTEN, so that everything is sent
+        again, or LOST if the node cannot be reached. The caller sets the deadline; `suspect` is called
+        first."""
         node, detail = stopped.node, stopped.detail
         assert node is not None
         peer_id, pause_s = members.peers[node], FIRST_PAUSE_S
-        asked = Asked(members.plan, 0)
-        while (progress := await self._ask(peer_id, asked)) is None or not progress.seated:
+        asked = FeedQuestion(members.plan, 0)
+        while (progress := await self._ask(peer_id, asked)) is None or not progress.assigned:
             if progress is None and not await self._streams.reaches(peer_id):
                 return Stopped(StopReason.LOST, node, f"{detail}, and cannot be reached")
             if pause_s == FIRST_PAUSE_S:
@@ -114,7 +117,7 @@ class Tracing:
             return Stopped(StopReason.LOST, node, f"{detail} {MAX_BROKEN_OFF} times")
         return Stopped(StopReason.FORGOTTEN, node, detail)
 
-    async def _ask(self, peer_id: str, asked: Asked) -> StepProgress | None:
+    async def _ask(self, peer_id: str, asked: FeedQuestion) -> StepProgress | None:
         try:
             answer = await self._host.request(
                 peer_id, ASK_PROTOCOL, msgspec.msgpack.encode(asked),
@@ -126,15 +129,15 @@ class Tracing:
             return None
 
     async def _tell(self, peer_id: str, request: bytes) -> bytes:
-        """Who asks about a plan that is none of ours, or not theirs, learns that we are not ready. Raises
-        Rejected for nonsense."""
+        """Answer a question. About a plan that is not ours, or not the asker's, we say that we are not ready.
+        Raises Rejected for malformed requests."""
         try:
-            asked = msgspec.msgpack.decode(request, type=Asked)
+            asked = msgspec.msgpack.decode(request, type=FeedQuestion)
         except msgspec.MsgspecError as error:
             raise Rejected(Refusal.MALFORMED, str(error)) from error
         members = self._plans.get(asked.plan)
         progress = NOT_READY
         if members is not None and peer_id in members.peers:
             known = self._progress.get((peer_id, asked.number), StepProgress(False, False))
-            progress = msgspec.structs.replace(known, seated=self._is_assigned(asked.plan))
+            progress = msgspec.structs.replace(known, assigned=self._is_assigned(asked.plan))
         return msgspec.msgpack.encode(progress)

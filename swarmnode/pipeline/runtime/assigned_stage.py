@@ -1,6 +1,6 @@
 """The stage that the plan assigns to this member: its layers in memory, with what has been learned.
 
-membership.py (Agreed) -> [AssignedStage.take] -> PipelineMember.assign, DecodeNode
+membership.py (AgreedPlan) -> [AssignedStage.take] -> PipelineMember.assign, DecodeNode
 every step -> [AssignedStage] -> own state for others, a copy at a neighbour, checkpoints
 
 Weights come from the model's folder; what was learnt comes from whoever holds the layers now, from the copy
@@ -17,7 +17,7 @@ import torch
 from swarmnode.errors import CheckpointError, NetworkError, StorageError
 from swarmnode.pipeline.execution.assignment import Assignment
 from swarmnode.pipeline.execution.member import PipelineMember
-from swarmnode.pipeline.plans.planning import Agreed
+from swarmnode.pipeline.plans.planning import AgreedPlan
 from swarmnode.pipeline.replication.averaging import ReplicaExchange
 from swarmnode.pipeline.replication.checkpoints import StageCheckpoints
 from swarmnode.pipeline.replication.holdings import HeldState
@@ -36,29 +36,30 @@ from swarmnode.training.adam import adam
 logger = logging.getLogger(__name__)
 
 SMALL_STATE_BYTES = 64 * 2**20
-"""A copy of this size is made after every step, a larger one (full training) every tenth."""
+"""Size up to which a copy is made after every step. A larger one (full training) is made every tenth."""
 RARE_STEPS = 10
 
 COPY_TRIES = 4
 COPY_PAUSE_S = 0.5
-"""A neighbour takes its stage under a new plan a moment after us, and keeps nothing of ours before."""
+"""Pause between tries: a neighbour takes its stage under a new plan a moment after us, and keeps no copy of
+ours before."""
 COPY_S = 60.0
-"""How long a neighbour may take to fetch a copy: the next step has another."""
+"""Limit of the time in which a neighbour fetches a copy: the next step has another."""
 
 
 @dataclass(frozen=True, slots=True)
 class AssignedStageSettings:
-    """How a stage is held here."""
+    """Settings of this member's stage."""
 
     stage: StageSettings
     learning_rate: float
     max_tokens: int
-    """Most of one micro-batch, pads included."""
+    """Bound of the tokens of one micro-batch, pads included."""
     activations: Activations
     free_bytes: int
-    """Memory for stages: the next one is loaded beside the present one where both fit."""
+    """Bytes for stages: the next one is loaded beside the present one if both fit."""
     cache_bytes: int
-    """Keys and values of generation."""
+    """Bytes for keys and values of generation."""
     checkpoint_every: int
     """Optimizer steps between checkpoints of the stage."""
 
@@ -71,15 +72,16 @@ class _Held:
     model: StageModel
     optimizer: torch.optim.Optimizer
     iteration: int | None = None
-    """Optimizer steps inside; None: straight from the folder."""
+    """Optimizer steps in the weights; None if they come straight from the model's folder."""
     is_known: bool = True
-    """Whether they are those that the pipeline had learnt by then; else it may have learnt more."""
+    """True if the weights are those that the pipeline had learned by then. If False, it may have learned
+    more."""
     newest: HeldState | None = None
-    """What was last offered to the others."""
+    """The state that was last offered to others."""
 
 
 class AssignedStage:
-    """Takes the assignments of this member, one at a time."""
+    """Takes the assignments of this member, one at a time, and holds the stage that is assigned."""
 
     def __init__(
         self,
@@ -94,7 +96,7 @@ class AssignedStage:
         checkpoints: StageCheckpoints,
         living: Callable[[], Collection[str]],
     ) -> None:
-        """`living`: members that answer, whether a plan has a stage for them or not."""
+        """`living`: returns the members that answer, with or without a stage."""
         self._whole = whole
         self._settings = settings
         self._peer_id = peer_id
@@ -108,18 +110,18 @@ class AssignedStage:
         self._next: _Held | None = None
         self._worker: StageWorker | None = None
         self._held_bytes = 0
-        self.agreed: Agreed | None = None
-        """The plan that we have taken our assignment of."""
+        self.agreed: AgreedPlan | None = None
+        """The plan whose assignment we have taken."""
         self.ready = asyncio.Event()
-        """Set while we have a stage under it."""
+        """Set while we have a stage under that plan."""
         self.plans = 0
         self._saved_iteration = 0
         self._copied: tuple[int, HeldState | None] = (0, None)
-        """The last one, and under which of our plans."""
+        """Number of our plan and state of the last copy."""
 
     @property
     def part(self) -> StagePart | None:
-        """The layers that are held here; None: none."""
+        """The layers that are held here; None if there are none."""
         return self._held.part if self._held is not None and self.ready.is_set() else None
 
     @property
@@ -128,11 +130,12 @@ class AssignedStage:
 
     @property
     def version(self) -> int:
-        """Optimizer steps in the weights at hand; to be asked in the thread of the stage."""
+        """Optimizer steps in the weights at hand. To be read in the thread of the stage."""
         return self._worker.version if self._worker is not None else 0
 
-    async def prepare(self, agreed: Agreed) -> None:
-        """Load the layers of the next plan while training goes on under this one. Raises ModelError."""
+    async def prepare(self, agreed: AgreedPlan) -> None:
+        """Load the layers of the next plan while training goes on under the present one. Raises
+        ModelError."""
         self._next = None
         part = part_of(agreed, self._peer_id)
         if part is None or (self._held is not None and self._held.part == part):
@@ -142,7 +145,7 @@ class AssignedStage:
         if self._held is None or needed + self._held_bytes <= self._settings.free_bytes:
             self._next = await asyncio.to_thread(self._load, part)
 
-    async def take(self, agreed: Agreed) -> None:
+    async def take(self, agreed: AgreedPlan) -> None:
         """Take our assignment of a plan. Raises ModelError, CheckpointError."""
         self.ready.clear()
         # Rollouts that are under way do not wait for what goes by the former plan.
@@ -192,14 +195,14 @@ class AssignedStage:
         )  # fmt: skip
 
     def _stand_by(self) -> None:
-        """Let go of what the former plan gave us."""
+        """Release the stage of the former plan."""
         self._member.unassign()
         self._decode.adopt(None)
         self._held = self._next = self._worker = None
         self._held_bytes = 0
 
     async def stepped(self) -> str:
-        """The pipeline has taken a step; the digest of the weights."""
+        """Record that the pipeline has taken a step. Returns the digest of the weights."""
         held, worker = self._held, self._worker
         if held is None or worker is None:
             return ""
@@ -208,7 +211,7 @@ class AssignedStage:
         return self._member.digest
 
     async def hand_on(self) -> None:
-        """Keep a copy of the state after a step elsewhere and, when due, on disk."""
+        """Have the state after a step copied by a neighbour and, when due, write it to disk."""
         held, worker = self._held, self._worker
         if held is None or worker is None or held.iteration is None:
             return
@@ -222,14 +225,15 @@ class AssignedStage:
             await self._copy_soon(held, state)
 
     def _is_to_be_copied(self, state: HeldState) -> bool:
-        """Each state if they are small; of large ones the first under a plan, then one now and then."""
+        """Return True for every small state; for large ones, for the first under a plan and then for one in
+        RARE_STEPS."""
         plan, copied = self._copied
         is_small = state.holding.size_bytes <= SMALL_STATE_BYTES
         is_rare = state.holding.iteration % RARE_STEPS == 0
         return plan != self.plans or (state is not copied and (is_small or is_rare))
 
     async def save(self, state: HeldState) -> None:
-        """Write what is held here to disk; a failure is told, and the pipeline goes on."""
+        """Write the state to disk. A failure is logged, and the pipeline goes on."""
         self._saved_iteration = state.holding.iteration
         try:
             await asyncio.to_thread(self._checkpoints.write, state)
@@ -237,8 +241,8 @@ class AssignedStage:
             logger.error("%s; the pipeline goes on", error)
 
     async def leave(self, *, hand_over: bool) -> None:
-        """What was learnt goes to disk and, where others go on, to the neighbour: we may be stopped between a
-        step and its copy."""
+        """Write the state to disk. With `hand_over` have it copied by the neighbour first, since we may be
+        stopped between a step and its copy."""
         if self._held is None or self._worker is None or self._held.iteration is None:
             return
         state = await self._newest(self._held, self._worker)
@@ -247,8 +251,8 @@ class AssignedStage:
         await self.save(state)
 
     async def whole_state(self, iteration: int) -> WholeState:
-        """The adapters of all stages, of this iteration if all members have told theirs, else of the newest
-        that they have. Raises PipelineError."""
+        """Return the adapters of all stages, of this iteration if all members have offered it, else of the
+        newest one that they have. Raises PipelineError."""
         if self._settings.stage.trainable == "full" or self.agreed is None:
             return WholeState(iteration, {}, {})
         return await whole_state(
@@ -269,8 +273,8 @@ class AssignedStage:
         parameters = list(model.trainable().values())
         return _Held(part, model, adam(parameters, self._settings.learning_rate))
 
-    async def _bring_up_to_date(self, held: _Held, worker: StageWorker, agreed: Agreed) -> None:
-        """What the pipeline has learnt of these layers by `agreed.iteration`."""
+    async def _bring_up_to_date(self, held: _Held, worker: StageWorker, agreed: AgreedPlan) -> None:
+        """Load the state that the pipeline has learned of these layers by `agreed.iteration`."""
         if held.iteration == agreed.iteration or not worker.model.trainable():
             held.iteration = agreed.iteration
             return
@@ -302,7 +306,7 @@ class AssignedStage:
             )  # fmt: skip
 
     async def _newest(self, held: _Held, worker: StageWorker) -> HeldState:
-        """What is held here now; packed only where the last step has not done so."""
+        """Return the state that is held here now. It is packed only if the last step has not done so."""
         version = await self._member.in_stage_thread(lambda: worker.version)
         newest = held.newest
         if newest is not None and newest.holding.iteration == version:
@@ -317,22 +321,22 @@ class AssignedStage:
         return self._offer(held, HeldState.of(held.part, version, packed))
 
     def _offer(self, held: _Held, state: HeldState) -> HeldState:
-        """Others may fetch it from now on."""
+        """Offer a state, which other members may fetch from now on."""
         held.newest = state
         if held.model.trainable():
             self._states.publish(state)
         return state
 
     async def _copy_soon(self, held: _Held, state: HeldState) -> None:
-        """Have the neighbour keep it: tried again until it does, or there is something newer to be kept."""
+        """Have the neighbour keep a copy. Tried again until it does, or until there is a newer state."""
         for _ in range(COPY_TRIES):
             if await self._copy(state) or held.newest is not state:
                 return
             await asyncio.sleep(COPY_PAUSE_S)
 
     async def _copy(self, state: HeldState) -> bool:
-        """Have the neighbour that the plan gives us keep it; where it does not, that costs a line in the
-        log."""
+        """Have the neighbour that the plan gives us keep a copy. Returns False, with a line in the log, if it
+        does not."""
         keeper = keeper_of(self.agreed, self._peer_id) if self.agreed is not None else None
         if keeper is None:
             return True

@@ -1,31 +1,32 @@
-"""What a plan assigns to a member, in the words of those who hold its stage.
+"""Translates a plan into the records that the holder of a stage works with.
 
-planning.py (Agreed) -> [assignments] -> assigned_stage.py -> averaging.py, states.py
+planning.py (AgreedPlan) -> [assignments] -> assigned_stage.py -> averaging.py, states.py
 """
 
-from swarmnode.pipeline.plans.planning import Agreed
+from swarmnode.pipeline.plans.planning import AgreedPlan
 from swarmnode.pipeline.plans.recovery import neighbour_of
 from swarmnode.pipeline.replication.holdings import LayerAssignments
-from swarmnode.pipeline.replication.replica_answers import Scope
+from swarmnode.pipeline.replication.replica_answers import AnswerScope
 from swarmnode.pipeline.stages.stage_model import StagePart
 
 
-def part_of(agreed: Agreed, peer_id: str) -> StagePart | None:
-    """The layers of a member; None: it has none."""
+def part_of(agreed: AgreedPlan, peer_id: str) -> StagePart | None:
+    """Return the layers of a member; None if it has none."""
     part, stage = agreed.part_of(peer_id), agreed.stage_of(peer_id)
     return None if part is None else StagePart(part.first, part.end, has_ends=stage == 0)
 
 
-def scope_of(agreed: Agreed, peer_id: str) -> Scope | None:
-    """What the replicas of its stage may ask a member; None: it has no stage."""
+def scope_of(agreed: AgreedPlan, peer_id: str) -> AnswerScope | None:
+    """Return the bounds of questions that the replicas of a member's stage may ask it; None if it has no
+    stage."""
     stage, part = agreed.stage_of(peer_id), agreed.part_of(peer_id)
     if stage is None or part is None:
         return None
-    return Scope(agreed.digest, stage, frozenset(part.peers), agreed.iteration)
+    return AnswerScope(agreed.digest, stage, frozenset(part.peers), agreed.iteration)
 
 
-def holders_of(agreed: Agreed) -> LayerAssignments:
-    """Who holds which layers under a plan, and who keeps whose copy."""
+def holders_of(agreed: AgreedPlan) -> LayerAssignments:
+    """Return the layers of each member under a plan, and the keepers of their copies."""
     parts, plan = agreed.partition.stages, agreed.plan
     nodes = {peer: neighbour_of(plan, node) for node, peer in enumerate(agreed.peers)}
     return LayerAssignments(
@@ -34,8 +35,9 @@ def holders_of(agreed: Agreed) -> LayerAssignments:
     )
 
 
-def former_holders(agreed: Agreed) -> LayerAssignments | None:
-    """Who held which layers before, as all members agree on it; None: nobody did."""
+def former_holders(agreed: AgreedPlan) -> LayerAssignments | None:
+    """Return the layers of each member under the former plan, as all members agree on it; None if there was
+    none."""
     before = agreed.before
     if before is None:
         return None
@@ -49,8 +51,8 @@ def former_holders(agreed: Agreed) -> LayerAssignments | None:
     )
 
 
-def keeper_of(agreed: Agreed, peer_id: str) -> str | None:
-    """Who keeps a copy of what a member holds; None: nobody."""
+def keeper_of(agreed: AgreedPlan, peer_id: str) -> str | None:
+    """Return the peer id of the member that keeps a copy of this member's state; None if there is none."""
     node = agreed.node_of(peer_id)
     keeper = neighbour_of(agreed.plan, node) if node is not None else None
     return agreed.peers[keeper] if keeper is not None else None

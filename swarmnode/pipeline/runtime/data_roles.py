@@ -1,4 +1,4 @@
-"""What the members of stage 0 do with a pipeline: reinforcement learning as one node of the swarm, or text.
+"""The two roles of a member of stage 0: reinforcement learning as one node of the swarm, or training on text.
 
 node.py -> [RolloutRole] -> NodeLoop, PipelineLearner, PipelineEngine (rollouts through the stages)
                  -> [TextRole]    -> TextFeed (cross-entropy on plain text)
@@ -18,7 +18,7 @@ from swarmnode.node.node import NetworkParts, NodeLoop
 from swarmnode.node.policies import plain_error
 from swarmnode.node.status import NodeStatus, Summary
 from swarmnode.pipeline.execution.assignment import IterationReport
-from swarmnode.pipeline.plans.planning import Agreed
+from swarmnode.pipeline.plans.planning import AgreedPlan
 from swarmnode.pipeline.rollouts.engine import PipelineEngine
 from swarmnode.pipeline.rollouts.remote_chain import ChainSettings, RemoteChain
 from swarmnode.pipeline.rollouts.routing import StageHolders, path_of_depth, path_of_prompt
@@ -35,12 +35,12 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
-    """What rollouts are made with."""
+class RolloutInputs:
+    """The tasks, tokenizer and checkpoint store that rollouts are made with."""
 
     tasks: Mapping[str, Task]
     tasks_of_others: Mapping[str, Task]
-    """The same ones, to judge what strangers sent."""
+    """The tasks again, as they judge rollouts of strangers."""
     tokenizer: Any
     eos_token_ids: tuple[int, ...]
     store: CheckpointStore
@@ -50,9 +50,9 @@ class Asking:
 class RolloutRole:
     """A node of the swarm whose policy the whole pipeline holds."""
 
-    def __init__(self, data_node: DataNode, asking: Asking) -> None:
+    def __init__(self, data_node: DataNode, inputs: RolloutInputs) -> None:
         self._data_node = data_node
-        self._asking = asking
+        self._inputs = inputs
         self._stopped = False
         self._chain: RemoteChain | None = None
         self._paths: tuple[StagePath, ...] = ()
@@ -69,7 +69,7 @@ class RolloutRole:
         if self._node is not None:
             self._node.request_stop()
 
-    def replanned(self, agreed: Agreed) -> None:
+    def replanned(self, agreed: AgreedPlan) -> None:
         own = agreed.node_of(self._data_node.peer_id)
         if own is None or agreed.stage_of(self._data_node.peer_id) != 0:
             return
@@ -90,7 +90,7 @@ class RolloutRole:
             peer_id=data_node.peer_id,
             name=data_node.parts.key.name,
             model=data_node.parts.whole.name,
-            seed=self._asking.seed,
+            seed=self._inputs.seed,
             network=self._network() if config.exchange.enabled else None,
             pipeline=data_node.pipeline_status,
         )
@@ -105,7 +105,8 @@ class RolloutRole:
         return self.summary.stopped
 
     def _raise_if_moved(self, group: BaseExceptionGroup[BaseException]) -> None:
-        """Where we do not hold stage 0 any more, neither engine nor link can go on: that is no error."""
+        """Raises RoleChanged if we no longer hold stage 0: then neither engine nor link can go on, which is
+        no error."""
         if group.subgroup((RoleChanged, EngineError)) is None:
             return
         if (changed := group.subgroup(RoleChanged)) is not None:
@@ -114,8 +115,8 @@ class RolloutRole:
         if agreed is None or agreed.stage_of(self._data_node.peer_id) != 0:
             raise RoleChanged("under the new plan we hold another stage") from group
 
-    def _learner(self, agreed: Agreed) -> PipelineLearner:
-        data_node, asking = self._data_node, self._asking
+    def _learner(self, agreed: AgreedPlan) -> PipelineLearner:
+        data_node, inputs = self._data_node, self._inputs
         config, whole = data_node.parts.config, data_node.parts.whole
         own = agreed.node_of(data_node.peer_id)
         assert own is not None, "data roles begin with an assignment"
@@ -128,7 +129,7 @@ class RolloutRole:
         )
         engine = PipelineEngine(
             self._chain,
-            asking.eos_token_ids,
+            inputs.eos_token_ids,
             choose_path=self._choose_path,
             max_running=config.rollout.slots,
             max_length=longest_sequence(config, whole.name, whole.max_positions),
@@ -139,11 +140,11 @@ class RolloutRole:
             config,
             data_node.link,
             engine,
-            renderer_of(config.policy, asking.tokenizer, asking.eos_token_ids),
-            asking.tasks,
-            asking.store,
+            renderer_of(config.policy, inputs.tokenizer, inputs.eos_token_ids),
+            inputs.tasks,
+            inputs.store,
             author=data_node.peer_id,
-            seed=asking.seed,
+            seed=inputs.seed,
             base_name=whole.name,
             fingerprint=whole.fingerprint,
             packed=whole.cut.packing_obstacle is None and config.training.packing == "auto",
@@ -153,15 +154,15 @@ class RolloutRole:
         )
 
     def _network(self) -> NetworkParts:
-        data_node, asking = self._data_node, self._asking
+        data_node, inputs = self._data_node, self._inputs
         config, whole = data_node.parts.config, data_node.parts.whole
         longest = longest_sequence(config, whole.name, whole.max_positions)
         exchange = build_exchange(
             config,
             data_node.parts.host,
             data_node.parts.key,
-            asking.tasks_of_others,
-            renderer_of(config.policy, asking.tokenizer, asking.eos_token_ids),
+            inputs.tasks_of_others,
+            renderer_of(config.policy, inputs.tokenizer, inputs.eos_token_ids),
             family=whole.family,
             parameters=round(whole.card.parameters),
             longest_prompt=longest - config.rollout.max_tokens,
@@ -171,8 +172,9 @@ class RolloutRole:
     def _choose_path(self, prompt_ids: Sequence[int]) -> StagePath:
         return path_of_prompt(self._paths, prompt_ids)
 
-    def _paths_of(self, agreed: Agreed) -> tuple[StagePath, ...]:
-        """The paths of rollouts: those that they will be trained along, or one of the depth that is set."""
+    def _paths_of(self, agreed: AgreedPlan) -> tuple[StagePath, ...]:
+        """Return the paths of rollouts: those that they will be trained along, or one of the depth that is
+        set."""
         stages, depth = len(agreed.partition.stages), self._data_node.parts.config.pipeline.depth
         if depth is not None:
             return (path_of_depth(stages, min(depth, stages)),)
@@ -180,7 +182,7 @@ class RolloutRole:
 
 
 class TextRole:
-    """Cross-entropy on the text of a folder."""
+    """Trains with cross-entropy on the text of a folder."""
 
     summary: Summary | None = None
 
@@ -211,8 +213,8 @@ class TextRole:
         self._stopped = True
         self._data_node.link.stop()
 
-    def replanned(self, agreed: Agreed) -> None:
-        """Text does not depend on the plan."""
+    def replanned(self, agreed: AgreedPlan) -> None:
+        """Do nothing: text does not depend on the plan."""
 
     async def run(self) -> str:
         data_node = self._data_node
@@ -244,5 +246,5 @@ class TextRole:
         )
 
 
-def _members(agreed: Agreed, own: int) -> StageHolders:
+def _members(agreed: AgreedPlan, own: int) -> StageHolders:
     return StageHolders(agreed.digest, agreed.peers, agreed.plan.instance.stage_of, own)

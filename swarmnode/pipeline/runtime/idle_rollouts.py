@@ -1,4 +1,4 @@
-"""Rollouts of a small model of our own, made while our stage of a larger one waits, for the swarm.
+"""Generates rollouts of a small model for the swarm while our stage of a larger model waits.
 
 run.py -> [IdleSharing] -> PipelineMember: pieces in the thread of the stage (idle.py)
                         |  whole groups
@@ -48,28 +48,29 @@ STEP_S = 0.01
 MOST_ROWS = 32
 REHEARSED = 64
 REHEARSAL_S = 5.0
-"""So many pieces, or so long, are done before the stage has work, to learn what they take."""
+"""Bound of the rehearsal, with REHEARSED pieces: these are done before the stage has work, to learn their
+duration."""
 TICK_S = 0.5
-"""How often finished groups are scored and shared."""
+"""Pause between two rounds of scoring and sharing finished groups."""
 MOST_WAITING = 256
-"""Groups that may wait to be scored. Where a judge is slower than we generate, others are dropped."""
+"""Groups that may wait to be scored. If a judge is slower than we generate, others are dropped."""
 
 HINT = "set pipeline.idle_model to `tiny`, a folder or a hub name, or leave it empty"
 
 
 @dataclass(frozen=True, slots=True)
 class IdleModel:
-    """A small model, ready to answer."""
+    """A small model, ready to generate."""
 
     engine: Engine
     renderer: Renderer
     family: str
     parameters: int
     max_tokens: int
-    """Longest answer: that of the settings, or half of what the model was made for."""
+    """Bound of an answer: that of the settings, or half of the model's context."""
     longest_prompt: int
     size_bytes: int
-    """Most that weights, keys and values take."""
+    """Bound of the bytes of weights, keys and values."""
 
 
 def load_idle_model(source: str, config: Config) -> IdleModel:
@@ -101,7 +102,8 @@ def load_idle_model(source: str, config: Config) -> IdleModel:
 
 
 def answer_bounds(config: Config, limit: int | None) -> tuple[int, int]:
-    """The longest answer, and the longest sequence, of a model that takes `limit` tokens (None: any number).
+    """Return the longest answer and the longest sequence of a model that takes `limit` tokens (None: any
+    number).
 
     >>> answer_bounds(Config(), None), answer_bounds(Config(), 128)
     ((512, 1536), (64, 128))
@@ -122,7 +124,8 @@ def _card(base: "LoadedModel", config: Config) -> ModelCard:
 
 
 def idle_bytes(card: ModelCard, base: "LoadedModel", longest: int) -> int:
-    """Weights, the engine's copy of them, and keys and values of all rows at full length."""
+    """Return the bytes of the weights, the engine's copy of them, and keys and values of all rows at full
+    length."""
     work = Workload(
         rank=1,
         slots=MOST_ROWS,
@@ -136,7 +139,7 @@ def idle_bytes(card: ModelCard, base: "LoadedModel", longest: int) -> int:
 
 
 class IdleSharing:
-    """`IdleWork` of a pipeline's member, and the way of its groups to the swarm.
+    """Generates rollouts as `IdleWork` of a pipeline's member, and shares them with the swarm.
 
     `share` and `rest` are for one task; the stage's thread calls `run` and `rehearse`.
 
@@ -158,7 +161,7 @@ class IdleSharing:
         seed: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`exchange` makes one that has not been started."""
+        """`exchange`: makes an exchange that has not been started."""
         if answering := [name for name, task in tasks.items() if is_environment(task)]:
             raise TaskError(
                 f"task {answering[0]} answers back, and no stage waits for that in its idle time",
@@ -192,14 +195,14 @@ class IdleSharing:
         self._answered: deque[Answered] = deque()
         self._since: tuple[float, float, float] | None = None
         self.dropped = 0
-        """Groups that no judge had time for."""
+        """Groups that were dropped because scoring took too long."""
         self.failure: str | None = None
-        """Why nothing is shared any more."""
+        """Reason why nothing is shared any more."""
 
     # In the thread of the stage
 
     def run(self, until_s: float, wanted: Callable[[], bool]) -> None:
-        """Generate until `until_s`, or until stage work is `wanted`; nothing while we rest."""
+        """Generate until `until_s`, or until stage work is `wanted`; do nothing while sharing is paused."""
         if self._exchange is None or self.failure is not None:
             return
         busy_s = self._busy_s()
@@ -208,7 +211,7 @@ class IdleSharing:
         self._rollouts.run(until_s, wanted)
 
     def rehearse(self) -> None:
-        """Learn what pieces take, before there is a stage to follow. Raises EngineError, TaskError."""
+        """Learn the duration of pieces before there is a stage. Raises EngineError, TaskError."""
         until_s = self._clock() + REHEARSAL_S
         for _ in range(REHEARSED):
             if self._clock() >= until_s:
@@ -216,7 +219,8 @@ class IdleSharing:
             self._rollouts.rehearse(1)
 
     def _busy_s(self) -> float:
-        """Work of the stage. What others generate through it waits for us as training does, so it counts."""
+        """Seconds of stage work. Generation of others through the stage waits for us as training does, so it
+        counts."""
         return self._times.busy_s + self._times.called_s - self._rehearsed_s
 
     def _finished(self, answered: Answered) -> None:
@@ -230,7 +234,7 @@ class IdleSharing:
     # On the event loop
 
     def follow(self, times: WorkTimes) -> None:
-        """Heed the work of this member from now on."""
+        """Count this member's stage work from now on."""
         self._rehearsed_s = times.busy_s + times.called_s
         self._times = times
 
@@ -240,12 +244,12 @@ class IdleSharing:
             self._exchange = await self._stack.enter_async_context(self._new_exchange(host))
 
     async def rest(self) -> None:
-        """Generate and share no more until `share` is called again, in the same task."""
+        """Pause generating and sharing until `share` is called again, in the same task."""
         self._exchange = None
         await self._stack.aclose()
 
     async def serve(self) -> None:
-        """Score and share whatever is finished, until cancelled, and for good."""
+        """Score and share finished groups until cancelled."""
         try:
             while True:
                 await asyncio.sleep(TICK_S)
@@ -256,7 +260,7 @@ class IdleSharing:
             raise
 
     async def share_finished(self) -> None:
-        """Score and share what is finished by now. What is finished while we rest waits."""
+        """Score and share the groups that are finished. While sharing is paused, they wait."""
         if self._exchange is None or self.failure is not None or not self._answered:
             return
         answered = [self._answered.popleft() for _ in range(len(self._answered))]
@@ -283,7 +287,7 @@ class IdleSharing:
 
     @property
     def used_share(self) -> float | None:
-        """Share of the time that our stage waited since its first work in which it generated; None before."""
+        """Share of the stage's waiting time, since its first work, in which we generated; None before."""
         if self._since is None:
             return None
         since_s, busy_s, used_s = self._since
@@ -292,11 +296,11 @@ class IdleSharing:
 
     @property
     def exchange_stats(self) -> ExchangeStats | None:
-        """None while we rest."""
+        """None while sharing is paused."""
         return self._exchange.stats() if self._exchange is not None else None
 
     def close(self) -> None:
-        """Once no stage has a thread any more."""
+        """Close the engine. To be called once the stage's thread has ended."""
         self._rollouts.close()
         self._model.engine.close()
 
@@ -308,7 +312,7 @@ def _examples(tasks: Mapping[str, Task], seed: int, per_round: int) -> Iterator[
 def sharing_exchange(
     config: Config, key: NodeKey, tasks: Mapping[str, Task], model: IdleModel
 ) -> Callable[[Host], Exchange]:
-    """Makes exchanges that give, and take nothing: no trainer here has use for others' groups."""
+    """Return a function that makes exchanges which only give: no trainer here uses groups of others."""
     giving = config.exchange.model_copy(update={"external_groups": 0})
     settings = config.model_copy(update={"exchange": giving})
 

@@ -1,4 +1,4 @@
-"""What has been learned so far, collected from the members that hold it: of one stage, or of all together.
+"""Collects the learned state from the members that hold it: of one stage, or of all stages together.
 
 members' states (states.py) -> [stage_state] -> assigned_stage.py: a stage goes on where the pipeline is
                             -> [majority_state] -> PipelineMember: a replica that came to other weights
@@ -37,7 +37,7 @@ STATE_SPARE_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class WholeState:
-    """What all stages have learned, by PEFT's names, on the CPU. Empty with full training."""
+    """The learned state of all stages, by PEFT's names, on the CPU. Empty with full training."""
 
     iteration: int
     adapter: Mapping[str, Tensor]
@@ -47,8 +47,8 @@ class WholeState:
 async def whole_state(
     states: StateService, members: Collection[str], *, layers: int, iteration: int
 ) -> WholeState:
-    """The adapters of a model of so many layers: of this iteration if all members have told theirs, else of
-    the newest that they have. Raises PipelineError."""
+    """Return the adapters of a model with this number of layers: of this iteration if all members have
+    offered it, else of the newest one that they have. Raises PipelineError."""
     everything = StagePart(0, layers, has_ends=True)
 
     async def look(newest: bool) -> Assembled:
@@ -74,11 +74,11 @@ async def stage_state(
     wanted: Mapping[str, Tensor],
     with_ends: bool,
 ) -> Assembled:
-    """What the members have of these layers: of this iteration, else the newest of each layer. What nobody
-    has of a layer stays as it is in `wanted`, and the log says that it is lost.
+    """Return the learned state of these layers: of this iteration, else the newest of each layer.
 
-    `layers`: of the whole model. `wanted`: the parameters that it is for. `with_ends`: embedding and head are
-    trained too. Raises CheckpointError where nobody has anything.
+    A layer that no member holds stays as it is in `wanted`, and the log says that it is lost. `layers`: of
+    the whole model. `wanted`: the parameters that it is for. `with_ends`: embedding and head are trained too.
+    Raises CheckpointError if no member holds any of the layers.
     """
     bound = None if with_ends else _most_bytes(part, layers, wanted)
 
@@ -122,7 +122,7 @@ async def stage_state(
 async def majority_state(
     states: StateService, replicas: Collection[str], part: StagePart, *, iteration: int, with_ends: bool
 ) -> Mapping[str, Tensor]:
-    """The state of this iteration and no other, from replicas whose weights are the majority's. Raises
+    """Return the state of exactly this iteration, from replicas whose weights are the majority's. Raises
     CheckpointError."""
 
     async def look(newest: bool) -> Assembled:
@@ -138,7 +138,8 @@ async def majority_state(
 
 
 async def _found(look: Callable[[bool], Awaitable[Assembled]], *, tries: int, newest: int) -> Assembled:
-    """What `look` finds: asked for the newest so often, then for any. Raises its last CheckpointError."""
+    """Call `look` until it succeeds, the first `newest` times for the newest state, then for any. Raises its
+    last CheckpointError."""
     for attempt in range(tries):
         try:
             return await look(attempt < newest)
@@ -150,7 +151,7 @@ async def _found(look: Callable[[bool], Awaitable[Assembled]], *, tries: int, ne
 
 
 def _most_bytes(part: StagePart, layers: int, wanted: Mapping[str, Tensor]) -> int:
-    """Most bytes that the state of one stage may have, however the layers are divided. (With trained ends
-    there is no telling: not every stage has them.)"""
+    """Return a bound of the state of one stage, however the layers are divided. (With trained ends there is
+    none: not every stage has them.)"""
     own = sum(tensor.nbytes for tensor in wanted.values())
     return STATE_COPIES * own * layers // max(part.end_layer - part.first_layer, 1) + STATE_SPARE_BYTES

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class PipelineHandle(Protocol):
-    """The pipeline as the learner's threads see it (link.py). Calls block."""
+    """The pipeline, as the learner's threads use it (link.py). Calls block."""
 
     @property
     def iteration(self) -> int:
@@ -48,15 +48,15 @@ class PipelineHandle(Protocol):
         ...
 
     def train(self, feed: Callable[[IterationPlan], Feed]) -> IterationReport | None:
-        """One iteration to its end; None when we were stopped before it began."""
+        """Run one iteration to its end. Returns None if we were stopped before it began."""
         ...
 
     def whole_state(self) -> WholeState:
-        """What all stages have learned, collected from the members. Raises PipelineError."""
+        """Return the learned state of all stages, collected from the members. Raises PipelineError."""
         ...
 
     def stop(self) -> None:
-        """Begin no iteration any more."""
+        """Begin no further iteration."""
         ...
 
 
@@ -81,8 +81,8 @@ class PipelineLearner(RolloutLearner):
         device: torch.device,
         choose_path: ChoosePath,
     ) -> None:
-        """`choose_path`: the engine's, for groups of strangers. `packed`: the stages take packed rows.
-        `micro_batch_tokens`: of the plan. `device`: that of the own stage."""
+        """`choose_path`: that of the engine, for groups of strangers. `packed`: the stages take packed rows.
+        `micro_batch_tokens`: of the plan. `device`: of our own stage."""
         super().__init__(config, engine, renderer, tasks, author=author, seed=seed)
         self._link = link
         self._store = store

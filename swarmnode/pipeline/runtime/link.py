@@ -1,4 +1,4 @@
-"""The pipeline as a data node drives it: an iteration at a time, asked for by a thread or by a task.
+"""Drives iterations of the pipeline at a data node, called by a thread or by a task.
 
 PipelineLearner (its threads) -> [PipelineLink] -> membership_supervisor.py (which plan)
                                                 -> member.py (iterations)
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from swarmnode.errors import ModelError, PipelineError
 from swarmnode.pipeline.execution.assignment import Feed, IterationReport
 from swarmnode.pipeline.execution.member import PipelineMember
-from swarmnode.pipeline.plans.planning import Agreed
+from swarmnode.pipeline.plans.planning import AgreedPlan
 from swarmnode.pipeline.runtime.assigned_stage import AssignedStage
 from swarmnode.pipeline.runtime.learned_state import WholeState
 from swarmnode.pipeline.runtime.membership_supervisor import MembershipSupervisor
@@ -32,12 +32,12 @@ MAX_TRIES = 8
 
 
 class RoleChanged(PipelineError):
-    """This member does not start micro-batches any more: the new plan has others for that."""
+    """This member no longer starts micro-batches: under the new plan, others do."""
 
 
 @dataclass(frozen=True, slots=True)
 class IterationPlan:
-    """What an iteration is driven with, once the members have agreed on it."""
+    """Paths and waves of one iteration, once the members have agreed on them."""
 
     iteration: int
     paths: Mapping[int, StagePath]
@@ -58,7 +58,7 @@ class PipelineLink:
         *,
         after_step: Callable[[IterationReport], None],
     ) -> None:
-        """`after_step` is called on the event loop with every report."""
+        """`after_step`: called on the event loop with every report."""
         self._peer_id = peer_id
         self._supervisor = supervisor
         self._member = member
@@ -73,29 +73,31 @@ class PipelineLink:
         return self._member.iteration
 
     def stop(self) -> None:
-        """Begin no iteration any more. From any thread."""
+        """Begin no further iteration. From any thread."""
         self._loop.call_soon_threadsafe(self._stopping.set)
 
     def train(self, feed: Callable[[IterationPlan], Feed]) -> IterationReport | None:
-        """`drive`, for a thread; it blocks."""
+        """Call `drive` from a thread; it blocks."""
         return self.call(self.drive(feed))
 
     def whole_state(self) -> WholeState:
-        """The adapters of all stages with their moments, of the newest step that all members still have; for
-        a thread. With full training there is no adapter: the members' own checkpoints hold the weights."""
+        """Return the adapters of all stages with their moments, of the newest step that all members still
+        have. From a thread. With full training there is no adapter: the members' own checkpoints hold the
+        weights."""
         return self.call(self._assigned_stage.whole_state(self._member.iteration))
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Have the event loop do something, and wait for it."""
+        """Run a coroutine on the event loop, and wait for its result."""
         try:
             return asyncio.run_coroutine_threadsafe(work, self._loop).result()
         except CancelledError as error:
             raise PipelineError("the pipeline is being left") from error
 
     async def drive(self, feed: Callable[[IterationPlan], Feed]) -> IterationReport | None:
-        """One iteration to its end; None when we were stopped before it began.
+        """Run one iteration to its end. Returns None if we were stopped before it began.
 
-        `feed` is called with every plan under which it is tried. Raises RoleChanged, PipelineError.
+        `feed` is called with every plan under which the iteration is tried. Raises RoleChanged,
+        PipelineError.
         """
         for _ in range(MAX_TRIES):
             try:
@@ -119,8 +121,8 @@ class PipelineLink:
             f"no iteration could be run under {MAX_TRIES} plans", hint="look at the other members' logs"
         )
 
-    async def _agreed(self) -> Agreed | None:
-        """The plan for the next iteration, once our stage is ready under it; None when we are stopped
+    async def _agreed(self) -> AgreedPlan | None:
+        """Return the plan for the next iteration once our stage is ready under it; None if we are stopped
         first."""
         waiting = asyncio.ensure_future(self._agreed_and_ready())
         stopping = asyncio.ensure_future(self._stopping.wait())
@@ -135,21 +137,21 @@ class PipelineLink:
             # Neither outlives this call: what is cancelled may still hold the membership for a moment.
             await asyncio.gather(waiting, stopping, return_exceptions=True)
 
-    async def _agreed_and_ready(self) -> Agreed:
+    async def _agreed_and_ready(self) -> AgreedPlan:
         agreed = await self._supervisor.agreed(self._member.iteration)
         await self._assigned_stage.ready.wait()
         return agreed
 
 
-def iteration_plan_of(agreed: Agreed, peer_id: str, iteration: int) -> IterationPlan:
-    """Raises RoleChanged where no agent starts at this peer."""
+def iteration_plan_of(agreed: AgreedPlan, peer_id: str, iteration: int) -> IterationPlan:
+    """Return the plan of an iteration for this peer. Raises RoleChanged if no agent starts at it."""
     paths = own_paths(agreed, peer_id)
     if not paths:
         raise RoleChanged("under the new plan other members start the micro-batches")
     return IterationPlan(iteration, paths, agreed.plan.instance.waves)
 
 
-def own_paths(agreed: Agreed, peer_id: str) -> dict[int, StagePath]:
-    """The stages of each agent that starts at this peer."""
+def own_paths(agreed: AgreedPlan, peer_id: str) -> dict[int, StagePath]:
+    """Return the stages of each agent that starts at this peer."""
     plan, own = agreed.plan, agreed.node_of(peer_id)
     return {agent: plan.stages(agent) for agent, path in enumerate(plan.paths) if path[0] == own}

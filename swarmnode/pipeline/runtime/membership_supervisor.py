@@ -18,23 +18,25 @@ from typing import Self
 from swarmnode.errors import PipelineError, SwarmnodeError
 from swarmnode.node.policies import plain_error
 from swarmnode.pipeline.membership.membership import Membership
-from swarmnode.pipeline.plans.planning import Agreed
+from swarmnode.pipeline.plans.planning import AgreedPlan
 
 logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 6
-"""Failures in a row; with the pauses between them that is half a minute."""
+"""Failures in a row after which the node ends: with the pauses between them, half a minute."""
 
 FIRST_PAUSE_S = 1.0
-"""Pause before a membership that failed is tried again; twice as long each time."""
+"""Pause before a membership that failed is tried again; it doubles each time."""
 
 LASTING_S = 120.0
-"""A membership that held for so long failed for a reason of its own."""
+"""Time after which a failing membership counts as the first failure again."""
 
 
 class MembershipSupervisor:
-    """async with MembershipSupervisor(make, steps=lambda: member.iteration, left=ready.clear) as supervisor:
-    plan = await supervisor.agreed(7)
+    """Keeps this node a member of the pipeline, through one membership after the other.
+
+    async with MembershipSupervisor(make, steps=lambda: member.iteration, left=ready.clear) as supervisor:
+        plan = await supervisor.agreed(7)
     """
 
     def __init__(
@@ -45,8 +47,8 @@ class MembershipSupervisor:
         left: Callable[[], None],
         first_pause_s: float = FIRST_PAUSE_S,
     ) -> None:
-        """`make`: another membership, not entered. `steps`: optimizer steps in our weights. `left` is called
-        when a membership is over and another follows."""
+        """`make`: returns another membership, not entered. `steps`: returns the optimizer steps in our
+        weights. `left`: called when a membership is over and another follows."""
         self._make = make
         self._steps = steps
         self._left = left
@@ -58,12 +60,12 @@ class MembershipSupervisor:
         self._was_member = False
         self._stack = AsyncExitStack()
         self.membership = make()
-        """The membership of the moment, or the last one while none is entered."""
+        """The present membership, or the last one while none is entered."""
         self.trouble = ""
-        """Why we are no member now; empty: we are."""
+        """Reason why we are no member now; empty if we are."""
 
     async def __aenter__(self) -> Self:
-        """Returns as a member. Raises what keeps us from becoming one, in a group."""
+        """Return once we are a member. Raises the errors that keep us from becoming one, in a group."""
         async with AsyncExitStack() as stack:
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             stack.callback(self._end)
@@ -75,22 +77,24 @@ class MembershipSupervisor:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        """Take our leave. Raises, in a group, the error after which we did not come back."""
+        """Leave the pipeline. Raises, in a group, the error after which we did not come back."""
         await self._stack.__aexit__(exc_type, exc, tb)
 
-    async def agreed(self, iteration: int) -> Agreed:
-        """`Membership.agreed`, of the next one if there is none now. Raises ModelError."""
+    async def agreed(self, iteration: int) -> AgreedPlan:
+        """Call `Membership.agreed` of the present membership, or of the next one if there is none. Raises
+        ModelError."""
         await self._up.wait()
         return await self.membership.agreed(iteration)
 
     async def come_back(self) -> None:
-        """We have lost track of the pipeline: leave it, and come back as one who holds nothing."""
+        """Leave the pipeline, having lost track of it, and come back as a member that holds nothing."""
         self._up.clear()
         self._over.set()
         await self._up.wait()
 
     def _end(self) -> None:
-        """End the membership in order: one that is cancelled does not take its leave."""
+        """End the membership without cancelling it: a cancelled one would not tell the others that it
+        leaves."""
         self._ending.set()
         self._over.set()
 
@@ -118,8 +122,8 @@ class MembershipSupervisor:
             self.membership.stepped(self._steps())
 
     async def _failed(self, error: Exception) -> None:
-        """Say so, and wait a while. Raises the error of who has never been a member, PipelineError after too
-        many."""
+        """Log the failure and wait a while. Raises the error itself if we have never been a member,
+        PipelineError after too many failures."""
         if not self._was_member:
             raise error
         self._up.clear()

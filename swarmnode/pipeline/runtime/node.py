@@ -1,4 +1,4 @@
-"""A member of a pipeline as a whole: its network, its stage, and what it does with it.
+"""A pipeline member as a whole: its network, its stage, and its role.
 
 run.py -> [PipelineNode] -> membership_supervisor.py (which plan), stage_services.py (its stage)
                         |
@@ -25,15 +25,15 @@ from swarmnode.node.status import NodeStatus, Phase, PipelineStatus, Summary, su
 from swarmnode.node.workers import supervise
 from swarmnode.pipeline.execution.assignment import IterationReport
 from swarmnode.pipeline.membership.membership import Membership
-from swarmnode.pipeline.membership.outcomes import Outcomes
+from swarmnode.pipeline.membership.outcomes import SlowdownLog
 from swarmnode.pipeline.membership.probes import LinkProber, ProbeService
 from swarmnode.pipeline.plans.costs import Observation
-from swarmnode.pipeline.plans.planning import Agreed
+from swarmnode.pipeline.plans.planning import AgreedPlan
 from swarmnode.pipeline.runtime.link import PipelineLink, RoleChanged
 from swarmnode.pipeline.runtime.membership_supervisor import MembershipSupervisor
 from swarmnode.pipeline.runtime.parts import DataNode, DataRole, PipelineParts, rounds_are_done
 from swarmnode.pipeline.runtime.stage_services import StageServices
-from swarmnode.pipeline.runtime.steps import Steps
+from swarmnode.pipeline.runtime.steps import StepFollower
 from swarmnode.pipeline.runtime.view import PipelineView
 from swarmnode.training.records import TrainReport
 
@@ -42,19 +42,23 @@ logger = logging.getLogger(__name__)
 TICK_S = 0.5
 
 LINGER_S = 5.0
-"""A member that is stopped stays for so long while data nodes live: they may have been stopped with it."""
+"""Time for which a stopped member stays while data nodes live: they may have been stopped with it."""
 
 FEWEST_TO_GO_ON = 2
-"""Members, however many the first plan waited for."""
+"""Members that a plan waits for when we come back, however many the first one waited for."""
 
 
 class PipelineNode:
-    """`async with PipelineNode(...) as node: summary = await node.run()`."""
+    """A member of a pipeline: its network, its stage, and its role.
+
+    async with PipelineNode(parts, watcher, data_role) as node:
+        summary = await node.run()
+    """
 
     def __init__(
         self, parts: PipelineParts, watcher: Watcher, data_role: Callable[[DataNode], DataRole]
     ) -> None:
-        """`data_role` makes what is done on stage 0, whenever we come to hold it."""
+        """`data_role`: makes the role of a data node. Called whenever we come to hold stage 0."""
         config = parts.config
         self.parts = parts
         self._watcher = watcher
@@ -63,7 +67,7 @@ class PipelineNode:
         self._stopping = asyncio.Event()
         self._stack = AsyncExitStack()
         self._view = PipelineView(config.pipeline.name, parts.key.peer_id)
-        self._outcomes = Outcomes(parts.plan.micro_batch_tokens)
+        self._outcomes = SlowdownLog(parts.plan.micro_batch_tokens)
         self._board = StatusBoard(
             peer_id=parts.key.peer_id,
             name=parts.key.name,
@@ -89,7 +93,7 @@ class PipelineNode:
 
     @property
     def membership(self) -> Membership:
-        """The membership of the moment."""
+        """The present membership."""
         return self.supervisor.membership
 
     @property
@@ -105,17 +109,17 @@ class PipelineNode:
         return rounds_are_done(self.parts.config, self.member)
 
     def observed(self) -> dict[str, Observation]:
-        """What we tell others of the members that our micro-batches passed."""
+        """Return our observations of the members that our micro-batches passed, for announcements."""
         return self._outcomes.observed(time.monotonic())
 
     def request_stop(self) -> None:
-        """End after the iteration in hand."""
+        """End after the running iteration."""
         self._stopping.set()
         if self._role is not None:
             self._role.stop()
 
     def _trained(self, report: TrainReport) -> None:
-        """An iteration on text is over: shown, and one more record for machines to read."""
+        """Show an iteration on text that is over, and pass it to the monitors as a round."""
         self._board.enter("training", f"iteration {self.member.iteration}")
         self._board.counted(self._view.counters, self.member.iteration)
         self._board.learned(report)
@@ -151,8 +155,8 @@ class PipelineNode:
         await self._stack.aclose()
 
     async def run(self) -> Summary:
-        """Hold the stage that is assigned and do what belongs to it, until it ends."""
-        steps = Steps(self.member, self.assigned_stage, self.supervisor)
+        """Hold the assigned stage and do its work until the node ends."""
+        steps = StepFollower(self.member, self.assigned_stage, self.supervisor)
         async with asyncio.TaskGroup() as services:
             owned = [
                 services.create_task(supervise("discovery", self.parts.discovery.run)),
@@ -203,13 +207,14 @@ class PipelineNode:
             await (self.parts.idle.share(self.parts.host) if wanted else self.parts.idle.rest())
 
     def _is_needed(self) -> bool:
-        """Whether a data node may still evaluate, or collect the stages for its last checkpoint."""
+        """Return True if a data node may still evaluate, or collect the stages for its last checkpoint."""
         agreed = self.assigned_stage.agreed
         data = agreed.partition.stages[0].peers if agreed is not None else ()
         return self.peer_id not in data and not set(data).isdisjoint(self.membership.members())
 
     async def _let_data_nodes_save(self) -> None:
-        """Where all are stopped at once, the data nodes' last checkpoint still needs what we hold."""
+        """Wait a while for living data nodes: if all members are stopped at once, their last checkpoint needs
+        our stage."""
         for _ in range(round(LINGER_S / TICK_S)):
             if self.assigned_stage.part is None or not self._is_needed():
                 return
@@ -222,7 +227,7 @@ class PipelineNode:
         return agreed.stage_of(self.peer_id) == 0
 
     async def _serve(self) -> None:
-        """Hold the stage for a while: others drive."""
+        """Hold the stage for one tick while others drive."""
         part = self.assigned_stage.part
         if part is None:
             waiting = f"{len(self.membership.members())} members so far"
@@ -273,7 +278,7 @@ class PipelineNode:
             observed=self.observed,
         )
 
-    async def _take_assignment(self, agreed: Agreed) -> None:
+    async def _take_assignment(self, agreed: AgreedPlan) -> None:
         await self.assigned_stage.take(agreed)
         if self._role is not None and self.assigned_stage.ready.is_set():
             self._role.replanned(agreed)
@@ -300,7 +305,7 @@ class PipelineNode:
             await asyncio.sleep(TICK_S)
 
     def _tell_of_the_dead(self) -> None:
-        """Whom the others have given up is not waited for, in an iteration or by a rollout."""
+        """Stop waiting, in iterations and rollouts, for members that are no longer in the pipeline."""
         living = set(self.membership.members())
         for peer_id in self.assigned_stage.agreed.peers if self.assigned_stage.agreed is not None else ():
             if peer_id not in living:

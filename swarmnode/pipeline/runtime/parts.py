@@ -1,4 +1,4 @@
-"""What a member of a pipeline is made of, and what it does where it holds the data.
+"""The parts that a pipeline member is made of, and the interface of its role as a data node.
 
 run.py -> [PipelineParts] -> node.py -> [DataNode] -> [DataRole] (data_roles.py)
 """
@@ -17,7 +17,7 @@ from swarmnode.pipeline.execution.assignment import MemberSettings
 from swarmnode.pipeline.execution.member import PipelineMember
 from swarmnode.pipeline.membership.known_members import MembershipSettings
 from swarmnode.pipeline.plans.costs import MemberCosts
-from swarmnode.pipeline.plans.planning import Agreed, PlanSettings
+from swarmnode.pipeline.plans.planning import AgreedPlan, PlanSettings
 from swarmnode.pipeline.replication.checkpoints import StageCheckpoints
 from swarmnode.pipeline.replication.holdings import HeldState
 from swarmnode.pipeline.rollouts.decode import DecodeNode
@@ -30,7 +30,7 @@ from swarmnode.training.records import TrainReport
 
 @dataclass(frozen=True, slots=True)
 class PipelineParts:
-    """What a member brings along, before it is in the network."""
+    """The parts of a member that is not in the network yet."""
 
     config: Config
     key: NodeKey
@@ -42,30 +42,30 @@ class PipelineParts:
     assigned_stage: AssignedStageSettings
     member: MemberSettings
     costs: Callable[[], MemberCosts]
-    """What we say of ourselves, measured anew or not."""
+    """Returns our own costs, as they are announced."""
     checkpoints: StageCheckpoints
     earlier: tuple[HeldState, ...] = ()
-    """What checkpoints of an earlier run have of the model."""
+    """States from checkpoints of an earlier run."""
     idle: IdleSharing | None = None
-    """What is generated while the stage waits."""
+    """Rollouts that are generated while the stage waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataNode:
-    """What a member of stage 0 works with while it holds the data: all that a `DataRole` needs."""
+    """The parts that a member of stage 0 works with while it holds the data: all that a `DataRole` needs."""
 
     parts: PipelineParts
     link: PipelineLink
-    """This role's own, which ends with it."""
+    """The link of this role, which ends with it."""
     member: PipelineMember
     assigned_stage: AssignedStage
     decode: DecodeNode
     watcher: Watcher
     lost: Callable[[str, str], None]
-    """Told the peer id of a member that does not answer, and why we think so."""
+    """Called with the peer id of a member that does not answer, and the reason."""
     pipeline_status: Callable[[], PipelineStatus]
     trained: Callable[[TrainReport], None]
-    """Told of each iteration that has no node of its own to show it."""
+    """Called with the report of each iteration that no NodeLoop shows."""
 
     @property
     def peer_id(self) -> str:
@@ -73,37 +73,38 @@ class DataNode:
 
     @property
     def done(self) -> bool:
-        """Whether all rounds are done that the settings ask for."""
+        """True if all rounds that the settings ask for are done."""
         return rounds_are_done(self.parts.config, self.member)
 
 
 def rounds_are_done(config: Config, member: PipelineMember) -> bool:
-    """Whether a member has taken as many optimizer steps as the settings ask for."""
+    """Return True if a member has taken as many optimizer steps as the settings ask for."""
     limit = config.node.rounds
     return limit is not None and member.iteration >= limit
 
 
 class DataRole(Protocol):
-    """What a member of stage 0 does: drive iterations until it is done (data_roles.py)."""
+    """The role of a member of stage 0: it drives iterations until it is done (data_roles.py)."""
 
     async def run(self) -> str:
-        """Drive until the rounds are done or we are stopped; why it ended. Raises RoleChanged."""
+        """Drive iterations until the rounds are done or we are stopped. Returns the reason of the end. Raises
+        RoleChanged."""
         ...
 
     def stop(self) -> None:
-        """Come to an end after the iteration in hand."""
+        """End after the running iteration."""
         ...
 
-    def replanned(self, agreed: Agreed) -> None:
-        """There is another plan, which has a stage for us."""
+    def replanned(self, agreed: AgreedPlan) -> None:
+        """Take note of another plan, which has a stage for us."""
         ...
 
     @property
     def status(self) -> NodeStatus | None:
-        """Where there is more to tell than of the stage."""
+        """Status of the role; None if that of the stage says it all."""
         ...
 
     @property
     def summary(self) -> Summary | None:
-        """What it came to, where there is more to say than that of a stage."""
+        """Summary of the role; None if that of the stage says it all."""
         ...

@@ -37,7 +37,7 @@ from swarmnode.pipeline.plans.costs import MemberCosts
 from swarmnode.pipeline.replication.checkpoints import StageCheckpoints, single_machine_tensors
 from swarmnode.pipeline.replication.holdings import HeldState
 from swarmnode.pipeline.runtime.assigned_stage import AssignedStageSettings
-from swarmnode.pipeline.runtime.data_roles import Asking, RolloutRole, TextRole
+from swarmnode.pipeline.runtime.data_roles import RolloutInputs, RolloutRole, TextRole
 from swarmnode.pipeline.runtime.idle_rollouts import IdleSharing, load_idle_model, sharing_exchange
 from swarmnode.pipeline.runtime.node import PipelineNode
 from swarmnode.pipeline.runtime.parts import DataNode, DataRole, PipelineParts
@@ -66,7 +66,8 @@ KEPT_STEPS = 3
 
 
 def run_pipeline(config: Config, model: str, paths: Paths, *, fresh: bool) -> Ending:
-    """Run until done or stopped (SIGINT, SIGTERM); the summary as JSON is the last line to print."""
+    """Run a member until it is done or stopped (SIGINT, SIGTERM). The summary as JSON is the last line to
+    print."""
     check(config)
     check_closed(config, private=record_of(paths.swarms, config.swarm.name) is not None)
     with ExitStack() as stack:
@@ -110,7 +111,7 @@ async def _serve(node: PipelineNode, seat: Seat) -> Summary:
 
 
 def _announce(node: PipelineNode, http_port: int, seat: Seat) -> None:
-    """Leave a note for `swarmnode status`, and say how another machine becomes a member."""
+    """Leave a note for `swarmnode status`, and log how another machine becomes a member."""
     status = node.status
     leave_note(status, seat, http_port)
     if (command := invitation(status)) is not None:
@@ -136,7 +137,7 @@ def _source(model: str, paths: Paths, screen: Screen) -> str:
 
 
 def _idle_rollouts(seat: Seat, stack: ExitStack, screen: Screen) -> IdleSharing:
-    """What is generated while the stage waits, loaded, and closed with the `stack`."""
+    """Load the idle model and return its rollouts, which are closed with the `stack`."""
     config = seat.config
     model = load_idle_model(_source(config.pipeline.idle_model, seat.paths, screen), config)
     exchange = sharing_exchange(config, seat.key, seat.tasks, model)
@@ -148,7 +149,7 @@ def _idle_rollouts(seat: Seat, stack: ExitStack, screen: Screen) -> IdleSharing:
 def _parts(
     seat: Seat, whole: WholeModel, memory: int, idle: IdleSharing | None, *, fresh: bool
 ) -> PipelineParts:
-    """`memory`: bytes for the stage and for what is done while it waits."""
+    """Make the parts of a member. `memory`: bytes for the stage and for the work done while it waits."""
     config, paths, pipeline = seat.config, seat.paths, seat.config.pipeline
     device = find_device(config.policy.device)
     stage = StageSettings(
@@ -212,7 +213,7 @@ def _parts(
 
 
 def left_for_stage(memory: int, idle: IdleSharing | None) -> int:
-    """Bytes that the idle model leaves to the stage. Raises ModelError where it leaves none."""
+    """Return the bytes that the idle model leaves to the stage. Raises ModelError if it leaves none."""
     if idle is None:
         return memory
     if idle.size_bytes >= memory:
@@ -227,7 +228,8 @@ def left_for_stage(memory: int, idle: IdleSharing | None) -> int:
 def _earlier(
     checkpoints: StageCheckpoints, store: CheckpointStore, whole: WholeModel
 ) -> tuple[HeldState, ...]:
-    """The newest of this member's own stage, and of the whole where it was a data node."""
+    """Return the newest state of this member's own stage, and that of the whole model if it was a data
+    node."""
     found: list[HeldState] = []
     if (latest := store.latest()) is not None and latest.state.policy_version:
         try:
@@ -267,7 +269,7 @@ def _store(seat: Seat, whole: WholeModel) -> CheckpointStore:
 def _data_role(
     seat: Seat, whole: WholeModel, tasks_of_others: Mapping[str, Task]
 ) -> Callable[[DataNode], DataRole]:
-    """Made where it is needed: most members never see a tokenizer."""
+    """Return a function that makes the data role when it is needed: most members never load a tokenizer."""
     if holds_data(seat.config) and not seat.config.pipeline.text:
         loss_of(seat.config.training.loss)  # One that cannot be imported is refused before we are a member.
 
@@ -276,6 +278,8 @@ def _data_role(
         if seat.config.pipeline.text:
             return TextRole(data_node, tokenizer, seat.seed)
         store = _store(seat, whole)
-        return RolloutRole(data_node, Asking(seat.tasks, tasks_of_others, tokenizer, ends, store, seat.seed))
+        return RolloutRole(
+            data_node, RolloutInputs(seat.tasks, tasks_of_others, tokenizer, ends, store, seat.seed)
+        )
 
     return make

@@ -1,4 +1,4 @@
-"""What the settings of a member come to: what it refuses, plans with, and waits for. Decides, starts nothing.
+"""Checks a member's settings and derives from them those of planning and membership. Starts nothing.
 
 Config -> [check, plan_settings, membership_settings] -> run.py
 """
@@ -13,7 +13,7 @@ from swarmnode.model.base_model import find_device, find_dtype
 from swarmnode.node.assemble import longest_sequence
 from swarmnode.pipeline.membership.known_members import MembershipSettings
 from swarmnode.pipeline.plans.planning import PlanSettings
-from swarmnode.pipeline.plans.sizes import Training, model_costs
+from swarmnode.pipeline.plans.sizes import StageTraining, model_costs
 from swarmnode.pipeline.stages.whole_model import WholeModel
 from swarmnode.pipeline.wire.messages import MAX_BACK
 
@@ -26,7 +26,7 @@ CODEC_BYTES = {"none": 4.0, "fp16": 2.0, "int8": 1.0625}
 
 
 def check(config: Config) -> None:
-    """Raises ConfigError for settings that a pipeline does not have."""
+    """Raises ConfigError for settings that are not available in a pipeline."""
     training, rollout, pipeline = config.training, config.rollout, config.pipeline
     unusable = {
         "node.policies": config.node.policies > 1,
@@ -58,12 +58,12 @@ def check(config: Config) -> None:
 
 
 ANYONE = "anyone"
-"""Of pipeline.members: the pipeline is open to the whole swarm."""
+"""Value of pipeline.members that opens the pipeline to the whole swarm."""
 
 
 def check_closed(config: Config, *, private: bool) -> None:
-    """Raises ConfigError for a pipeline that whoever names the swarm could become a member of: members
-    believe each other. `private`: only invited nodes are in the swarm."""
+    """Raises ConfigError for a pipeline that any peer of a public swarm could join: members believe each
+    other. `private`: only invited nodes are in the swarm."""
     local = IPv4Address(config.network.listen).is_loopback
     if private or local or config.pipeline.members:
         return
@@ -75,7 +75,7 @@ def check_closed(config: Config, *, private: bool) -> None:
 
 
 def check_idle(config: Config) -> None:
-    """Raises ConfigError for rollouts that nobody would get."""
+    """Raises ConfigError for idle rollouts that would be shared with no one."""
     if config.pipeline.idle_model and not config.exchange.enabled:
         raise ConfigError(
             "pipeline.idle_model would generate rollouts for nobody: exchange.enabled is off",
@@ -84,11 +84,11 @@ def check_idle(config: Config) -> None:
 
 
 def plan_settings(config: Config, whole: WholeModel) -> PlanSettings:
-    """What all members have to agree on before they can plan together."""
+    """Return the settings that all members have to agree on before they can plan together."""
     pipeline, tokens = config.pipeline, batch_tokens(config, whole)
     dtype = find_dtype(config.policy.dtype, find_device(config.policy.device))
     number_bytes = dtype.itemsize
-    training = Training(
+    training = StageTraining(
         pipeline.trainable,
         config.policy.lora_rank,
         number_bytes,
@@ -119,7 +119,7 @@ def plan_settings(config: Config, whole: WholeModel) -> PlanSettings:
 
 
 def holds_data(config: Config) -> bool:
-    """Whether we can be in stage 0: we may, and what micro-batches are made of is here."""
+    """Return True if we can be in stage 0: the settings allow it, and the data of micro-batches is here."""
     pipeline = config.pipeline
     if not pipeline.data or not pipeline.text:
         return pipeline.data
@@ -133,7 +133,8 @@ def holds_data(config: Config) -> bool:
 
 
 def membership_settings(config: Config) -> MembershipSettings:
-    """Who may be a member, and how many the first plan waits for."""
+    """Return the settings of membership: peers that may take part, and the number that the first plan waits
+    for."""
     pipeline = config.pipeline
     return MembershipSettings(
         swarm=config.swarm.name,
@@ -144,7 +145,8 @@ def membership_settings(config: Config) -> MembershipSettings:
 
 
 def batch_tokens(config: Config, whole: WholeModel) -> int:
-    """Tokens of one micro-batch: the longest sequence is sent alone, so there is room for it at least."""
+    """Return the tokens of one micro-batch. There is room for the longest sequence at least, which is sent
+    alone."""
     if config.pipeline.text:
         return config.pipeline.micro_batch_tokens
     longest = longest_sequence(config, whole.name, whole.max_positions)
@@ -152,7 +154,8 @@ def batch_tokens(config: Config, whole: WholeModel) -> int:
 
 
 def waves_of(config: Config) -> int:
-    """Waves of an iteration: those set, else as many as a round of full answers to the longest prompts fills.
+    """Return the waves of an iteration: those set, else as many as a round of full answers to the longest
+    prompts fills.
 
     >>> waves_of(Config())
     22

@@ -1,4 +1,4 @@
-"""What a member holds its stage with, opened together in the order in which they need each other.
+"""The services by which a member holds its stage, opened together in the order in which they need each other.
 
 parts.py -> [StageServices] -> averaging.py, states.py, member.py, decode.py -> assigned_stage.py -> node.py
 """
@@ -21,12 +21,14 @@ from swarmnode.pipeline.runtime.parts import PipelineParts
 
 
 class StageServices:
-    """async with StageServices(parts, living=membership.members) as services:
-    await services.assigned_stage.take(agreed)
+    """The services of this member's stage.
+
+    async with StageServices(parts, living=membership.members) as services:
+        await services.assigned_stage.take(agreed)
     """
 
     def __init__(self, parts: PipelineParts, *, living: Callable[[], Collection[str]]) -> None:
-        """`living`: members that answer, whether a plan has a stage for them or not."""
+        """`living`: returns the members that answer, with or without a stage."""
         host = parts.host
         self._parts = parts
         self._averager = ReplicaExchange(host, parts.key)
@@ -79,8 +81,8 @@ class StageServices:
         await self._stack.__aexit__(exc_type, exc, tb)
 
     async def _reload(self, peers: tuple[str, ...], stage: int, steps: int) -> Mapping[str, Tensor]:
-        """The state of our stage after so many steps, from replicas whose weights are the majority's. They
-        offer it right after the step. Raises CheckpointError."""
+        """Return the state of our stage after this number of steps, from replicas whose weights are the
+        majority's. They offer it right after the step. Raises CheckpointError."""
         part = self.assigned_stage.part
         if part is None:
             raise CheckpointError("no stage is held here")

@@ -1,6 +1,6 @@
-"""What every optimizer step of a member sets off: the others are told, and get what it has taught.
+"""The consequences of every optimizer step of a member: others are told, and get a copy of the state.
 
-member.py (a step was taken) -> [Steps] -> membership_supervisor.py (our weights are at this iteration)
+member.py (a step was taken) -> [StepFollower] -> membership_supervisor.py (our weights are at this iteration)
                                         -> assigned_stage.py (a copy at the neighbour, a checkpoint)
 """
 
@@ -15,8 +15,9 @@ from swarmnode.pipeline.runtime.membership_supervisor import MembershipSuperviso
 logger = logging.getLogger(__name__)
 
 
-class Steps:
-    """Two services, `follow` and `hand_on`, that run until they are cancelled."""
+class StepFollower:
+    """Follows the optimizer steps of this member by two services, `follow` and `hand_on`, that run until
+    cancelled."""
 
     def __init__(
         self, member: PipelineMember, assigned_stage: AssignedStage, supervisor: MembershipSupervisor
@@ -27,7 +28,7 @@ class Steps:
         self._taken = asyncio.Event()
 
     async def follow(self) -> None:
-        """Tell the others of every step; who has missed one comes back for a new assignment."""
+        """Tell the other members of every step. If we have missed one, come back for a new assignment."""
         while True:
             await self._assigned_stage.ready.wait()
             # Under another plan another neighbour keeps our copy, and has none yet.
@@ -53,7 +54,8 @@ class Steps:
             self._taken.set()
 
     async def hand_on(self) -> None:
-        """What each step has taught goes to the others; a slow neighbour holds up nobody."""
+        """Hand on the state after each step, separately from `follow` so that a slow neighbour delays
+        nothing."""
         while True:
             await self._taken.wait()
             self._taken.clear()

@@ -1,4 +1,4 @@
-"""The pipeline as one of its members sees it, in numbers for the status.
+"""The status of the pipeline, as one of its members sees it.
 
 IterationReport, plan, stage, members -> [PipelineView] -> PipelineStatus -> node.py (NodeStatus)
 """
@@ -15,7 +15,7 @@ from swarmnode.training.records import Counters
 
 
 class PipelineView:
-    """Kept up to date by its member; counters are since this start."""
+    """The pipeline's status, kept up to date by its member. Counters are since this start."""
 
     def __init__(self, name: str, peer_id: str) -> None:
         """`name`: of the pipeline."""
@@ -24,14 +24,14 @@ class PipelineView:
         self._lost: set[str] = set()
         self.status = PipelineStatus(name=name)
         self.counters = Counters()
-        """What was trained here as a data node."""
+        """Rounds, tokens and seconds trained here as a data node."""
 
     def lost(self, peer_id: str) -> None:
-        """A member did not answer us."""
+        """Count a member that did not answer us."""
         self._lost.add(peer_id)
 
     def stepped(self, report: IterationReport) -> None:
-        """An iteration that was driven from here is over."""
+        """Record an iteration that was driven from here."""
         self.counters.round = report.iteration + 1
         self.counters.tokens += report.tokens
         self.counters.seconds = time.monotonic() - self._started_s
@@ -48,7 +48,7 @@ class PipelineView:
     def look_at(
         self, assigned_stage: AssignedStage, *, members: int, iteration: int, idle: IdleSharing | None
     ) -> None:
-        """`members`: those that live, we included. `iteration`: optimizer steps taken."""
+        """Update the status. `members`: living members, ours included. `iteration`: optimizer steps taken."""
         agreed, part = assigned_stage.agreed, assigned_stage.part
         stage = agreed.stage_of(self._peer_id) if agreed is not None and part is not None else None
         stages = agreed.partition.stages if agreed is not None else ()

@@ -1,1 +1,1 @@
-"""A stage in memory: layers, what passes them, what they have learnt, and what is learned from."""
+"""A stage in memory: its layers, its micro-batches, its learned state, and the data that it is trained on."""

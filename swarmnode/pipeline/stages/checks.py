@@ -1,6 +1,6 @@
-"""Whether a stage takes what a peer sends, and in which form: completely looked at before anything changes.
+"""Checks of the tensors that peers send to a stage, made completely before anything changes.
 
-StageWorker (hidden states, gradients) -> [Checks] -> what the stage computes with, or Rejected, counted
+StageWorker (hidden states, gradients) -> [TensorChecks] -> what the stage computes with, or Rejected, counted
 """
 
 from collections import Counter
@@ -16,17 +16,18 @@ from swarmnode.pipeline.stages.stage_model import StageModel
 from swarmnode.pipeline.wire.messages import Refusal
 
 
-class Checks:
+class TensorChecks:
     """Checks what peers send to one stage."""
 
     def __init__(self, model: StageModel, *, max_tokens: int) -> None:
-        """`max_tokens`: most of one micro-batch, pads included."""
+        """`max_tokens`: bound of one micro-batch, pads included."""
         self.refused: Counter[Refusal] = Counter()
         self._model = model
         self._max_tokens = max_tokens
 
     def input(self, item: StageInput) -> StageInput:
-        """The input where and as the stage computes. Raises Rejected: wrong_shape, too_large, not_finite."""
+        """Return the input on the device and in the type of the stage. Raises Rejected: wrong_shape,
+        too_large, not_finite."""
         model = self._model
         vocabulary = model.vocabulary if model.part.has_ends else None
         fault = fault_of(item, model.hidden_size, vocabulary, max_tokens=self._max_tokens, packs=model.packs)
@@ -39,7 +40,7 @@ class Checks:
         return replace(item, values=own_BTD.requires_grad_())
 
     def gradient(self, gradient_BTD: Tensor, output_BTD: Tensor) -> Tensor:
-        """A gradient with respect to an output, checked. Raises Rejected: wrong_shape, not_finite."""
+        """Return a gradient with respect to an output, checked. Raises Rejected: wrong_shape, not_finite."""
         if gradient_BTD.shape != output_BTD.shape or not gradient_BTD.is_floating_point():
             self.refuse(Refusal.WRONG_SHAPE, f"a gradient {gradient_BTD.dtype} {list(gradient_BTD.shape)}")
         own = self.own_type(gradient_BTD)
@@ -47,15 +48,15 @@ class Checks:
         return own
 
     def own_type(self, values: Tensor) -> Tensor:
-        """The values without graph, where and as the stage computes."""
+        """Return the values without graph, on the device and in the type of the stage."""
         return values.detach().to(self._model.device, self._model.settings.dtype)
 
     def finite(self, values: Tensor, what: str) -> None:
-        """Raises Rejected: not_finite."""
+        """Raises Rejected: not_finite, unless all values are finite."""
         if not bool(torch.isfinite(values).all()):
             self.refuse(Refusal.NOT_FINITE, what)
 
     def refuse(self, reason: Refusal, detail: str) -> NoReturn:
-        """Raises Rejected, counted."""
+        """Count the refusal and raise Rejected."""
         self.refused[reason] += 1
         raise Rejected(reason, detail)

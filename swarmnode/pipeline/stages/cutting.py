@@ -1,4 +1,4 @@
-"""Whether a family of models can be cut into stages: a small random one of the same configuration is.
+"""Tests if a family of models can be cut into stages, by cutting a small random model of its configuration.
 
 whole_model.py (configuration) -> [try_cut] -> Cut -> stage_model.py, or ModelError
 
@@ -19,12 +19,12 @@ from swarmnode.model.packable import prepare_for_packing
 from swarmnode.pipeline.stages.stage_model import StageCut, StageModel, StagePart, StageSettings, build_stage
 
 CAN_BE_CUT = "Llama, Mistral, Phi-3, Qwen2 and Qwen3"
-"""Models that the tests cut, for hints."""
+"""Models that the tests cut, named in hints."""
 PROBE_LAYERS = 4
 PROBE_WIDTH = 32
 PROBE_LENGTHS = (7, 4)
 SAME_LOGITS = 1e-4
-"""Relative difference up to which the logits of the stages and of the whole model count as one; float32."""
+"""Relative difference up to which the logits of the stages and of the whole model count as equal; float32."""
 
 
 def try_cut(config: Any) -> StageCut:
@@ -61,7 +61,8 @@ def try_cut(config: Any) -> StageCut:
 
 
 def _small(config: Any) -> Any:
-    """The same kind of model with few narrow layers. Heads keep their width, which rotary settings fit."""
+    """Return the configuration of a model of the same kind with few narrow layers. Heads keep their width,
+    which rotary settings fit."""
     small = copy.deepcopy(config.get_text_config())
     kinds = getattr(small, "layer_types", None)
     if kinds is not None:
@@ -79,8 +80,8 @@ def _small(config: Any) -> Any:
 
 
 def _random_model(config: Any) -> Any:
-    """Weights far from zero: at transformers' own start a layer adds next to nothing, and missing one or
-    scaling an embedding would go unnoticed."""
+    """Return a model with weights far from zero. With transformers' own initial weights a layer adds next to
+    nothing, and a missing layer or an embedding scale would go unnoticed."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
@@ -91,7 +92,8 @@ def _random_model(config: Any) -> Any:
 
 
 def _difference(whole: Any, cut: StageCut) -> float:
-    """How far the logits of three stages are from the whole model's, packed too where that is taken."""
+    """Return the relative difference between the logits of three stages and of the whole model, also packed
+    if that is possible."""
     state = {name: parameter.detach() for name, parameter in whole.named_parameters()}
     parts = [StagePart(0, 1, has_ends=True), StagePart(1, 3), StagePart(3, PROBE_LAYERS)]
     settings = StageSettings(trainable="full")

@@ -1,4 +1,4 @@
-"""A member reads the tensors of its own layers from a model's folder, and no others.
+"""Reads the tensors of a member's own layers, and no others, from a model's folder.
 
 models folder -> [load_stage] -> stage_model.py
 
@@ -37,13 +37,14 @@ class WeightFolder:
 
     folder: Path
     file_of: Mapping[str, str]
-    """Tensor -> file in the folder."""
+    """File in the folder that holds each tensor."""
     read_bytes: int = 0
     """Bytes of tensors read so far."""
 
     @classmethod
     def open(cls, folder: Path) -> "WeightFolder":
-        """Read the index, or the header of the only file. Raises ModelError where there is neither."""
+        """Open a folder by its index, or by the header of its only file. Raises ModelError if there is
+        neither."""
         index = folder / INDEX_FILE
         if index.exists():
             return cls(folder, _index(index))
@@ -51,10 +52,10 @@ class WeightFolder:
             return cls(folder, dict.fromkeys(file.keys(), SINGLE_FILE))
 
     def read(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Copies of these tensors, on the CPU, in the type they are stored in.
+        """Return copies of these tensors, on the CPU, in the type they are stored in.
 
-        Copies, since a tensor that looks into the mapping would keep its whole file mapped. Raises ModelError
-        for a tensor that the folder does not have.
+        They are copied because a tensor that looks into the mapping would keep its whole file mapped. Raises
+        ModelError for a tensor that the folder does not have.
         """
         by_file: defaultdict[str, list[str]] = defaultdict(list)
         for name in names:
@@ -70,7 +71,7 @@ class WeightFolder:
         return found
 
     def leading(self, name: str, count: int) -> Tensor:
-        """The first values of a tensor, flat: at least so many, all of them where it has fewer.
+        """Return the first values of a tensor, flat: at least `count`, or all of them if it has fewer.
 
         Raises ModelError for a tensor that the folder does not have.
         """
@@ -83,7 +84,8 @@ class WeightFolder:
 
 
 def load_config(folder: Path) -> Any:
-    """The model's configuration; code in the folder is not run. Raises ModelError where it cannot be read."""
+    """Return the model's configuration, without running code from the folder. Raises ModelError if it cannot
+    be read."""
     from transformers import AutoConfig
 
     if not (folder / "config.json").is_file():
@@ -102,9 +104,9 @@ def load_stage(
     cut: StageCut | None = None,
     weights: WeightFolder | None = None,
 ) -> StageModel:
-    """The stage of the model in `folder`, in memory that only this stage's tensors take.
+    """Return the stage of the model in `folder`, in memory that only this stage's tensors take.
 
-    `cut`: what `try_cut` found for this model; None: it is tried now. `weights`: the folder if it is open
+    `cut`: the result of `try_cut` for this model; None: it is tried now. `weights`: the folder if it is open
     already. Raises ModelError for a family that cannot be cut, and for files that are missing or do not fit.
     """
     config = load_config(folder)

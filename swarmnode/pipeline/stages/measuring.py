@@ -1,4 +1,4 @@
-"""What this machine can do for a pipeline: free memory, and the time of a token through a few real layers.
+"""Measures this machine for a pipeline: free memory, and the time of a token through a few real layers.
 
 whole_model.py -> [measure_stage], hardware -> [memory_for_stage] -> MemberCosts -> announced (costs.py)
 """
@@ -16,18 +16,17 @@ from swarmnode.pipeline.stages.stage_model import StageModel, StagePart, StageSe
 from swarmnode.pipeline.stages.whole_model import WholeModel
 
 MEASURED_LAYERS = (1, 2)
-"""So many layers are timed: from two numbers follows what a call costs beside its layers."""
+"""Numbers of layers that are timed. The cost of a call beside its layers follows from two numbers."""
 
 TOKEN_SHARES = (4, 1)
-"""A quarter of a micro-batch and all of it are timed."""
+"""Divisors of the micro-batch sizes that are timed: a quarter of a micro-batch and all of it."""
 
 FREE_SHARE = 0.75
-"""Share of the free memory that a stage may take, if nothing else is said: the rest is for those who own the
-machine."""
+"""Share of the free memory that a stage may take by default. The rest is for the owner of the machine."""
 
 
 def memory_for_stage(memory_gb: float | None, device: torch.device) -> int:
-    """Bytes that a stage may take here: what was set, else a share of what is free on the device now."""
+    """Return the bytes that a stage may take here: the setting, else a share of the device's free memory."""
     if memory_gb is not None:
         return round(memory_gb * GIB)
     if device.type == "cuda":
@@ -38,8 +37,8 @@ def memory_for_stage(memory_gb: float | None, device: torch.device) -> int:
 def measure_stage(
     whole: WholeModel, settings: StageSettings, *, micro_batch_tokens: int
 ) -> tuple[StageTiming, ...]:
-    """Seconds of a token of a micro-batch through the first layers, by number of layers. They are loaded for
-    it and let go of. Raises ModelError where they cannot be."""
+    """Return the seconds of a token of a micro-batch through the first layers, by number of layers. They are
+    loaded for it and released. Raises ModelError if they cannot be loaded."""
     return tuple(
         _timing(whole, settings, layers, micro_batch_tokens)
         for layers in MEASURED_LAYERS
@@ -56,7 +55,7 @@ def _timing(whole: WholeModel, settings: StageSettings, layers: int, tokens: int
 
 
 class _Passes:
-    """Forward and backward passes of noise."""
+    """Forward and backward passes with random hidden states."""
 
     def __init__(self, model: StageModel) -> None:
         self._model = model

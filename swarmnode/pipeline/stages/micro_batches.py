@@ -1,4 +1,4 @@
-"""Attempts at micro-batches: what comes to a stage with one, and what is added up over those that came.
+"""Attempts at micro-batches: the input of a stage, and the gradient sums over those that passed it.
 
 stage.py -> [micro_batches] -> averaging among the replicas of a stage, optimizer step
 
@@ -22,16 +22,18 @@ StagePath = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, order=True)
 class MicroBatchAttempt:
-    """One attempt to bring a micro-batch along its path. Of one agent's the later is the greater."""
+    """One attempt to bring a micro-batch along its path. Of one agent's attempts, the later is the
+    greater."""
 
     agent: int
     """The slot of a data node that the micro-batch started from."""
     iteration: int
     """Optimizer steps taken before it."""
     wave: int
-    """The agent's how-manieth micro-batch of the iteration."""
+    """Number of the micro-batch among those of the agent in this iteration, from 0."""
     number: int = 0
-    """Raised each time the micro-batch is sent again, by another path or to another replica."""
+    """Number of the attempt, raised each time the micro-batch is sent again by another path or to another
+    replica."""
 
     @property
     def micro_batch(self) -> tuple[int, int, int]:
@@ -40,20 +42,20 @@ class MicroBatchAttempt:
 
 @dataclass(frozen=True, slots=True)
 class StageInput:
-    """What comes in with an attempt."""
+    """The input of a stage in one attempt at a micro-batch."""
 
     attempt: MicroBatchAttempt
     values: Tensor
-    """Hidden states [B, T, D]; token ids [B, T] where the path begins."""
+    """Hidden states [B, T, D], or token ids [B, T] at the start of the path."""
     tokens: int
-    """What is learned from in it, tokens or answers: its weight against others."""
+    """Tokens, or answers, that are learned from: the weight of the micro-batch against others."""
     layout: PackedLayout | None = None
-    """Where packed sequences lie. None: rows padded on the right."""
+    """Layout of packed sequences. None: rows padded on the right."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossGradient:
-    """The loss of one micro-batch and its gradient, back at the data stage."""
+    """The loss of one micro-batch and its gradient, at the data stage."""
 
     output: LossOutput
     """Measurements; its loss has no graph any more."""
@@ -62,7 +64,7 @@ class LossGradient:
 
 
 def is_same_input(one: StageInput, other: StageInput) -> bool:
-    """Whether two attempts bring the very same micro-batch."""
+    """Return True if two attempts bring exactly the same micro-batch."""
     if one.attempt.micro_batch != other.attempt.micro_batch or one.tokens != other.tokens:
         return False
     return _runs(one) == _runs(other) and torch.equal(one.values, other.values)
@@ -74,7 +76,7 @@ def _runs(item: StageInput) -> tuple[object, object] | None:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why an input is not taken."""
+    """Reason why an input is refused."""
 
     reason: Refusal
     detail: str
@@ -83,8 +85,11 @@ class Fault:
 def fault_of(
     item: StageInput, hidden_size: int, vocabulary: int | None, *, max_tokens: int, packs: bool
 ) -> Fault | None:
-    """What is wrong with an input, or None. `vocabulary`: token ids may come in, and their number; None:
-    hidden states only, of which no number is looked at. `packs`: the model takes packed rows."""
+    """Return what is wrong with an input, or None.
+
+    `vocabulary`: number of token ids, if they may come in; None: hidden states only, whose values are not
+    looked at. `packs`: the model takes packed rows.
+    """
     values, shape = item.values, item.values.shape
     are_ids = vocabulary is not None and values.dtype == torch.long
     if len(shape) != (2 if are_ids else 3) or not (are_ids or values.is_floating_point()):
@@ -115,7 +120,8 @@ class GradientSum:
     visits: int
 
     def of_step(self, step_tokens: int) -> dict[str, Tensor]:
-        """The stage's gradient of a step of `step_tokens` tokens, from the share of them that passed it.
+        """Return the stage's gradient of a step of `step_tokens` tokens, scaled from the tokens that passed
+        it.
 
         Losses are divided by the size of the whole step. Without skips this is the sum; where a stage saw
         only some of the tokens, each counts as many times more, as if those others were like them.
@@ -132,7 +138,8 @@ class GradientSum:
 
 
 def sum_of_replicas(sums: Sequence[GradientSum]) -> GradientSum:
-    """What one member would have summed that had seen all micro-batches of these replicas of a stage."""
+    """Return the sum that one member would have if it had seen all micro-batches of these replicas of a
+    stage."""
     total: dict[str, Tensor] = {}
     for one in sums:
         for name, tensor in one.tensors.items():
@@ -141,16 +148,17 @@ def sum_of_replicas(sums: Sequence[GradientSum]) -> GradientSum:
 
 
 class GradientAccumulator:
-    """The sums of an iteration that runs. A micro-batch is in them once, whatever its attempts.
+    """The gradient sums of the running iteration. A micro-batch is included once, whatever its attempts.
 
     What an attempt brought is kept apart until it is known whether it counts. A data stage adds twice: what
     its head gets with the loss, what its layers get at the end of the way back. The latter counts the tokens.
     Should a micro-batch be lost between the two, its part in the head's gradient stays, which only full
-    training has."""
+    training has.
+    """
 
     def __init__(self, most_kept: int) -> None:
-        """`most_kept`: attempts that may be undecided at once, each with memory for all gradients of the
-        stage. Beyond, the oldest is forgotten: whose fate is open for so long is not to count."""
+        """`most_kept`: undecided attempts at once, each with memory for all gradients of the stage. Beyond it
+        the oldest is dropped: an attempt that is undecided for so long is not to count."""
         self._most_kept = most_kept
         self._kept: dict[MicroBatchAttempt, tuple[Mapping[str, Tensor], int]] = {}
         self._tensors: dict[str, Tensor] = {}
@@ -159,13 +167,14 @@ class GradientAccumulator:
         self._inside: set[tuple[tuple[int, int, int], str]] = set()
 
     def holds(self, attempt: MicroBatchAttempt, part: str) -> bool:
-        """Whether this micro-batch's gradients of "head" or "layers" are inside, by whichever attempt."""
+        """Return True if this micro-batch's gradients of "head" or "layers" are included, by any of its
+        attempts."""
         return (attempt.micro_batch, part) in self._inside
 
     def add(
         self, gradients: Mapping[str, Tensor], attempt: MicroBatchAttempt, part: str, *, tokens: int
     ) -> None:
-        """Gradients that `holds` says are not inside. `tokens`: 0 where another part counts them."""
+        """Add gradients of which `holds` returns False. `tokens`: 0 if another part counts them."""
         self._inside.add((attempt.micro_batch, part))
         self._tokens += tokens
         self._visits += tokens > 0
@@ -177,23 +186,23 @@ class GradientAccumulator:
 
     @property
     def micro_batches(self) -> frozenset[tuple[int, int, int]]:
-        """Those whose layers' gradients are inside."""
+        """Micro-batches whose layers' gradients are included."""
         return frozenset(micro_batch for micro_batch, part in self._inside if part == "layers")
 
     def keep(self, gradients: Mapping[str, Tensor], attempt: MicroBatchAttempt, *, tokens: int) -> None:
-        """Gradients of the layers that may come to count."""
+        """Keep gradients of the layers that may come to count."""
         self._kept[attempt] = gradients, tokens
         if len(self._kept) > self._most_kept:
             del self._kept[next(iter(self._kept))]
 
     def commit(self, attempt: MicroBatchAttempt) -> None:
-        """Add what is kept of this attempt, unless another attempt at its micro-batch is inside."""
+        """Add the kept gradients of this attempt, unless another attempt at its micro-batch is included."""
         gradients, tokens = self._kept.pop(attempt, ({}, 0))
         if tokens and not self.holds(attempt, "layers"):
             self.add(gradients, attempt, "layers", tokens=tokens)
 
     def discard(self, attempt: MicroBatchAttempt) -> None:
-        """Forget what is kept of this attempt."""
+        """Drop the kept gradients of this attempt."""
         self._kept.pop(attempt, None)
 
     def sums(self) -> GradientSum:

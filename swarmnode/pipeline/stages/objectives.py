@@ -1,4 +1,4 @@
-"""The losses at the end of a path through the stages: cross-entropy of text, the trainer's own of rollouts.
+"""Losses at the end of a path through the stages: cross-entropy of text, or the trainer's own of rollouts.
 
 rollout_feed.py, sources.py -> LossInputs, [Objective] -> driver.py -> StageWorker.loss on the data stage
                                     |
@@ -26,21 +26,22 @@ from swarmnode.training.packing import MicroBatch
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """A micro-batch with what its loss needs to know, all of it along one path."""
+    """A micro-batch with the inputs of its loss, all of it along one path."""
 
     batch: MicroBatch
     path: StagePath
     prox_N: Tensor | None = None
-    """Log-probabilities under the policy before the round's first update. None: it has not moved since."""
+    """Log-probabilities under the policy before the round's first update. None if the policy has not moved
+    since."""
     reference_N: Tensor | None = None
-    """Log-probabilities under the base model. None: not wanted."""
+    """Log-probabilities under the base model. None if they are not wanted."""
     weight: int | None = None
-    """What a sum over the micro-batch is divided by, with the others' of the step, to be a mean: answers for
-    a loss over answers. None: its tokens."""
+    """Divisor that turns a sum over the micro-batch, together with the others of the step, into a mean: its
+    answers for a loss over answers. None: its tokens."""
 
     @property
     def tokens(self) -> int:
-        """What is learned from: the micro-batch's weight."""
+        """The weight of the micro-batch: its tokens, or answers, that are learned from."""
         return len(self.batch.targets_N) if self.weight is None else self.weight
 
 
@@ -57,7 +58,8 @@ def batch_logprobs(
     top_p: float = 1.0,
     entropy_gradient: bool = False,
 ) -> TokenLogprobs:
-    """Log-probabilities of the N completion tokens, on the data stage, from hidden states at a path's end."""
+    """Return log-probabilities of the N completion tokens from hidden states at a path's end. On the data
+    stage."""
     predictors_ND = hidden_BTD.flatten(0, 1)[batch.predictors_N]
     return head_logprobs(
         stage.head,
@@ -70,7 +72,8 @@ def batch_logprobs(
 
 
 def cross_entropy(step_tokens: int) -> Objective:
-    """Minus the mean log-probability over the completion tokens of a step of `step_tokens`, in nats."""
+    """Return the loss: minus the mean log-probability over the completion tokens of a step of `step_tokens`,
+    in nats."""
 
     def loss(stage: StageModel, hidden_BTD: Tensor, inputs: LossInputs) -> LossOutput:
         found = batch_logprobs(stage, hidden_BTD, inputs.batch)
@@ -81,7 +84,7 @@ def cross_entropy(step_tokens: int) -> Objective:
 
 
 Measure = Callable[[LossInputs, LossOutput, MeasuredTokens], None]
-"""Told what was measured of a micro-batch, each time that its loss is taken."""
+"""Called with the measurements of a micro-batch, each time its loss is computed."""
 
 
 def policy_gradient(
@@ -93,10 +96,10 @@ def policy_gradient(
     version: int,
     measure: Measure | None = None,
 ) -> Objective:
-    """The trainer's own objective (training/objective.py) of one policy, at the end of a path.
+    """Return the trainer's own objective (training/objective.py) of one policy, at the end of a path.
 
-    `step` is the size of the whole optimizer step; `version` the policy's newest, which the age of a token
-    counts from.
+    `step`: size of the whole optimizer step. `version`: newest version of the policy, from which the age of a
+    token counts.
     """
 
     def loss(stage: StageModel, hidden_BTD: Tensor, inputs: LossInputs) -> LossOutput:

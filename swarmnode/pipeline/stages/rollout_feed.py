@@ -1,4 +1,4 @@
-"""What a data node trains on in an iteration of reinforcement learning: groups, each along a path of its own.
+"""Micro-batches of rollouts for one iteration of a data node: groups, each along a path of its own.
 
 rollout groups -> samples (training/round.py) -> [RolloutFeed] -> driver.py -> TrainReport
 
@@ -33,14 +33,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PathSamples:
-    """The samples of one group and the stages that sampled it; empty for a stranger's group."""
+    """The samples of one group and the stages that sampled it; an empty path for a stranger's group."""
 
     path: StagePath
     samples: Sequence[TrainingSample]
 
 
 class RolloutFeed:
-    """A `Feed`: micro-batches of groups by path, and the loss that they are trained with.
+    """A `Feed` of rollouts: micro-batches of groups by path, and the loss that they are trained with.
 
     >>> feed = RolloutFeed(groups, plan_paths, config, temperature=1.0, ...)   # doctest: +SKIP
     >>> report = await member.train(feed)                                      # doctest: +SKIP
@@ -65,9 +65,10 @@ class RolloutFeed:
         choose_path: ChoosePath,
         measured: MeasuredRound | None = None,
     ) -> None:
-        """`paths`: of each own agent under the plan, which makes so many `waves`. `choose_path`: of a prompt
-        nobody here has sampled for. `max_tokens`: longest completion that the sampler allows. `version`: the
-        policy's. `seed`: of which groups are left out where not all fit."""
+        """`paths`: of each own agent under the plan, which makes `waves` micro-batches. `choose_path`:
+        chooses the path of a prompt that no member here has sampled for. `max_tokens`: longest completion
+        that the sampler allows. `version`: of the policy. `seed`: for the choice of groups that are left out
+        if not all fit."""
         self._config = config
         self.objective = policy_gradient(
             StepSize(sequences=1, tokens=1, max_tokens=max_tokens),
@@ -77,15 +78,15 @@ class RolloutFeed:
             version=version,
             measure=self._measure,
         )
-        """The undivided sum over what is learned from."""
+        """The loss, undivided: a sum over what is learned from."""
         self._micro_batch_tokens = micro_batch_tokens
         self._measured = measured or MeasuredRound()
         self._sums: dict[int, StepSums] = {}
-        """By id of a micro-batch."""
+        """Sums of each micro-batch, by its id()."""
         self._taken: list[MicroBatch] = []
-        """Kept, so that no id comes twice."""
+        """Micro-batches that were taken, kept so that no id() occurs twice."""
         self.rerouted = 0
-        """Groups whose path the plan does not have any more."""
+        """Groups whose path is not in the plan."""
         self.tokens = 0
         self._paths = paths
         by_path: defaultdict[StagePath, list[PathSamples]] = defaultdict(list)
@@ -105,7 +106,7 @@ class RolloutFeed:
         chance = random.Random(f"{seed}/{version}")
         for path, mates in by_path.items():
             room = waves * sum(each == path for each in paths.values())
-            kept, batches = fitting(mates, room, pack, chance)
+            kept, batches = groups_that_fit(mates, room, pack, chance)
             self._waiting[path] = deque(batches)
             self.left_out += len(mates) - len(kept)
             self.tokens += sum(completion_tokens(group.samples) for group in kept)
@@ -117,9 +118,10 @@ class RolloutFeed:
             )
 
     def take(self, agent: int, wave: int, path: StagePath) -> LossInputs | None:
-        """The next micro-batch for an agent; None when there is none.
+        """Return the next micro-batch for an agent; None if there is none.
 
-        Where a member was lost, it comes with another path than the plan's: it gets what was meant for that.
+        If a member was lost, the agent comes with another path than the plan's, and gets the micro-batch for
+        the planned path.
         """
         waiting = self._waiting.get(self._paths[agent])
         if not waiting:
@@ -129,14 +131,14 @@ class RolloutFeed:
         return LossInputs(batch, path, weight=weight_of(batch, self._config))
 
     def _measure(self, inputs: LossInputs, output: LossOutput, measured: MeasuredTokens) -> None:
-        """Once for each micro-batch, however often it is tried."""
+        """Record the sums of a micro-batch, once however often it is tried."""
         sums = StepSums()
         sums.add(output, len(inputs.batch.targets_N), measured)
         self._sums[id(inputs.batch)] = sums
 
     def report(self, *, weight: int, grad_norm: float | None) -> TrainReport:
-        """What came of the step. `weight`: that of all micro-batches in it; `grad_norm`: of this stage, None
-        where no step was taken."""
+        """Return the report of the step. `weight`: of all micro-batches in it. `grad_norm`: of this stage,
+        None if no step was taken."""
         total = StepSums()
         for sums in self._sums.values():
             total.loss = total.loss + sums.loss / max(weight, 1)
@@ -152,19 +154,22 @@ class RolloutFeed:
 
 
 def weight_of(batch: MicroBatch, config: TrainingConfig) -> int:
-    """What a micro-batch counts in the mean that the loss is: its answers, or their tokens."""
+    """Return the weight of a micro-batch in the loss's mean: its answers, or their tokens."""
     answers, tokens = len(batch.completion_lengths), len(batch.targets_N)
     return loss_of(config.loss).counted(answers=answers, tokens=tokens)
 
 
-def fitting(
+def groups_that_fit(
     groups: Sequence[PathSamples],
     room: int,
     pack: Callable[[Sequence[PathSamples]], list[MicroBatch]],
     chance: random.Random,
 ) -> tuple[Sequence[PathSamples], list[MicroBatch]]:
-    """As many groups as fit into `room` micro-batches, and those. Which are left out is chance and concerns
-    whole groups: leaving out the short answers, or parts of a group, would teach something else."""
+    """Return as many groups as fit into `room` micro-batches, and their micro-batches.
+
+    Whole groups are left out at random: leaving out the short answers, or parts of a group, would teach
+    something else.
+    """
     batches = pack(groups)
     if len(batches) <= room:
         return groups, batches
@@ -181,7 +186,7 @@ def fitting(
 
 
 def nearest_path(wanted: StagePath, paths: Sequence[StagePath]) -> StagePath:
-    """The path with most of the wanted stages, then with fewest others, then the smallest. None are equal.
+    """Return the path with most of the wanted stages, then with fewest others, then the smallest.
 
     >>> nearest_path((0, 1, 3), [(0, 2, 3), (0, 1, 2), (0, 1)])
     (0, 1)

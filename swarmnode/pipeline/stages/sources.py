@@ -1,4 +1,4 @@
-"""What a data node learns from when it learns from text: warm-up, and fine-tuning on plain files.
+"""Micro-batches of text for a data node: warm-up, and fine-tuning on plain files.
 
 folder or strings -> tokenizer -> [TextSource: equal sequences] -> [TextFeed] -> LossInputs -> driver
 
@@ -27,16 +27,16 @@ from swarmnode.pipeline.stages.objectives import LossInputs, Objective, cross_en
 from swarmnode.training.packing import MicroBatch, TrainingSample, micro_batches
 
 MAX_TEXT_BYTES = 512 * 1024 * 1024
-"""Most text of a folder. A token takes four bytes in memory, and all of them stay there: what is larger is a
-job for a data set that is read piece by piece."""
+"""Bound of the text of a folder. A token takes four bytes, and all of them stay in memory: more text needs a
+data set that is read piece by piece."""
 
 Encode = Callable[[str], Sequence[int]]
-"""A document to token ids, without special tokens."""
+"""Encodes a document as token ids, without special tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextSettings:
-    """How text becomes micro-batches."""
+    """Sizes of sequences and micro-batches of text."""
 
     sequence_tokens: int = 1024
     """Tokens of a sequence; all but the first are predicted."""
@@ -76,10 +76,8 @@ class TextSource:
         packed: bool = False,
         named: str = "the text",
     ) -> None:
-        """`packed`: the model takes packed rows (StageModel.packs). `named`: what errors call the text.
-
-        Raises ConfigError where the text is empty or too short.
-        """
+        """`packed`: the model takes packed rows (StageModel.packs). `named`: name of the text in errors.
+        Raises ConfigError if the text is empty or too short."""
         self.settings = settings
         self._device = device or torch.device("cpu")
         self._packed = packed
@@ -94,10 +92,10 @@ class TextSource:
     def read(
         cls, folder: Path, tokenizer: Any, settings: TextSettings, *, device: torch.device, packed: bool
     ) -> "TextSource":
-        """All files of a folder and the folders in it, or one file, through a model's own tokenizer.
+        """Read all files of a folder and its subfolders, or one file, through a model's own tokenizer.
 
-        Hidden files are left out; all others must be text in UTF-8. Raises ConfigError where there are none,
-        where one cannot be read, or where they are too large or too short together.
+        Hidden files are left out; all others must be text in UTF-8. Raises ConfigError if there are none, if
+        one cannot be read, or if they are too large or too short together.
         """
         if tokenizer.eos_token_id is None:
             raise ConfigError("this model's tokenizer has no end token", hint="choose another --model")
@@ -111,24 +109,24 @@ class TextSource:
 
     @property
     def sequences(self) -> int:
-        """Those that are learned from."""
+        """Number of sequences that are learned from."""
         return len(self._learned)
 
     def batch(self, data_node: str, *, iteration: int, agent: int, wave: int) -> MicroBatch:
-        """What this name stands for; no sequence is in it twice. Sequences come again in other micro-batches
-        by chance, as if drawn with a return."""
+        """Return the micro-batch with this name, no sequence twice. Sequences occur again in other
+        micro-batches by chance, as if drawn with replacement."""
         name = f"{self.settings.seed}/{data_node}/{iteration}/{agent}/{wave}"
         chance = Random(hashlib.sha256(name.encode()).digest())
         return self._batch(chance.sample(self._learned, self.settings.batch_sequences))
 
     def heldout(self, most_batches: int | None = None) -> Iterator[MicroBatch]:
-        """The held-out sequences, in micro-batches of the usual size; the last may have fewer."""
+        """Return the held-out sequences in micro-batches of the usual size; the last may have fewer."""
         size = self.settings.batch_sequences
         starts = range(0, len(self._heldout), size)[:most_batches]
         return (self._batch(self._heldout[start : start + size]) for start in starts)
 
     def _divided(self, named: str) -> tuple[list[int], list[int]]:
-        """(numbers of the sequences to learn from, of those held out)"""
+        """Return (numbers of the sequences to learn from, numbers of those held out)."""
         settings = self.settings
         count = len(self._tokens) // settings.sequence_tokens
         digests = [hashlib.sha256(self._sequence(number)).digest() for number in range(count)]
@@ -159,7 +157,7 @@ class TextSource:
 
 @dataclass(frozen=True, slots=True)
 class TextFeed:
-    """What one data node learns from in one iteration: a `Feed` of assignment.py.
+    """The text that one data node learns from in one iteration: a `Feed` of assignment.py.
 
     >>> source = TextSource(["ab" * 40], lambda text: list(text.encode()), 0, TextSettings(9, 2, 0.0))
     >>> TextFeed(source, "this node", iteration=3).take(agent=0, wave=1, path=(0, 2)).tokens
@@ -168,19 +166,19 @@ class TextFeed:
 
     source: TextSource
     data_node: str
-    """Its peer id: data nodes with the same text learn from different parts of it."""
+    """Peer id of the data node: data nodes with the same text learn from different parts of it."""
     iteration: int
     objective: Objective = field(default_factory=lambda: cross_entropy(1))
-    """Undivided: a stage divides its sum by the tokens that have really passed it."""
+    """The loss, undivided: a stage divides its sum by the tokens that have really passed it."""
 
     def take(self, agent: int, wave: int, path: StagePath) -> LossInputs | None:
-        """A micro-batch for this path, the same one whenever it is asked for. Text never runs out."""
+        """Return a micro-batch for this path, the same one whenever it is asked for. Text never runs out."""
         batch = self.source.batch(self.data_node, iteration=self.iteration, agent=agent, wave=wave)
         return LossInputs(batch, path)
 
 
 def _sample(tokens: Sequence[int]) -> TrainingSample:
-    """A sequence whose first token stands as the prompt: nothing comes before it that could predict it."""
+    """Return a sequence as a sample whose first token is the prompt: nothing before it could predict it."""
     return TrainingSample(
         prompt_ids=(tokens[0],),
         completion_ids=tuple(tokens[1:]),
@@ -191,7 +189,8 @@ def _sample(tokens: Sequence[int]) -> TrainingSample:
 
 
 def _documents(folder: Path) -> Iterator[str]:
-    """The files' texts, in the order of their names, so that it is the same wherever the folder lies."""
+    """Yield the texts of the files in the order of their names, so that it is the same wherever the folder
+    lies."""
     left = MAX_TEXT_BYTES
     for file in [folder] if folder.is_file() else _files(folder):
         data = _read(file, left + 1)

@@ -1,4 +1,4 @@
-"""One member's work in the pipeline: micro-batches go through its stage, and their gradients come back.
+"""One member's arithmetic: micro-batches go forward through its stage, and their gradients backward.
 
 transport (a driver, in a worker thread) -> [StageWorker] -> stage_model.py
 
@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from swarmnode.errors import ModelError, Rejected
-from swarmnode.pipeline.stages.checks import Checks
+from swarmnode.pipeline.stages.checks import TensorChecks
 from swarmnode.pipeline.stages.micro_batches import (
     GradientAccumulator,
     GradientSum,
@@ -34,27 +34,27 @@ from swarmnode.pipeline.stages.micro_batches import (
 )
 from swarmnode.pipeline.stages.stage_memory import within_memory
 from swarmnode.pipeline.stages.stage_model import StageModel
-from swarmnode.pipeline.stages.stage_state import StageState, fitting, fitting_moments, pack_state
+from swarmnode.pipeline.stages.stage_state import StageState, matching_moments, matching_tensors, pack_state
 from swarmnode.pipeline.wire.messages import Refusal
 from swarmnode.training.checkpoint import optimizer_tensors
 from swarmnode.training.losses import LossOutput
 
 Activations = Literal["kept", "recomputed"]
-"""Kept: the backward pass finds all activations. Recomputed: it finds the stage's input and runs the forward
-pass again, a third more work for the memory of one hidden state per micro-batch in flight."""
+""""kept": the backward pass finds all activations. "recomputed": it finds the stage's input and runs the
+forward pass again, a third more work for the memory of one hidden state per micro-batch in flight."""
 
 
 @dataclass(slots=True)
 class _Work:
-    """A micro-batch in a slot. After its backward pass only the answers are left."""
+    """A micro-batch in a slot. After its backward pass only the answers are kept."""
 
     item: StageInput
     output_BTD: Tensor
-    """What the own layers gave, with its graph where activations are kept."""
+    """Output of our own layers, with its graph if activations are kept."""
     loss: LossGradient | None = None
     is_back: bool = False
     answer: Tensor | None = None
-    """The gradient for the sender; None where the path begins."""
+    """The gradient for the sender; None at the start of the path."""
 
 
 class StageWorker:
@@ -80,14 +80,15 @@ class StageWorker:
         activations: Activations = "kept",
         iteration: int = 0,
     ) -> None:
-        """`slots`: micro-batches that memory was planned for. `max_tokens`: most of one, pads included."""
+        """`slots`: micro-batches that memory was planned for. `max_tokens`: bound of one of them, pads
+        included."""
         self.model = model
         self.iteration = iteration
         self.version = iteration
-        """Optimizer steps in the weights: behind `iteration` while the gradients of one are averaged."""
-        self._checks = Checks(model, max_tokens=max_tokens)
+        """Optimizer steps in the weights: less than `iteration` while the gradients of one are averaged."""
+        self._checks = TensorChecks(model, max_tokens=max_tokens)
         self.refused = self._checks.refused
-        """Why peers' messages were not accepted."""
+        """Refused messages of peers, by reason."""
         self.dropped = 0
         """Micro-batches given up between their forward and their backward pass."""
         self.max_tokens = max_tokens
@@ -100,7 +101,7 @@ class StageWorker:
 
     @property
     def counted(self) -> frozenset[tuple[int, int, int]]:
-        """The micro-batches whose gradients are committed in this iteration."""
+        """Micro-batches whose gradients are committed in this iteration."""
         return self._sum.micro_batches
 
     @property
@@ -113,7 +114,8 @@ class StageWorker:
         return sum(work is not None and not work.is_back for work in self._work.values())
 
     def reserve(self, agent: int) -> bool:
-        """A slot for the agent's micro-batches, one at a time. False: all are taken. Again: it keeps its."""
+        """Reserve a slot for the agent's micro-batches, one at a time. Returns False if all are taken. An
+        agent that has one keeps it."""
         if agent not in self._work:
             if not self.free_slots:
                 return False
@@ -121,22 +123,23 @@ class StageWorker:
         return True
 
     def release(self, agent: int) -> None:
-        """The agent needs its slot no more. What it has in flight is dropped."""
+        """Free the agent's slot. A micro-batch in it is dropped."""
         work = self._work.pop(agent, None)
         self.dropped += work is not None and not work.is_back
 
     def drop(self, attempt: MicroBatchAttempt) -> None:
-        """Give up a micro-batch and free its slot. No message of this attempt is accepted any more."""
+        """Give up a micro-batch and free its slot. Later messages of this attempt are refused."""
         work = self._work.get(attempt.agent)
         if work is not None and work.item.attempt == attempt:
             self.release(attempt.agent)
 
     def forward(self, item: StageInput) -> Tensor:
-        """What the own layers make of it, [B, T, D] without graph. A later attempt of the agent replaces its
-        former.
+        """Return the output of our own layers, [B, T, D] without graph. A later attempt of the agent replaces
+        its former one.
 
-        A later attempt with the very same input is not computed again. Raises Rejected: no_slot, no_memory,
-        unknown_work for what is of another iteration or behind the agent's newest attempt, and as `evaluate`.
+        A later attempt with exactly the same input is not computed again. Raises Rejected: no_slot,
+        no_memory; unknown_work for another iteration or an attempt behind the agent's newest; and as
+        `evaluate`.
         """
         attempt = item.attempt
         if attempt.iteration != self.iteration:
@@ -164,11 +167,11 @@ class StageWorker:
         return output_BTD.detach()
 
     def backward(self, attempt: MicroBatchAttempt, gradient_BTD: Tensor) -> Tensor | None:
-        """The gradient [B, T, D] for the sender, None at the start. Those of the own parameters wait for
-        `commit` or `discard`.
+        """Return the gradient [B, T, D] for the sender, None at the start of the path. The gradients of our
+        own parameters wait for `commit` or `discard`.
 
-        `gradient_BTD` is that with respect to what `forward` returned. Raises Rejected: unknown_work,
-        wrong_shape; not_finite (the own gradients), no_memory: the micro-batch is dropped.
+        `gradient_BTD`: with respect to the result of `forward`. Raises Rejected: unknown_work, wrong_shape;
+        and, dropping the micro-batch, not_finite (our own gradients), no_memory.
         """
         work = self._found(attempt)
         if work.is_back:
@@ -192,22 +195,24 @@ class StageWorker:
         return work.answer
 
     def commit(self, attempt: MicroBatchAttempt) -> None:
-        """The answer to this attempt's sender was taken: its gradients count, unless another attempt's do."""
+        """Count the gradients of this attempt, whose sender has taken the answer, unless another attempt
+        counts."""
         self._sum.commit(attempt)
 
     def discard(self, attempt: MicroBatchAttempt) -> None:
-        """The answer to this attempt's sender was not wanted: its gradients do not count."""
+        """Drop the gradients of this attempt, whose sender did not want the answer."""
         self._sum.discard(attempt)
 
     def loss(
         self, attempt: MicroBatchAttempt, hidden_BTD: Tensor, objective: Callable[[Tensor], LossOutput]
     ) -> LossGradient:
-        """The loss of hidden states back from the last stage: gradients of norm and head are added, theirs
-        returned.
+        """Return the loss of hidden states that came back from the last stage, and its gradient with respect
+        to them. The gradients of norm and head are added.
 
-        `objective` takes them with a graph and divides by the size of the whole step. On the data stage only,
-        between `forward` and `backward` of the attempt. Raises Rejected: unknown_work, wrong_shape;
-        not_finite (the loss's gradient), no_memory: the micro-batch is dropped."""
+        `objective` takes the hidden states with a graph and divides by the size of the whole step. On the
+        data stage only, between `forward` and `backward` of the attempt. Raises Rejected: unknown_work,
+        wrong_shape; and, dropping the micro-batch, not_finite (the gradient of the loss), no_memory.
+        """
         work = self._found(attempt)
         if work.loss is not None:
             return work.loss
@@ -231,7 +236,7 @@ class StageWorker:
 
     @torch.no_grad()
     def evaluate(self, item: StageInput, *, reference: bool = False) -> Tensor:
-        """What the own layers make of it, [B, T, D]; nothing is kept and no slot taken.
+        """Return the output of our own layers, [B, T, D], without keeping anything or taking a slot.
 
         `reference`: without the adapter. Raises Rejected: wrong_shape, too_large, not_finite.
         """
@@ -242,8 +247,8 @@ class StageWorker:
             return self._run(item)
 
     def take_gradients(self) -> GradientSum:
-        """Close the iteration: its sums, and none of it is accepted any more. What is in flight is dropped,
-        slots stay reserved."""
+        """Close the iteration and return its sums; its later messages are refused. Micro-batches in flight
+        are dropped, slots stay reserved."""
         self._forget_work()
         taken, self._sum = self._sum.sums(), GradientAccumulator(self._slots)
         self._newest.clear()
@@ -253,9 +258,10 @@ class StageWorker:
     def apply(
         self, gradients: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, *, max_norm: float
     ) -> float | None:
-        """One step of the optimizer of `model.trainable()`; the norm before clipping to `max_norm`.
+        """Take one step of the optimizer of `model.trainable()`. Returns the gradient norm before clipping to
+        `max_norm`.
 
-        None: no gradient, no step (Adam would move on momentum alone). Gradients may come from peers:
+        None: no gradient, no step (Adam would move on momentum alone). Gradients may come from peers: raises
         Rejected for wrong_shape (of names too) and not_finite, before anything has changed. Raises ModelError
         while micro-batches are in flight, whose activations belong to the former weights.
         """
@@ -284,9 +290,9 @@ class StageWorker:
         return norm.item()
 
     def state(self, optimizer: torch.optim.Optimizer | None = None) -> StageState:
-        """What training has moved, by global names, with Adam's moments where it is given.
+        """Return the trained parameters by global name, with Adam's moments if `optimizer` is given.
 
-        Without them, replicas of one stage that are equal have one digest.
+        Without moments, equal replicas of one stage have equal digests.
         """
         moments = {} if optimizer is None else optimizer_tensors(optimizer, self._parameters)
         return pack_state({**self._parameters, **moments})
@@ -294,14 +300,15 @@ class StageWorker:
     def load_state(
         self, tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None = None
     ) -> None:
-        """Take the own tensors from among these (`stage_state.unpack_states`); other stages' are left.
+        """Load our own tensors from among these (`stage_state.unpack_states`); those of other stages are
+        ignored.
 
-        `optimizer`: that of `model.trainable().values()`, if its moments are wanted too. What is in flight is
-        dropped, gradients summed so far too: they are those of other weights. Raises CheckpointError, with
-        nothing changed, where a tensor is missing, has another shape or is not finite.
+        `optimizer`: that of `model.trainable().values()`, if its moments are wanted too. Micro-batches in
+        flight and gradient sums are dropped: they belong to other weights. Raises CheckpointError, with
+        nothing changed, if a tensor is missing, has another shape or is not finite.
         """
-        own = fitting(tensors, self._parameters)
-        moments = {} if optimizer is None else fitting_moments(tensors, self._parameters)
+        own = matching_tensors(tensors, self._parameters)
+        moments = {} if optimizer is None else matching_moments(tensors, self._parameters)
         self._forget_work()
         self._sum = GradientAccumulator(self._slots)
         with torch.no_grad():
@@ -334,7 +341,8 @@ class StageWorker:
         attempt: MicroBatchAttempt,
         part: str,
     ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
-        """(of the parameters by name, of the inputs), all finite. No parameters where theirs are added."""
+        """Return (gradients of the parameters by name, gradients of the inputs), all finite. Parameters whose
+        gradients are included already are left out."""
         named = {} if self._sum.holds(attempt, part) else self._parameters
         wanted = [*inputs, *named.values()]
         if not wanted or not output.requires_grad:

@@ -1,4 +1,4 @@
-"""Running out of memory at a stage is the end of one micro-batch, not of the member.
+"""Turns running out of memory at a stage into the refusal of one micro-batch.
 
 stage.py (a pass) -> [within_memory] -> Rejected -> relay.py, driver.py: the data node goes another way
 """
@@ -14,7 +14,7 @@ from swarmnode.pipeline.wire.messages import Refusal
 
 @contextmanager
 def within_memory(refused: Counter[Refusal]) -> Generator[None]:
-    """Raises Rejected, no_memory, for what torch says when memory runs out; counts it in `refused`."""
+    """Raises Rejected: no_memory, in place of torch's out-of-memory errors, and counts it in `refused`."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

@@ -28,21 +28,21 @@ from swarmnode.model.lora_patch import RoutedTokens
 from swarmnode.model.policy import Policy
 
 PEFT_PREFIX = "base_model.model."
-"""Stands before a module's own name in PEFT's files."""
+"""Prefix of a module's own name in PEFT's files."""
 
 ReadTensors = Callable[[Sequence[str]], dict[str, Tensor]]
-"""Gives the named tensors of a model, and no other."""
+"""Returns the named tensors of a model, and no others."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagePart:
-    """What of a model a stage holds."""
+    """The layers of a model that a stage holds, and its ends on the data stage."""
 
     first_layer: int
     end_layer: int
-    """One past the last."""
+    """One past the last layer."""
     has_ends: bool = False
-    """The data stage's: token embedding, final norm and head."""
+    """True for the data stage, which holds token embedding, final norm and head."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.first_layer <= self.end_layer:
@@ -51,7 +51,7 @@ class StagePart:
 
 @dataclass(frozen=True, slots=True)
 class StageSettings:
-    """What all members of a pipeline agree on, and where this one computes."""
+    """Settings that all members of a pipeline agree on, and the device of this one."""
 
     trainable: Literal["lora", "full"] = "lora"
     adapter: PolicyConfig = field(default_factory=PolicyConfig)
@@ -64,24 +64,25 @@ class StageSettings:
 
 @dataclass(frozen=True, slots=True)
 class StageCut:
-    """What `try_cut` has found, in this process: trying also makes packed attention known to transformers."""
+    """The result of `try_cut`, in this process: trying also makes packed attention known to transformers."""
 
     packing_obstacle: str | None
-    """Why packed rows are not taken. None: they are."""
+    """Reason why packed rows are not possible; None if they are."""
 
 
 class KeyValues(Protocol):
-    """Keys and values of the tokens before, as attention layers ask for them (stage_cache.py)."""
+    """Keys and values of preceding tokens, as attention layers use them (stage_cache.py)."""
 
     def update(
         self, keys_BGTE: Tensor, values_BGTE: Tensor, layer_idx: int, *others: Any
     ) -> tuple[Tensor, Tensor]:
-        """Keep those of the new tokens of a layer, numbered as in the whole model, and give all [B, G, K, E]
-        that these tokens may see."""
+        """Keep the keys and values of the new tokens of a layer, numbered as in the whole model. Returns all
+        of them, [B, G, K, E], that these tokens may see."""
         ...
 
     def mask(self, window: int | None) -> Tensor:
-        """Which of the K keys each new token sees, [B, 1, T, K]; `window` counts the token itself."""
+        """Return a mask, [B, 1, T, K], of the K keys that each new token sees. `window` counts the token
+        itself."""
         ...
 
 
@@ -89,7 +90,7 @@ class StageModel:
     """One stage: hidden states in, hidden states out. Made by `build_stage`."""
 
     def __init__(self, part: StagePart, causal_lm: Any, settings: StageSettings, cut: StageCut) -> None:
-        """`causal_lm`: with its weights, and nothing of the layers held elsewhere."""
+        """`causal_lm`: with its weights, without the layers held elsewhere."""
         self.part = part
         self.settings = settings
         self.packs = cut.packing_obstacle is None
@@ -101,7 +102,7 @@ class StageModel:
         self._embedding = causal_lm.get_input_embeddings()
         self._norm = self._decoder.norm
         self.head: nn.Module = causal_lm.get_output_embeddings()
-        """Hidden states after the final norm -> logits. Only of use on the data stage."""
+        """Computes logits from hidden states after the final norm. Only used on the data stage."""
         causal_lm.eval().requires_grad_(settings.trainable == "full")
         own_parameters = dict(causal_lm.named_parameters())
         # The norm belongs behind the last stage of a path, and which that is only the path knows.
@@ -120,20 +121,21 @@ class StageModel:
         return self.settings.device
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """Parameters by global name: PEFT's for adapters, the model's own with full training."""
+        """Return the trained parameters by global name: PEFT's names for adapters, the model's own with full
+        training."""
         return dict(self._trainable)
 
     def embed(self, ids_BT: Tensor) -> Tensor:
-        """Token ids -> the hidden states [B, T, D] before the first layer."""
+        """Return the hidden states [B, T, D] before the first layer."""
         if not self.part.has_ends:
             raise ModelError("only the data stage holds the token embedding")
         return self._embedding(ids_BT)
 
     def forward(self, hidden_BTD: Tensor, layout: PackedLayout | None = None) -> Tensor:
-        """What the own layers make of hidden states, [B, T, D].
+        """Return the output of our own layers, [B, T, D].
 
-        With a layout, B is 1 and every packed sequence stays alone. Without, rows count their positions from
-        0 and may be padded on the right.
+        With a layout, B is 1 and every packed sequence stays alone. Without one, rows count their positions
+        from 0 and may be padded on the right.
         """
         arguments: dict[str, Any] = {"use_cache": False}
         if layout is not None:
@@ -142,9 +144,9 @@ class StageModel:
         return self._decoder(inputs_embeds=hidden_BTD, **arguments).last_hidden_state
 
     def forward_cached(self, hidden_BTD: Tensor, positions_BT: Tensor, cache: KeyValues) -> Tensor:
-        """What the own layers make of tokens whose predecessors are in a cache, [B, T, D].
+        """Return the output of our own layers, [B, T, D], for tokens whose predecessors are in a cache.
 
-        Raises ModelError where the family's attention takes no mask of ours.
+        Raises ModelError if the family's attention does not accept our mask.
         """
         config = self._decoder.config
         if config._attn_implementation not in (PACKED_ATTENTION, REPLACED):
@@ -167,14 +169,16 @@ class StageModel:
         ).last_hidden_state
 
     def final_norm(self, hidden_ND: Tensor) -> Tensor:
-        """What the head is applied to, of hidden states that have passed the last stage of their path."""
+        """Return the final norm of hidden states that have passed the last stage of their path, for the
+        head."""
         if not self.part.has_ends:
             raise ModelError("only the data stage holds the final norm and the head")
         return self._norm(hidden_ND)
 
     @contextmanager
     def without_adapter(self, tokens: int) -> Iterator[None]:
-        """Forward passes of `tokens` (B * T) tokens in here are those of the frozen base."""
+        """Run forward passes of `tokens` (B * T) tokens as those of the frozen base while the context is
+        entered."""
         if self.settings.trainable == "full":
             raise ModelError(
                 "with full training no stage holds the model that training started from",
@@ -188,7 +192,7 @@ class StageModel:
 
 
 class _Elsewhere(nn.Module):
-    """Stands for what another stage holds."""
+    """An identity module in place of a module that another stage holds."""
 
     def forward(self, hidden_BTD: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
         return hidden_BTD
@@ -197,9 +201,10 @@ class _Elsewhere(nn.Module):
 def build_stage(
     config: Any, part: StagePart, read: ReadTensors, settings: StageSettings, cut: StageCut
 ) -> StageModel:
-    """A stage of the model of this configuration. `read` is asked once, for the tensors of this stage only.
+    """Return a stage of the model with this configuration. `read` is called once, for the tensors of this
+    stage only.
 
-    `cut` is what `try_cut` found. Raises ModelError where the weights do not fit the configuration.
+    `cut`: the result of `try_cut`. Raises ModelError if the weights do not fit the configuration.
     """
     layers = int(config.get_text_config().num_hidden_layers)
     if part.end_layer > layers:
@@ -210,10 +215,11 @@ def build_stage(
 
 
 def adapter_start(seed: int, module: str, shape: Sequence[int]) -> Tensor:
-    """First values of the A matrix [rank, inputs] of a module, by its global name: float32, on the CPU.
+    """Return the initial values of the A matrix [rank, inputs] of a module, by its global name: float32, on
+    the CPU.
 
-    PEFT's distribution (Kaiming uniform with a = sqrt 5), but drawn per module: whoever holds the layer,
-    under whatever partition, starts from the same adapter.
+    They have PEFT's distribution (Kaiming uniform with a = sqrt 5) but are drawn per module: every holder of
+    the layer, under any partition, starts from the same adapter.
     """
     digest = hashlib.sha256(f"{seed}/{module}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
@@ -234,7 +240,7 @@ def _with_adapter(causal_lm: Any, settings: StageSettings) -> Policy:
 
 
 def _meta_model(config: Any, part: StagePart, dtype: torch.dtype) -> Any:
-    """The causal LM without memory for its weights, and without what other stages hold."""
+    """Return the causal LM without memory for its weights, and without the modules that other stages hold."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):

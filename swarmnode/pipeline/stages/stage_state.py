@@ -1,4 +1,4 @@
-"""What a stage has learned as bytes: a checkpoint, a copy at a neighbour, what a newcomer starts from.
+"""The learned state of a stage as bytes: for a checkpoint, for a copy at a neighbour, and for newcomers.
 
 stage.py (StageWorker.state) -> [stage_state] -> disk or a peer -> StageWorker.load_state
 
@@ -18,7 +18,7 @@ from swarmnode.errors import CheckpointError
 from swarmnode.training.checkpoint import tensor_pieces
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-"""What Adam keeps of a parameter. Stored as `exp_avg/<parameter>`, like training/checkpoint.py does."""
+"""Names of Adam's tensors of a parameter. Stored as `exp_avg/<parameter>`, as in training/checkpoint.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,8 @@ class StageState:
 
 
 def pack_state(tensors: Mapping[str, Tensor]) -> StageState:
-    """
+    """Return the tensors as a safetensors file in memory.
+
     >>> pack_state({"model.norm.weight": torch.ones(2)}).digest[:8]
     '2188e211'
     """
@@ -41,10 +42,10 @@ def pack_state(tensors: Mapping[str, Tensor]) -> StageState:
 
 
 def unpack_states(states: Iterable[StageState], *, max_bytes: int) -> dict[str, Tensor]:
-    """The tensors of several states together, each at most `max_bytes` long; of equal names the last counts.
+    """Return the tensors of several states, each at most `max_bytes` long; of equal names the last counts.
 
-    They may come from peers. Raises CheckpointError for one that is too large, is not what its digest says or
-    is no safetensors file.
+    The states may come from peers. Raises CheckpointError for one that is too large, does not have its digest
+    or is no safetensors file.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load
@@ -62,9 +63,9 @@ def unpack_states(states: Iterable[StageState], *, max_bytes: int) -> dict[str, 
     return found
 
 
-def fitting(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of `tensors` that are wanted. Raises CheckpointError where one is missing, has another shape or
-    is not finite."""
+def matching_tensors(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the wanted tensors from among `tensors`. Raises CheckpointError if one is missing, has another
+    shape or is not finite."""
     for name, ours in wanted.items():
         tensor = tensors.get(name)
         if tensor is None:
@@ -79,12 +80,14 @@ def fitting(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict
     return {name: tensors[name] for name in wanted}
 
 
-def fitting_moments(
+def matching_moments(
     tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]
 ) -> dict[int, dict[str, Tensor]]:
-    """Adam's moments among `tensors`, by the index of their parameter; one without any starts anew.
+    """Return Adam's moments among `tensors`, by the index of their parameter. A parameter without any starts
+    anew.
 
-    Raises CheckpointError where some are missing, have another shape or are nothing that Adam comes to.
+    Raises CheckpointError if some of a parameter's are missing, have another shape or have values that Adam
+    cannot produce.
     """
     found: dict[int, dict[str, Tensor]] = {}
     for index, (name, ours) in enumerate(wanted.items()):

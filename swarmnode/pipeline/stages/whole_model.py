@@ -1,4 +1,4 @@
-"""The whole model as a member of a pipeline knows it: from its folder, with no weight of other stages loaded.
+"""The whole model, as a pipeline member knows it: from its folder, with no weight of other stages loaded.
 
 models folder or hub -> [WholeModel] -> partition (card), stages (folder, cut), tokenizer, fingerprint
 
@@ -35,7 +35,7 @@ class WholeModel:
     name: str
     folder: Path
     config: Any
-    """transformers'."""
+    """Configuration of transformers."""
     weights: WeightFolder
     card: ModelCard
     cut: StageCut
@@ -51,15 +51,15 @@ class WholeModel:
 
     @property
     def max_positions(self) -> int | None:
-        """The longest sequence that the model is run with; None where there is no such bound."""
+        """Longest sequence that the model is run with; None if there is no such bound."""
         return longest_sequence_of(self.config)
 
 
 def open_model(spec: str, dtype: torch.dtype) -> WholeModel:
-    """Look at a model without loading it; one on the hub is downloaded. `dtype`: the stages'.
+    """Inspect a model without loading it; one on the hub is downloaded. `dtype`: of the stages.
 
-    Raises ModelError for one that cannot be found or read, that cannot be cut into stages, or whose size its
-    files do not tell.
+    Raises ModelError for a model that cannot be found, read or cut into stages, or whose size its files do
+    not tell.
     """
     folder = _folder(find_model(spec))
     config = load_config(folder)
@@ -77,7 +77,7 @@ def open_model(spec: str, dtype: torch.dtype) -> WholeModel:
 
 
 def load_tokenizer(model: WholeModel) -> tuple[Any, tuple[int, ...]]:
-    """The tokenizer and the tokens that end an answer. Raises ModelError."""
+    """Return the tokenizer and the tokens that end an answer. Raises ModelError."""
     from transformers import AutoTokenizer, GenerationConfig
 
     try:
@@ -110,7 +110,7 @@ def _folder(source: str) -> Path:
 
 
 def _parameters(config: Any, dtype: torch.dtype) -> list[tuple[str, torch.Size]]:
-    """Names and shapes in the order of names, from a model without memory."""
+    """Return names and shapes of all parameters in the order of names, from a model without memory."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):

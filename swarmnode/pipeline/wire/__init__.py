@@ -1,1 +1,1 @@
-"""What members send each other: messages, tensors as bytes, bounded streams; links slower than real ones."""
+"""Messages between members, tensors as bytes, bounded streams, and emulated slow links."""

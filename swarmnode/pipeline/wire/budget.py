@@ -1,4 +1,4 @@
-"""Memory that other members may take of this machine at once, shared out fairly.
+"""A bound on the memory that other members may take of this machine at once, shared out fairly.
 
 inbound.py (a payload of known size) -> [ByteBudget.held] -> its bytes are read -> given back
 """
@@ -21,7 +21,7 @@ class _Waiter:
 
 
 class ByteBudget:
-    """Memory shared out in the order of asking. Who is at its own limit does not hold up the others."""
+    """Memory granted in the order of requests. A peer at its own limit does not hold up the others."""
 
     def __init__(self, total_bytes: int, per_peer_bytes: int) -> None:
         self._total_bytes = total_bytes
@@ -35,7 +35,7 @@ class ByteBudget:
 
     @asynccontextmanager
     async def held(self, peer_id: str, size_bytes: int) -> AsyncGenerator[None, None]:
-        """Wait for so much, and give it back at the end. Raises Rejected: too_large."""
+        """Wait for this amount of memory, and release it at the end. Raises Rejected: too_large."""
         if size_bytes > self._per_peer_bytes:
             raise Rejected(Refusal.TOO_LARGE, f"{size_bytes} bytes, at most {self._per_peer_bytes}")
         waiter = _Waiter(peer_id, size_bytes, asyncio.get_running_loop().create_future())

@@ -63,7 +63,7 @@ class Encoded:
 
 
 def encode(tensor: Tensor, codec: CodecName, *, block: int = INT8_BLOCK) -> Encoded:
-    """A tensor of rank 1 to 3 in float32, bfloat16 or float16, on any device.
+    """Encode a tensor of rank 1 to 3 in float32, bfloat16 or float16, on any device.
 
     Raises Rejected: not_finite; ValueError for a dtype, rank or size that cannot be sent.
 
@@ -84,7 +84,7 @@ def encode(tensor: Tensor, codec: CodecName, *, block: int = INT8_BLOCK) -> Enco
 
 
 def decode(header: TensorHeader, data: bytearray | memoryview) -> Tensor:
-    """The tensor that a header describes, on the CPU; for `none` it shares the memory of `data`.
+    """Return the tensor that a header describes, on the CPU; for `none` it shares the memory of `data`.
 
     The transport has compared `data` with the header's checksum. Raises Rejected: malformed, not_finite.
     """
@@ -118,7 +118,8 @@ def _compress(values: Tensor, codec: CodecName, block: int) -> Tensor:
 
 
 def _quantise(values: Tensor, block: int) -> Tensor:
-    """Flat values -> one buffer of bytes: a float32 scale for each block, then an int8 for each value."""
+    """Return flat values as one buffer of bytes: a float32 scale for each block, then an int8 for each
+    value."""
     size = values.numel()
     count = -(-size // block)
     buffer = torch.empty(4 * count + size, dtype=torch.uint8)
@@ -146,7 +147,7 @@ def _quantise_rows(rows: Tensor, steps: Tensor, scales: Tensor) -> None:
 
 
 def _dequantise(data: bytearray | memoryview, header: TensorHeader, dtype: torch.dtype) -> Tensor:
-    """The inverse of `_quantise`. What it accepts can only become finite numbers."""
+    """Invert `_quantise`. Whatever it accepts becomes finite numbers."""
     size, block, count = header.size, header.block, header.block_count
     scales = torch.frombuffer(data, dtype=torch.float32, count=count)
     steps = torch.frombuffer(data, dtype=torch.int8, offset=4 * count)
@@ -169,7 +170,7 @@ def _dequantise(data: bytearray | memoryview, header: TensorHeader, dtype: torch
 
 
 def _finite_bound(values: Tensor) -> float:
-    """The largest magnitude. Raises Rejected: not_finite."""
+    """Return the largest magnitude. Raises Rejected: not_finite."""
     # Smallest and largest take one pass and no memory, and NaN is both of them.
     low, high = torch.aminmax(values)
     largest = max(-float(low), float(high))

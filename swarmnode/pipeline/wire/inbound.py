@@ -51,7 +51,7 @@ SUM_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class TransportLimits:
-    """How much of this machine the other members may use."""
+    """Bounds on the use that other members may make of this machine."""
 
     max_in_flight: int = 4
     """Messages on their way to one member at once. Two keep a link busy; more share its bandwidth."""
@@ -62,19 +62,19 @@ class TransportLimits:
     max_streams_per_peer: int = 8
     """Twice max_in_flight: streams of ours that a peer gave up may still be about to close."""
     header_timeout_s: float = 5.0
-    """A message, once begun, is complete by then."""
+    """Time in which a message that has begun must be complete."""
     chunk_timeout_s: float = 10.0
-    """A chunk takes at most so long: 26 KB/s, less than any line that is worth a place in a pipeline."""
+    """Time limit of a chunk: 26 KB/s, less than any line that is worth a place in a pipeline."""
     reply_timeout_s: float = 5.0
-    """A sender takes its answer, and then hangs up when it was refused, by then."""
+    """Time in which a sender must take its answer, and hang up if it was refused."""
     idle_timeout_s: float = 60.0
-    """A stream without messages is closed; the next message opens another."""
+    """Time after which a stream without messages is closed; the next message opens another."""
     max_remembered: int = 4096
-    """Messages of one member that are known to be done: several iterations."""
+    """Messages of one member that are remembered as done: several iterations."""
 
 
 class MessageHandler(Protocol):
-    """Where messages go: a stage, a driver. Raise Rejected with a `Refusal` to refuse one."""
+    """The receiver of messages: a stage or a driver. It raises Rejected with a `Refusal` to refuse one."""
 
     def admit(self, peer_id: str, message: Message) -> None:
         """Called before the payload is read: shape, codec, a free slot. It must not change anything."""
@@ -90,7 +90,7 @@ class MessageHandler(Protocol):
 
 @dataclass(slots=True)
 class TransportCounters:
-    """What was sent, received and refused since the start."""
+    """Messages sent, received and refused since the start."""
 
     sent: int = 0
     sent_bytes: int = 0
@@ -98,16 +98,16 @@ class TransportCounters:
     received_bytes: int = 0
     duplicates: int = 0
     refused: Counter[Refusal] = field(default_factory=Counter[Refusal])
-    """What others sent and we did not take."""
+    """Messages of others that were refused, by reason."""
 
 
 async def send_frame(stream: ByteStream, body: bytes) -> None:
-    """A message or an answer with its length in front. Raises PeerUnreachable."""
+    """Send a message or an answer with its length in front. Raises PeerUnreachable."""
     await stream.send(len(body).to_bytes(LENGTH_BYTES, "big") + body)
 
 
 async def receive_length(stream: ByteStream, max_bytes: int) -> int:
-    """The length of the next frame. Raises PeerUnreachable, Rejected: too_large."""
+    """Return the length of the next frame. Raises PeerUnreachable, Rejected: too_large."""
     length = int.from_bytes(await stream.receive(LENGTH_BYTES), "big")
     if length > max_bytes:
         raise Rejected(Refusal.TOO_LARGE, f"a frame of {length} bytes, at most {max_bytes}")
@@ -124,7 +124,7 @@ class Receiver:
         limits: TransportLimits,
         counters: TransportCounters,
     ) -> None:
-        """`plans`: those that are being run, by digest; it may change while streams are open."""
+        """`plans`: those that are running, by digest; it may change while streams are open."""
         self._inbox = inbox
         self._plans = plans
         self._limits = limits
@@ -137,7 +137,7 @@ class Receiver:
 
     @property
     def reserved_bytes(self) -> int:
-        """Memory that senders hold at the moment."""
+        """Bytes that senders hold at the moment."""
         return self._budget.used_bytes
 
     async def serve(self, stream: ByteStream) -> None:
@@ -163,7 +163,7 @@ class Receiver:
         await asyncio.gather(*serving, return_exceptions=True)
 
     def forget_strangers(self) -> None:
-        """Drop what is remembered of peers that are in no plan any more."""
+        """Drop the remembered messages of peers that are no longer in any plan."""
         known = {peer for members in self._plans.values() for peer in members.peers}
         self._done = {peer: done for peer, done in self._done.items() if peer in known}
 
@@ -181,7 +181,7 @@ class Receiver:
             self._streams += Counter()  # forgets the peers at zero
 
     async def _exchange(self, stream: ByteStream) -> bool:
-        """One message and its answer. False: the stream is over, or bytes are left in it."""
+        """Handle one message and answer it. Returns False if the stream is over, or bytes are left in it."""
         try:
             message = await self._next_message(stream)
             if message is None:
@@ -194,7 +194,8 @@ class Receiver:
         return await self._say(stream, reply, in_step=in_step)
 
     async def _next_message(self, stream: ByteStream) -> Message | None:
-        """None when the sender has no more to say. Raises Rejected: too_slow, and what decoding does."""
+        """Return the next message, or None if the sender has no more. Raises Rejected: too_slow, and as
+        `decode_message`."""
         try:
             async with asyncio.timeout(self._limits.idle_timeout_s):
                 length = await receive_length(stream, MAX_MESSAGE_BYTES)
@@ -207,7 +208,8 @@ class Receiver:
             raise Rejected(Refusal.TOO_SLOW, "a message that was begun did not come") from error
 
     async def _answer(self, stream: ByteStream, message: Message) -> tuple[Reply, bool]:
-        """The answer, and whether the payload was read. The first to bring a message settles it for all."""
+        """Return (answer, True if the payload was read). The first stream to bring a message settles it for
+        all."""
         key = (stream.peer_id, message.id, message.attempt)
         unread = payload_bytes(message) > 0
         if key[1:] in self._done.get(stream.peer_id, ()):
@@ -241,7 +243,7 @@ class Receiver:
             raise Rejected(Refusal.TOO_SLOW, "the same message is still being taken") from error
 
     async def _settle(self, stream: ByteStream, message: Message) -> Reply:
-        """Read the payload and hand everything over. Raises Rejected while bytes of it may be unread."""
+        """Read the payload and hand the message over. Raises Rejected while bytes of it may be unread."""
         size_bytes = payload_bytes(message)
         admitted = False
         try:

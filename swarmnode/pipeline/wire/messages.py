@@ -1,4 +1,4 @@
-"""What the members of a pipeline tell each other: one record a message, bounded before anything is allocated.
+"""The messages between members of a pipeline, one record each, bounded before anything is allocated.
 
 member, driver -> [messages] -> wire.py, transport.py -> wire -> [messages] -> member, driver
 
@@ -17,13 +17,13 @@ import msgspec
 from msgspec import Meta
 
 VERSION = 1
-"""First byte of every message. Others are ignored, so that newer members may say more."""
+"""First byte of every message. Messages of other versions are ignored, so that newer members may say more."""
 
 MAX_MESSAGE_BYTES = 32 * 1024
-"""A message without its tensor: MAX_SEQUENCES lengths and prompts, or MAX_BACK micro-batches."""
+"""Bound of a message without its tensor: MAX_SEQUENCES lengths and prompts, or MAX_BACK micro-batches."""
 
 MAX_TENSOR_BYTES = 64 * 1024 * 1024
-"""A tensor once decoded: 8 samples x 1024 tokens x width 2048 in float32."""
+"""Bound of a decoded tensor: 8 samples x 1024 tokens x width 2048 in float32."""
 
 MAX_DIM = 1 << 22
 MAX_NODES = 1024
@@ -42,7 +42,7 @@ MAX_BACK = 4096
 
 MAX_DEADLINE_S = 3600.0
 MAX_ATTEMPTS = 64
-"""Attempts at one message. Who failed so often is not going to succeed."""
+"""Attempts at one message. After that many failures another one is not going to succeed."""
 
 MAX_INT8_BLOCK = 4096
 SIGNATURE_BYTES = 64
@@ -62,12 +62,12 @@ Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Dtype = Literal["float32", "bfloat16", "float16"]
 CodecName = Literal["none", "fp16", "int8"]
 Trouble = Literal["silent", "full", "refused"]
-"""Why a node is not passed. silent: no answer within the deadline. full: it has no slot. refused: it does not
-take it, or cannot compute it."""
+"""Reason why a micro-batch does not get past a node. silent: no answer within the deadline. full: it has no
+slot. refused: it does not take it, or cannot compute it."""
 
 
 class Refusal(StrEnum):
-    """Why a message was not taken. Values never come from the wire, so their number is bounded."""
+    """Reason why a message was not taken. Values never come from the wire, so their number is bounded."""
 
     NOT_A_MEMBER = "not_a_member"
     TOO_MANY_STREAMS = "too_many_streams"
@@ -80,29 +80,30 @@ class Refusal(StrEnum):
     WRONG_SHAPE = "wrong_shape"
     BAD_CHECKSUM = "bad_checksum"
     BAD_SIGNATURE = "bad_signature"
-    """Not begun by the data node in whose name it comes."""
+    """The data node in whose name it comes has not signed it."""
     NOT_FINITE = "not_finite"
     NO_MEMORY = "no_memory"
-    """Its bytes would have had to wait here for longer than it is of use, or it does not fit in beside what
-    else the stage holds."""
+    """Its bytes would have had to wait for longer than it is of use, or it does not fit beside what the stage
+    holds."""
     NO_SLOT = "no_slot"
     """The stage holds as many micro-batches as it may."""
     UNKNOWN_WORK = "unknown_work"
-    """A gradient for something never sent, or an answer too late."""
+    """A gradient for hidden states that were never sent, or an answer that is too late."""
     INTERRUPTED = "interrupted"
     """The stream ended, or we are leaving."""
     INTERNAL = "internal"
 
 
 class TensorHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True):
-    """How the bytes behind a message become a tensor. Consistent and within bounds as soon as it exists."""
+    """The description by which the bytes behind a message become a tensor. An instance is consistent and
+    within bounds."""
 
     codec: CodecName
     dtype: Dtype
     """Type of the tensor that was encoded and of the one decoded."""
     shape: Annotated[tuple[Dim, ...], Meta(min_length=1, max_length=3)]
     block: Annotated[int, Meta(ge=0, le=MAX_INT8_BLOCK)] = 0
-    """Elements that share a scale, for int8; 0 for the others."""
+    """Elements that share a scale, for int8; 0 for the other codecs."""
     checksum: Annotated[int, Meta(ge=0, lt=2**32)]
     """CRC-32 of the payload. The stream is authenticated already; this finds broken memory and our own
     mistakes, and of all checksums in the standard library it costs least (3 GB/s; BLAKE2b 0.6)."""
@@ -115,7 +116,7 @@ class TensorHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
@@ -124,14 +125,14 @@ class TensorHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes behind the message, so that nobody has to claim it."""
+        """Bytes behind the message. Computed from the header, so that no sender has to claim it."""
         if self.codec == "int8":
             return 4 * self.block_count + self.size
         return self.size * (2 if self.codec == "fp16" else _ITEM_BYTES[self.dtype])
 
 
 class MessageId(NamedTuple):
-    """The work that a message carries or speaks of. The same for every attempt at it."""
+    """Identity of the work that a message carries or refers to, equal for every attempt at it."""
 
     kind: str
     plan: str
@@ -154,13 +155,14 @@ class Hop(_Message, frozen=True, kw_only=True):
     kind: ClassVar[str]
     """The name of this kind of message in its `MessageId`."""
     micro_batch: Count
-    """Unique within its plan and iteration; given by the data node, the same on the whole way."""
+    """Number given by the data node, unique within its plan and iteration, and unchanged on the whole
+    path."""
     agent: Count
     """The slot of the data node that started it."""
     wave: Count
     path: Annotated[tuple[Index, ...], Meta(min_length=2, max_length=MAX_PATH)]
-    """Nodes in order of visit, the data node first: the route really taken, which may differ from the plan's
-    once a member was replaced or left out."""
+    """Nodes in order of visit, the data node first. The route that is really taken may differ from the plan's
+    when a member was replaced or left out."""
     position: Annotated[int, Meta(ge=0, le=MAX_PATH)]
     tensor: TensorHeader
 
@@ -182,18 +184,19 @@ class Hop(_Message, frozen=True, kw_only=True):
 
 
 class ForwardHop(Hop, frozen=True, kw_only=True, tag="forward"):
-    """A micro-batch's hidden states, for the node at `position` of its path; behind its end the data node
-    gets them back for the loss."""
+    """Hidden states of a micro-batch, for the node at `position` of its path. Behind the end of the path the
+    data node receives them for the loss."""
 
     kind: ClassVar[str] = "Forward"
     tokens: Annotated[int, Meta(ge=1, le=2**40)]
-    """What is learned from in it: its weight against other micro-batches."""
+    """Tokens, or answers, that are learned from: the weight of the micro-batch against others."""
     lengths: Annotated[tuple[Dim, ...], Meta(max_length=MAX_SEQUENCES)] = ()
-    """Tokens of each packed run, in order; empty: each row is one sequence."""
+    """Tokens of each packed run, in order. Empty if each row is one sequence."""
     prompts: Annotated[tuple[Run | None, ...], Meta(max_length=MAX_SEQUENCES)] = ()
-    """Which run each one continues, as model/layout.py takes it; empty: every run is a whole sequence."""
+    """By run, the run that it continues, as in model/layout.py. Empty if every run is a whole sequence."""
     signature: Annotated[bytes, Meta(max_length=SIGNATURE_BYTES)] = b""
-    """The data node's (signing.py). Who has this from the data node itself does not need it."""
+    """Signature of the data node (signing.py). The node that receives this from the data node itself does not
+    need it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -219,7 +222,7 @@ class ForwardHop(Hop, frozen=True, kw_only=True, tag="forward"):
 
     @property
     def source(self) -> int:
-        """The node that has to send this."""
+        """The node that must have sent this message."""
         return self.path[self.position - 1]
 
     @property
@@ -228,13 +231,14 @@ class ForwardHop(Hop, frozen=True, kw_only=True, tag="forward"):
 
 
 class BackwardHop(Hop, frozen=True, kw_only=True, tag="backward"):
-    """The gradient of the loss by what the node at `position` handed on."""
+    """Gradient of the loss with respect to the hidden states that the node at `position` handed on."""
 
     kind: ClassVar[str] = "Backward"
 
     @property
     def source(self) -> int:
-        """The node that has to send this: the next on the path, the data node for the last."""
+        """The node that must have sent this message: the next one on the path, or the data node for the
+        last."""
         return self.path[(self.position + 1) % len(self.path)]
 
     @property
@@ -245,7 +249,7 @@ class BackwardHop(Hop, frozen=True, kw_only=True, tag="backward"):
 class _OfMicroBatch(_Message, frozen=True, kw_only=True):
     micro_batch: Count
     position: Annotated[int, Meta(ge=0, le=MAX_PATH)] = 0
-    """Whom this is said of, or who is asked: a position on its path."""
+    """Position on the path of the node that this message is about, or of the node that is asked."""
 
     @property
     def id(self) -> MessageId:
@@ -253,24 +257,26 @@ class _OfMicroBatch(_Message, frozen=True, kw_only=True):
 
 
 class Abandoned(_OfMicroBatch, frozen=True, kw_only=True, tag="abandoned"):
-    """A micro-batch is given up by its data node: whatever is kept for it may go."""
+    """A data node's notice that it has given up a micro-batch: whatever is kept for it can be dropped."""
 
 
 class Lost(_OfMicroBatch, frozen=True, kw_only=True, tag="lost"):
-    """A data node is told that its micro-batch does not get past the node at `position`: by that node itself,
-    or by its neighbour on the path."""
+    """A report to a data node that its micro-batch does not get past the node at `position`, sent by that
+    node or by its neighbour on the path."""
 
     fault: Trouble
 
 
 class Passed(_OfMicroBatch, frozen=True, kw_only=True, tag="passed"):
-    """A data node asks the node at `position`: have you handed on this micro-batch? Done says yes; too_slow
-    that it is there, unknown_work that it is not. How a member is found that takes everything and does
-    nothing. At position 0 anybody asks a data node: is your part of this iteration still to come or under
-    way? Done says yes."""
+    """A data node's question to the node at `position`: have you handed on this micro-batch?
+
+    The answer is Done if it has, too_slow if the micro-batch is still there, unknown_work if it is not. So a
+    member is found that accepts everything and does nothing. At position 0 any member asks a data node if its
+    part of this iteration is still to come or under way; Done means yes.
+    """
 
     homeward: bool
-    """Its gradient, that is."""
+    """True if the question is about the gradient of the micro-batch."""
 
     @property
     def id(self) -> MessageId:
@@ -279,13 +285,13 @@ class Passed(_OfMicroBatch, frozen=True, kw_only=True, tag="passed"):
 
 
 class Finished(_Message, frozen=True, kw_only=True, tag="finished"):
-    """A data node has done its part of an iteration: what it says to one member of it."""
+    """A data node's report to one member that it has done its part of an iteration."""
 
     node: Index
-    """The data node's."""
+    """The data node that has finished."""
     back: Annotated[tuple[tuple[Count, Attempt], ...], Meta(max_length=MAX_BACK)]
-    """(micro-batch, attempt) of those that came back along a path on which the member is. What it has of
-    others, replicas have counted, or nobody should."""
+    """(micro-batch, attempt) of those that came back along a path on which the member is. Others that it has
+    were counted by replicas, or do not count at all."""
 
     @property
     def id(self) -> MessageId:
@@ -293,13 +299,14 @@ class Finished(_Message, frozen=True, kw_only=True, tag="finished"):
 
 
 class StepDone(_Message, frozen=True, kw_only=True, tag="stepped"):
-    """A member made its optimizer step; `digest` is that of the weights it came to. Replicas must agree."""
+    """A member's report that it took its optimizer step. `digest` is that of the new weights; replicas must
+    agree."""
 
     stage: Annotated[int, Meta(ge=0, lt=MAX_PATH)]
     tokens: Count
-    """Learned from in this iteration: the sum of its micro-batches' weights."""
+    """Sum of the weights of the micro-batches learned from in this iteration."""
     visits: Count
-    """Micro-batches whose gradient is in. A stage's gradient is weighted by them."""
+    """Micro-batches whose gradient is included. They weigh the gradient of a stage."""
     digest: Digest
 
     @property
@@ -311,11 +318,11 @@ Message = ForwardHop | BackwardHop | Abandoned | Lost | Passed | Finished | Step
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="done"):
-    """The answer to a message that was taken, now or before: it need not be sent again."""
+    """The answer to a message that was taken, now or before. It need not be sent again."""
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="refused"):
-    """The answer to a message that was not taken, and will not be."""
+    """The answer to a message that was not taken and will not be."""
 
     reason: Refusal
 
@@ -324,11 +331,12 @@ Reply = Done | Refused
 
 
 class ReplyFrame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A reply as it is sent, with what becomes of the stream."""
+    """A reply as it is sent, with the fate of the stream."""
 
     reply: Reply
     keep: bool
-    """The stream may carry the next message. False: bytes of this one are unread, so it ends here."""
+    """True if the stream may carry the next message. False if bytes of this one are unread, so that it ends
+    here."""
 
 
 MAX_ANSWER_BYTES = 64

@@ -1,4 +1,4 @@
-"""Who may say what: the members of the plans that run, and whether a message comes from the right one.
+"""Members of the running plans, and the check that a message comes from the right one.
 
 Assignment (assignment.py) -> [PlanMembers, check_sender] -> transport.py, inbound.py
 """
@@ -12,16 +12,16 @@ from swarmnode.pipeline.wire.messages import Finished, Hop, Message, Refusal
 
 @dataclass(frozen=True, slots=True)
 class PlanMembers:
-    """Who runs a plan: the peer of each node, in the order of its instance, and which of them we are."""
+    """Members of a plan: the peer id of each node, in the order of its instance, and our own node."""
 
     plan: str
-    """The plan's digest (plan.py)."""
+    """Digest of the plan (plan.py)."""
     peers: tuple[str, ...]
     own: int
 
 
 def check_sender(message: Message, peer_id: str, plans: Mapping[str, PlanMembers]) -> None:
-    """Whether this peer may say this to us. Raises Rejected: unknown_plan, not_a_member, wrong_route.
+    """Raises Rejected if this peer may not send us this message: unknown_plan, not_a_member, wrong_route.
 
     A hop must come from the node before us on its own path, so a member cannot speak for another one.
     """

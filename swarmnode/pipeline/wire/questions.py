@@ -31,31 +31,31 @@ MAX_QUESTION_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class QuestionLimits:
-    """How much of this machine the askers may use."""
+    """Bounds on the use that askers may make of this machine."""
 
     max_head_bytes: int = 64 * 1024
-    """Size of an answer without its body."""
+    """Bound of an answer without its body."""
     max_streams_per_peer: int = 8
     max_streams: int = 64
     question_timeout_s: float = 5.0
-    """A question is complete so long after its stream was opened."""
+    """Time after the opening of a stream in which its question must be complete."""
     answer_timeout_s: float = 120.0
-    """Longest that an answer may take to come about."""
+    """Limit of the computation of an answer."""
     chunk_timeout_s: float = 10.0
-    """A chunk takes at most so long: 26 KB/s."""
+    """Time limit of a chunk: 26 KB/s."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionReply:
-    """An answer: a few bytes, and a body of many where there is one."""
+    """An answer: a short head, and a large body where there is one."""
 
     head: bytes
     body: Buffer = b""
-    """Not written to until it is sent."""
+    """Must not be written to until it is sent."""
 
 
 Respond = Callable[[str, bytes], Awaitable[QuestionReply]]
-"""(who asks, question) -> answer. Rejected: the stream is closed without one."""
+"""(asking peer, question) -> answer. If it raises Rejected, the stream is closed without an answer."""
 
 
 class Questions:
@@ -105,11 +105,12 @@ class Questions:
         body_bytes: Callable[[bytes], int] = lambda head: 0,
         body: bytearray | None = None,
     ) -> tuple[bytes, bytearray]:
-        """The head and the body of the answer.
+        """Return the head and the body of the answer.
 
-        `body_bytes` looks at the head and says how many bytes to read behind it; it raises Rejected to read
-        none. `body`: they are appended to it, so that what came before a failure is not lost. Raises
-        RequestTimeout, PeerUnreachable, HostDown; Rejected: too_large, and what `body_bytes` raises.
+        `body_bytes` is called with the head and returns how many bytes to read behind it, or raises Rejected
+        to read none. `body`: the bytes are appended to it, so that those that came before a failure are not
+        lost. Raises RequestTimeout, PeerUnreachable, HostDown; Rejected: too_large, and what `body_bytes`
+        raises.
         """
         body = bytearray() if body is None else body
         try:
@@ -174,7 +175,7 @@ class Questions:
 
 
 class QuestionService:
-    """What answers and asks by one protocol: `async with` serves it."""
+    """Base class of services that ask and answer by one protocol. `async with` serves it."""
 
     def __init__(
         self, host: StreamHost, protocol: str, respond: Respond, limits: QuestionLimits | None = None
@@ -193,5 +194,5 @@ class QuestionService:
 
     @property
     def refused(self) -> Mapping[str, int]:
-        """What others asked and were not answered, by reason."""
+        """Questions of others that were not answered, by reason."""
         return self.questions.refused

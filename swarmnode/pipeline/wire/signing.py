@@ -22,12 +22,12 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def signed(message: ForwardHop, key: NodeKey) -> ForwardHop:
-    """The message with its data node's signature. About 50 us."""
+    """Return the message with its data node's signature. About 50 us."""
     return msgspec.structs.replace(message, signature=key.sign(_signed_bytes(message)))
 
 
 def check_signature(message: ForwardHop, data_node: str) -> None:
-    """Whether the peer `data_node` has begun this attempt. About 130 us. Raises Rejected: bad_signature."""
+    """Raises Rejected: bad_signature, unless the peer `data_node` has signed this attempt. About 130 us."""
     try:
         key = Ed25519PublicKey.from_public_bytes(public_key_from_peer_id(data_node))
         key.verify(message.signature, _signed_bytes(message))
@@ -36,7 +36,8 @@ def check_signature(message: ForwardHop, data_node: str) -> None:
 
 
 def _signed_bytes(message: ForwardHop) -> bytes:
-    """What stays the same on the whole way. Agent and wave follow from the micro-batch (admission.py)."""
+    """Return the fields that stay equal on the whole path. Agent and wave follow from the micro-batch
+    (admission.py)."""
     fixed = (
         message.plan,
         message.iteration,

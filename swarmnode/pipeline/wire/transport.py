@@ -50,28 +50,30 @@ logger = logging.getLogger(__name__)
 PROTOCOL = f"/swarmnode/pipeline/{VERSION}"
 
 MAX_PLANS = 4
-"""Plans at once: the one that runs, the next one, and what is still on its way under former ones."""
+"""Plans at once: the running one, the next one, and former ones whose messages may still be under way."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrivalWindow:
-    """When the bytes of a message may arrive, by the clock of the event loop."""
+    """Times by the event loop's clock between which the bytes of a message may arrive."""
 
     first_s: float
     last_s: float
 
     def at_s(self, share: float) -> float:
-        """When this share of the message has arrived; never when the last of it never does."""
+        """Return the time at which this share of the message has arrived; infinity if the last byte never
+        does."""
         if math.isinf(self.last_s):
             return math.inf
         return self.first_s + share * (self.last_s - self.first_s)
 
 
-class Pace(Protocol):
-    """A link that is slower than the real one (emulated.py)."""
+class LinkPace(Protocol):
+    """A link that is slower than the real one (testing/emulated.py)."""
 
     def arrival(self, peer_id: str, size_bytes: int, now_s: float) -> ArrivalWindow:
-        """Called once for each message that starts on its way to a peer."""
+        """Return the arrival window of a message. Called once for each message that starts on its way to a
+        peer."""
         ...
 
 
@@ -84,11 +86,11 @@ class _Link:
 
 
 class TensorTransport:
-    """Sends and receives messages of the plans that it was given.
+    """Sends and receives messages of the adopted plans.
 
     async with TensorTransport(host, stage) as transport:
         transport.adopt(PlanMembers(digest, peers, own=2))
-        reply = await transport.send(peer_id, Forward(...), encoded.payload)
+        reply = await transport.send(peer_id, ForwardHop(...), encoded.payload)
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class TensorTransport:
         inbox: MessageHandler,
         *,
         limits: TransportLimits | None = None,
-        pace: Pace | None = None,
+        pace: LinkPace | None = None,
     ) -> None:
         self._host = host
         self._limits = limits or TransportLimits()
@@ -126,23 +128,23 @@ class TensorTransport:
 
     @property
     def plans(self) -> Mapping[str, PlanMembers]:
-        """The plans that are being run, by digest."""
+        """The running plans, by digest."""
         return MappingProxyType(self._plans)
 
     @property
     def reserved_bytes(self) -> int:
-        """Memory that senders hold here at the moment."""
+        """Bytes of memory that senders hold here at the moment."""
         return self._receiver.reserved_bytes
 
     def adopt(self, members: PlanMembers) -> None:
-        """Accept messages of a plan from now on; of the plans before, the MAX_PLANS latest stay."""
+        """Accept messages of a plan from now on. The MAX_PLANS latest plans stay accepted."""
         self._plans.pop(members.plan, None)
         self._plans[members.plan] = members
         while len(self._plans) > MAX_PLANS:
             self.retire(next(iter(self._plans)))
 
     def retire(self, plan: str) -> None:
-        """Refuse messages of a plan from now on. Unknown plans are no error."""
+        """Refuse messages of a plan from now on. Unknown plans are ignored."""
         self._plans.pop(plan, None)
         known = {peer for members in self._plans.values() for peer in members.peers}
         for peer_id in self._links.keys() - known:
@@ -151,7 +153,7 @@ class TensorTransport:
         self._receiver.forget_strangers()
 
     async def send(self, peer_id: str, message: Message, payload: Payload = NO_PAYLOAD) -> Reply:
-        """One attempt, within `message.deadline_s` from now.
+        """Send a message in one attempt, within `message.deadline_s` from now. Returns the answer.
 
         Raises RequestTimeout, PeerUnreachable, HostDown; ValueError when the payload is not the message's.
         """
@@ -187,7 +189,7 @@ class TensorTransport:
     async def _exchange(
         self, stream: ByteStream, link: _Link, message: Message, payload: Payload, until_s: float
     ) -> Reply:
-        """Raises PeerUnreachable."""
+        """Send one message on this stream. Returns the answer. Raises PeerUnreachable."""
         now_s = asyncio.get_running_loop().time()
         head = encode_message(msgspec.structs.replace(message, deadline_s=max(until_s - now_s, 0.001)))
         size_bytes = len(head) + len(payload.data)
@@ -213,7 +215,8 @@ class TensorTransport:
 async def _converse(
     stream: ByteStream, head: bytes, payload: Payload, arrival: ArrivalWindow | None
 ) -> ReplyFrame:
-    """Write, and listen meanwhile: a refusal stops the writing. Raises PeerUnreachable."""
+    """Write a message and listen for the answer meanwhile: a refusal stops the writing. Raises
+    PeerUnreachable."""
     failure: NetworkError | Rejected | None = None
     answer: ReplyFrame | None = None
     async with asyncio.TaskGroup() as tasks:

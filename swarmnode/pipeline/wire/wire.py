@@ -29,7 +29,7 @@ from swarmnode.pipeline.wire.messages import (
 class Payload:
     """The bytes behind a message, and the CRC-32 of everything up to the end of each chunk.
 
-    Taken once where the bytes are made: every attempt at sending them reuses the sums.
+    Computed once where the bytes are made: every attempt at sending them reuses the sums.
     """
 
     data: memoryview
@@ -37,12 +37,13 @@ class Payload:
 
     @property
     def checksum(self) -> int:
-        """CRC-32 of all of it, for the header."""
+        """CRC-32 of the whole payload, for the header."""
         return self.checksums[-1] if self.checksums else 0
 
 
 def as_payload(data: bytes | bytearray | memoryview) -> Payload:
-    """Bytes ready to be sent. Nothing is copied: they must not change until the message is answered."""
+    """Return bytes ready to be sent. Nothing is copied: they must not change until the message is
+    answered."""
     content = memoryview(data).cast("B")
     sums: list[int] = []
     running = 0
@@ -62,22 +63,22 @@ _answer_decoder = msgspec.msgpack.Decoder(ReplyFrame)
 
 
 def encode_message(message: Message | ReplyFrame) -> bytes:
-    """A message or an answer, version first."""
+    """Encode a message or an answer, version first."""
     return bytes([VERSION]) + _encoder.encode(message)
 
 
 def decode_message(data: bytes) -> Message:
-    """A message within every bound. Raises Rejected: too_large, other_version, malformed."""
+    """Decode a message within every bound. Raises Rejected: too_large, other_version, malformed."""
     return _decode(_message_decoder, data, MAX_MESSAGE_BYTES)
 
 
 def decode_answer(data: bytes) -> ReplyFrame:
-    """An answer. Raises Rejected: too_large, other_version, malformed."""
+    """Decode an answer. Raises Rejected: too_large, other_version, malformed."""
     return _decode(_answer_decoder, data, MAX_ANSWER_BYTES)
 
 
 def payload_bytes(message: Message) -> int:
-    """What follows a message."""
+    """Return the number of bytes that follow a message."""
     return message.tensor.payload_bytes if isinstance(message, Hop) else 0
 
 

@@ -17,7 +17,7 @@ from swarmnode.pipeline.execution.assignment import Assignment, MemberSettings
 from swarmnode.pipeline.execution.member import PipelineMember
 from swarmnode.pipeline.plans.instance import Instance
 from swarmnode.pipeline.plans.plan import Plan, digest
-from swarmnode.pipeline.replication.agreement import ReplicaVote, Weights, agreement_of
+from swarmnode.pipeline.replication.agreement import ReplicaVote, ReplicaWeights, agreement_of
 from swarmnode.pipeline.replication.combining import (
     Combined,
     ContributionBounds,
@@ -64,7 +64,7 @@ class Together:
 
     def __init__(self) -> None:
         self._sums: dict[tuple[int, int], dict[str, GradientSum]] = {}
-        self._said: dict[tuple[int, int], dict[str, Weights]] = {}
+        self._said: dict[tuple[int, int], dict[str, ReplicaWeights]] = {}
         self.gone: set[str] = set()
         self._changed = asyncio.Event()
 
@@ -107,7 +107,7 @@ class OfOne:
         self, digest: str, exchange: StageIteration, replicas: Sequence[str], *, before: str = ""
     ) -> ReplicaVote:
         kept = self.all._said.setdefault((exchange.stage, exchange.iteration), {})
-        kept[self.own] = Weights(digest, before)
+        kept[self.own] = ReplicaWeights(digest, before)
         found = await self.all.gather(kept, replicas)
         return agreement_of(self.own, found)
 

@@ -4,17 +4,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarmnode.pipeline.replication.agreement import NEAR, ReplicaVote, Weights, agreement_of, is_near
+from swarmnode.pipeline.replication.agreement import NEAR, ReplicaVote, ReplicaWeights, agreement_of, is_near
 
 OLD = "0" * 64
 
 
-def said(**marks: str) -> dict[str, Weights]:
+def said(**marks: str) -> dict[str, ReplicaWeights]:
     """By peer: a digest of one letter, after it where it came from if that is not the usual."""
-    return {peer: Weights(mark[0] * 64, mark[1:] * 64 or OLD) for peer, mark in marks.items()}
+    return {peer: ReplicaWeights(mark[0] * 64, mark[1:] * 64 or OLD) for peer, mark in marks.items()}
 
 
-def seen_by(us: str, votes: dict[str, Weights]) -> ReplicaVote:
+def seen_by(us: str, votes: dict[str, ReplicaWeights]) -> ReplicaVote:
     return agreement_of(us, votes)
 
 
@@ -41,13 +41,13 @@ def test_a_side_that_does_not_say_with_one_voice_where_it_came_from_has_no_way_b
 
 
 def test_who_does_not_know_where_it_stands_is_not_counted_and_follows() -> None:
-    votes = said(b="2") | {peer: Weights("1" * 64) for peer in "acd"}
+    votes = said(b="2") | {peer: ReplicaWeights("1" * 64) for peer in "acd"}
     assert [seen_by(us, votes).agrees for us in "abcd"] == [False, True, False, False]
     assert seen_by("a", votes).ask == ("b",)
 
 
 def test_where_nobody_knows_the_side_with_the_smallest_peer_id_is_followed() -> None:
-    votes = {"b": Weights("1" * 64), "a": Weights("2" * 64)}
+    votes = {"b": ReplicaWeights("1" * 64), "a": ReplicaWeights("2" * 64)}
     assert [seen_by(us, votes).agrees for us in "ab"] == [True, False]
     assert seen_by("b", votes).ask == ("a",)
 

@@ -29,7 +29,7 @@ from swarmnode.pipeline.replication.combining import (
     StageIteration,
 )
 from swarmnode.pipeline.replication.contributions import CONTEXT, Contribution, contribute
-from swarmnode.pipeline.replication.tally import Held, Holdings
+from swarmnode.pipeline.replication.tally import SeenHead, SeenHeads
 from swarmnode.pipeline.stages.micro_batches import GradientSum
 from swarmnode.pipeline.wire.inbound import receive_length, send_frame
 from swarmnode.pipeline.wire.messages import CHUNK_BYTES
@@ -204,8 +204,8 @@ class Liar:
         await stream.discard()
 
     async def say(self, stream: ByteStream, contributions: Sequence[Contribution], **more: Any) -> None:
-        held = tuple(Held(one.signed.sealed, sound=True) for one in contributions)
-        await send_frame(stream, msgspec.msgpack.encode(Holdings(held, more.get("closed", False))))
+        held = tuple(SeenHead(one.signed.sealed, sound=True) for one in contributions)
+        await send_frame(stream, msgspec.msgpack.encode(SeenHeads(held, more.get("closed", False))))
         await stream.discard()
 
 
@@ -329,7 +329,7 @@ async def test_nobody_can_speak_for_another_replica() -> None:
         if isinstance(question, AskGradients):
             await liar.give(stream, *doctored(gradients(2)))
         else:
-            lies = Holdings((Held(forged, sound=True),), closed=False)
+            lies = SeenHeads((SeenHead(forged, sound=True),), closed=False)
             await send_frame(stream, msgspec.msgpack.encode(lies))
             await stream.discard()
 

@@ -18,13 +18,13 @@ from swarmnode.pipeline.plans.costs import (
     MemberCosts,
     Observation,
     StageTiming,
-    as_member,
     backward_s,
-    believed,
+    blended_costs,
+    corrected_costs,
     decode_announcement,
     encode_announcement,
     forward_s,
-    observed,
+    member_resources,
     smoothed,
 )
 from swarmnode.pipeline.plans.measured import IterationSettings, instance_from
@@ -176,23 +176,23 @@ def test_time_grows_with_the_layers_between_and_beyond_what_was_measured():
 
 
 def test_the_speed_of_a_member_is_relative_to_the_reference():
-    assert as_member(member(), layer_forward_s=2e-5).speed == pytest.approx(2.0)
+    assert member_resources(member(), layer_forward_s=2e-5).speed == pytest.approx(2.0)
 
 
 def test_a_member_that_lies_about_its_speed_is_corrected():
     """It is four times as slow as it says: with many micro-batches seen, that is what is believed."""
-    true = observed(member(), [4.0, 4.0, 4.0], micro_batches=400)
+    true = blended_costs(member(), [4.0, 4.0, 4.0], micro_batches=400)
     assert forward_s(true, 4) == pytest.approx(4 * forward_s(member(), 4), rel=0.02)
     assert backward_s(true, 4) == pytest.approx(4 * backward_s(member(), 4), rel=0.02)
 
 
 def test_few_observations_weigh_less_than_many():
-    few, many = (forward_s(observed(member(), [4.0], n), 4) for n in (1, 100))
+    few, many = (forward_s(blended_costs(member(), [4.0], n), 4) for n in (1, 100))
     assert forward_s(member(), 4) < few < many
 
 
 def test_without_observers_a_claim_stands():
-    assert observed(member(), [], 0) == member()
+    assert blended_costs(member(), [], 0) == member()
 
 
 def swarm(slowdowns: dict[str, float]) -> list[CostAnnouncement]:
@@ -204,7 +204,7 @@ def swarm(slowdowns: dict[str, float]) -> list[CostAnnouncement]:
 
 
 def test_a_minority_of_liars_cannot_make_a_member_look_slow():
-    costs = believed(swarm({"b": 1.0, "c": 1.0, "d": 1.0, "liar": 1000.0, "other liar": 1000.0}))
+    costs = corrected_costs(swarm({"b": 1.0, "c": 1.0, "d": 1.0, "liar": 1000.0, "other liar": 1000.0}))
     assert forward_s(costs[0], 4) == pytest.approx(forward_s(member(), 4))
 
 
@@ -213,8 +213,8 @@ def test_announcements_in_another_order_are_believed_alike():
     said.append(announcement(member("b", memory_slots=1), links={}, observed={"a": Observation(3.0, 5)}))
     shuffled = said.copy()
     random.Random(1).shuffle(shuffled)
-    assert believed(said) == believed(shuffled)
-    assert [each.peer_id for each in believed(said)] == ["a", "b", "c", "d", "e"]
+    assert corrected_costs(said) == corrected_costs(shuffled)
+    assert [each.peer_id for each in corrected_costs(said)] == ["a", "b", "c", "d", "e"]
 
 
 WORK = PipelineWorkload(skip=0.0, micro_batch_tokens=100, slots=1)

@@ -16,9 +16,9 @@ from swarmnode.pipeline.rollouts.decode import DecodeNode
 from swarmnode.pipeline.rollouts.decode_messages import (
     MAX_FRAME_BYTES,
     MAX_SEQUENCES,
-    Asked,
     Closed,
     DecodeStep,
+    FeedQuestion,
     Halted,
     StepProgress,
     check_frame,
@@ -306,9 +306,9 @@ async def test_strangers_are_told_nothing() -> None:
         await eventually(lambda: nodes[1].counters.refused["not_a_member"] == 1)
         stream.close()
         await send_around(nodes[0])
-        asked = msgspec.msgpack.encode(Asked(PLAN, next(iter(nodes[1]._tracing._progress))[1]))
+        asked = msgspec.msgpack.encode(FeedQuestion(PLAN, next(iter(nodes[1]._tracing._progress))[1]))
         told = await hosts[3].request(hosts[1].peer_id, ASK_PROTOCOL, asked, max_response_bytes=16)
-        assert msgspec.msgpack.decode(told, type=StepProgress) == StepProgress(False, False, seated=False)
+        assert msgspec.msgpack.decode(told, type=StepProgress) == StepProgress(False, False, assigned=False)
         with pytest.raises(Exception, match="closed the stream"):
             await hosts[3].request(hosts[1].peer_id, ASK_PROTOCOL, b"x", max_response_bytes=16)
 

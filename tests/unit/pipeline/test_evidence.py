@@ -2,14 +2,14 @@
 
 import msgspec
 
-from swarmnode.pipeline.plans.costs import CostAnnouncement, Observation, believed
-from swarmnode.pipeline.plans.evidence import ENOUGH, LONE, dead_weight, heard
-from swarmnode.pipeline.plans.planning import Agreed, Former, Inputs, planned
+from swarmnode.pipeline.plans.costs import CostAnnouncement, Observation, corrected_costs
+from swarmnode.pipeline.plans.evidence import ENOUGH, LONE, counted_observations, useless_members
+from swarmnode.pipeline.plans.planning import AgreedPlan, FormerStages, PlanInputs, compute_plan
 from tests.unit.pipeline import pretend_members as pretend
 
 WEIGHTS = 800 * pretend.MB
 USELESS = Observation(20.0, ENOUGH)
-FORMER = Former((2, 4, 6), {"a": 0, "b": 0, "c": 0, "d": 1, "e": 2, "f": 1})
+FORMER = FormerStages((2, 4, 6), {"a": 0, "b": 0, "c": 0, "d": 1, "e": 2, "f": 1})
 
 
 def said(**of: dict[str, Observation]) -> tuple[CostAnnouncement, ...]:
@@ -22,18 +22,20 @@ def said(**of: dict[str, Observation]) -> tuple[CostAnnouncement, ...]:
 
 
 def times_slower(announcements: tuple[CostAnnouncement, ...], peer: str) -> float:
-    found = {each.peer_id: each for each in believed(heard(announcements, FORMER.stage_of))}
+    found = {
+        each.peer_id: each for each in corrected_costs(counted_observations(announcements, FORMER.stage_of))
+    }
     return found[peer].timings[0].forward_s / pretend.costs(peer).timings[0].forward_s
 
 
-def plan_of(announcements: tuple[CostAnnouncement, ...], former: Former | None = FORMER) -> Agreed:
-    return planned(Inputs(announcements, pretend.settings(stages=3, skip=0.33), former, 2))
+def plan_of(announcements: tuple[CostAnnouncement, ...], former: FormerStages | None = FORMER) -> AgreedPlan:
+    return compute_plan(PlanInputs(announcements, pretend.settings(stages=3, skip=0.33), former, 2))
 
 
 def test_one_witness_alone_slows_a_member_down_a_little_and_leaves_nobody_out():
     alone = said(a={"d": Observation(1000.0, 10**6)})
     assert 1.0 < times_slower(alone, "d") <= LONE
-    assert dead_weight(alone, FORMER.stage_of) == frozenset()
+    assert useless_members(alone, FORMER.stage_of) == frozenset()
     assert plan_of(alone).stage_of("d") == 1
 
 
@@ -55,13 +57,13 @@ def test_who_does_nothing_by_the_word_of_most_data_nodes_gets_no_stage():
 
 def test_two_of_five_data_nodes_leave_nobody_out():
     stage_of = {"a": 0, "b": 0, "c": 0, "d": 1, "e": 0, "f": 0}
-    assert dead_weight(said(a={"d": USELESS}, b={"d": USELESS}), stage_of) == frozenset()
-    assert dead_weight(said(a={"d": USELESS}, b={"d": USELESS}, c={"d": USELESS}), stage_of) == {"d"}
+    assert useless_members(said(a={"d": USELESS}, b={"d": USELESS}), stage_of) == frozenset()
+    assert useless_members(said(a={"d": USELESS}, b={"d": USELESS}, c={"d": USELESS}), stage_of) == {"d"}
 
 
 def test_one_fault_is_not_enough():
     once = Observation(20.0, ENOUGH - 1)
-    assert dead_weight(said(a={"d": once}, b={"d": once}), FORMER.stage_of) == frozenset()
+    assert useless_members(said(a={"d": once}, b={"d": once}), FORMER.stage_of) == frozenset()
 
 
 def test_who_cannot_be_done_without_stays():
@@ -72,6 +74,6 @@ def test_who_cannot_be_done_without_stays():
         msgspec.structs.replace(each, observed=observed[each.member.peer_id])
         for each in pretend.announced(costs)
     )
-    former = Former((2, 6), {"a": 0, "b": 0, "d": 1})
-    plan = planned(Inputs(announcements, pretend.settings(stages=2), former, 2))
+    former = FormerStages((2, 6), {"a": 0, "b": 0, "d": 1})
+    plan = compute_plan(PlanInputs(announcements, pretend.settings(stages=2), former, 2))
     assert plan.stage_of("d") == 1

@@ -4,23 +4,23 @@ import pytest
 
 from swarmnode.errors import Rejected
 from swarmnode.pipeline.membership.control import ProposalProgress, RefusalReason, Status
-from swarmnode.pipeline.membership.convening import former_of, next_epoch, target_iteration
-from swarmnode.pipeline.membership.following import MAX_EPOCH_LEAP, Follower, PlanIt, TakeIt
-from swarmnode.pipeline.plans.planning import Agreed, Former, Inputs, planned
+from swarmnode.pipeline.membership.convening import former_stages, next_epoch, target_iteration
+from swarmnode.pipeline.membership.following import MAX_EPOCH_LEAP, Follower, PlanJob, TakeJob
+from swarmnode.pipeline.plans.planning import AgreedPlan, FormerStages, PlanInputs, compute_plan
 from tests.unit.pipeline import pretend_members as pretend
 
-INPUTS = Inputs(pretend.announced([pretend.costs(name) for name in "abc"]), pretend.settings(), None, 1)
-PLAN = planned(INPUTS)
+INPUTS = PlanInputs(pretend.announced([pretend.costs(name) for name in "abc"]), pretend.settings(), None, 1)
+PLAN = compute_plan(INPUTS)
 
 
 def said(**changes: object) -> Status:
     return Status(**{"session": 1, "sequence": 1, "iteration": 0, "busy": False, "stage": 0, **changes})  # type: ignore[arg-type]
 
 
-def prepared(plan: Agreed = PLAN) -> Follower:
+def prepared(plan: AgreedPlan = PLAN) -> Follower:
     follower = Follower(plan.partition.stages[0].peers[0], catch_up_s=60.0)
     follower.propose("a", INPUTS, 0.0)
-    assert isinstance(follower.job(0.0), PlanIt)
+    assert isinstance(follower.job(0.0), PlanJob)
     follower.planned(INPUTS, plan)
     follower.prepared(plan)
     assert follower.progress == ProposalProgress.PREPARED
@@ -32,7 +32,7 @@ def begun(iteration: int = 0) -> Follower:
     follower.hold("a", 1, iteration, 0.0)
     follower.take("a", 1, iteration, 0.0)
     job = follower.job(0.0)
-    assert isinstance(job, TakeIt) and job.agreed.iteration == iteration
+    assert isinstance(job, TakeJob) and job.agreed.iteration == iteration
     follower.taken(job.agreed)
     assert not follower.may_begin(iteration)
     follower.begin("a", 1, 0.0)
@@ -43,9 +43,9 @@ def begun(iteration: int = 0) -> Follower:
 def test_an_iteration_that_runs_is_not_held_but_the_next_one_is():
     follower = begun()
     follower.busy = True
-    again = Inputs(INPUTS.announcements, INPUTS.settings, PLAN.former, 2)
+    again = PlanInputs(INPUTS.announcements, INPUTS.settings, PLAN.former, 2)
     follower.propose("a", again, 0.0)
-    follower.planned(again, planned(again))
+    follower.planned(again, compute_plan(again))
     with pytest.raises(Rejected, match=RefusalReason.BEGUN):
         follower.hold("a", 2, 0, 0.0)
     assert follower.may_begin(0)
@@ -53,18 +53,18 @@ def test_an_iteration_that_runs_is_not_held_but_the_next_one_is():
     follower.take("a", 2, 1, 0.0)
     assert follower.job(0.0) is None and not follower.may_begin(1)
     follower.busy = False
-    assert follower.job(59.0) is None and isinstance(follower.job(60.0), TakeIt)
+    assert follower.job(59.0) is None and isinstance(follower.job(60.0), TakeJob)
     follower.iteration = 1
-    assert isinstance(follower.job(0.0), TakeIt)
+    assert isinstance(follower.job(0.0), TakeJob)
 
 
 def behind(iteration: int) -> Follower:
     """Told to take its place for iteration 5, with this many steps of its own."""
     follower = begun()
     follower.iteration = iteration
-    again = Inputs(INPUTS.announcements, INPUTS.settings, PLAN.former, 3)
+    again = PlanInputs(INPUTS.announcements, INPUTS.settings, PLAN.former, 3)
     follower.propose("a", again, 0.0)
-    follower.planned(again, planned(again))
+    follower.planned(again, compute_plan(again))
     follower.hold("a", 3, 5, 0.0)
     follower.take("a", 3, 5, 0.0)
     return follower
@@ -72,12 +72,12 @@ def behind(iteration: int) -> Follower:
 
 def test_who_slept_through_several_iterations_or_a_plan_has_no_step_to_wait_for():
     assert behind(4).job(0.0) is None
-    assert isinstance(behind(2).job(0.0), TakeIt)
+    assert isinstance(behind(2).job(0.0), TakeJob)
     missed = behind(4)
     missed.hear("b", said(in_force=3), 0.0)
     assert missed.job(0.0) is None
     missed.hear("b", said(in_force=2), 0.0)
-    assert isinstance(missed.job(0.0), TakeIt)
+    assert isinstance(missed.job(0.0), TakeJob)
 
 
 def test_a_step_that_closes_and_one_that_data_nodes_have_begun_are_waited_for_one_after_the_other():
@@ -86,7 +86,7 @@ def test_a_step_that_closes_and_one_that_data_nodes_have_begun_are_waited_for_on
     follower.stepped(4, "", 50.0)
     assert follower.job(109.0) is None, "the next step has its own time to come"
     follower.stepped(5, "", 109.0)
-    assert isinstance(follower.job(109.0), TakeIt)
+    assert isinstance(follower.job(109.0), TakeJob)
 
 
 def test_of_two_proposals_the_higher_epoch_wins_then_the_smaller_peer_id():
@@ -97,7 +97,7 @@ def test_of_two_proposals_the_higher_epoch_wins_then_the_smaller_peer_id():
         follower.propose("b", INPUTS, 0.0)
     with pytest.raises(Rejected, match=RefusalReason.OTHER_EPOCH):
         follower.hold("b", 1, 0, 0.0)
-    follower.propose("b", Inputs(INPUTS.announcements, INPUTS.settings, None, 2), 0.0)
+    follower.propose("b", PlanInputs(INPUTS.announcements, INPUTS.settings, None, 2), 0.0)
     assert (follower.epoch, follower.by) == (2, "b")
 
 
@@ -118,5 +118,5 @@ def test_the_next_epoch_is_above_all_but_the_absurd():
 
 def test_the_former_stages_are_those_that_most_hold():
     most, other = said(ends=(3, 6), stage=1), said(ends=(2, 6), stage=0)
-    assert former_of({"a": most, "b": other, "c": most}) == Former((3, 6), {"a": 1, "c": 1})
-    assert former_of({"a": said(stage=-1)}) is None
+    assert former_stages({"a": most, "b": other, "c": most}) == FormerStages((3, 6), {"a": 1, "c": 1})
+    assert former_stages({"a": said(stage=-1)}) is None

@@ -26,17 +26,17 @@ from swarmnode.pipeline.membership.control import (
     open_presence,
     seal_presence,
 )
-from swarmnode.pipeline.membership.convener import Outbid
-from swarmnode.pipeline.membership.convening import Round
-from swarmnode.pipeline.membership.following import MAX_EPOCH_LEAP, Follower, TakeIt
+from swarmnode.pipeline.membership.convener import OutbidReports
+from swarmnode.pipeline.membership.convening import ProposalRound
+from swarmnode.pipeline.membership.following import MAX_EPOCH_LEAP, Follower, TakeJob
 from swarmnode.pipeline.membership.known_members import FORGIVEN_S, FREE_LOSSES, KnownMembers
 from swarmnode.pipeline.plans.costs import CostAnnouncement, StageTiming, forward_s
-from swarmnode.pipeline.plans.planning import Agreed, Inputs, planned
+from swarmnode.pipeline.plans.planning import AgreedPlan, PlanInputs, compute_plan
 from tests.unit.pipeline import pretend_members as pretend
 from tests.unit.pipeline.test_membership import KEYS, SETTINGS, Home, Hostile, Node, run, told, until
 
-INPUTS = Inputs(pretend.announced([pretend.costs(name) for name in "abc"]), pretend.settings(), None, 1)
-PLAN = planned(INPUTS)
+INPUTS = PlanInputs(pretend.announced([pretend.costs(name) for name in "abc"]), pretend.settings(), None, 1)
+PLAN = compute_plan(INPUTS)
 ROUND = replace(SETTINGS, poll_s=0.01)
 
 
@@ -73,7 +73,7 @@ def test_whatever_one_member_claims_the_others_find_a_plan(time_s: float, free: 
     said = [pretend.costs(name) for name in "abc"]
     timings = (StageTiming(512, time_s, 1e-12),)
     said[2] = msgspec.structs.replace(said[2], free_bytes=free, timings=timings)
-    assert planned(Inputs(pretend.announced(said), pretend.settings(), None, 1)).members == {*"abc"}
+    assert compute_plan(PlanInputs(pretend.announced(said), pretend.settings(), None, 1)).members == {*"abc"}
 
 
 @pytest.mark.parametrize("ends", [(2, 2, 6), (5, 3, 6), (6, 6)])
@@ -87,7 +87,7 @@ def test_stages_without_layers_are_not_taken(ends: tuple[int, ...]):
 
 def test_an_error_that_nobody_foresaw_fails_the_epoch_and_not_the_member():
     async def story(here: Home, nodes: list[Node]) -> None:
-        async def broken(agreed: Agreed) -> None:
+        async def broken(agreed: AgreedPlan) -> None:
             nodes[1].membership._jobs.on_agreed = nodes[1].take_place  # pyright: ignore[reportPrivateUsage]
             raise ZeroDivisionError("what a peer sent")
 
@@ -100,7 +100,7 @@ def test_an_error_that_nobody_foresaw_fails_the_epoch_and_not_the_member():
 
 def test_a_place_that_takes_for_ever_is_given_up():
     async def story(here: Home, nodes: list[Node]) -> None:
-        async def hangs(agreed: Agreed) -> None:
+        async def hangs(agreed: AgreedPlan) -> None:
             await asyncio.Event().wait()
 
         nodes[1].membership._jobs.on_agreed = hangs  # pyright: ignore[reportPrivateUsage]
@@ -121,7 +121,7 @@ def test_who_speaks_of_a_better_proposal_is_named(how: str):
         return status(epoch=6 if evil else 5, progress=ProposalProgress.PREPARED, proposed="a" * 64)
 
     async def hold() -> None:
-        round_ = Round(ask, "own", ["own", "good", "evil"], ROUND, lambda: None)
+        round_ = ProposalRound(ask, "own", ["own", "good", "evil"], ROUND, lambda: None)
         outcome = await round_.run(Propose(5, (), {}, (b"x",)))
         assert [*outcome.outbid] == ["evil"] and not outcome.failed
 
@@ -129,7 +129,7 @@ def test_who_speaks_of_a_better_proposal_is_named(how: str):
 
 
 def test_only_who_speaks_of_other_proposals_without_end_keeps_others_from_planning():
-    outbid = Outbid()
+    outbid = OutbidReports()
     assert outbid.told(["a", "b"], in_force=3, now_s=0.0) == {"a": 0.0, "b": 0.0}
     assert outbid.told(["a"], in_force=3, now_s=5.0) == {"a": 5.0}
     assert outbid.told(["a", "b"], in_force=3, now_s=9.0) == {"a": 9.0, "b": 0.0}
@@ -140,7 +140,7 @@ def says(node: Node, what: Callable[[Status], Status]) -> None:
     """From now on a member says this of itself."""
     member = node.membership
     honest = member.status
-    for each in (member, member._watch, member._convener):  # pyright: ignore[reportPrivateUsage]
+    for each in (member, member._liveness, member._convener):  # pyright: ignore[reportPrivateUsage]
         name = "status" if each is member else "_status"
         setattr(each, name, lambda: what(honest()))
 
@@ -178,13 +178,13 @@ def test_a_convener_that_begins_again_and_again_is_seen_to_stop_us():
     for epoch in range(1, 6):
         again = replace(inputs, former=follower.former, epoch=epoch)
         follower.propose("a", again, time_s)
-        plan = planned(again)
+        plan = compute_plan(again)
         follower.planned(again, plan)
         follower.prepared(plan)
         follower.hold("a", epoch, 0, time_s)
         follower.take("a", epoch, 0, time_s)
         job = follower.job(time_s)
-        assert isinstance(job, TakeIt)
+        assert isinstance(job, TakeJob)
         follower.taking()
         follower.taken(job.agreed)
         time_s += 60
@@ -214,7 +214,7 @@ def test_nobody_is_seated_before_each_living_member_of_the_plan_told_us_of_the_s
     follower.hear("c", status(epoch=1, proposed="0" * 64), 0.0)
     assert follower.job(0.0, ["a", "c"]) is None and follower.unconvinced(["a", "c"]) == ["c"]
     follower.hear("c", status(epoch=1, proposed=PLAN.digest), 0.0)
-    assert isinstance(follower.job(0.0, ["a", "c"]), TakeIt)
+    assert isinstance(follower.job(0.0, ["a", "c"]), TakeJob)
 
 
 def test_a_newcomer_does_not_use_up_the_epochs_on_one_members_word():

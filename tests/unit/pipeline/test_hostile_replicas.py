@@ -7,7 +7,7 @@ import pytest
 from swarmnode.pipeline.replication.averaging_messages import PROTOCOL, AskDigest, encode
 from swarmnode.pipeline.replication.combining import ContributionBounds, ContributionFault
 from swarmnode.pipeline.replication.contributions import contribute
-from swarmnode.pipeline.replication.replica_answers import MAX_WAITING, Scope
+from swarmnode.pipeline.replication.replica_answers import MAX_WAITING, AnswerScope
 from swarmnode.pipeline.replication.tally import ContributionTally
 from swarmnode.pipeline.wire.inbound import send_frame
 from tests.unit.pipeline.test_averaging import ABOUT, KEYS, PLAN, SHAPES, gradients, peers, replicas
@@ -28,7 +28,7 @@ def test_whoever_claims_many_times_the_others_tokens_is_left_out(claimed: int, c
 
 async def test_only_replicas_ask_and_not_for_what_is_far_away() -> None:
     async with replicas(3) as (exchanges, hosts):
-        scope = Scope(PLAN, 1, frozenset(peers(0, 1)), 4)
+        scope = AnswerScope(PLAN, 1, frozenset(peers(0, 1)), 4)
         exchanges[0].admit(peers(0, 1, 2), scope)
 
         async def ask(asker: int, iteration: int, plan: str = PLAN) -> None:

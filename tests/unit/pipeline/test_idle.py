@@ -16,9 +16,9 @@ from swarmnode.pipeline.execution.idle_budget import (
     HANDOVER_S,
     RECENT_STEPS,
     UNKNOWN_S,
-    Guard,
+    DelayGuard,
+    IdlePiece,
     IdleSettings,
-    Piece,
     StepForecast,
 )
 from swarmnode.rollout.engine import Output, PolicyUpdate, SamplingParams
@@ -247,15 +247,15 @@ def test_a_single_hiccup_does_not_keep_it_out_for_ever() -> None:
 def test_a_forecast_is_of_recent_pieces_of_the_same_kind() -> None:
     forecast = StepForecast()
     forecast.observe(BEGIN, 0.5)
-    forecast.observe(Piece(8, 3), 0.3)
+    forecast.observe(IdlePiece(8, 3), 0.3)
     for _ in range(RECENT_STEPS):
-        forecast.observe(Piece(8, 0), 0.1)
+        forecast.observe(IdlePiece(8, 0), 0.1)
     for _ in range(RECENT_STEPS):
-        forecast.observe(Piece(8, 0), 0.01)
-    assert forecast.upper_s(Piece(8, 0)) == 0.01
-    assert forecast.upper_s(Piece(8, 3)) == 0.3
+        forecast.observe(IdlePiece(8, 0), 0.01)
+    assert forecast.upper_s(IdlePiece(8, 0)) == 0.01
+    assert forecast.upper_s(IdlePiece(8, 3)) == 0.3
     assert forecast.upper_s(BEGIN) == 0.5
-    assert StepForecast().upper_s(Piece(8, 0)) == UNKNOWN_S
+    assert StepForecast().upper_s(IdlePiece(8, 0)) == UNKNOWN_S
 
 
 @settings(deadline=None)
@@ -273,7 +273,7 @@ def test_a_forecast_is_of_recent_pieces_of_the_same_kind() -> None:
 def test_delay_never_exceeds_its_share_of_the_work_whatever_happens(
     share: float, window_s: float, history: list[tuple[str, float]]
 ) -> None:
-    guard = Guard(share, window_s)
+    guard = DelayGuard(share, window_s)
     worked_s = delayed_s = 0.0
     for what, seconds in history:
         if what == "work":

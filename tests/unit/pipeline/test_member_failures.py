@@ -14,7 +14,7 @@ import torch
 from swarmnode.errors import ModelError, Rejected
 from swarmnode.pipeline.execution.assignment import IterationReport
 from swarmnode.pipeline.execution.relay import AgentSlots
-from swarmnode.pipeline.execution.step_barrier import strays
+from swarmnode.pipeline.execution.step_barrier import counted_elsewhere
 from swarmnode.pipeline.plans.plan import Plan
 from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.micro_batches import StagePath
@@ -289,7 +289,7 @@ async def test_a_micro_batch_without_finite_numbers_is_given_up(folder: Path) ->
 
 def test_what_came_back_another_way_is_astray() -> None:
     back = Finished(plan="ab" * 32, iteration=3, deadline_s=1.0, node=0, back=((0, 0), (2, 1)))
-    assert strays({(0, 0), (0, 1), (1, 2), (2, 4)}, {0: back}, [0, 0, 5]) == {1}
+    assert counted_elsewhere({(0, 0), (0, 1), (1, 2), (2, 4)}, {0: back}, [0, 0, 5]) == {1}
 
 
 async def test_who_has_counted_what_came_back_another_way_leaves_its_sum_out(folder: Path) -> None:

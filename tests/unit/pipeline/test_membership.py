@@ -40,7 +40,7 @@ from swarmnode.pipeline.membership.known_members import PING_AGAIN_S, Membership
 from swarmnode.pipeline.membership.membership import Membership
 from swarmnode.pipeline.plans.costs import CostAnnouncement, Observation
 from swarmnode.pipeline.plans.plan import violations
-from swarmnode.pipeline.plans.planning import Agreed, PlanSettings
+from swarmnode.pipeline.plans.planning import AgreedPlan, PlanSettings
 from tests.unit.pipeline import pretend_members as pretend
 
 KEYS = sorted((NodeKey(bytes([number]) * 32) for number in range(1, 9)), key=lambda key: key.peer_id)
@@ -109,7 +109,7 @@ class Node:
         self.linked: list[str] = changes.pop("linked", [])
         """Whom it has links to from the start; else to whoever it has met."""
         self.observed: dict[str, Observation] = {}
-        self.places: list[Agreed] = []
+        self.places: list[AgreedPlan] = []
         self.trained: list[tuple[int, str]] = []
         self.lost_iterations = 0
         self.iteration = 0
@@ -134,14 +134,14 @@ class Node:
         return self.key.peer_id
 
     @property
-    def place(self) -> Agreed:
+    def place(self) -> AgreedPlan:
         return self.places[-1]
 
-    async def prepare(self, agreed: Agreed) -> None:
+    async def prepare(self, agreed: AgreedPlan) -> None:
         self.prepared += 1
         await asyncio.sleep(self.load_s)
 
-    async def take_place(self, agreed: Agreed) -> None:
+    async def take_place(self, agreed: AgreedPlan) -> None:
         self.places.append(agreed)
         self.lost_iterations += max(0, self.iteration - agreed.iteration)
         self.iteration = agreed.iteration
@@ -204,7 +204,7 @@ class Home:
         for node in tuple(self.nodes.values()):
             await self.remove(node)
 
-    async def settled(self, *nodes: Node, within_s: float = 300.0) -> Agreed:
+    async def settled(self, *nodes: Node, within_s: float = 300.0) -> AgreedPlan:
         """Wait until these members, and nobody else, are in one plan that has begun."""
         wanted = nodes or tuple(self.nodes.values())
         await until(lambda: agree(wanted), within_s)
@@ -519,7 +519,7 @@ def test_a_member_that_cannot_load_is_left_out_and_the_others_go_on():
         await here.settled()
         (late,) = await here.add(KEYS[6], trains=False)
 
-        async def refuse(agreed: Agreed) -> None:
+        async def refuse(agreed: AgreedPlan) -> None:
             raise ModelError("the folder lacks a file")
 
         late.prepare = refuse  # type: ignore[method-assign]
@@ -536,7 +536,7 @@ def test_a_member_that_fails_once_to_take_its_place_is_in_the_next_plan():
         await here.settled()
         fails = nodes[2]
 
-        async def once(agreed: Agreed) -> None:
+        async def once(agreed: AgreedPlan) -> None:
             fails.membership._jobs.on_agreed = fails.take_place  # pyright: ignore[reportPrivateUsage]
             raise ModelError("not now")
 
@@ -591,13 +591,13 @@ class Hostile:
         self.session = 7
 
     def presence(self, key: NodeKey | None = None, sequence: int = 1, **changes: Any) -> bytes:
-        from swarmnode.pipeline.plans.planning import terms
+        from swarmnode.pipeline.plans.planning import plan_terms
 
         author = key or self.key
         said = Presence(
             session=self.session,
             sequence=sequence,
-            terms=terms(pretend.settings(), "tiny"),
+            terms=plan_terms(pretend.settings(), "tiny"),
             costs=CostAnnouncement(pretend.costs(author.peer_id, at_s=now_s()), {}, {}),
         )
         return seal_presence(author, msgspec.structs.replace(said, **changes), topic=topic_of("home", "big"))

@@ -14,7 +14,7 @@ from swarmnode.network.p2pd_control import find_daemon
 from swarmnode.pipeline.membership.control import ProposalProgress
 from swarmnode.pipeline.membership.known_members import MembershipSettings
 from swarmnode.pipeline.membership.membership import Membership
-from swarmnode.pipeline.plans.planning import Agreed
+from swarmnode.pipeline.plans.planning import AgreedPlan
 from tests.unit.pipeline import pretend_members as pretend
 
 QUICK = MembershipSettings("home", "big", at_least=3, ping_s=0.3, silence_s=3.0, settle_s=1.0, poll_s=0.1)
@@ -24,9 +24,9 @@ class Place:
     """Remembers the places that a member was given."""
 
     def __init__(self) -> None:
-        self.now: Agreed | None = None
+        self.now: AgreedPlan | None = None
 
-    async def take(self, agreed: Agreed) -> None:
+    async def take(self, agreed: AgreedPlan) -> None:
         self.now = agreed
 
 

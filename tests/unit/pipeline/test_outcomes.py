@@ -3,24 +3,24 @@
 import pytest
 
 from swarmnode.pipeline.execution.assignment import IterationReport, LossSums, RoundTrip
-from swarmnode.pipeline.membership.known_members import Claim
-from swarmnode.pipeline.membership.outcomes import FAULT, FAULT_EVERY_S, MEMORY_S, Outcomes
+from swarmnode.pipeline.membership.known_members import MemberClaim
+from swarmnode.pipeline.membership.outcomes import FAULT, FAULT_EVERY_S, MEMORY_S, SlowdownLog
 from swarmnode.pipeline.plans.evidence import is_broken
-from swarmnode.pipeline.plans.planning import Agreed, Former, Inputs, planned
+from swarmnode.pipeline.plans.planning import AgreedPlan, FormerStages, PlanInputs, compute_plan
 from swarmnode.pipeline.plans.recovery import predicted_s
 from tests.unit.pipeline import pretend_members as pretend
 
 SETTINGS = pretend.settings(stages=3, skip=0.33, waves=2)
 COSTS = [pretend.costs(name, free=800 * pretend.MB) for name in "abcdef"]
-FORMER = Former((2, 4, 6), {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2, "f": 2})
-PLAN = planned(Inputs(pretend.announced(COSTS), SETTINGS, FORMER, 1))
+FORMER = FormerStages((2, 4, 6), {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2, "f": 2})
+PLAN = compute_plan(PlanInputs(pretend.announced(COSTS), SETTINGS, FORMER, 1))
 
 
-def claims(session: int = 1, without: str = "") -> dict[str, Claim]:
-    return {each.peer_id: Claim(session, each) for each in COSTS if each.peer_id not in {"a", without}}
+def claims(session: int = 1, without: str = "") -> dict[str, MemberClaim]:
+    return {each.peer_id: MemberClaim(session, each) for each in COSTS if each.peer_id not in {"a", without}}
 
 
-def iteration(agreed: Agreed = PLAN, *, slow: str = "", by_s: float = 0.0, factor: float = 1.0):
+def iteration(agreed: AgreedPlan = PLAN, *, slow: str = "", by_s: float = 0.0, factor: float = 1.0):
     """Micro-batches on all paths: `by_s` later past `slow`, all of them `factor` times as long as planned."""
     round_trips = [
         RoundTrip(
@@ -34,8 +34,8 @@ def iteration(agreed: Agreed = PLAN, *, slow: str = "", by_s: float = 0.0, facto
     )
 
 
-def seen(*reports: IterationReport, silent: tuple[str, ...] = (), every_s: float = 30.0) -> Outcomes:
-    outcomes = Outcomes(SETTINGS.micro_batch_tokens)
+def seen(*reports: IterationReport, silent: tuple[str, ...] = (), every_s: float = 30.0) -> SlowdownLog:
+    outcomes = SlowdownLog(SETTINGS.micro_batch_tokens)
     for number, report in enumerate(reports):
         outcomes.add(PLAN, report, silent, claims(), number * every_s)
     return outcomes

@@ -12,7 +12,7 @@ from swarmnode.errors import ConfigError, ModelError
 from swarmnode.pipeline.plans.partition import (
     LayerCost,
     MemberResources,
-    Model,
+    ModelCosts,
     Partition,
     PipelineWorkload,
     partition,
@@ -25,8 +25,8 @@ ENDS = LayerCost(held_bytes=200 * MB, forward_s=1e-5, activation_bytes=10_000)
 WORK = PipelineWorkload(skip=0.33, micro_batch_tokens=100, slots=2)
 
 
-def model(layers: int) -> Model:
-    return Model((LAYER,) * layers, ENDS)
+def model(layers: int) -> ModelCosts:
+    return ModelCosts((LAYER,) * layers, ENDS)
 
 
 def member(name: str, free_mb: int, speed: float = 1.0, holds_data: bool = True) -> MemberResources:
@@ -59,7 +59,7 @@ def test_equal_members_get_equal_stages_and_stage_0_less_for_its_ends():
 
 def test_a_skipped_stage_needs_fewer_replicas_than_stage_0():
     """SkipPipe's sizing rule: 5 data nodes and 3 for each of five stages of which three are visited."""
-    even = Model((LAYER,) * 12, replace(ENDS, forward_s=0.0))
+    even = ModelCosts((LAYER,) * 12, replace(ENDS, forward_s=0.0))
     answer = partition(even, [member(f"p{i:02}", 5000) for i in range(20)], WORK, stages=6)
     assert answer.path_length == 4
     assert sorted(len(part.peers) for part in answer.stages[1:]) == [3, 3, 3, 3, 3]
@@ -205,7 +205,7 @@ def test_among_equal_members_no_even_cut_is_faster(layer_times: list[int], count
     """Against every cut into four stages of 1 to 3 layers, and every number of replicas."""
     layers = tuple(replace(LAYER, forward_s=1e-5 * time) for time in layer_times)
     members = [member(f"p{i}", 3000) for i in range(count)]
-    answer = partition(Model(layers, ENDS), members, WORK, stages=4)
+    answer = partition(ModelCosts(layers, ENDS), members, WORK, stages=4)
     assert answer.path_length == 3
     cuts = [(0, *cut, 8) for cut in combinations(range(1, 8), 3)]
     best = min(

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from swarmnode.errors import ConfigError
 from swarmnode.pipeline.plans.instance import Averaging, Instance
-from swarmnode.pipeline.plans.placement import Effort, Placed, first_plan, place, search
-from swarmnode.pipeline.plans.placement_moves import PlacementState, PlacementTable, Price
+from swarmnode.pipeline.plans.placement import PlacedMap, PlacementEffort, first_plan, place, search
+from swarmnode.pipeline.plans.placement_moves import PlacementPrice, PlacementState, PlacementTable
 from swarmnode.pipeline.plans.plan import violations
 from swarmnode.pipeline.plans.simulator import simulate
 
-LITTLE = Effort(starts=3, moves=1500, judged=2, polish=8000, schedule=4000)
+LITTLE = PlacementEffort(starts=3, moves=1500, judged=2, polish=8000, schedule=4000)
 NEAR_S, FAR_S = 0.1, 5.0
 
 
@@ -63,7 +63,7 @@ def uneven(seed: int, *, averaging: bool = False) -> tuple[Instance, PlacementTa
     ), table
 
 
-def check(found: Placed, table: PlacementTable | None = None) -> None:
+def check(found: PlacedMap, table: PlacementTable | None = None) -> None:
     """What must hold of every answer."""
     instance = found.instance
     assert violations(found.plan) == []
@@ -102,7 +102,7 @@ def test_replicas_move_together_when_averaging_is_dear_and_apart_when_it_is_free
 def test_the_answer_is_never_worse_than_what_was_given():
     for seed in range(5):
         instance, table = uneven(seed)
-        found = search(instance, seed=seed, effort=Effort(1, 50, 1, 300, 300), holding=table)
+        found = search(instance, seed=seed, effort=PlacementEffort(1, 50, 1, 300, 300), holding=table)
         assert found.makespan_s <= found.given_s
 
 
@@ -144,7 +144,7 @@ def test_the_cheap_price_kept_up_to_date_is_the_price_computed_anew(averaging: b
     instance, table = uneven(5, averaging=averaging)
     given_plan = first_plan(instance)
     state = PlacementState.of(given_plan, table)
-    price, rng = Price(state), random.Random(1)
+    price, rng = PlacementPrice(state), random.Random(1)
     exchanged = 0
     for _ in range(400):
         change = state.propose(rng)
@@ -155,16 +155,18 @@ def test_the_cheap_price_kept_up_to_date_is_the_price_computed_anew(averaging: b
         price.commit(change)
         exchanged += change.nodes is not None
         assert price.value == pytest.approx(promised)
-        assert Price(state).value == pytest.approx(promised, rel=1e-9)
+        assert PlacementPrice(state).value == pytest.approx(promised, rel=1e-9)
     assert exchanged > 10
 
 
 def test_the_slowest_averaging_is_part_of_the_price():
     instance, table = uneven(5, averaging=True)
     plan = first_plan(instance)
-    without = Price(PlacementState.of(replace(plan, instance=replace(instance, averaging=None)), table))
+    without = PlacementPrice(
+        PlacementState.of(replace(plan, instance=replace(instance, averaging=None)), table)
+    )
     averaging_s = max(map(instance.averaging_s, range(len(instance.stages))))
-    assert Price(PlacementState.of(plan, table)).value == pytest.approx(without.value + averaging_s)
+    assert PlacementPrice(PlacementState.of(plan, table)).value == pytest.approx(without.value + averaging_s)
 
 
 def test_no_path_steps_over_more_stages_than_it_may():
@@ -178,7 +180,7 @@ def test_no_path_steps_over_more_stages_than_it_may():
 @given(st.integers(0, 2**32), st.booleans(), st.booleans())
 def test_no_rule_is_broken_and_no_memory_exceeded(seed: int, averaging: bool, free_sizes: bool):
     instance, table = uneven(seed, averaging=averaging)
-    effort = Effort(starts=2, moves=150, judged=2, polish=1500, schedule=700)
+    effort = PlacementEffort(starts=2, moves=150, judged=2, polish=1500, schedule=700)
     found = search(instance, seed=seed, effort=effort, holding=table, free_sizes=free_sizes)
     check(found, table)
 

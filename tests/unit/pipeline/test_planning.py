@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from swarmnode.errors import ConfigError, ModelError
 from swarmnode.pipeline.plans.costs import CostAnnouncement, MemberCosts
 from swarmnode.pipeline.plans.plan import violations
-from swarmnode.pipeline.plans.planning import Agreed, Former, Inputs, PlanSettings, must_load, planned, terms
+from swarmnode.pipeline.plans.planning import (
+    AgreedPlan,
+    FormerStages,
+    PlanInputs,
+    PlanSettings,
+    compute_plan,
+    must_load,
+    plan_terms,
+)
 from tests.unit.pipeline import pretend_members as pretend
 from tests.unit.pipeline.pretend_members import MB
 
@@ -20,12 +28,15 @@ def members(count: int, **changes: object) -> list[MemberCosts]:
 
 
 def inputs(
-    of: list[MemberCosts], former: Former | None = None, epoch: int = 1, settings: PlanSettings | None = None
-) -> Inputs:
-    return Inputs(pretend.announced(of), settings or pretend.settings(), former, epoch)
+    of: list[MemberCosts],
+    former: FormerStages | None = None,
+    epoch: int = 1,
+    settings: PlanSettings | None = None,
+) -> PlanInputs:
+    return PlanInputs(pretend.announced(of), settings or pretend.settings(), former, epoch)
 
 
-def check(plan: Agreed, of: list[MemberCosts]) -> None:
+def check(plan: AgreedPlan, of: list[MemberCosts]) -> None:
     """What must hold of every plan: rules kept, every layer held once, everyone used or spare."""
     assert violations(plan.plan) == []
     ends = [0, *(part.end for part in plan.partition.stages)]
@@ -55,20 +66,20 @@ def test_any_order_of_announcements_gives_one_digest_and_no_rule_is_broken(seed:
     of[0] = pretend.costs("p00", free=900 * MB)
     chosen = pretend.settings(skip=rng.choice((0.0, 0.33)))
     said = list(pretend.announced(of))
-    first = planned(Inputs(tuple(said), chosen, None, 1))
+    first = compute_plan(PlanInputs(tuple(said), chosen, None, 1))
     check(first, of)
     rng.shuffle(said)
-    assert planned(Inputs(tuple(said), chosen, None, 1)).digest == first.digest
+    assert compute_plan(PlanInputs(tuple(said), chosen, None, 1)).digest == first.digest
 
 
-def unequal(rng: random.Random) -> tuple[list[MemberCosts], PlanSettings, Agreed]:
+def unequal(rng: random.Random) -> tuple[list[MemberCosts], PlanSettings, AgreedPlan]:
     """Some members on three stages, and their first plan."""
     of = [
         pretend.costs(f"p{n:02}", free=rng.randint(450, 900) * MB, speed=rng.uniform(0.5, 3))
         for n in range(rng.randint(4, 8))
     ]
     chosen = pretend.settings(stages=3)
-    return of, chosen, planned(inputs(of, settings=chosen))
+    return of, chosen, compute_plan(inputs(of, settings=chosen))
 
 
 @settings(max_examples=15, deadline=None)
@@ -79,7 +90,7 @@ def test_one_death_moves_at_most_one_member(seed: int):
     of, chosen, first = unequal(rng)
     victim = rng.choice(of)
     left = [each for each in of if each is not victim]
-    second = planned(inputs(left, first.former, 2, chosen))
+    second = compute_plan(inputs(left, first.former, 2, chosen))
     check(second, left)
     moved_to = [second.stage_of(peer) for peer in must_load(second, first.former)]
     emptied = [stage for stage, part in enumerate(first.partition.stages) if part.peers == (victim.peer_id,)]
@@ -95,10 +106,10 @@ def test_one_death_moves_at_most_one_member(seed: int):
 @example(4323)
 def test_the_same_members_again_move_nobody_not_even_after_a_first_plan(seed: int):
     of, chosen, first = unequal(random.Random(seed))
-    second = planned(inputs(of, first.former, 2, chosen))
+    second = compute_plan(inputs(of, first.former, 2, chosen))
     assert must_load(second, first.former) == ()
-    third = planned(inputs(of[1:], second.former, 3, chosen))
-    fourth = planned(inputs(of[1:], third.former, 4, chosen))
+    third = compute_plan(inputs(of[1:], second.former, 3, chosen))
+    fourth = compute_plan(inputs(of[1:], third.former, 4, chosen))
     assert must_load(fourth, third.former) == ()
 
 
@@ -106,16 +117,16 @@ WEIGHTS = 800 * MB
 """Enough for every stage."""
 
 
-def tokens_of(plan: Agreed) -> int:
+def tokens_of(plan: AgreedPlan) -> int:
     """Micro-batches of a step."""
     return len(plan.plan.paths) * plan.plan.instance.waves
 
 
-def two_of_each(skip: float = 0.25) -> tuple[list[MemberCosts], PlanSettings, Agreed]:
+def two_of_each(skip: float = 0.25) -> tuple[list[MemberCosts], PlanSettings, AgreedPlan]:
     """Three stages with two replicas each."""
     of, chosen = members(6, free=WEIGHTS), pretend.settings(stages=3, skip=skip)
-    former = Former((1, 4, 6), {each.peer_id: number // 2 for number, each in enumerate(of)})
-    return of, chosen, planned(inputs(of, former, 1, chosen))
+    former = FormerStages((1, 4, 6), {each.peer_id: number // 2 for number, each in enumerate(of)})
+    return of, chosen, compute_plan(inputs(of, former, 1, chosen))
 
 
 @pytest.mark.parametrize("skip", [0.0, 0.25])
@@ -123,7 +134,7 @@ def two_of_each(skip: float = 0.25) -> tuple[list[MemberCosts], PlanSettings, Ag
 def test_a_newcomer_takes_the_place_of_a_data_node_that_died(skip: float, speed: float):
     of, chosen, first = two_of_each(skip)
     of = [*of[1:], pretend.costs("p99", free=WEIGHTS, speed=speed)]
-    second = planned(inputs(of, first.former, 2, chosen))
+    second = compute_plan(inputs(of, first.former, 2, chosen))
     assert must_load(second, first.former) == ("p99",) and second.stage_of("p99") == 0
     assert tokens_of(second) == tokens_of(first)
 
@@ -135,15 +146,15 @@ def test_a_newcomer_becomes_a_data_node_though_it_would_save_more_time_elsewhere
     of, chosen, _ = two_of_each()
     slow = [pretend.costs(each.peer_id, free=WEIGHTS, speed=speed) for each in of[1:5]]
     newcomer = pretend.costs("p99", free=WEIGHTS, speed=of_newcomer)
-    former = Former((1, 4, 6), {"p00": 0, "p01": 1, "p02": 1, "p03": 2, "p04": 2})
-    second = planned(inputs([of[0], *slow, newcomer], former, 2, chosen))
+    former = FormerStages((1, 4, 6), {"p00": 0, "p01": 1, "p02": 1, "p03": 2, "p04": 2})
+    second = compute_plan(inputs([of[0], *slow, newcomer], former, 2, chosen))
     assert must_load(second, former) == ("p99",) and second.stage_of("p99") == 0
 
 
 def test_a_newcomer_without_data_goes_elsewhere_and_a_replica_becomes_a_data_node():
     of, chosen, first = two_of_each()
     of = [*of[1:], pretend.costs("p99", free=WEIGHTS, data=False)]
-    second = planned(inputs(of, first.former, 2, chosen))
+    second = compute_plan(inputs(of, first.former, 2, chosen))
     assert second.stage_of("p99") != 0
     assert len(second.partition.stages[0].peers) == 2
     assert tokens_of(second) == tokens_of(first)
@@ -151,22 +162,22 @@ def test_a_newcomer_without_data_goes_elsewhere_and_a_replica_becomes_a_data_nod
 
 def test_of_those_that_are_left_one_moves_to_stage_0_and_the_tokens_of_a_step_come_back():
     of, chosen, first = two_of_each()
-    second = planned(inputs(of[1:], first.former, 2, chosen))
+    second = compute_plan(inputs(of[1:], first.former, 2, chosen))
     (moved,) = must_load(second, first.former)
     assert second.stage_of(moved) == 0 and tokens_of(second) == tokens_of(first)
-    third = planned(inputs(of[1:], second.former, 3, chosen))
+    third = compute_plan(inputs(of[1:], second.former, 3, chosen))
     assert must_load(third, second.former) == ()
 
 
 def test_nobody_moves_to_stage_0_where_the_other_stages_have_no_slots_for_what_it_would_start():
     of, chosen, first = two_of_each(skip=0.0)
-    second = planned(inputs(of[1:], first.former, 2, chosen))
+    second = compute_plan(inputs(of[1:], first.former, 2, chosen))
     assert must_load(second, first.former) == ()
 
 
 def test_all_data_nodes_that_died_are_replaced():
     of, chosen, first = two_of_each()
-    second = planned(inputs(of[2:], first.former, 2, chosen))
+    second = compute_plan(inputs(of[2:], first.former, 2, chosen))
     assert len(must_load(second, first.former)) == 2
     assert len(second.partition.stages[0].peers) == 2 and tokens_of(second) == tokens_of(first)
 
@@ -175,24 +186,24 @@ def test_the_only_newcomer_with_data_fills_stage_0_whatever_else_is_empty():
     _, chosen, first = two_of_each()
     without = [pretend.costs(peer, free=WEIGHTS, data=False) for peer in ("p02", "p03", "p99")]
     of = [*without, pretend.costs("p98", free=WEIGHTS)]
-    second = planned(inputs(of, first.former, 2, chosen))
+    second = compute_plan(inputs(of, first.former, 2, chosen))
     assert second.stage_of("p98") == 0 and second.stage_of("p99") == 2
 
 
 def test_a_data_node_that_would_make_every_step_far_slower_is_not_wanted():
     of, chosen, _ = two_of_each()
     slow = [pretend.costs(each.peer_id, free=WEIGHTS, speed=0.1) for each in of[2:]]
-    former = Former((4, 5, 6), {each.peer_id: number // 2 for number, each in enumerate(of)})
-    second = planned(inputs([of[1], *slow], former, 2, chosen))
+    former = FormerStages((4, 5, 6), {each.peer_id: number // 2 for number, each in enumerate(of)})
+    second = compute_plan(inputs([of[1], *slow], former, 2, chosen))
     assert must_load(second, former) == ()
 
 
 def test_a_newcomer_takes_the_stage_that_it_helps_most_and_nobody_else_moves():
     for slow in (1, 2):
         of = [pretend.costs(f"p{n:02}", speed=0.2 if n == slow else 1.0) for n in range(3)]
-        former = Former((2, 4, 6), {each.peer_id: stage for stage, each in enumerate(of)})
-        before = planned(inputs(of, former, 1))
-        after = planned(inputs([*of, pretend.costs("p99", data=False)], former, 2))
+        former = FormerStages((2, 4, 6), {each.peer_id: stage for stage, each in enumerate(of)})
+        before = compute_plan(inputs(of, former, 1))
+        after = compute_plan(inputs([*of, pretend.costs("p99", data=False)], former, 2))
         assert must_load(after, former) == ("p99",)
         assert after.stage_of("p99") == slow
         assert after.makespan_s < 0.75 * before.makespan_s
@@ -200,10 +211,10 @@ def test_a_newcomer_takes_the_stage_that_it_helps_most_and_nobody_else_moves():
 
 def test_a_gap_is_filled_by_a_newcomer_before_anyone_moves():
     of = members(4)
-    first = planned(inputs(of, settings=pretend.settings(stages=3)))
+    first = compute_plan(inputs(of, settings=pretend.settings(stages=3)))
     gone = next(part.peers[0] for part in first.partition.stages[1:] if len(part.peers) == 1)
     left = [*(each for each in of if each.peer_id != gone), pretend.costs("p99")]
-    second = planned(inputs(left, first.former, 2, pretend.settings(stages=3)))
+    second = compute_plan(inputs(left, first.former, 2, pretend.settings(stages=3)))
     assert must_load(second, first.former) == ("p99",)
     assert second.stage_of("p99") == first.stage_of(gone)
 
@@ -211,46 +222,48 @@ def test_a_gap_is_filled_by_a_newcomer_before_anyone_moves():
 def test_too_few_for_the_former_stages_divide_the_layers_anew():
     of = members(3, free=800 * MB)
     chosen = pretend.settings(stages=3)
-    first = planned(inputs(of, settings=chosen))
-    second = planned(inputs(of[:2], first.former, 2, chosen))
+    first = compute_plan(inputs(of, settings=chosen))
+    second = compute_plan(inputs(of[:2], first.former, 2, chosen))
     check(second, of[:2])
     assert len(second.partition.stages) == 2
-    third = planned(inputs(of, second.former, 3, chosen))
+    third = compute_plan(inputs(of, second.former, 3, chosen))
     assert len(third.partition.stages) == 3
 
 
 def test_the_last_one_holds_everything_and_shares_it_again_with_who_comes():
     of = members(2, free=800 * MB)
-    alone = planned(inputs(of[:1], planned(inputs(of)).former, 2))
+    alone = compute_plan(inputs(of[:1], compute_plan(inputs(of)).former, 2))
     assert violations(alone.plan) == [] and alone.plan.paths[0] == (0,)
-    again = planned(inputs(of, alone.former, 3))
+    again = compute_plan(inputs(of, alone.former, 3))
     assert len(again.partition.stages) == 2
     small = [of[0], pretend.costs("p99", free=20 * MB)]
-    kept = planned(inputs(small, alone.former, 3))
+    kept = compute_plan(inputs(small, alone.former, 3))
     assert kept.spare == ("p99",) and must_load(kept, alone.former) == ()
 
 
 def test_what_does_not_fit_is_said_in_bytes_with_advice():
     with pytest.raises(ModelError, match=r"would need .* bytes more.*add members"):
-        planned(inputs(members(2, free=150 * MB)))
+        compute_plan(inputs(members(2, free=150 * MB)))
     with pytest.raises(
         ModelError, match=r"only member left and lacks 257,000,000 bytes.*wait for other members"
     ):
-        planned(inputs(members(1)))
+        compute_plan(inputs(members(1)))
     with pytest.raises(ConfigError, match="no link"):
-        planned(
-            Inputs(tuple(CostAnnouncement(each, {}, {}) for each in members(3)), pretend.settings(), None, 1)
+        compute_plan(
+            PlanInputs(
+                tuple(CostAnnouncement(each, {}, {}) for each in members(3)), pretend.settings(), None, 1
+            )
         )
 
 
 def test_the_same_plan_of_another_epoch_has_another_name():
-    one, other = planned(inputs(members(3))), planned(inputs(members(3), epoch=2))
+    one, other = compute_plan(inputs(members(3))), compute_plan(inputs(members(3), epoch=2))
     assert one.plan == other.plan and one.digest != other.digest
 
 
 def test_terms_name_what_differs_and_no_more():
-    one, other = terms(pretend.settings(), "tiny"), terms(pretend.settings(skip=0.5), "tiny")
+    one, other = plan_terms(pretend.settings(), "tiny"), plan_terms(pretend.settings(skip=0.5), "tiny")
     assert {name for name in one if one[name] != other[name]} == {"skip"}
     costly = replace(pretend.settings(), model=pretend.model(7))
-    assert terms(costly, "tiny")["layer_costs"] != one["layer_costs"]
+    assert plan_terms(costly, "tiny")["layer_costs"] != one["layer_costs"]
     assert all(len(text) <= 64 for text in one.values())

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from swarmnode.pipeline.plans.instance import Instance
-from swarmnode.pipeline.plans.placement import Effort
+from swarmnode.pipeline.plans.placement import PlacementEffort
 from swarmnode.pipeline.plans.plan import Plan
 from swarmnode.pipeline.plans.report import Figures, Found, figures_of, find_full, seconds_for, study
 from swarmnode.pipeline.plans.schedule import SearchBudget
@@ -21,10 +21,10 @@ SKIPPING = Instance(
 """4 in flight with skipping, 2 without; node 6 is in no stage."""
 
 STEPS = SearchBudget(steps=60)
-LITTLE = Effort(starts=2, moves=50, judged=1, polish=500, schedule=500)
+LITTLE = PlacementEffort(starts=2, moves=50, judged=1, polish=500, schedule=500)
 
 
-def figures(instance: Instance = SKIPPING, effort: Effort | None = None) -> Figures:
+def figures(instance: Instance = SKIPPING, effort: PlacementEffort | None = None) -> Figures:
     return study(instance, seed=1, budget=STEPS, effort=effort).figures
 
 

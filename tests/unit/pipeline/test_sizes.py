@@ -2,10 +2,10 @@ from dataclasses import replace
 
 from swarmnode.memory_plan import ModelCard, Workload, adapter_parameters, plan_memory
 from swarmnode.pipeline.plans.partition import LayerCost
-from swarmnode.pipeline.plans.sizes import Training, model_costs
+from swarmnode.pipeline.plans.sizes import StageTraining, model_costs
 
 CARD = ModelCard("m", 1.24e9, 16, 2048, 8192, 32, 8, 64, vocabulary=128_256, tied=True)
-LORA = Training("lora", 16, 2, 2048)
+LORA = StageTraining("lora", 16, 2, 2048)
 
 
 def test_all_layers_and_the_ends_hold_what_the_whole_model_holds() -> None:

@@ -30,7 +30,7 @@ from swarmnode.pipeline.wire.messages import (
     TensorHeader,
 )
 from swarmnode.pipeline.wire.plan_members import PlanMembers
-from swarmnode.pipeline.wire.transport import MAX_PLANS, PROTOCOL, ArrivalWindow, Pace, TensorTransport
+from swarmnode.pipeline.wire.transport import MAX_PLANS, PROTOCOL, ArrivalWindow, LinkPace, TensorTransport
 from swarmnode.pipeline.wire.wire import Payload, as_payload, decode_answer, encode_message
 
 PLAN, NEXT_PLAN = "ab" * 32, "cd" * 32
@@ -96,7 +96,7 @@ async def members(
     *,
     network: MemoryNetwork | None = None,
     limits: TransportLimits = LIMITS,
-    pace: Pace | None = None,
+    pace: LinkPace | None = None,
     strangers: int = 0,
 ) -> AsyncGenerator[list[Member], None]:
     """Connected members of one plan, node 0 first; then peers that are in no plan of theirs."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from swarmnode.pipeline.execution.work import StageQueue, TaskOrder, turn
+from swarmnode.pipeline.execution.work import StageQueue, TaskOrder, task_sort_key
 from swarmnode.pipeline.plans.instance import Instance
 from swarmnode.pipeline.plans.plan import Plan, Policy
 from swarmnode.pipeline.plans.simulator import Kind, simulate
@@ -23,7 +23,9 @@ PLAN = Plan(
 @pytest.mark.parametrize(("policy", "first"), [("fifo", "f3"), ("backward_first", "b1"), ("ranked", "f0")])
 def test_the_policy_says_whose_turn_it_is(policy: Policy, first: str) -> None:
     ready: list[tuple[str, Kind, int]] = [("f3", "forward", 3), ("b1", "backward", 1), ("f0", "forward", 0)]
-    keys = {name: turn(policy, kind, rank, number) for number, (name, kind, rank) in enumerate(ready)}
+    keys = {
+        name: task_sort_key(policy, kind, rank, number) for number, (name, kind, rank) in enumerate(ready)
+    }
     assert min(keys, key=lambda name: keys[name]) == first
 
 

@@ -16,7 +16,7 @@ from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.pipeline.execution.member import PipelineMember
 from swarmnode.pipeline.plans.partition import Partition, PlannedStage
 from swarmnode.pipeline.plans.plan import Plan, digest
-from swarmnode.pipeline.plans.planning import Agreed
+from swarmnode.pipeline.plans.planning import AgreedPlan
 from swarmnode.pipeline.replication.averaging import ReplicaExchange
 from swarmnode.pipeline.replication.checkpoints import StageCheckpoints
 from swarmnode.pipeline.replication.states import StateService
@@ -92,9 +92,9 @@ class Home:
         self.network = MemoryNetwork(seed=3)
         self.living: list[One] = []
         self._epoch = 0
-        self._before: Agreed | None = None
+        self._before: AgreedPlan | None = None
 
-    def plan(self, stages: Sequence[Sequence[One]], ends: Sequence[int], iteration: int) -> Agreed:
+    def plan(self, stages: Sequence[Sequence[One]], ends: Sequence[int], iteration: int) -> AgreedPlan:
         """By stage its members; a path for each replica of the largest stage."""
         self._epoch += 1
         members = [one for stage in stages for one in stage]
@@ -110,7 +110,9 @@ class Home:
         name = hashlib.sha256(f"{digest(plan)}{self._epoch}".encode()).hexdigest()
         before = self._before.former if self._before is not None else None
         spare = tuple(sorted(one.peer_id for one in self.living if one not in members))
-        agreed = Agreed(self._epoch, iteration, Partition(parts, len(parts), spare), plan, name, 1.0, before)
+        agreed = AgreedPlan(
+            self._epoch, iteration, Partition(parts, len(parts), spare), plan, name, 1.0, before
+        )
         self._before = agreed
         return agreed
 

@@ -20,7 +20,7 @@ from swarmnode.node.status import NodeStatus, Summary
 from swarmnode.pipeline.execution.assignment import MemberSettings
 from swarmnode.pipeline.membership.known_members import MembershipSettings
 from swarmnode.pipeline.plans.costs import MemberCosts, StageTiming
-from swarmnode.pipeline.plans.planning import Agreed
+from swarmnode.pipeline.plans.planning import AgreedPlan
 from swarmnode.pipeline.replication.checkpoints import StageCheckpoints
 from swarmnode.pipeline.runtime.assigned_stage import AssignedStageSettings
 from swarmnode.pipeline.runtime.data_roles import TextRole
@@ -111,7 +111,7 @@ class _Gated:
         self._stopped = True
         self._node.link.stop()
 
-    def replanned(self, agreed: Agreed) -> None:
+    def replanned(self, agreed: AgreedPlan) -> None:
         pass
 
 

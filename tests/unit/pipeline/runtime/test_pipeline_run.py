@@ -12,7 +12,7 @@ from swarmnode.errors import ConfigError
 from swarmnode.identity.keys import NodeKey
 from swarmnode.model.base_model import load_base_model
 from swarmnode.model.policy import Policy
-from swarmnode.pipeline.plans.planning import terms
+from swarmnode.pipeline.plans.planning import plan_terms
 from swarmnode.pipeline.replication.checkpoints import StageCheckpoints
 from swarmnode.pipeline.replication.holdings import HeldState
 from swarmnode.pipeline.runtime.run import _earlier, _put_aside
@@ -104,8 +104,8 @@ def test_what_a_pipeline_does_not_have_is_refused_by_its_name(setting: str, key:
     ],
 )  # fmt: skip
 def test_members_with_another_setting_of_the_plan_tell_it(whole: WholeModel, setting: str) -> None:
-    ours = terms(plan_settings(config_of(), whole), whole.fingerprint)
-    theirs = terms(plan_settings(config_of(setting), whole), whole.fingerprint)
+    ours = plan_terms(plan_settings(config_of(), whole), whole.fingerprint)
+    theirs = plan_terms(plan_settings(config_of(setting), whole), whole.fingerprint)
     assert ours.keys() == theirs.keys() and ours != theirs
 
 
