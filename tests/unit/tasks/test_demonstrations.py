@@ -8,10 +8,10 @@ import pytest
 
 from swarmnode.errors import TaskError
 from swarmnode.tasks.data import load_data
-from swarmnode.tasks.demonstrations import DEMONSTRATED_SEED, Demonstrations
+from swarmnode.tasks.demonstrations import Demonstrations
 from swarmnode.tasks.functions import as_task
 from swarmnode.tasks.specs import parse_spec
-from swarmnode.tasks.task import draw_train, is_held_out
+from swarmnode.tasks.task import DEMONSTRATED_SEED, draw_train, is_held_out
 from swarmnode.types import Example, ExampleKey
 
 TASK = as_task([(f"{number}+1=", str(number + 1)) for number in range(40)])
