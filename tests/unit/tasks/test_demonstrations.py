@@ -52,6 +52,9 @@ def test_a_task_may_bring_its_own() -> None:
             return [{"right": 1.0} for _ in completions]
 
     assert Demonstrations().of(Shown(), example("2+1=")) == ("3",)
+    judged_otherwise = as_task(Shown(), ["exact_match"])
+    assert Demonstrations().of(judged_otherwise, example("2+1=")) == ("3",)
+    assert Demonstrations().of(as_task(TASK, ["exact_match"]), example("2+1=")) == ()
 
 
 def test_rows_are_examples_that_no_peer_can_name_and_none_is_held_out() -> None:
