@@ -5,15 +5,15 @@
 The baseline is the policy before its first round, on the same held-out draws, in the same process. Each seed
 trains alone: no other node could have taught it. Claims: the share of seeds whose held-out reward at the end
 is at least 0.5, the latest round in which an answer was paid for the first time, the worst final reward, the
-best first one, and CPU seconds of a whole process. `with_demonstrations`: the share of seeds 1, 2 and 3,
-which alone never get the task of last.py right, that learn it from two demonstrations. --quick: two seeds,
-then one.
+best first one, and CPU seconds of a whole process. `with_demonstrations`: the share of seeds 1, 2 and 4
+that learn the task of last.py from two demonstrations; its baseline, without them, is printed beside it.
+--quick: two seeds, then one.
 """
 
 import json
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,8 @@ README = Path(__file__).parent.parent / "README.md"
 SEEDS = (7, 2, 0, 1, 3, 4, 5, 6, 8, 9)
 """The slowest come first."""
 LEARNT = 0.5
-NEVER_ALONE = (1, 2, 3)
-"""Seeds that stay at 0 in 120 rounds of last.py."""
+NEVER_ALONE = (1, 2, 4)
+"""Seeds that stay at 0 in 120 rounds of last.py. Of 1 to 12 four find it (3, 7, 9 and 12, with AMX)."""
 
 
 def main() -> None:
@@ -56,7 +56,9 @@ def main() -> None:
             )
     shown_seeds = NEVER_ALONE[:1] if options.quick else NEVER_ALONE
     shown = [with_demonstrations(seed) for seed in shown_seeds]
-    print(f"with two demonstrations: {', '.join(f'{one:.3f}' for one in shown)}", flush=True)
+    alone = [with_demonstrations(seed, None) for seed in shown_seeds]
+    for name, rewards in {"with two demonstrations": shown, "without them": alone}.items():
+        print(f"{name}: {', '.join(f'{one:.3f}' for one in rewards)}", flush=True)
     of = {key: [one[key] for one in found] for key in ("reward_first", "reward_last", "cpu_s")}
     first_paid = [one["first_rewarded_round"] for one in found]
     learnt = [float(last >= LEARNT) for last in of["reward_last"]]
@@ -73,13 +75,15 @@ def main() -> None:
     report("first_task", claims, spread, options.json, extra={"seeds": len(found), "rounds": asked_rounds})
 
 
-def with_demonstrations(seed: int) -> float:
-    """The held-out reward after 120 rounds of last.py alone, from two demonstrations."""
+def with_demonstrations(
+    seed: int, given: Sequence[Mapping[str, str]] | None = tuple(DEMONSTRATIONS)
+) -> float:
+    """The held-out reward after 120 rounds of last.py alone, from two demonstrations or those `given`."""
     with tempfile.TemporaryDirectory() as home:
         settings = {"node.seed": seed, "exchange.enabled": False}
         summary = sn.run(
             Path(__file__).parent / "last.py",
-            demonstrations=DEMONSTRATIONS,
+            demonstrations=given,
             model=build_tiny(MODELS),
             rounds=120,
             home=home,

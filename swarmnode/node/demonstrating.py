@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 MOST_KNOWN = 65_536
 """Examples that are remembered to have been shown."""
 
+MOST_LOST = 16
+"""Judgements of demonstrations that may be lost and are asked for again in the next round."""
+
 
 class Demonstrating:
     """Demonstrations of examples that were drawn, and at first of those that were given whole."""
@@ -34,10 +37,14 @@ class Demonstrating:
         self._known: OrderedDict[ExampleKey, None] = OrderedDict()
         self._told: set[str] = set()
         self._began = False
+        self._again: list[Example] = []
+        """Examples whose judgement was lost in the round before."""
+        self._lost = 0
 
     def after(self, own: Sequence[RolloutGroup], version: int) -> list[RolloutGroup]:
         """The judged demonstrations that are new with a round of own groups. Raises TaskError."""
-        examples = [group.example for group in own]
+        examples = [*self._again, *(group.example for group in own)]
+        self._again = []
         if not self._began:
             self._began = True
             examples = [*(one for task in self._tasks.values() for one in self._given.rows(task)), *examples]
@@ -58,6 +65,10 @@ class Demonstrating:
             scores = score_strictly(task, example, [one.text for one in texts])
         except (JudgementLost, TaskError) as error:
             self._tell(task, f"could not be judged: {error.message}")
+            if isinstance(error, JudgementLost) and self._lost < MOST_LOST:
+                self._lost += 1
+                self._again.append(example)
+                del self._known[example.key]
             return None
         return RolloutGroup(example, texts, scores, AUTHOR, version)
 

@@ -15,15 +15,11 @@ from typing import Any, Protocol, cast, runtime_checkable
 from swarmnode.errors import TaskError
 from swarmnode.tasks.rows import read_row
 from swarmnode.tasks.sources import rows_of
-from swarmnode.tasks.task import Task, draw_held_out, evaluation_size_of, is_held_out
+from swarmnode.tasks.task import DEMONSTRATED_SEED, Task, draw_held_out, evaluation_size_of, is_held_out
 from swarmnode.types import Example, ExampleKey
 
 COLUMN = "demonstration"
 """The column of an example that holds one text, or several."""
-
-DEMONSTRATED_SEED = -2
-"""The seed of examples that were given with their demonstrations and that the task itself need not draw. No
-peer can name it."""
 
 MOST_TEXTS = 16
 """Demonstrations of one example, at most."""

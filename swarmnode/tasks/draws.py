@@ -1,6 +1,7 @@
 """One digest of what a task draws, by which two processes can tell that they draw the same.
 
 task -> [draw, draw_digest] -> check.py, worker.py
+Example -> [written_down] -> messages.py
 """
 
 import hashlib
@@ -10,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from swarmnode.tasks.messages import Digested
+from swarmnode.tasks.messages import Digested, DrawnExample
 from swarmnode.tasks.task import Task
 from swarmnode.types import Example
 
@@ -48,3 +49,9 @@ def is_data(value: Any) -> bool:
     except (TypeError, ValueError, OverflowError, RecursionError):
         return False
     return True
+
+
+def written_down(example: Example) -> DrawnExample:
+    """An example with those of its columns that are data."""
+    columns = {name: value for name, value in example.columns.items() if is_data(value)}
+    return DrawnExample(example.prompt, columns, example.conversational)

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from swarmnode.errors import TaskError
 from swarmnode.tasks.data import digest_of, drawn, packed_rows, prompts_of, without
+from swarmnode.tasks.demonstrations import GivenDemonstrations, HasDemonstrations
 from swarmnode.tasks.digests import digest_of_texts, judged_version, source_of
 from swarmnode.tasks.loader import TASK_NAME, Draw, FileTask, environment_around
 from swarmnode.tasks.rewards import (
@@ -79,6 +80,11 @@ class RewardedTask:
     def evaluation_size(self) -> int:
         """As many examples as the other task has in an evaluation set of its own."""
         return evaluation_size_of(self.task)
+
+    @property
+    def demonstrations(self) -> GivenDemonstrations:
+        """The other task's, which these rewards judge, too."""
+        return self.task.demonstrations if isinstance(self.task, HasDemonstrations) else {}
 
     @property
     def judges_groups(self) -> bool:

@@ -43,13 +43,23 @@ class Draw(msgspec.Struct, frozen=True, tag=True):
     count: int
 
 
+class DrawnExample(msgspec.Struct, frozen=True):
+    """An example. `columns` are those that can be written down; the process that judges has all of them."""
+
+    prompt: str
+    columns: dict[str, Any]
+    conversational: bool
+
+
 class Score(msgspec.Struct, frozen=True, tag=True):
-    """Judge completions of an example. The process draws it itself; `prompt` tells whether it is the one."""
+    """Judge completions of an example. The process draws it itself; `prompt` tells whether it is the one.
+    `given`: the example where it stands in no draw, as a demonstrated one does."""
 
     seed: int
     index: int
     prompt: str
     completions: tuple[str, ...]
+    given: DrawnExample | None = None
 
 
 class Observe(msgspec.Struct, frozen=True, tag=True):
@@ -98,14 +108,6 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     most_turns: int | None = None
     """None: it is no environment."""
     each_alone: bool = False
-
-
-class DrawnExample(msgspec.Struct, frozen=True):
-    """An example. `columns` are those that can be written down; the process that judges has all of them."""
-
-    prompt: str
-    columns: dict[str, Any]
-    conversational: bool
 
 
 class Drawn(msgspec.Struct, frozen=True, tag=True):

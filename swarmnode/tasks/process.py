@@ -36,6 +36,7 @@ import msgspec
 
 from swarmnode.chat import Turn, asked_of
 from swarmnode.errors import JudgementLost, JudgementOverran, StillLoading, TaskError
+from swarmnode.tasks.draws import written_down
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.messages import (
     Digest,
@@ -60,7 +61,7 @@ from swarmnode.tasks.messages import (
 from swarmnode.tasks.pool import WorkerPool
 from swarmnode.tasks.printed import pass_on
 from swarmnode.tasks.specs import TaskKind, absolute, parse_spec
-from swarmnode.tasks.task import Isolated, Task, read_source
+from swarmnode.tasks.task import DEMONSTRATED_SEED, Isolated, Task, read_source
 from swarmnode.types import Example, ExampleKey, Message
 
 logger = logging.getLogger(__name__)
@@ -431,7 +432,8 @@ class IsolatedTask(Isolated):
             start, count = start + count, min(4 * count, MOST_ROWS)
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
-        """Scores by the file's own rewards, for the example as its process draws it."""
+        """Scores by the file's own rewards, for the example as its process draws it, or as it was given where
+        it stands in no draw."""
         several = parts_of(completions, self.workers if self._each_alone else 1)
         if len(several) == 1:
             return self._scored(example, completions)
@@ -441,7 +443,8 @@ class IsolatedTask(Isolated):
 
     def _scored(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
         key = example.key
-        asked = Score(key.seed, key.index, example.prompt, tuple(completions))
+        given = written_down(example) if key.seed == DEMONSTRATED_SEED else None
+        asked = Score(key.seed, key.index, example.prompt, tuple(completions), given)
         scored = self._process.ask(asked, self._affinity(key))
         if isinstance(scored, OtherExample):
             scored = self._process.first_of_all(asked, lambda reply: isinstance(reply, Scored)) or scored

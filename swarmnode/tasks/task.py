@@ -127,6 +127,10 @@ EVALUATION_SEED = -1
 """The seed that draws the evaluation set of a task that has one, whole and in its order. No peer can name
 it."""
 
+DEMONSTRATED_SEED = -2
+"""The seed of examples that were given with their demonstrations. They stand in no draw: whoever judges them
+has to be given them. No peer can name it."""
+
 
 class Task(Protocol):
     """A source of questions with a local judge.

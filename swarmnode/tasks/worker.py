@@ -27,13 +27,12 @@ import msgspec
 
 from swarmnode.chat import Turn
 from swarmnode.errors import JudgementLost, SwarmnodeError, notes_of
-from swarmnode.tasks.draws import draw_digest, is_data
+from swarmnode.tasks.draws import draw_digest, written_down
 from swarmnode.tasks.loader import FileTask, load_task
 from swarmnode.tasks.messages import (
     Digest,
     Draw,
     Drawn,
-    DrawnExample,
     Failure,
     Load,
     Loaded,
@@ -63,7 +62,7 @@ from swarmnode.tasks.task import (
     where,
 )
 from swarmnode.tasks.work_clock import WorkClock, on_the_clock
-from swarmnode.types import Example
+from swarmnode.types import Example, ExampleKey
 
 MAX_SEEDS = 64
 """Draws that are kept, so that judging an answer does not draw its example again."""
@@ -119,10 +118,15 @@ class TaskWorker:
         drawing = self._drawing(seed, start + count)
         rows = drawing.examples[start : start + count]
         failure = drawing.failure if len(rows) < count else None
-        return Drawn(tuple(map(_row, rows)), failure)
+        return Drawn(tuple(map(written_down, rows)), failure)
 
     def _score(self, asked: Score) -> Reply:
-        example = self._example(asked)
+        given = asked.given
+        if given is None:
+            example = self._example(asked)
+        else:
+            key = ExampleKey(self._task.name, self._task.version, asked.seed, asked.index)
+            example = Example(key, given.prompt, given.columns, given.conversational)
         if example is None:
             return OtherExample()
         return Scored(score_strictly(self._task, example, asked.completions))
@@ -158,11 +162,6 @@ class TaskWorker:
         self._drawings.move_to_end(seed)
         drawing.up_to(end if seed == EVALUATION_SEED else min(end, MAX_INDEX))
         return drawing
-
-
-def _row(example: Example) -> DrawnExample:
-    columns = {name: value for name, value in example.columns.items() if is_data(value)}
-    return DrawnExample(example.prompt, columns, example.conversational)
 
 
 def serve(channel: socket.socket, trace: int) -> None:

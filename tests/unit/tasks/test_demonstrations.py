@@ -8,10 +8,10 @@ import pytest
 
 from swarmnode.errors import TaskError
 from swarmnode.tasks.data import load_data
-from swarmnode.tasks.demonstrations import DEMONSTRATED_SEED, Demonstrations
+from swarmnode.tasks.demonstrations import Demonstrations
 from swarmnode.tasks.functions import as_task
 from swarmnode.tasks.specs import parse_spec
-from swarmnode.tasks.task import draw_train, is_held_out
+from swarmnode.tasks.task import DEMONSTRATED_SEED, draw_train, is_held_out
 from swarmnode.types import Example, ExampleKey
 
 TASK = as_task([(f"{number}+1=", str(number + 1)) for number in range(40)])
@@ -52,6 +52,9 @@ def test_a_task_may_bring_its_own() -> None:
             return [{"right": 1.0} for _ in completions]
 
     assert Demonstrations().of(Shown(), example("2+1=")) == ("3",)
+    judged_otherwise = as_task(Shown(), ["exact_match"])
+    assert Demonstrations().of(judged_otherwise, example("2+1=")) == ("3",)
+    assert Demonstrations().of(as_task(TASK, ["exact_match"]), example("2+1=")) == ()
 
 
 def test_rows_are_examples_that_no_peer_can_name_and_none_is_held_out() -> None:

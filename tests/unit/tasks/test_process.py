@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,6 +18,7 @@ from swarmnode.tasks.daemon_threads import in_daemon_thread
 from swarmnode.tasks.loader import load_task, spec_of
 from swarmnode.tasks.messages import Score
 from swarmnode.tasks.process import IsolatedTask, isolate
+from swarmnode.tasks.task import DEMONSTRATED_SEED
 from swarmnode.types import Example
 
 SUMS = """
@@ -90,6 +92,13 @@ def test_a_column_that_cannot_be_written_down_still_reaches_the_reward(start: St
     (example,) = first(task)
     assert "lost" not in example.columns
     assert task.score(example, ["a"]) == [{"reward": 1.0}]
+
+
+def test_an_example_that_stands_in_no_draw_is_judged_by_the_columns_it_was_given_with(start: Start) -> None:
+    task = start(with_reward(RIGHT), workers=2)
+    key = replace(first(task)[0].key, seed=DEMONSTRATED_SEED)
+    shown = Example(key, "six times seven", {"answer": "42", "unsent": object()})
+    assert task.score(shown, ["42", "41"]) == [{"reward": 1.0}, {"reward": 0.0}]
 
 
 @pytest.mark.parametrize("body", HANGS.values(), ids=HANGS)
