@@ -33,6 +33,7 @@ RULES: dict[str, Rule] = {
     "book_of_128": Rule({"exchange.rule": "book", "exchange.book_replayed": 128}),
     "book_of_8": Rule({"exchange.rule": "book", "exchange.external_groups": 8}),
     "book_of_24": Rule({"exchange.rule": "book", "exchange.external_groups": 24}),
-    "rescue": Rule({"exchange.rule": "rescue"}),
-    "hacpo": Rule({"exchange.rule": "hacpo"}, halves=True),
+    # They need the root of this repository on PYTHONPATH.
+    "rescue": Rule({"exchange.rule": "examples.rules.rescue:Rescue"}),
+    "hacpo": Rule({"exchange.rule": "examples.rules.hacpo:Hacpo"}, halves=True),
 }

@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from swarmnode.errors import ConfigError
 
-RULE_NAMES = ("sapo", "successes", "book", "own_book", "rescue", "hacpo")
+RULE_NAMES = ("sapo", "successes", "book", "own_book")
 """The rules by which a node learns from others: each is a class in `RULES` of training/foreign/rules.py."""
 
 LOSS_NAMES = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo")
@@ -370,17 +370,16 @@ class ExchangeConfig(Section):
     """Share rollouts and train on others'. Off: no network at all; see `rule` for what is left of it."""
     local_groups: int = Field(default=4, ge=0)
     """I: own groups to train on per round (SAPO section 3; 4/4 won the paper's comparison), where external
-    ones take the places of own ones: under the rules book, own_book and rescue all of a round are."""
+    ones take the places of own ones: under the rules book and own_book all of a round are."""
     external_groups: int = Field(default=4, ge=0)
     """J: other nodes' groups to learn from per round. Where they are trained on in place of own ones
     (exchange.rule), what is missing is filled up with own groups."""
     rule: str = "book"
     """How to learn from others. book: keep verified right answers, own and foreign, and replay them where we
     fail; own_book: only our own, nothing is fetched; sapo: train on foreign groups as on own ones; successes:
-    the same without foreign failures; rescue: a foreign success in place of a failure on the same example;
-    hacpo: foreign groups weighed by who is how capable; or a rule of your own, as mymodule:name. A pipeline
-    knows sapo and takes the others as successes; with enabled=false book is own_book, and the others but
-    own_book are plain GRPO."""
+    the same without foreign failures; or a rule of your own, as mymodule:name. A pipeline knows sapo and
+    takes the others as successes; with enabled=false book is own_book, and the others but own_book are plain
+    GRPO."""
     book_size: int = Field(default=2000, ge=1, le=65536)
     """Answers that the book of rule=book and own_book holds, the oldest out."""
     book_replayed: int = Field(default=64, ge=0, le=4096)
@@ -392,7 +391,7 @@ class ExchangeConfig(Section):
     the impossible and the certain."""
     adapt: bool = True
     """Take less from others while that works against our own reward, by what the gradients say: down to an
-    eighth of external_groups and of what is replayed, and back. With rule sapo and hacpo it is only shown.
+    eighth of external_groups and of what is replayed, and back. With rule sapo it is only shown.
     Off: always as much as is set."""
     mend: Literal["auto", "off"] = "auto"
     """Cut right answers of strangers to what our judge and the rest of the text need, before the book keeps
@@ -418,6 +417,10 @@ class ExchangeConfig(Section):
     @field_validator("rule")
     @classmethod
     def _rule_is_known_or_can_be_imported(cls, name: str) -> str:
+        if name in ("rescue", "hacpo"):
+            raise ValueError(
+                f"an example now: with examples/ on PYTHONPATH it is rules.{name}:{name.capitalize()}"
+            )
         return _one_of_ours_or_an_import_path("rule", RULE_NAMES, name)
 
 

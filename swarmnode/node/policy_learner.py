@@ -33,7 +33,7 @@ from swarmnode.training.records import Counters, TrainReport
 from swarmnode.training.round import RoundOfPolicy, credit_of
 from swarmnode.training.runs import TrainingRun
 from swarmnode.training.trainer import Trainer
-from swarmnode.types import Example, RolloutGroup
+from swarmnode.types import RolloutGroup
 
 if TYPE_CHECKING:
     from swarmnode.training.foreign.mender import Mender
@@ -199,6 +199,3 @@ class PolicyLearner(RolloutLearner):
 
     def _update(self) -> PolicyUpdate:
         return self._policy.update()
-
-    def _wanted_examples(self) -> Sequence[Example]:
-        return self._rule.wanted_examples()

@@ -129,14 +129,9 @@ class RolloutLearner(ABC):
     def _update(self) -> PolicyUpdate:
         """What has been learnt so far, for the engine."""
 
-    def _wanted_examples(self) -> Sequence[Example]:
-        """What others solved and we should answer ourselves, so as to learn from it."""
-        return ()
-
     # The Learner
 
     def use_newest_policy(self) -> None:
-        self._examples.want(self._wanted_examples())
         if self.engine.policy_version != self.policy_version:
             self._rollouts.set_policy(self._update())
 

@@ -26,7 +26,7 @@ from swarmnode.training.losses import LossOutput, StepSize, group_advantages, lo
 from swarmnode.training.objective import MeasuredTokens, with_off_policy
 from swarmnode.training.packing import TrainingSample, completion_tokens, credited_samples, to_samples
 from swarmnode.training.records import TrainReport
-from swarmnode.types import FinishReason, RolloutGroup, in_turns, mean_or_none, one_span
+from swarmnode.types import FinishReason, RolloutGroup, in_turns, mean_or_none
 
 
 @dataclass(slots=True)
@@ -222,8 +222,6 @@ def lesson_samples(
     group = lesson.group
     if not group.has_gradient and lesson.advantages is None:
         return None
-    if lesson.end_foreign:
-        group = with_ends(group, rules)
     prompt_ids = rules.render(group.example.prompt)
     if lesson.advantages is not None:
         samples = credited_samples(group, prompt_ids, lesson.advantages, policy=rules.policy)
@@ -262,24 +260,6 @@ def replayed_samples(
             recalled=replay.own,
             given=replay.given,
         )
-
-
-def with_ends(group: RolloutGroup, rules: SampleRules) -> RolloutGroup:
-    """The group with our end of text behind the answers of strangers, where there is room for it."""
-    completions = tuple(
-        replace(
-            completion,
-            token_ids=(*completion.token_ids, rules.end()),
-            spans=one_span(group.policy_version, len(completion.token_ids) + 1),
-            finish="stop",
-        )
-        if completion.logprobs is None
-        and completion.finish == "length"
-        and 0 < len(completion.token_ids) < rules.max_tokens
-        else completion
-        for completion in group.completions
-    )
-    return replace(group, completions=completions)
 
 
 def _shaped(sample: TrainingSample) -> TrainingSample:

@@ -9,11 +9,9 @@ config -> [sharing_rule] -> [make_rule] -> Rule.lessons -> Lessons -> round.py -
 - `successes`: the same, but of external groups only what is better than its group.
 - `book`: own groups, and verified right answers replayed where we fail, foreign and own (book_rule.py).
 - `own_book`: the same with nothing from others, its control.
-- `rescue`: a stranger's right answer takes the place of a failure of ours on the same example (rescue.py).
-- `hacpo`: external groups against a baseline that knows who is how capable (hacpo.py).
 
-Or one of one's own, by its import path; `Rule` is in lessons.py. The node reads this, so there is no torch
-here.
+Or one of one's own, by its import path (examples/rules/ has two); `Rule` is in lessons.py. The node reads
+this, so there is no torch here.
 """
 
 import random
@@ -30,8 +28,6 @@ RULES: Mapping[str, str] = {
     "successes": "swarmnode.training.foreign.rules:Successes",
     "book": "swarmnode.training.foreign.book_rule:BookRule",
     "own_book": "swarmnode.training.foreign.book_rule:OwnBook",
-    "rescue": "swarmnode.training.foreign.rescue:Rescue",
-    "hacpo": "swarmnode.training.foreign.hacpo:Hacpo",
 }
 """Our own rules by name, those of config.RULE_NAMES. Only the one in use is imported."""
 
@@ -100,7 +96,7 @@ def groups_wanted(config: Config) -> int:
 
 def make_rule(settings: SharingRule, seed: int, mend: Mend | None = None) -> Rule:
     """The rule of that name, knowing nothing yet. `mend`: what single foreign answers go through before a
-    book or a rescue takes them; None: they are taken as they are.
+    book takes them; None: they are taken as they are.
 
     >>> make_rule(SharingRule("sapo"), seed=0).keeps_own
     False

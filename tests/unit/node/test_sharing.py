@@ -67,7 +67,7 @@ async def test_a_round_without_others_says_nothing_about_them() -> None:
     assert "sharing.agreement" not in measurements(status), "unknown is not zero"
 
 
-@pytest.mark.parametrize("setting", ["exchange.adapt=false", "exchange.rule=sapo", "exchange.rule=hacpo"])
+@pytest.mark.parametrize("setting", ["exchange.adapt=false", "exchange.rule=sapo"])
 async def test_without_adaptation_it_is_only_looked_at(setting: str) -> None:
     learner = FakeLearner(KEY.peer_id)
     asked, status = await asked_for(-0.2, setting, learner=learner)

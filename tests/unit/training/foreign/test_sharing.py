@@ -6,6 +6,7 @@ import pytest
 from swarmnode.config import RULE_NAMES, Config
 from swarmnode.config_layers import load_config
 from swarmnode.errors import ConfigError
+from swarmnode.training.foreign.lessons import Rule
 from swarmnode.training.foreign.rules import (
     RULES,
     adapts,
@@ -47,12 +48,20 @@ def test_the_config_knows_our_rules_and_no_others() -> None:
         config("exchange.rule=boko")
 
 
+@pytest.mark.parametrize("path", ["rules.rescue:Rescue", "rules.hacpo:Hacpo"])
+def test_a_rule_that_became_an_example_says_where_it_is(path: str) -> None:
+    name = path.partition(":")[2].lower()
+    with pytest.raises(ConfigError, match=f"an example now: with examples/ on PYTHONPATH it is {path}"):
+        config(f"exchange.rule={name}")
+    assert issubclass(rule_of(f"examples.{path}"), Rule)
+
+
 @pytest.mark.parametrize("name", [*RULE_NAMES, OWN_RULE])
 def test_every_name_is_a_rule_that_says_itself_what_it_asks_of_a_node(name: str) -> None:
     chosen = config(f"exchange.rule={name}", "exchange.external_groups=9")
     rule = make_rule(sharing_rule(chosen), seed=0)
-    assert rule.keeps_own == keeps_own(chosen) == (name in ("book", "own_book", "rescue", OWN_RULE))
-    assert rule.adapts == adapts(chosen) == (name in ("book", "successes", "rescue"))
+    assert rule.keeps_own == keeps_own(chosen) == (name in ("book", "own_book", OWN_RULE))
+    assert rule.adapts == adapts(chosen) == (name in ("book", "successes"))
     assert groups_wanted(chosen) == (0 if name == "own_book" else 9)
 
 
@@ -82,7 +91,7 @@ def test_a_rule_that_cannot_be_had_says_why_and_what_to_do(name: str, message: s
 
 @pytest.mark.parametrize(
     ("name", "becomes"),
-    [("sapo", "sapo"), ("book", "successes"), ("rescue", "successes"), (OWN_RULE, "successes")],
+    [("sapo", "sapo"), ("book", "successes"), (OWN_RULE, "successes")],
 )
 def test_a_pipeline_replays_nothing(name: str, becomes: str) -> None:
     assert sharing_rule(config("pipeline.name=attic", f"exchange.rule={name}")).name == becomes
@@ -94,7 +103,6 @@ def test_a_pipeline_replays_nothing(name: str, becomes: str) -> None:
         ("book", "own_book"),
         ("own_book", "own_book"),
         ("sapo", "sapo"),
-        ("rescue", "sapo"),
         (OWN_RULE, "sapo"),
     ],
 )
@@ -109,14 +117,14 @@ def test_the_own_book_wants_no_groups_of_others() -> None:
     assert groups_wanted(config("exchange.rule=book", "exchange.external_groups=9")) == 9
 
 
-@pytest.mark.parametrize("name", ["book", "own_book", "rescue"])
+@pytest.mark.parametrize("name", ["book", "own_book"])
 def test_a_rule_that_keeps_own_groups_is_handed_all_of_them(name: str) -> None:
     groups = [own(RIGHT, WRONG, index=n) for n in range(20)] + [own(RIGHT, RIGHT, index=30)]
     chosen = own_to_learn_from(groups, 4, config(f"exchange.rule={name}"), random.Random(0))
     assert chosen == groups
 
 
-@pytest.mark.parametrize("name", ["sapo", "successes", "hacpo"])
+@pytest.mark.parametrize("name", ["sapo", "successes"])
 def test_under_the_others_external_groups_take_the_places_of_own_ones(name: str) -> None:
     groups = [own(RIGHT, WRONG, index=n) for n in range(20)] + [own(RIGHT, RIGHT, index=30)]
     settings = config(f"exchange.rule={name}", "exchange.local_groups=4", "exchange.external_groups=4")
