@@ -345,24 +345,11 @@ class RolloutConfig(Section):
     max_lag: int = Field(default=8, ge=0)
     """Oldest policy version that a trained token of our own may have, counted back from the newest. 0: none
     but the newest."""
-    budget: Literal["fixed", "adaptive"] = "fixed"
-    """How many answers an example gets. fixed: group_size. adaptive: half of them first, and the rest of the
-    round's to examples where they are likely to teach, four times group_size at most; needs mode sync."""
     dynamic_sampling: float = Field(default=1.0, ge=1, le=16)
     """DAPO's dynamic sampling: ask again until enough groups have a gradient, at most this many times as many
     as wanted. 1: ask once."""
     overlap: Literal["auto", "on", "off"] = "auto"
     """Generate the next round while this one is trained on. auto: where memory and processors allow it."""
-
-    @model_validator(mode="after")
-    def _adaptive_budgets_are_dealt_between_waits(self) -> "RolloutConfig":
-        if self.budget == "adaptive" and self.mode != "sync":
-            raise ValueError(
-                f"budget=adaptive waits for its probes, so it needs mode=sync and not {self.mode}"
-            )
-        if self.budget == "adaptive" and self.group_size < 4:
-            raise ValueError("budget=adaptive needs a group_size of at least 4: a probe is half of it")
-        return self
 
 
 class ExchangeConfig(Section):

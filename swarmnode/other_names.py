@@ -2,10 +2,12 @@
 
 [NAMES_OF_TRL] -> config_layers.py (advice for an unknown setting), settings_page.py (docs/settings.md)
 [WITHOUT_A_NAME_HERE] -> config_layers.py
+[NO_LONGER_SETTINGS] -> config_layers.py, training/learning_settings.py (a checkpoint of before)
 [ARGUMENTS_OF_TRL] -> config_layers.py (advice for an unknown argument of sn.Node)
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 NAMES_OF_TRL: Mapping[str, tuple[str, str]] = {
     "num_generations": ("rollout.group_size", ""),
@@ -81,3 +83,9 @@ ARGUMENTS_OF_TRL: Mapping[str, str] = {
     "environment_factory": "environment=",
 }
 """What TRL's trainer or its config is called with -> what says the same to sn.Node."""
+
+NO_LONGER_SETTINGS: Mapping[str, tuple[Any, str]] = {
+    "rollout.budget": ("fixed", "every example gets rollout.group_size answers"),
+}
+"""A setting of earlier versions -> the value that holds now, and where what it did has gone. A file that says
+that value is read as if it did not."""
