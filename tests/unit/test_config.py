@@ -71,7 +71,7 @@ def test_what_is_no_longer_a_setting_says_so_and_what_holds_now_is_read() -> Non
         with pytest.raises(ConfigError, match=f"{name} is no longer a setting .--set.") as caught:
             load_config(environ={}, assignments=[f"{name}=odd"])
         assert caught.value.hint == f"take it out: {instead}"
-        named = re.findall(r"\b(?:%s)\.[a-z_]+" % "|".join(SECTIONS), instead)
+        named = re.findall(rf"\b(?:{'|'.join(SECTIONS)})\.[a-z_]+", instead)
         assert set(named) <= set(KEYS), "advice names settings that exist"
 
 
