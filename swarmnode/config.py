@@ -340,8 +340,6 @@ class RolloutConfig(Section):
     concurrency: int | None = Field(default=None, ge=1)
     """Sequences kept in flight in mode refill. Unset: from the measured cost of a step; of several policies
     each keeps those of one round."""
-    over_provision: float = Field(default=2.0, ge=1, le=16)
-    """Groups asked for per group wanted, in mode april."""
     max_lag: int = Field(default=8, ge=0)
     """Oldest policy version that a trained token of our own may have, counted back from the newest. 0: none
     but the newest."""
@@ -367,19 +365,10 @@ class ExchangeConfig(Section):
     the same without foreign failures; or a rule of your own, as mymodule:name. A pipeline knows sapo and
     takes the others as successes; with enabled=false book is own_book, and the others but own_book are plain
     GRPO."""
-    book_size: int = Field(default=2000, ge=1, le=65536)
-    """Answers that the book of rule=book and own_book holds, the oldest out."""
     book_replayed: int = Field(default=64, ge=0, le=4096)
     """M: answers of the book that a round trains on, besides its groups. 0: none."""
     book_weight: float = Field(default=4.0, gt=0, le=100)
     """Lambda: the advantage of a replayed answer."""
-    shaped: bool = False
-    """Weigh foreign and replayed tokens by how likely they are to us, as LUFFY does: most at 0.1, little for
-    the impossible and the certain."""
-    adapt: bool = True
-    """Take less from others while that works against our own reward, by what the gradients say: down to an
-    eighth of external_groups and of what is replayed, and back. With rule sapo it is only shown.
-    Off: always as much as is set."""
     mend: Literal["auto", "off"] = "auto"
     """Cut right answers of strangers to what our judge and the rest of the text need, before the book keeps
     them: text that was put in goes. off: they enter as they are."""
@@ -389,8 +378,6 @@ class ExchangeConfig(Section):
     teachers: Literal["measured", "all"] = "measured"
     """Who may fill the book. measured: an author's answers wait until they pull our policy where our own
     finds do, by the gradients of the two; all: everybody whose answers our judge gives full marks."""
-    max_age: int = Field(default=8, ge=0)
-    """Oldest external group still trained on, in our policy versions since it arrived."""
     buffer_groups: int = Field(default=256, ge=1, le=65536)
     """Accepted external groups kept for later rounds."""
     library: bool = True
@@ -398,8 +385,6 @@ class ExchangeConfig(Section):
     asks; and at a start ask several peers for theirs, and catch up by replaying them. Off: neither."""
     upload_mb_per_s: float = Field(default=2.0, ge=1.1)
     """Most megabytes a second that bodies, our own and those handed on for others, may take of our upload."""
-    shards: int = Field(default=1, ge=1, le=64)
-    """Gossip topics the swarm's headers are spread over. All nodes of a swarm must agree."""
 
     @field_validator("rule")
     @classmethod
@@ -439,33 +424,19 @@ class TrainingConfig(Section):
     """Weight of the KL divergence to the base model. 0: none, and no forward pass for it."""
     entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus. 0: the entropy is measured only."""
-    max_policy_lag: int | None = Field(default=None, ge=0)
-    """Own tokens of a version that lies further back are left out of the loss. Unset: rollout.max_lag is the
-    only bound."""
     overlong_tokens: int = Field(default=0, ge=0)
     """DAPO's soft punishment: an answer that comes within this many tokens of rollout.max_tokens loses reward
     in proportion. 0: none."""
-    overlong_penalty: float = Field(default=1.0, ge=0)
-    """Reward that an answer of full length loses."""
     sequences_per_step: int = Field(default=128, ge=1)
     """Completions of groups per optimizer step. Answers of the book are spread over the steps on top."""
     correction: Literal["none", "tis", "icepop", "decoupled"] = "tis"
     """How tokens sampled by another policy than the newest are weighted: truncated importance sampling,
     masked importance sampling, decoupled PPO, or not at all."""
-    correction_cap: float = Field(default=2.0, ge=1)
-    """Largest weight of a token with tis."""
-    correction_low: float = Field(default=0.5, ge=0, le=1)
-    """icepop leaves out tokens with a smaller weight."""
-    correction_high: float = Field(default=5.0, ge=1)
-    """icepop and decoupled leave out tokens with a larger weight."""
     micro_batch_tokens: int | None = Field(default=None, ge=16)
     """Tokens, padding included, in one forward pass. Unset: from free memory. Halved by itself when that runs
     out."""
     packing: Literal["auto", "off"] = "auto"
     """Sequences behind each other without padding. auto: where the model gives the same numbers that way."""
-    lora: Literal["auto", "addmm", "peft"] = "auto"
-    """The arithmetic of LoRA layers. auto: fused, with the Triton kernel where a measurement on this card
-    says that it is faster; addmm: fused, without it; peft: as PEFT computes it."""
     gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
     """Compute activations again in the backward pass. auto: where the longest sequence would not fit else."""
 
@@ -504,14 +475,10 @@ class PipelineConfig(Section):
     """How activations and gradients travel. int8 is a quarter of float32 and changes them by up to 1/254."""
     text: str = ""
     """Folder of text files to train on by cross-entropy, instead of tasks and rewards."""
-    depth: int | None = Field(default=None, ge=1, le=64)
-    """Stages that a rollout is generated with. Unset: those that it will be trained with."""
     idle_model: str = ""
     """Small model of our own that generates rollouts for the swarm while our stage waits: `tiny`, a folder or
     a hub name. Its memory is taken off the stage's. It rests while we hold stage 0 and learn from tasks: then
     there are other rollouts to share. Empty: none."""
-    step_timeout_s: float = Field(default=60.0, gt=0, le=3600)
-    """Longest wait for others at the end of an iteration; who comes later is left out of it."""
     search_tasks: int = Field(default=200_000, ge=0, le=100_000_000)
     """Tasks that the search for a plan simulates, about a second of CPU. All members must agree."""
 

@@ -85,7 +85,21 @@ ARGUMENTS_OF_TRL: Mapping[str, str] = {
 """What TRL's trainer or its config is called with -> what says the same to sn.Node."""
 
 NO_LONGER_SETTINGS: Mapping[str, tuple[Any, str]] = {
+    "exchange.adapt": (True, "less is taken while it works against us, unless a rule has adapts = False"),
+    "exchange.book_size": (2000, "the book holds 2000 answers"),
+    "exchange.max_age": (8, "external groups are trained on for 8 policy versions"),
+    "exchange.shaped": (False, "a rule of your own may give Lessons(shaped=True)"),
+    "exchange.shards": (1, "all headers of a swarm are on one topic"),
+    "pipeline.depth": (None, "rollouts take the paths that they are trained along"),
+    "pipeline.step_timeout_s": (60.0, "members wait 60 s for each other"),
     "rollout.budget": ("fixed", "every example gets rollout.group_size answers"),
+    "rollout.over_provision": (2.0, "mode april asks for twice as many groups as are wanted"),
+    "training.correction_cap": (2.0, "tis has weights of 2 at most"),
+    "training.correction_high": (5.0, "icepop and decoupled leave out tokens with a weight above 5"),
+    "training.correction_low": (0.5, "icepop leaves out tokens with a weight below 0.5"),
+    "training.lora": ("auto", "LoRA layers are fused, with our kernel where it was measured to be faster"),
+    "training.max_policy_lag": (None, "rollout.max_lag bounds the age of own tokens"),
+    "training.overlong_penalty": (1.0, "an answer of full length loses a reward of 1"),
 }
 """A setting of earlier versions -> the value that holds now, and where what it did has gone. A file that says
 that value is read as if it did not."""

@@ -366,7 +366,6 @@ def partial_settings(config: RolloutConfig, versions_ahead: int, *, alone: bool 
         groups=config.groups,
         group_size=config.group_size,
         max_lag=config.max_lag - versions_ahead,
-        over_provision=config.over_provision,
         concurrency=concurrency,
     )
 

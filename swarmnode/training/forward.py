@@ -62,7 +62,7 @@ class Forward:
         self._turn = threading.Lock()
         self._policies: dict[int, Policy] = {}
         self._head = head_of(self._model)
-        self._fused = None if config.lora == "peft" else policy.fuse(kernel)
+        self._fused = policy.fuse(kernel)
         self._packed = config.packing == "auto" and self._can_pack()
         self._budget = budget or _as_set(config, self._device)
         if self._budget.checkpointing:

@@ -12,7 +12,7 @@ from typing import Any
 from swarmnode.config import Config
 from swarmnode.other_names import NO_LONGER_SETTINGS
 
-_MEMORY_AND_SPEED = frozenset({"micro_batch_tokens", "packing", "lora", "gradient_checkpointing"})
+_MEMORY_AND_SPEED = frozenset({"micro_batch_tokens", "packing", "gradient_checkpointing"})
 """Settings of training that change no number that is learnt from."""
 
 _BESIDE_TRAINING: Mapping[str, tuple[str, ...]] = {

@@ -19,20 +19,20 @@ def shaped_rewards(
     max_tokens: int,
     config: TrainingConfig,
 ) -> tuple[float | None, ...]:
-    """The rewards less `overlong_penalty` times the overlong share of each answer.
+    """The rewards less the overlong share of each answer.
 
     `lengths` are tokens of this node's tokenizer, `max_tokens` is its `rollout.max_tokens`; both count what
     an environment wrote in a conversation, as the limit cuts it all the same. None stays None.
     An aborted answer was not ended by the policy: its length says nothing, and its reward stays.
 
-    >>> config = TrainingConfig(overlong_tokens=4, overlong_penalty=1.0)
+    >>> config = TrainingConfig(overlong_tokens=4)
     >>> shaped_rewards([1.0, 1.0, None], [6, 9, 10], ["stop", "stop", "length"], 10, config)
     (1.0, 0.25, None)
     """
     return tuple(
         reward
         if reward is None or finish == "abort"
-        else reward - config.overlong_penalty * overlong_share(length, max_tokens, config.overlong_tokens)
+        else reward - overlong_share(length, max_tokens, config.overlong_tokens)
         for reward, length, finish in zip(rewards, lengths, finishes, strict=True)
     )
 

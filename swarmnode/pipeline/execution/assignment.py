@@ -45,6 +45,10 @@ class Assignment:
         return frozenset(path[0] for path in self.plan.paths)
 
 
+CLOSE_TIMEOUT_S = 60.0
+"""Longest wait for others at the end of an iteration; who comes later is left out of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class MemberSettings:
     """How a member treats the others. All times are real seconds."""
@@ -65,7 +69,7 @@ class MemberSettings:
     """And a micro-batch so much longer, before its path is repaired."""
     max_attempts: int = 8
     """A micro-batch is given up after so many attempts."""
-    close_timeout_s: float = 60.0
+    close_timeout_s: float = CLOSE_TIMEOUT_S
     """How long each exchange among the replicas may take at the end of an iteration."""
 
 

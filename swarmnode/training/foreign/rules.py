@@ -66,10 +66,8 @@ def sharing_rule(config: Config) -> SharingRule:
         name = "own_book" if name in ("book", "own_book") else "sapo"
     return SharingRule(
         name,
-        book_size=exchange.book_size,
         book_replayed=exchange.book_replayed,
         book_weight=exchange.book_weight,
-        shaped=exchange.shaped,
     )
 
 
@@ -80,7 +78,7 @@ def keeps_own(config: Config) -> bool:
 
 def adapts(config: Config) -> bool:
     """Whether less is taken from others while it works against us."""
-    return config.exchange.adapt and rule_of(sharing_rule(config).name).adapts
+    return rule_of(sharing_rule(config).name).adapts
 
 
 def uses_library(config: Config) -> bool:

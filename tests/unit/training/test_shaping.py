@@ -6,7 +6,7 @@ from swarmnode.config import TrainingConfig
 from swarmnode.training.shaping import overlong_share, shaped_rewards
 from swarmnode.types import FinishReason
 
-SHAPED = TrainingConfig(overlong_tokens=40, overlong_penalty=1.0)
+SHAPED = TrainingConfig(overlong_tokens=40)
 
 
 def reward_of(length: int, finish: FinishReason = "stop", config: TrainingConfig = SHAPED) -> float | None:
@@ -38,12 +38,6 @@ def test_an_unscored_answer_stays_unscored() -> None:
 def test_without_the_setting_rewards_are_those_of_the_task() -> None:
     rewards = (1.0, None, 0.25)
     assert shaped_rewards(rewards, [100, 99, 1], ["length", "stop", "stop"], 100, TrainingConfig()) == rewards
-
-
-def test_the_penalty_is_what_a_full_answer_loses() -> None:
-    config = TrainingConfig(overlong_tokens=40, overlong_penalty=0.3)
-    assert reward_of(100, config=config) == pytest.approx(0.7)
-    assert reward_of(80, config=config) == pytest.approx(0.85)
 
 
 def test_a_zone_longer_than_the_limit_is_the_whole_limit() -> None:

@@ -31,14 +31,12 @@ def test_every_setting_reaches_the_rule() -> None:
     rule = sharing_rule(
         config(
             "exchange.rule=own_book",
-            "exchange.book_size=7",
             "exchange.book_replayed=3",
             "exchange.book_weight=1.5",
-            "exchange.shaped=true",
         )
     )
-    assert (rule.name, rule.book_size, rule.book_replayed, rule.book_weight, rule.shaped) == (
-        "own_book", 7, 3, 1.5, True,
+    assert (rule.name, rule.book_replayed, rule.book_weight) == (
+        "own_book", 3, 1.5,
     )  # fmt: skip
 
 
