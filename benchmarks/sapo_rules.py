@@ -28,9 +28,9 @@ RULES: dict[str, Rule] = {
     "book_open": Rule({"exchange.rule": "book", "exchange.mend": "off", "exchange.teachers": "all"}),
     "book_in_full": Rule({"exchange.rule": "sapo_own_rules:BookInFull"}),
     "book_shaped": Rule({"exchange.rule": "sapo_own_rules:ShapedBook"}),
-    "book_light": Rule({"exchange.rule": "book", "exchange.book_weight": 1.0}),
-    "book_heavy": Rule({"exchange.rule": "book", "exchange.book_weight": 8.0}),
-    "book_of_128": Rule({"exchange.rule": "book", "exchange.book_replayed": 128}),
+    "book_light": Rule({"exchange.rule": "sapo_own_rules:BookLight"}),
+    "book_heavy": Rule({"exchange.rule": "sapo_own_rules:BookHeavy"}),
+    "book_of_128": Rule({"exchange.rule": "sapo_own_rules:BookOf128"}),
     "book_of_8": Rule({"exchange.rule": "book", "exchange.external_groups": 8}),
     "book_of_24": Rule({"exchange.rule": "book", "exchange.external_groups": 24}),
     # They need the root of this repository on PYTHONPATH.

@@ -365,10 +365,6 @@ class ExchangeConfig(Section):
     the same without foreign failures; or a rule of your own, as mymodule:name. A pipeline knows sapo and
     takes the others as successes; with enabled=false book is own_book, and the others but own_book are plain
     GRPO."""
-    book_replayed: int = Field(default=64, ge=0, le=4096)
-    """M: answers of the book that a round trains on, besides its groups. 0: none."""
-    book_weight: float = Field(default=4.0, gt=0, le=100)
-    """Lambda: the advantage of a replayed answer."""
     mend: Literal["auto", "off"] = "auto"
     """Cut right answers of strangers to what our judge and the rest of the text need, before the book keeps
     them: text that was put in goes. off: they enter as they are."""
@@ -424,9 +420,6 @@ class TrainingConfig(Section):
     """Weight of the KL divergence to the base model. 0: none, and no forward pass for it."""
     entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus. 0: the entropy is measured only."""
-    overlong_tokens: int = Field(default=0, ge=0)
-    """DAPO's soft punishment: an answer that comes within this many tokens of rollout.max_tokens loses reward
-    in proportion. 0: none."""
     sequences_per_step: int = Field(default=128, ge=1)
     """Completions of groups per optimizer step. Answers of the book are spread over the steps on top."""
     correction: Literal["none", "tis", "icepop", "decoupled"] = "tis"

@@ -154,7 +154,7 @@ class PolicyLearner(RolloutLearner):
     def credit(self, group: RolloutGroup) -> Sequence[float | None] | None:
         """The advantages of a group by training.loss, before a rule makes of them what it does; None: it has
         no gradient."""
-        return credit_of(group, self._config.training, max_tokens=self._config.rollout.max_tokens)
+        return credit_of(group, self._config.training)
 
     def save(self, counters: Counters, exchange: bytes) -> Future[str]:
         snapshot = take_snapshot(

@@ -76,8 +76,8 @@ class Forward:
         self._policies[policy.number] = policy
         self._wake(self._policies.values())
         # One policy needs no route: PEFT's active adapter takes all tokens, also where a layer sees others.
-        mixes = len(self._policies) > 1 and self._fused is not None and self._fused.covers_all
-        self._route = self._fused.route if mixes and self._fused is not None else None
+        mixes = len(self._policies) > 1 and self._fused.covers_all
+        self._route = self._fused.route if mixes else None
 
     @property
     def mixes_policies(self) -> bool:

@@ -177,7 +177,7 @@ def shaped_weights(prox_N: Tensor) -> Tensor:
     (Yan et al. 2025, section 3.2), whose objective f(p) has this times grad log p as its gradient.
 
     Most for tokens with p = SHAPING, where it is 1/4; tokens that are all but impossible and those that are
-    certain count less. As a whole it makes less of them: raise exchange.book_weight with it.
+    certain count less. As a whole it makes less of them: a rule that shapes may replay with more.
 
     >>> shaped_weights(torch.tensor([0.001, 0.1, 0.9]).log())
     tensor([0.0098, 0.2500, 0.0900])

@@ -64,11 +64,7 @@ def sharing_rule(config: Config) -> SharingRule:
         name = "sapo" if name == "sapo" else "successes"
     elif not exchange.enabled:
         name = "own_book" if name in ("book", "own_book") else "sapo"
-    return SharingRule(
-        name,
-        book_replayed=exchange.book_replayed,
-        book_weight=exchange.book_weight,
-    )
+    return SharingRule(name)
 
 
 def keeps_own(config: Config) -> bool:

@@ -27,19 +27,6 @@ def config(*settings: str) -> Config:
     return load_config(environ={}, assignments=list(settings)).config
 
 
-def test_every_setting_reaches_the_rule() -> None:
-    rule = sharing_rule(
-        config(
-            "exchange.rule=own_book",
-            "exchange.book_replayed=3",
-            "exchange.book_weight=1.5",
-        )
-    )
-    assert (rule.name, rule.book_replayed, rule.book_weight) == (
-        "own_book", 3, 1.5,
-    )  # fmt: skip
-
-
 def test_the_config_knows_our_rules_and_no_others() -> None:
     assert tuple(RULES) == RULE_NAMES
     with pytest.raises(ConfigError, match=r"no such rule: sapo, .*, or one of your own as mymodule:name"):
