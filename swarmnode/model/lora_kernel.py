@@ -167,7 +167,7 @@ def _probe(kernel: LoraKernel, device: torch.device) -> None:
     s_MR, b_ANR = ones[:, :3].contiguous(), ones[None, :, :3].contiguous()
     scaling_A = torch.full((1,), 2.0, device=device)
     segments = (Segment(0, 16, 0), Segment(16, 17, -1))
-    y_MN = kernel(ones, ones, s_MR, b_ANR, scaling_A, segments, None)
+    y_MN = kernel(GemmInputs(ones, ones, s_MR, b_ANR, scaling_A, segments))
     if y_MN[:16].ne(46.0).any() or y_MN[16].ne(40.0).any():
         raise RuntimeError("its result for ones is wrong")
 
