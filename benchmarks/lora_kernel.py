@@ -21,7 +21,7 @@ from common import arguments, middle, ratios, report
 from torch import Tensor, nn
 
 from swarmnode.model.kernel_choice import CudaTimer
-from swarmnode.model.lora import LoraGemm, Segment
+from swarmnode.model.lora import GemmInputs, LoraGemm
 from swarmnode.model.lora_kernel import available, lora_gemm_for
 from swarmnode.model.lora_patch import FusedLora
 
@@ -48,17 +48,8 @@ class Forced:
         self._gemm.pays(x_MK, weight_NK, rank)
         return True
 
-    def __call__(
-        self,
-        x_MK: Tensor,
-        weight_NK: Tensor,
-        s_MR: Tensor,
-        b_ANR: Tensor,
-        scaling_A: Tensor,
-        segments: tuple[Segment, ...],
-        bias_N: Tensor | None,
-    ) -> Tensor:
-        return self._gemm(x_MK, weight_NK, s_MR, b_ANR, scaling_A, segments, bias_N)
+    def __call__(self, given: GemmInputs) -> Tensor:
+        return self._gemm(given)
 
 
 class Side:

@@ -317,29 +317,14 @@ class RolloutConfig(Section):
     concurrency: int | None = Field(default=None, ge=1)
     """Sequences kept in flight in mode refill. Unset: from the measured cost of a step; of several policies
     each keeps those of one round."""
-    over_provision: float = Field(default=2.0, ge=1, le=16)
-    """Groups asked for per group wanted, in mode april."""
     max_lag: int = Field(default=8, ge=0)
     """Oldest policy version that a trained token of our own may have, counted back from the newest. 0: none
     but the newest."""
-    budget: Literal["fixed", "adaptive"] = "fixed"
-    """How many answers an example gets. fixed: group_size. adaptive: half of them first, and the rest of the
-    round's to examples where they are likely to teach, four times group_size at most; needs mode sync."""
     dynamic_sampling: float = Field(default=1.0, ge=1, le=16)
     """DAPO's dynamic sampling: ask again until enough groups have a gradient, at most this many times as many
     as wanted. 1: ask once."""
     overlap: Literal["auto", "on", "off"] = "auto"
     """Generate the next round while this one is trained on. auto: where memory and processors allow it."""
-
-    @model_validator(mode="after")
-    def _adaptive_budgets_are_dealt_between_waits(self) -> "RolloutConfig":
-        if self.budget == "adaptive" and self.mode != "sync":
-            raise ValueError(
-                f"budget=adaptive waits for its probes, so it needs mode=sync and not {self.mode}"
-            )
-        if self.budget == "adaptive" and self.group_size < 4:
-            raise ValueError("budget=adaptive needs a group_size of at least 4: a probe is half of it")
-        return self
 
 
 class ExchangeConfig(Section):
@@ -347,30 +332,16 @@ class ExchangeConfig(Section):
     """Share rollouts and train on others'. Off: no network at all; see `rule` for what is left of it."""
     local_groups: int = Field(default=4, ge=0)
     """I: own groups to train on per round (SAPO section 3; 4/4 won the paper's comparison), where external
-    ones take the places of own ones: under the rules book, own_book and rescue all of a round are."""
+    ones take the places of own ones: under the rules book and own_book all of a round are."""
     external_groups: int = Field(default=4, ge=0)
     """J: other nodes' groups to learn from per round. Where they are trained on in place of own ones
     (exchange.rule), what is missing is filled up with own groups."""
     rule: Annotated[str, named("rule")] = "book"
     """How to learn from others. book: keep verified right answers, own and foreign, and replay them where we
     fail; own_book: only our own, nothing is fetched; sapo: train on foreign groups as on own ones; successes:
-    the same without foreign failures; rescue: a foreign success in place of a failure on the same example;
-    hacpo: foreign groups weighed by who is how capable; or a rule of your own, as mymodule:name. A pipeline
-    knows sapo and takes the others as successes; with enabled=false book is own_book, and the others but
-    own_book are plain GRPO."""
-    book_size: int = Field(default=2000, ge=1, le=65536)
-    """Answers that the book of rule=book and own_book holds, the oldest out."""
-    book_replayed: int = Field(default=64, ge=0, le=4096)
-    """M: answers of the book that a round trains on, besides its groups. 0: none."""
-    book_weight: float = Field(default=4.0, gt=0, le=100)
-    """Lambda: the advantage of a replayed answer."""
-    shaped: bool = False
-    """Weigh foreign and replayed tokens by how likely they are to us, as LUFFY does: most at 0.1, little for
-    the impossible and the certain."""
-    adapt: bool = True
-    """Take less from others while that works against our own reward, by what the gradients say: down to an
-    eighth of external_groups and of what is replayed, and back. With rule sapo and hacpo it is only shown.
-    Off: always as much as is set."""
+    the same without foreign failures; or a rule of your own, as mymodule:name. A pipeline knows sapo and
+    takes the others as successes; with enabled=false book is own_book, and the others but own_book are plain
+    GRPO."""
     mend: Literal["auto", "off"] = "auto"
     """Cut right answers of strangers to what our judge and the rest of the text need, before the book keeps
     them: text that was put in goes. off: they enter as they are."""
@@ -380,8 +351,6 @@ class ExchangeConfig(Section):
     teachers: Literal["measured", "all"] = "measured"
     """Who may fill the book. measured: an author's answers wait until they pull our policy where our own
     finds do, by the gradients of the two; all: everybody whose answers our judge gives full marks."""
-    max_age: int = Field(default=8, ge=0)
-    """Oldest external group still trained on, in our policy versions since it arrived."""
     buffer_groups: int = Field(default=256, ge=1, le=65536)
     """Accepted external groups kept for later rounds."""
     library: bool = True
@@ -390,8 +359,15 @@ class ExchangeConfig(Section):
     replaying them. Off: neither."""
     upload_mb_per_s: float = Field(default=2.0, ge=1.1)
     """Most megabytes a second that bodies, our own and those handed on for others, may take of our upload."""
-    shards: int = Field(default=1, ge=1, le=64)
-    """Gossip topics the swarm's headers are spread over. All nodes of a swarm must agree."""
+
+    @field_validator("rule", mode="before")
+    @classmethod
+    def _rule_is_no_example(cls, name: Any) -> Any:
+        if name in ("rescue", "hacpo"):
+            raise ValueError(
+                f"an example now: with examples/ on PYTHONPATH it is rules.{name}:{name.capitalize()}"
+            )
+        return name
 
 
 class TrainingConfig(Section):
@@ -422,33 +398,16 @@ class TrainingConfig(Section):
     """Weight of the KL divergence to the base model. 0: none, and no forward pass for it."""
     entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus. 0: the entropy is measured only."""
-    max_policy_lag: int | None = Field(default=None, ge=0)
-    """Own tokens of a version that lies further back are left out of the loss. Unset: rollout.max_lag is the
-    only bound."""
-    overlong_tokens: int = Field(default=0, ge=0)
-    """DAPO's soft punishment: an answer that comes within this many tokens of rollout.max_tokens loses reward
-    in proportion. 0: none."""
-    overlong_penalty: float = Field(default=1.0, ge=0)
-    """Reward that an answer of full length loses."""
     sequences_per_step: int = Field(default=128, ge=1)
     """Completions of groups per optimizer step. Answers of the book are spread over the steps on top."""
     correction: Literal["none", "tis", "icepop", "decoupled"] = "tis"
     """How tokens sampled by another policy than the newest are weighted: truncated importance sampling,
     masked importance sampling, decoupled PPO, or not at all."""
-    correction_cap: float = Field(default=2.0, ge=1)
-    """Largest weight of a token with tis."""
-    correction_low: float = Field(default=0.5, ge=0, le=1)
-    """icepop leaves out tokens with a smaller weight."""
-    correction_high: float = Field(default=5.0, ge=1)
-    """icepop and decoupled leave out tokens with a larger weight."""
     micro_batch_tokens: int | None = Field(default=None, ge=16)
     """Tokens, padding included, in one forward pass. Unset: from free memory. Halved by itself when that runs
     out."""
     packing: Literal["auto", "off"] = "auto"
     """Sequences behind each other without padding. auto: where the model gives the same numbers that way."""
-    lora: Literal["auto", "addmm", "peft"] = "auto"
-    """The arithmetic of LoRA layers. auto: fused, with the Triton kernel where a measurement on this card
-    says that it is faster; addmm: fused, without it; peft: as PEFT computes it."""
     gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
     """Compute activations again in the backward pass. auto: where the longest sequence would not fit else."""
 
@@ -482,14 +441,10 @@ class PipelineConfig(Section):
     """How activations and gradients travel. int8 is a quarter of float32 and changes them by up to 1/254."""
     text: str = ""
     """Folder of text files to train on by cross-entropy, instead of tasks and rewards."""
-    depth: int | None = Field(default=None, ge=1, le=64)
-    """Stages that a rollout is generated with. Unset: those that it will be trained with."""
     idle_model: str = ""
     """Small model of our own that generates rollouts for the swarm while our stage waits: `tiny`, a folder or
     a hub name. Its memory is taken off the stage's. It rests while we hold stage 0 and learn from tasks: then
     there are other rollouts to share. Empty: none."""
-    step_timeout_s: float = Field(default=60.0, gt=0, le=3600)
-    """Longest wait for others at the end of an iteration; who comes later is left out of it."""
     search_tasks: int = Field(default=200_000, ge=0, le=100_000_000)
     """Tasks that the search for a plan simulates, about a second of CPU. All members must agree."""
 

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from swarmnode.config import KEYS, SECRET, SECTIONS, Config
 from swarmnode.errors import ConfigError
 from swarmnode.models import resolve_model
-from swarmnode.other_names import ARGUMENTS_OF_TRL, NAMES_OF_TRL, WITHOUT_A_NAME_HERE
+from swarmnode.other_names import ARGUMENTS_OF_TRL, NAMES_OF_TRL, NO_LONGER_SETTINGS, WITHOUT_A_NAME_HERE
 from swarmnode.storage import Paths, builtin_folder, resolve_paths
 
 ENV_PREFIX = "SWARMNODE_"
@@ -88,6 +88,9 @@ def merge_layers(layers: Iterable[ConfigLayer]) -> LoadedConfig:
     tree: dict[str, dict[str, Any]] = {}
     for layer in layers:
         for key, value in layer.values.items():
+            if key in NO_LONGER_SETTINGS:
+                _require_what_holds_now(key, value, layer.origin)
+                continue
             _require_known(key, layer.origin)
             section, _, name = key.partition(".")
             tree.setdefault(section, {})[name] = value
@@ -196,6 +199,12 @@ def _parse_value(text: str) -> Any:
 def _require_known(key: str, origin: str) -> None:
     if key not in KEYS:
         raise ConfigError(f"unknown setting {key!r} ({origin})", hint=_closest(key))
+
+
+def _require_what_holds_now(key: str, value: Any, origin: str) -> None:
+    holds, instead = NO_LONGER_SETTINGS[key]
+    if value != holds:
+        raise ConfigError(f"{key} is no longer a setting ({origin})", hint=f"take it out: {instead}")
 
 
 def _closest(key: str) -> str:

@@ -2,10 +2,12 @@
 
 [NAMES_OF_TRL] -> config_layers.py (advice for an unknown setting), settings_page.py (docs/settings.md)
 [WITHOUT_A_NAME_HERE] -> config_layers.py
+[NO_LONGER_SETTINGS] -> config_layers.py, training/learning_settings.py (a checkpoint of before)
 [ARGUMENTS_OF_TRL] -> config_layers.py (advice for an unknown argument of sn.Node)
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 NAMES_OF_TRL: Mapping[str, tuple[str, str]] = {
     "num_generations": ("rollout.group_size", ""),
@@ -34,7 +36,6 @@ NAMES_OF_TRL: Mapping[str, tuple[str, str]] = {
     "loss_type": ("training.loss", ""),
     "importance_sampling_level": ("training.loss", "sequence is the loss gspo"),
     "scale_rewards": ("training.loss", "without scaling it is dr_grpo"),
-    "mask_truncated_completions": ("training.overlong_tokens", "DAPO's soft punishment instead"),
     "vllm_importance_sampling_correction": ("training.correction", ""),
     "gradient_checkpointing": ("training.gradient_checkpointing", ""),
     "max_steps": ("node.rounds", "rounds= of sn.Node, --rounds of join; over all starts"),
@@ -59,6 +60,7 @@ NAMES_OF_TRL: Mapping[str, tuple[str, str]] = {
 """TRL's name -> our setting, and what else there is to know of it."""
 
 WITHOUT_A_NAME_HERE: Mapping[str, str] = {
+    "mask_truncated_completions": "TRL's get_soft_overlong_punishment is a reward, and tasks.reward takes it",
     "resume_from_checkpoint": "the same call goes on with its run by itself; run=NAME chooses one",
     "deepspeed": "a model that is too large for one machine is split over several: `join --pipeline NAME`",
     "delta": "the ratio is clipped by training.clip_low and training.clip_high alone",
@@ -81,3 +83,26 @@ ARGUMENTS_OF_TRL: Mapping[str, str] = {
     "environment_factory": "environment=",
 }
 """What TRL's trainer or its config is called with -> what says the same to sn.Node."""
+
+NO_LONGER_SETTINGS: Mapping[str, tuple[Any, str]] = {
+    "exchange.adapt": (True, "less is taken while it works against us, unless a rule has adapts = False"),
+    "exchange.book_size": (2000, "the book holds 2000 answers"),
+    "exchange.book_replayed": (64, "a round replays 64 answers; a rule of your own may say replayed = 128"),
+    "exchange.book_weight": (4.0, "the advantage of a replayed answer is 4"),
+    "exchange.max_age": (8, "external groups are trained on for 8 policy versions"),
+    "exchange.shaped": (False, "a rule of your own may give Lessons(shaped=True)"),
+    "exchange.shards": (1, "all headers of a swarm are on one topic"),
+    "pipeline.depth": (None, "rollouts take the paths that they are trained along"),
+    "pipeline.step_timeout_s": (60.0, "members wait 60 s for each other"),
+    "rollout.budget": ("fixed", "every example gets rollout.group_size answers"),
+    "rollout.over_provision": (2.0, "mode april asks for twice as many groups as are wanted"),
+    "training.correction_cap": (2.0, "tis has weights of 2 at most"),
+    "training.correction_high": (5.0, "icepop and decoupled leave out tokens with a weight above 5"),
+    "training.correction_low": (0.5, "icepop leaves out tokens with a weight below 0.5"),
+    "training.lora": ("auto", "LoRA layers are fused, with our kernel where it was measured to be faster"),
+    "training.max_policy_lag": (None, "rollout.max_lag bounds the age of own tokens"),
+    "training.overlong_penalty": (1.0, "TRL's get_soft_overlong_punishment is a reward: tasks.reward"),
+    "training.overlong_tokens": (0, "TRL's get_soft_overlong_punishment is a reward: tasks.reward"),
+}
+"""A setting of earlier versions -> the value that holds now, and where what it did has gone. A file that says
+that value is read as if it did not."""

@@ -61,8 +61,6 @@ SEAMS: Mapping[Kind, Seam] = {
             "successes": "swarmnode.training.foreign.rules:Successes",
             "book": "swarmnode.training.foreign.book_rule:BookRule",
             "own_book": "swarmnode.training.foreign.book_rule:OwnBook",
-            "rescue": "swarmnode.training.foreign.rescue:Rescue",
-            "hacpo": "swarmnode.training.foreign.hacpo:Hacpo",
         },
     ),
     "task": Seam(

@@ -33,7 +33,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.attention.varlen import varlen_attn
 
 from swarmnode.errors import ModelError
-from swarmnode.model.layout import PackedLayout, TokenSlots
+from swarmnode.model.layout import PackedLayout, RowMask, TokenSlots
 from swarmnode.model.layout import packed_layout as packed_layout
 from swarmnode.native.passes import fits, packed_attention_gradient
 from swarmnode.native.passes import packed_attention as packed_rows
@@ -144,14 +144,16 @@ def by_boxes(
     short, else box by box by torch's SDPA."""
     tensors = query_THD, key_TGD, value_TGD
     kernel = kernel_suits(query_THD, value_TGD, layout, settings.dropout)
+    scale = query_THD.shape[-1] ** -0.5 if settings.scaling is None else settings.scaling
+    mask = RowMask(layout, settings.window, scale)
     # The kernel multiplies in float32; a CPU on which bfloat16 pays has units for products of ours.
     if not kernel or query_THD.dtype is torch.bfloat16:
         from swarmnode.model import box_attention
 
         if box_attention.suits(query_THD, layout, settings.dropout):
-            return box_attention.by_products(*tensors, layout, settings.window, settings.scaling)
+            return box_attention.by_products(*tensors, mask)
     if kernel:
-        return by_kernel(*tensors, layout, settings.window, settings.scaling)
+        return by_kernel(*tensors, mask)
     boxes = layout.boxes
     queries = _TokensToSlots.apply(query_THD, layout.box_queries).split([b.rows * b.queries for b in boxes])
     keys, values = (
@@ -250,32 +252,18 @@ def kernel_suits(query_THE: Tensor, value_TGE: Tensor, layout: PackedLayout, dro
     )
 
 
-def by_kernel(
-    query_THE: Tensor,
-    key_TGE: Tensor,
-    value_TGE: Tensor,
-    layout: PackedLayout,
-    window: int | None,
-    scale: float | None,
-) -> Tensor:
-    """Causal attention inside each sequence, and inside the window; [T, H, E]."""
-    scale = query_THE.shape[-1] ** -0.5 if scale is None else scale
-    return cast(Tensor, _ByKernel.apply(query_THE, key_TGE, value_TGE, layout, window, scale))
+def by_kernel(query_THE: Tensor, key_TGE: Tensor, value_TGE: Tensor, mask: RowMask) -> Tensor:
+    """Attention as the mask says; [T, H, E]."""
+    return cast(Tensor, _ByKernel.apply(query_THE, key_TGE, value_TGE, mask))
 
 
 class _ByKernel(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        query_THE: Tensor,
-        key_TGE: Tensor,
-        value_TGE: Tensor,
-        layout: PackedLayout,
-        window: int | None,
-        scale: float,
-    ) -> Tensor:
-        ctx.layout, ctx.window, ctx.scale = layout, window, scale
-        out_THE, sums_TH = packed_rows(query_THE, key_TGE, value_TGE, layout.sequences, window, scale)
+    def forward(ctx: Any, query_THE: Tensor, key_TGE: Tensor, value_TGE: Tensor, mask: RowMask) -> Tensor:
+        ctx.mask = mask
+        out_THE, sums_TH = packed_rows(
+            query_THE, key_TGE, value_TGE, mask.layout.sequences, mask.window, mask.scale
+        )
         ctx.save_for_backward(query_THE, key_TGE, value_TGE, out_THE, sums_TH)
         return out_THE
 
@@ -285,6 +273,6 @@ class _ByKernel(torch.autograd.Function):
         query_THE, key_TGE, value_TGE, out_THE, sums_TH = ctx.saved_tensors
         gradients = packed_attention_gradient(
             dout_THE, query_THE, key_TGE, value_TGE, out_THE, sums_TH,
-            ctx.layout.sequences, ctx.window, ctx.scale,
+            ctx.mask.layout.sequences, ctx.mask.window, ctx.mask.scale,
         )  # fmt: skip
-        return *gradients, None, None, None
+        return *gradients, None

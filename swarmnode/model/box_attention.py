@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from swarmnode.model.layout import PackedLayout, TokenSlots
+from swarmnode.model.layout import PackedLayout, RowMask, TokenSlots
 
 KEPT_BYTES = 512
 """Most bytes of probabilities for a token and head: 256 keys in bfloat16, 128 in float32. Of longer sequences
@@ -40,31 +40,16 @@ def suits(query_THE: Tensor, layout: PackedLayout, dropout: float) -> bool:
     return plain and max(box.keys for box in layout.boxes) * query_THE.element_size() <= KEPT_BYTES
 
 
-def by_products(
-    query_THE: Tensor,
-    key_TGE: Tensor,
-    value_TGE: Tensor,
-    layout: PackedLayout,
-    window: int | None,
-    scale: float | None,
-) -> Tensor:
-    """Causal attention inside each sequence, and inside the window; [T, H, E]."""
-    scale = query_THE.shape[-1] ** -0.5 if scale is None else scale
-    return cast(Tensor, _ShortBoxes.apply(query_THE, key_TGE, value_TGE, layout, window, scale))
+def by_products(query_THE: Tensor, key_TGE: Tensor, value_TGE: Tensor, mask: RowMask) -> Tensor:
+    """Attention as the mask says; [T, H, E]."""
+    return cast(Tensor, _ShortBoxes.apply(query_THE, key_TGE, value_TGE, mask))
 
 
 class _ShortBoxes(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        query_THE: Tensor,
-        key_TGE: Tensor,
-        value_TGE: Tensor,
-        layout: PackedLayout,
-        window: int | None,
-        scale: float,
-    ) -> Tensor:
-        ctx.layout, ctx.scale, ctx.groups = layout, scale, key_TGE.shape[1]
+    def forward(ctx: Any, query_THE: Tensor, key_TGE: Tensor, value_TGE: Tensor, mask: RowMask) -> Tensor:
+        layout, ctx.groups = mask.layout, key_TGE.shape[1]
+        ctx.layout, ctx.scale = layout, mask.scale
         slots, key_slots = layout.grouped(ctx.groups)
         query_PX = _of_groups(query_THE, ctx.groups).index_select(0, slots.token_of_slot_P)
         key_PE, value_PE = (
@@ -78,7 +63,7 @@ class _ShortBoxes(torch.autograd.Function):
             value_BKE = part.of_keys(value_PE)
             query_BQE = part.of_queries(query_PX, query_THE.shape[2])
             scores_BQK = _scores(
-                query_BQE, part.of_keys(key_PE), _mask(layout, part, window, query_PX), scale
+                query_BQE, part.of_keys(key_PE), _mask(layout, part, mask.window, query_PX), mask.scale
             )
             kept.append(torch.softmax(scores_BQK, -1).to(value_BKE.dtype))
             torch.bmm(kept[-1], value_BKE, out=part.of_queries(found_PX, value_PE.shape[1]))
@@ -111,8 +96,8 @@ class _ShortBoxes(torch.autograd.Function):
             _to_tokens(dquery_PX, slots).view(count, -1, key_PE.shape[1]),
             _to_tokens(dkey_PE, key_slots).view(count, ctx.groups, -1),
             _to_tokens(dvalue_PE, key_slots).view(count, ctx.groups, -1),
-            None, None, None,
-        )  # fmt: skip
+            None,
+        )
 
 
 @dataclass(frozen=True, slots=True)

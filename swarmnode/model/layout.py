@@ -152,6 +152,16 @@ class PackedLayout:
         return torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, -torch.inf)
 
 
+@dataclass(frozen=True, slots=True)
+class RowMask:
+    """Which keys a query of a packed row sees, and what its scores are scaled by."""
+
+    layout: PackedLayout
+    """Causal attention inside each of its sequences."""
+    window: int | None
+    scale: float
+
+
 def packed_layout(
     lengths: Sequence[int], device: torch.device, prompts: Sequence[int | None] | None = None
 ) -> PackedLayout:

@@ -17,7 +17,7 @@ Shapes: M tokens, K features in, N out, R rank, A adapters.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -59,22 +59,23 @@ class LoraGemm(Protocol):
         """Whether it is faster than `addmm_` for these shapes on this device."""
         ...
 
-    def __call__(
-        self,
-        x_MK: Tensor,
-        weight_NK: Tensor,
-        s_MR: Tensor,
-        b_ANR: Tensor,
-        scaling_A: Tensor,
-        segments: tuple[Segment, ...],
-        bias_N: Tensor | None,
-    ) -> Tensor:
-        """y = x W^T (+ bias) + scaling[a] S B[a]^T, with a the adapter of a row's segment; y is [M, N].
-
-        `weight_NK` and `b_ANR` may be views of any strides (the backward passes transposes). Columns of S and
-        B beyond an adapter's own rank are zero.
-        """
+    def __call__(self, given: "GemmInputs") -> Tensor:
+        """y = x W^T (+ bias) + scaling[a] S B[a]^T, with a the adapter of a row's segment; y is [M, N]."""
         ...
+
+
+class GemmInputs(NamedTuple):
+    """What one GEMM with the low-rank term is made of."""
+
+    x_MK: Tensor
+    weight_NK: Tensor
+    """A view of any strides, as are the factors B: the backward passes transposes."""
+    s_MR: Tensor
+    """Columns of S and B beyond an adapter's own rank are zero."""
+    b_ANR: Tensor
+    scaling_A: Tensor
+    segments: tuple[Segment, ...]
+    bias_N: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +226,7 @@ class _SeveralAdapters(torch.autograd.Function):
         stacked = _if_it_pays(plan, x_MK, weight, s_MR.shape[1])
         if stacked is not None:
             b_ANR = stacked.b_ANR.to(x_MK.dtype)
-            y_MN = stacked.gemm(x_MK, weight, s_MR, b_ANR, stacked.scaling_A, plan.segments, bias)
+            y_MN = stacked.gemm(GemmInputs(x_MK, weight, s_MR, b_ANR, stacked.scaling_A, plan.segments, bias))
         else:
             y_MN = F.linear(x_MK, weight, bias)
             _add_low_rank(y_MN, s_MR, [b.t() for b in ups], plan)
@@ -274,7 +275,7 @@ def _input_gradient(ctx: Any, dy_MN: Tensor, weight_NK: Tensor, ds_MR: Tensor, d
     stacked = _if_it_pays(plan, dy_MN, weight.t(), ds_MR.shape[1])
     if stacked is not None:
         a_AKR = stacked.a_ARK.to(dy_MN.dtype).transpose(1, 2)
-        dx_MK = stacked.gemm(dy_MN, weight.t(), ds_MR, a_AKR, stacked.scaling_A, plan.segments, None)
+        dx_MK = stacked.gemm(GemmInputs(dy_MN, weight.t(), ds_MR, a_AKR, stacked.scaling_A, plan.segments))
     else:
         dx_MK = dy_MN @ weight
         _add_low_rank(dx_MK, ds_MR, downs, plan)

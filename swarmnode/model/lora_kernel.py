@@ -20,7 +20,7 @@ from torch import Tensor
 
 from swarmnode.hardware import NVIDIA_SMI_TIMEOUT_S
 from swarmnode.model.kernel_choice import BUDGET_S, CudaTimer, GemmShape, KernelChoice, KernelEnvironment, Run
-from swarmnode.model.lora import LoraGemm, Segment
+from swarmnode.model.lora import GemmInputs, LoraGemm, Segment
 
 if TYPE_CHECKING:
     from swarmnode.model.kernels import LaunchConfig, TileTable
@@ -58,33 +58,17 @@ class LoraKernel:
         verdict = self._choice.known(shape)
         return verdict is not None and verdict.pays and verdict.config in self._configs
 
-    def __call__(
-        self,
-        x_MK: Tensor,
-        weight_NK: Tensor,
-        s_MR: Tensor,
-        b_ANR: Tensor,
-        scaling_A: Tensor,
-        segments: tuple[Segment, ...],
-        bias_N: Tensor | None,
-    ) -> Tensor:
+    def __call__(self, given: GemmInputs) -> Tensor:
         """y [M, N]; see `kernels.lora_gemm` for what is refused."""
-        verdict = self._choice.known(GemmShape.of(x_MK, weight_NK, s_MR.shape[-1], self._several))
+        verdict = self._choice.known(
+            GemmShape.of(given.x_MK, given.weight_NK, given.s_MR.shape[-1], self._several)
+        )
         name = None if verdict is None else verdict.config
         config = self._configs[name] if name in self._configs else self._kernels.CONFIGS[0]
-        return self._launch(x_MK, weight_NK, s_MR, b_ANR, scaling_A, segments, config, bias_N)
+        return self._launch(given, config)
 
-    def _launch(
-        self,
-        x_MK: Tensor,
-        weight_NK: Tensor,
-        s_MR: Tensor,
-        b_ANR: Tensor,
-        scaling_A: Tensor,
-        segments: tuple[Segment, ...],
-        config: "LaunchConfig",
-        bias_N: Tensor | None = None,
-    ) -> Tensor:
+    def _launch(self, given: GemmInputs, config: "LaunchConfig") -> Tensor:
+        x_MK, weight_NK, s_MR, b_ANR, scaling_A, segments, bias_N = given
         tiles = self._tiles(segments, len(x_MK), config.block_m, x_MK.device)
         return self._kernels.lora_gemm(x_MK, weight_NK, s_MR, b_ANR, scaling_A, tiles, config, bias_N)
 
@@ -118,6 +102,7 @@ class LoraKernel:
         scalings = [1.0 + adapter / 2 for adapter in range(adapters)]
         scaling_A = torch.tensor(scalings, device=device)
         segments = _uneven(shape.tokens, adapters)
+        given = GemmInputs(x_MK, weight_NK, s_MR, b_ANR, scaling_A, segments)
 
         def addmm() -> Tensor:
             y_MN = x_MK @ weight_NK.t()
@@ -127,7 +112,7 @@ class LoraKernel:
             return y_MN
 
         def with_config(config: "LaunchConfig") -> Run:
-            return lambda: self._launch(x_MK, weight_NK, s_MR, b_ANR, scaling_A, segments, config)
+            return lambda: self._launch(given, config)
 
         return addmm, {name: with_config(config) for name, config in self._configs.items()}
 
@@ -182,7 +167,7 @@ def _probe(kernel: LoraKernel, device: torch.device) -> None:
     s_MR, b_ANR = ones[:, :3].contiguous(), ones[None, :, :3].contiguous()
     scaling_A = torch.full((1,), 2.0, device=device)
     segments = (Segment(0, 16, 0), Segment(16, 17, -1))
-    y_MN = kernel(ones, ones, s_MR, b_ANR, scaling_A, segments, None)
+    y_MN = kernel(GemmInputs(ones, ones, s_MR, b_ANR, scaling_A, segments))
     if y_MN[:16].ne(46.0).any() or y_MN[16].ne(40.0).any():
         raise RuntimeError("its result for ones is wrong")
 

@@ -474,12 +474,10 @@ def exchange_settings(config: Config, longest_prompt: int) -> ExchangeSettings:
     wanted = groups_wanted(config)
     return ExchangeSettings(
         swarm=config.swarm.name,
-        shards=config.exchange.shards,
         upload_bytes_per_s=config.exchange.upload_mb_per_s * 1e6,
         answers_per_group=min(2 * config.rollout.group_size, MAX_GROUP_SIZE),
         max_prompt_tokens=longest_prompt,
         max_completion_tokens=config.rollout.max_tokens,
-        max_age_versions=config.exchange.max_age,
         buffer_groups=config.exchange.buffer_groups,
         prefetch_groups=wanted,
         fetch_concurrency=max(4, min(wanted, 16)),

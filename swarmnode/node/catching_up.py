@@ -16,6 +16,7 @@ from typing import Literal
 
 from swarmnode.config import Config
 from swarmnode.exchange.library.signed_group import Origin
+from swarmnode.training.foreign.lessons import SharingRule
 from swarmnode.training.foreign.rules import groups_wanted
 from swarmnode.training.records import TrainReport
 from swarmnode.types import RolloutGroup, mean_or_none
@@ -141,7 +142,7 @@ def mix_of(state: CatchingUp, config: Config) -> RoundMix | None:
     if state.phase != "on":
         return None
     groups = max(1, config.rollout.groups // OWN_SHARE)
-    return RoundMix(groups, STEPS * config.exchange.book_replayed, STEPS, RATE)
+    return RoundMix(groups, STEPS * SharingRule().book_replayed, STEPS, RATE)
 
 
 def groups_to_borrow(config: Config) -> int:

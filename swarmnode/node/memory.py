@@ -116,7 +116,7 @@ def build_forward(config: Config, local: LocalPolicy, paths: Paths) -> "Forward"
     from swarmnode.training.forward import Forward
 
     kernel = None
-    if config.training.lora == "auto" and local.policy.device.type == "cuda":
+    if local.policy.device.type == "cuda":
         from swarmnode.model.lora_kernel import lora_gemm_for
 
         offer = lora_gemm_for(local.policy.device, paths.lora_kernel, policies=config.node.policies)

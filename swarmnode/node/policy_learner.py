@@ -33,7 +33,7 @@ from swarmnode.training.records import Counters, TrainReport
 from swarmnode.training.round import RoundOfPolicy, credit_of
 from swarmnode.training.runs import TrainingRun
 from swarmnode.training.trainer import Trainer
-from swarmnode.types import Example, RolloutGroup
+from swarmnode.types import RolloutGroup
 
 if TYPE_CHECKING:
     from swarmnode.training.foreign.mender import Mender
@@ -154,7 +154,7 @@ class PolicyLearner(RolloutLearner):
     def credit(self, group: RolloutGroup) -> Sequence[float | None] | None:
         """The advantages of a group by training.loss, before a rule makes of them what it does; None: it has
         no gradient."""
-        return credit_of(group, self._config.training, max_tokens=self._config.rollout.max_tokens)
+        return credit_of(group, self._config.training)
 
     def save(self, counters: Counters, exchange: bytes) -> Future[str]:
         snapshot = take_snapshot(
@@ -199,6 +199,3 @@ class PolicyLearner(RolloutLearner):
 
     def _update(self) -> PolicyUpdate:
         return self._policy.update()
-
-    def _wanted_examples(self) -> Sequence[Example]:
-        return self._rule.wanted_examples()

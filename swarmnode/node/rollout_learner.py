@@ -19,7 +19,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
-from dataclasses import replace
 from math import floor
 from typing import TYPE_CHECKING
 
@@ -28,12 +27,11 @@ import msgspec
 from swarmnode.config import Config, RolloutConfig
 from swarmnode.errors import CheckpointError, EngineError, JudgementLost, TaskError
 from swarmnode.exchange.library.signed_group import Origin
-from swarmnode.exchange.limits import MAX_GROUP_SIZE
 from swarmnode.model.budget import is_out_of_memory
 from swarmnode.node.catching_up import RoundMix
 from swarmnode.node.learner import Generation, Resumed, RoundRollouts
 from swarmnode.rollout.engine import Engine, PolicyUpdate, SamplingParams
-from swarmnode.rollout.schedule.group import Answered, Budget, PassRate, Renderer, completion_seed, probe_size
+from swarmnode.rollout.schedule.group import Answered, Renderer
 from swarmnode.rollout.schedule.partial import PartialRollouts
 from swarmnode.rollout.schedule.state import PartialSettings
 from swarmnode.tasks.judged import ExampleStream, JudgedEnvironment, OwnJudge, StreamPlace, WantedExamples
@@ -50,15 +48,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class UntrainedRollouts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """rollouts.bin of a checkpoint."""
+class UntrainedRollouts(msgspec.Struct, frozen=True):
+    """rollouts.bin of a checkpoint. Older ones have more fields, which are not read."""
 
     place: StreamPlace
     """Where the next example comes from."""
     rollouts: bytes
     """`PartialRollouts.state`."""
-    pass_rates: dict[str, PassRate] = {}
-    """Pass rates of tasks, where budgets depend on them (rollout/schedule/group.py)."""
     levels: bytes = b""
     """Where the policy stands in tasks that have levels (tasks/curriculum.py)."""
 
@@ -100,11 +96,8 @@ class RolloutLearner(ABC):
         )
         self._curriculum = make_curriculum(self._tasks)
         self._examples = WantedExamples(self._stream())
-        self._budget = make_budget(config.rollout)
         self._untrained: dict[int, list[Answered]] = {}
         """Complete groups by the round that got them, for the newest rounds."""
-        self._rates_before: dict[int, Mapping[str, PassRate]] = {}
-        """Pass rates when these rounds began: who deals their budgets again should deal the same."""
         self._scorer = ThreadPoolExecutor(self._judge.width, thread_name_prefix="scorer")
         self._score_wait_s = 0.0
 
@@ -129,14 +122,9 @@ class RolloutLearner(ABC):
     def _update(self) -> PolicyUpdate:
         """What has been learnt so far, for the engine."""
 
-    def _wanted_examples(self) -> Sequence[Example]:
-        """What others solved and we should answer ourselves, so as to learn from it."""
-        return ()
-
     # The Learner
 
     def use_newest_policy(self) -> None:
-        self._examples.want(self._wanted_examples())
         if self.engine.policy_version != self.policy_version:
             self._rollouts.set_policy(self._update())
 
@@ -171,9 +159,6 @@ class RolloutLearner(ABC):
         # This may run beside the training of the round before; all earlier ones are trained on.
         self._untrained = {n: kept for n, kept in self._untrained.items() if n >= number - 1}
         self._untrained[number] = []
-        self._rates_before = {n: rates for n, rates in self._rates_before.items() if n in self._untrained}
-        if self._budget is not None:
-            self._rates_before[number] = self._budget.rates
         if self._curriculum is not None:
             self._curriculum.begin(number)
         groups: list[RolloutGroup] = []
@@ -201,36 +186,7 @@ class RolloutLearner(ABC):
             work = copy_context().run, self._score, one, self.engine.policy_version
             scoring.append(self._scorer.submit(*work))
         groups = self._scores_of(scoring)
-        if self._budget is not None and not self._interrupted.is_set():
-            groups = self._with_their_budgets(number, groups, self._budget)
         return [] if self._interrupted.is_set() else groups
-
-    def _with_their_budgets(
-        self, number: int, probes: Sequence[RolloutGroup], budget: Budget
-    ) -> list[RolloutGroup]:
-        """The groups with as many answers as each is to have; fewer groups when interrupted."""
-        # In an order of their own, or equal examples of the first task would be served first each time.
-        probes = sorted(probes, key=lambda probe: completion_seed(self._seed, probe.example.key, 0))
-        wanted = budget.deal(
-            [probe.example.key.task for probe in probes], [probe.rewards for probe in probes]
-        )
-        narrow: list[RolloutGroup] = []
-        wide: dict[ExampleKey, RolloutGroup] = {}
-        for probe, members in zip(probes, wanted, strict=True):
-            if members > len(probe.completions):
-                wide[probe.example.key] = probe
-                self._rollouts.widen(Answered(probe.example, probe.completions), members)
-            else:
-                narrow.append(probe)
-        self._untrained[number] = [one for one in self._untrained[number] if one.example.key not in wide]
-        scoring: list[Future[RolloutGroup]] = []
-        for one in self._rollouts.round(
-            self._examples, groups=len(wide), should_stop=self._interrupted.is_set
-        ):
-            self._untrained[number].append(one)
-            work = copy_context().run, self._score_more, one, wide.get(one.example.key)
-            scoring.append(self._scorer.submit(*work))
-        return narrow + self._scores_of(scoring)
 
     def _scores_of(self, scoring: Sequence[Future[RolloutGroup]]) -> list[RolloutGroup]:
         """Wait for the last scores of a round. An interrupted judge returns at once, without rewards."""
@@ -275,11 +231,8 @@ class RolloutLearner(ABC):
         """What a checkpoint keeps besides the policy: nothing that a round up to `counters.round` used."""
         later = sorted(number for number in self._untrained if number > counters.round)
         complete = [answered for number in later for answered in self._untrained[number]]
-        rates = {} if self._budget is None else self._budget.rates
-        if later and later[0] in self._rates_before:
-            rates = self._rates_before[later[0]]
         levels = b"" if self._curriculum is None else self._curriculum.state(later[0] if later else None)
-        state = UntrainedRollouts(self._examples.place, self._rollouts.state(complete), dict(rates), levels)
+        state = UntrainedRollouts(self._examples.place, self._rollouts.state(complete), levels)
         return Waiting(exchange, msgspec.msgpack.encode(state))
 
     def _measure(self) -> Measure:
@@ -301,18 +254,6 @@ class RolloutLearner(ABC):
             task.broke_off()
         return scored(answered, self._tasks, self._author, version)
 
-    def _score_more(self, answered: Answered, probe: RolloutGroup | None) -> RolloutGroup:
-        """The group of an example that was widened: what was scored before is not scored again, unless
-        answers are compared with each other. None: it is of a checkpoint with more groups than a round has
-        now."""
-        if probe is None:
-            return self._score(answered, self.engine.policy_version)
-        if judges_groups(self._tasks[answered.example.key.task]):
-            return self._score(answered, probe.policy_version)
-        more = Answered(answered.example, answered.completions[len(probe.completions) :])
-        found = self._score(more, probe.policy_version)
-        return replace(found, completions=answered.completions, scores=(*probe.scores, *found.scores))
-
     def _restore_rollouts(self, saved: bytes) -> None:
         if not saved:
             return
@@ -327,8 +268,6 @@ class RolloutLearner(ABC):
         # At a start the trainer is not ahead of the engine yet: what was complete is as fresh as it looks.
         self._rollouts.restore(state.rollouts, self._redraw, older=self._versions_ahead)
         self._examples = WantedExamples(self._stream(state.place))
-        if self._budget is not None:
-            self._budget.rates = state.pass_rates
 
     def _redraw(self, key: ExampleKey) -> Example | None:
         """The example of a saved group; None when its task is gone or has changed."""
@@ -412,11 +351,6 @@ def make_curriculum(tasks: Mapping[str, Task]) -> "Curriculum | None":
     return Curriculum(tasks)
 
 
-def make_budget(config: RolloutConfig) -> Budget | None:
-    """How a round's answers are dealt; None: all examples get the same number."""
-    return None if config.budget == "fixed" else Budget(config.group_size, MAX_GROUP_SIZE)
-
-
 def partial_settings(config: RolloutConfig, versions_ahead: int, *, alone: bool = True) -> PartialSettings:
     """The scheduler's settings out of the node's.
 
@@ -430,9 +364,8 @@ def partial_settings(config: RolloutConfig, versions_ahead: int, *, alone: bool 
     return PartialSettings(
         mode=config.mode,
         groups=config.groups,
-        group_size=config.group_size if config.budget == "fixed" else probe_size(config.group_size),
+        group_size=config.group_size,
         max_lag=config.max_lag - versions_ahead,
-        over_provision=config.over_provision,
         concurrency=concurrency,
     )
 

@@ -52,19 +52,17 @@ class SeedNode:
     """A member that only connects others. `async with SeedNode(...) as seed: await seed.run()`."""
 
     def __init__(self, config: Config, host: Host, discovery: Discovery, *, peer_id: str, name: str) -> None:
-        shards = range(config.exchange.shards)
         settings = ExchangeSettings(
             swarm=config.swarm.name,
-            shards=len(shards),
-            listen_shards=tuple(shards),
+            listen_shards=(0,),
             upload_bytes_per_s=config.exchange.upload_mb_per_s * 1e6,
         )
-        topics = tuple(topic_of(config.swarm.name, shard) for shard in shards)
+        topics = (topic_of(config.swarm.name, 0),)
         self._host = host
         self._discovery = discovery
         self._settings = settings
         self._rollout_topics = frozenset(topics)
-        requests = tuple(help_topic_of(config.swarm.name, shard) for shard in shards)
+        requests = (help_topic_of(config.swarm.name, 0),)
         self._headers = HeaderPlane(host, settings, (*topics, *requests), self._hear)
         self._ledger = Ledger(Reputation(), time.time, on_ban=self._shut_out)
         self._bodies = BodyPlane(host, settings, self._ledger, clock=time.time, rng=random.Random())

@@ -2,7 +2,7 @@
 
 task, example, completions -> [OwnJudge: JudgedTask.score] -> rewards, or none where the judge was lost
 tasks -> [draw_round] -> one round of examples, or [ExampleStream], round after round ---------+-> rollout
-training/foreign/rescue.py, Node (wanted) -> [WantedExamples], between those of the stream ----+
+Node (what others ask help with) -> [WantedExamples], between those of the stream -------------+
 
 A node judges its own rollouts with a deadline, whatever the judge does. There is one rule for a reward that
 raises, overruns or ends its process: the group has no reward (unknown, and not zero), which is a line in the
@@ -15,8 +15,8 @@ same node seed and round give the same examples, so a node that resumes goes on 
 a seed of its own, and examples come from the beginning of it, so that a stranger who draws one again needs a
 handful of draws and not thousands.
 
-Who wants to learn from a stranger's answer to an example has to answer it first. Strangers choose those
-examples, so they are at most every second one that we answer, and each is answered once.
+Strangers choose what they ask for help with (exchange/helping.py), so such examples are at most every second
+one that we answer, and each is answered once.
 """
 
 import hashlib
@@ -352,7 +352,7 @@ def _seeds(task: Task, node_seed: int, round_index: int, levels: Mapping[str, in
     return (at_level(seed, levels[task.name]) for seed in seeds)
 
 
-# ---- examples that somebody else solved ----
+# ---- examples that others ask help with ----
 
 EVERY = 2
 """Wanted examples are at most every second one."""

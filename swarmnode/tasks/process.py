@@ -36,28 +36,9 @@ import msgspec
 
 from swarmnode.chat import Turn, asked_of
 from swarmnode.errors import JudgementLost, JudgementOverran, StillLoading, TaskError
+from swarmnode.tasks import messages as wire
 from swarmnode.tasks.draws import written_down
 from swarmnode.tasks.loader import load_task
-from swarmnode.tasks.messages import (
-    Digest,
-    Digested,
-    Draw,
-    Drawn,
-    DrawnExample,
-    Failure,
-    Load,
-    Loaded,
-    MessageReader,
-    Observe,
-    Observed,
-    Order,
-    OtherExample,
-    Reply,
-    Request,
-    Score,
-    Scored,
-    frame,
-)
 from swarmnode.tasks.pool import WorkerPool
 from swarmnode.tasks.printed import pass_on
 from swarmnode.tasks.specs import TaskKind, absolute, parse_spec
@@ -105,7 +86,7 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function
 class KnownTask:
     """What the first process of a task loaded. Whatever another loads has to be that."""
 
-    loaded: Loaded | None = None
+    loaded: wire.Loaded | None = None
 
 
 class TaskProcess:
@@ -116,7 +97,7 @@ class TaskProcess:
 
     def __init__(
         self,
-        load: Load,
+        load: wire.Load,
         timeout_s: float,
         *,
         load_timeout_s: float | None = RELOAD_S,
@@ -143,9 +124,9 @@ class TaskProcess:
         self._printed = printed or self._log_line
         self._turn = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
-        self._reader: MessageReader | None = None
+        self._reader: wire.MessageReader | None = None
         self._trace: IO[bytes] | None = None
-        self._loaded: Loaded | None = None
+        self._loaded: wire.Loaded | None = None
         self._known = known or KnownTask()
         self._spawned = 0.0
         self._interrupts = 0
@@ -153,12 +134,12 @@ class TaskProcess:
         self._closed = False
         self._told_slow = False
 
-    def start(self) -> Loaded:
+    def start(self) -> wire.Loaded:
         """Run the task's code. Raises TaskError where it cannot be loaded, JudgementLost."""
         with self._turn:
             return self._ready()
 
-    def ask(self, request: Request) -> Reply:
+    def ask(self, request: wire.Request) -> wire.Reply:
         """Raises TaskError for what the task did wrong, JudgementLost where it did not answer."""
         interrupts = self._interrupts
         with self._turn:
@@ -192,7 +173,7 @@ class TaskProcess:
         with self._turn:
             self._end()
 
-    def _ready(self) -> Loaded:
+    def _ready(self) -> wire.Loaded:
         if self._closed:
             raise self._stopped()
         if self._killed:
@@ -202,12 +183,12 @@ class TaskProcess:
                 self._spawn()
                 limit = self._load_timeout_s
                 self._send(
-                    Order(self._load, None), None if limit is None else self._spawned + limit + GRACE_S
+                    wire.Order(self._load, None), None if limit is None else self._spawned + limit + GRACE_S
                 )
             self._loaded = self._reply_to_load()
         return self._loaded
 
-    def _reply_to_load(self) -> Loaded:
+    def _reply_to_load(self) -> wire.Loaded:
         limit, wait_s = self._load_timeout_s, self._load_wait_s
         last = math.inf if limit is None else self._spawned + limit
         deadline = last if wait_s is None else min(last, time.monotonic() + wait_s)
@@ -228,20 +209,20 @@ class TaskProcess:
             ending = self._ending()
             self._end()
             raise JudgementLost(f"the process of task {self.name} ended while it was loaded: {ending}")
-        if isinstance(reply, Failure):
+        if isinstance(reply, wire.Failure):
             self._end()
             raise _task_error(reply)
-        assert isinstance(reply, Loaded)
+        assert isinstance(reply, wire.Loaded)
         if reply != (self._known.loaded or reply):
             self._end()
             raise TaskError(f"{self.name} was changed while the node runs", hint="start the node again")
         self._known.loaded = reply
         return reply
 
-    def _asked(self, request: Request, timeout_s: float) -> Reply:
+    def _asked(self, request: wire.Request, timeout_s: float) -> wire.Reply:
         began, interrupts = time.monotonic(), self._interrupts
         deadline = began + timeout_s + GRACE_S
-        self._send(Order(request, timeout_s), deadline)
+        self._send(wire.Order(request, timeout_s), deadline)
         try:
             reply = self._patiently_received(request, deadline)
         except TimeoutError:
@@ -251,14 +232,14 @@ class TaskProcess:
             lost = self._stopped() if stopped else self._lost(request, time.monotonic() - began)
             self._end()
             raise lost
-        if isinstance(reply, Failure):
+        if isinstance(reply, wire.Failure):
             if reply.lost:
                 self._end()
                 raise JudgementLost(f"{_doing(self.name, request)} {reply.message}", hint=reply.hint)
             raise _task_error(reply)
         return reply
 
-    def _patiently_received(self, request: Request, deadline: float) -> Reply | None:
+    def _patiently_received(self, request: wire.Request, deadline: float) -> wire.Reply | None:
         slow = time.monotonic() + SLOW_S
         if self._told_slow or deadline <= slow:
             return self._received(deadline)
@@ -270,20 +251,20 @@ class TaskProcess:
             logger.warning("%s has not returned for %g s; it is given up after %g s", what, SLOW_S, limit)
         return self._received(deadline)
 
-    def _received(self, deadline: float | None) -> Reply | None:
+    def _received(self, deadline: float | None) -> wire.Reply | None:
         """None: the process is gone."""
         assert self._reader is not None
         data = self._reader.read(deadline)
-        return None if data is None else msgspec.msgpack.decode(data, type=Reply)
+        return None if data is None else msgspec.msgpack.decode(data, type=wire.Reply)
 
-    def _lost(self, request: Request, seconds: float) -> JudgementLost:
+    def _lost(self, request: wire.Request, seconds: float) -> JudgementLost:
         what = _doing(self.name, request)
         if seconds < (limit := self._limit_s(request)):
             return JudgementLost(f"{what} ended the process it runs in: {self._ending()}")
         return JudgementOverran(f"{what} did not return within {limit:g} s", hint=self._where())
 
-    def _limit_s(self, request: Request) -> float:
-        return self._turn_timeout_s if isinstance(request, Observe) else self._timeout_s
+    def _limit_s(self, request: wire.Request) -> float:
+        return self._turn_timeout_s if isinstance(request, wire.Observe) else self._timeout_s
 
     def _where(self) -> str:
         """Where the task's code was when it was given up, as a hint."""
@@ -316,7 +297,7 @@ class TaskProcess:
             raise TaskError(f"no process can be started for task {self.name}: {error.strerror}") from error
         finally:
             theirs.close()
-        self._reader = MessageReader(ours)
+        self._reader = wire.MessageReader(ours)
         output = cast(BufferedReader, self._child.stdout)
         threading.Thread(target=pass_on, args=(output, self._printed), daemon=True).start()
         self._spawned = time.monotonic()
@@ -324,12 +305,12 @@ class TaskProcess:
         if self._closed:
             self._kill()
 
-    def _send(self, order: Order, deadline: float | None) -> None:
+    def _send(self, order: wire.Order, deadline: float | None) -> None:
         """Send an order. Reading tells where the process is gone, or took nothing until the deadline."""
         assert self._reader is not None
         self._reader.channel.settimeout(None if deadline is None else deadline - time.monotonic())
         with suppress(ConnectionError, TimeoutError):
-            self._reader.channel.sendall(frame(order))
+            self._reader.channel.sendall(wire.frame(order))
 
     def _kill(self) -> None:
         child, self._killed = self._child, True
@@ -363,13 +344,13 @@ class TaskProcess:
         logger.info("%s prints: %s", self.name, line)
 
 
-def _doing(name: str, request: Request) -> str:
+def _doing(name: str, request: wire.Request) -> str:
     match request:
-        case Score(prompt=prompt):
+        case wire.Score(prompt=prompt):
             return f"the reward of task {name} on the example {asked_of(prompt)!r:.80}"
-        case Observe(prompt=prompt):
+        case wire.Observe(prompt=prompt):
             return f"the environment of task {name} in the example {asked_of(prompt)!r:.80}"
-        case Draw(seed=seed):
+        case wire.Draw(seed=seed):
             return f"examples({seed}) of task {name}"
         case _:
             return f"task {name}"
@@ -387,7 +368,7 @@ def _innermost(trace: str, path: str) -> str:
     return ""
 
 
-def _task_error(failure: Failure) -> TaskError:
+def _task_error(failure: wire.Failure) -> TaskError:
     error = TaskError(failure.message, hint=failure.hint)
     if failure.traceback:
         error.add_note(failure.traceback)
@@ -400,7 +381,7 @@ class IsolatedTask(Isolated):
     most_turns: int
     """Only an environment has it (is_environment)."""
 
-    def __init__(self, process: WorkerPool, load: Load, known: KnownTask) -> None:
+    def __init__(self, process: WorkerPool, load: wire.Load, known: KnownTask) -> None:
         """`process`: that of the task, or several."""
         loaded = known.loaded
         assert loaded is not None, "the first process was started"
@@ -421,8 +402,8 @@ class IsolatedTask(Isolated):
         """The file's own examples, with those columns that can be written down."""
         start, count = 0, FIRST_ROWS
         while True:
-            drawn = self._process.ask(Draw(seed, start, count))
-            assert isinstance(drawn, Drawn)
+            drawn = self._process.ask(wire.Draw(seed, start, count))
+            assert isinstance(drawn, wire.Drawn)
             for index, row in enumerate(drawn.rows, start):
                 yield self._example(seed, index, row)
             if drawn.failure is not None:
@@ -444,32 +425,32 @@ class IsolatedTask(Isolated):
     def _scored(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
         key = example.key
         given = written_down(example) if key.seed == DEMONSTRATED_SEED else None
-        asked = Score(key.seed, key.index, example.prompt, tuple(completions), given)
+        asked = wire.Score(key.seed, key.index, example.prompt, tuple(completions), given)
         scored = self._process.ask(asked, self._affinity(key))
-        if isinstance(scored, OtherExample):
-            scored = self._process.first_of_all(asked, lambda reply: isinstance(reply, Scored)) or scored
-        if isinstance(scored, OtherExample):
+        if isinstance(scored, wire.OtherExample):
+            scored = self._process.first_of_all(asked, lambda reply: isinstance(reply, wire.Scored)) or scored
+        if isinstance(scored, wire.OtherExample):
             raise self._draws_otherwise()
-        assert isinstance(scored, Scored)
+        assert isinstance(scored, wire.Scored)
         return list(scored.scores)
 
     def observe(self, example: Example, turns: Sequence[Turn]) -> tuple[Message, ...] | None:
         """What the file's own environment answers. Raises JudgementLost where the episode is gone."""
         key = example.key
         told = tuple((turn.said, tuple((m["role"], m["content"]) for m in turn.observed)) for turn in turns)
-        asked = Observe(key.seed, key.index, example.prompt, told)
+        asked = wire.Observe(key.seed, key.index, example.prompt, told)
         observed = self._process.ask(asked, self._affinity(key))
-        if isinstance(observed, OtherExample):
+        if isinstance(observed, wire.OtherExample):
             raise self._draws_otherwise()
-        assert isinstance(observed, Observed)
+        assert isinstance(observed, wire.Observed)
         if observed.lost:
             raise JudgementLost(observed.lost)
         return observed.messages
 
-    def digest(self) -> Digested:
+    def digest(self) -> wire.Digested:
         """The digest of all that is drawn, drawn anew."""
-        digested = self._process.ask(Digest())
-        assert isinstance(digested, Digested)
+        digested = self._process.ask(wire.Digest())
+        assert isinstance(digested, wire.Digested)
         return digested
 
     def for_strangers(self, timeout_s: float, turn_timeout_s: float | None = None) -> "IsolatedTask":
@@ -503,7 +484,7 @@ class IsolatedTask(Isolated):
             hint="draw from random.Random(seed) only; `swarmnode task check` tells more",
         )
 
-    def _example(self, seed: int, index: int, row: DrawnExample) -> Example:
+    def _example(self, seed: int, index: int, row: wire.DrawnExample) -> Example:
         key = ExampleKey(self.name, self.version, seed, index)
         return Example(key, row.prompt, row.columns, row.conversational)
 
@@ -541,9 +522,9 @@ def isolate(
     if asked.kind != TaskKind.BUILTIN:
         asked = absolute(asked)
         text = read_source(Path(asked.name)) if asked.kind == TaskKind.FILE else None
-        load = Load(str(asked), text, unconfined, memory_mb, None if home is None else str(home))
+        load = wire.Load(str(asked), text, unconfined, memory_mb, None if home is None else str(home))
     elif builtin:
-        load = Load(load_task(spec).name, None)
+        load = wire.Load(load_task(spec).name, None)
     else:
         return load_task(spec)
     known = KnownTask()
@@ -553,7 +534,7 @@ def isolate(
 
 
 def _pool_of(
-    load: Load, timeout_s: float, workers: int | None, *, known: KnownTask, **options: Any
+    load: wire.Load, timeout_s: float, workers: int | None, *, known: KnownTask, **options: Any
 ) -> WorkerPool:
     """The processes of a task, none of them started."""
     count = MOST_WORKERS if workers is None else workers

@@ -27,26 +27,9 @@ import msgspec
 
 from swarmnode.chat import Turn
 from swarmnode.errors import JudgementLost, SwarmnodeError, notes_of
+from swarmnode.tasks import messages as wire
 from swarmnode.tasks.draws import draw_digest, written_down
 from swarmnode.tasks.loader import FileTask, load_task
-from swarmnode.tasks.messages import (
-    Digest,
-    Draw,
-    Drawn,
-    Failure,
-    Load,
-    Loaded,
-    MessageReader,
-    Observe,
-    Observed,
-    Order,
-    OtherExample,
-    Reply,
-    Request,
-    Score,
-    Scored,
-    frame,
-)
 from swarmnode.tasks.sandbox import allow_unconfined
 from swarmnode.tasks.task import (
     EVALUATION_SEED,
@@ -83,14 +66,14 @@ class _Drawing:
 
     source: Iterator[Example]
     examples: list[Example] = field(default_factory=list[Example])
-    failure: Failure | None = None
+    failure: wire.Failure | None = None
 
     def up_to(self, end: int) -> None:
         if self.failure is None:
             try:
                 self.examples.extend(islice(self.source, max(0, end - len(self.examples))))
             except SwarmnodeError as error:
-                self.failure = Failure(error.message, error.hint)
+                self.failure = wire.Failure(error.message, error.hint)
 
 
 class TaskWorker:
@@ -100,27 +83,27 @@ class TaskWorker:
         self._task = task
         self._drawings: OrderedDict[int, _Drawing] = OrderedDict()
 
-    def answer(self, request: Request) -> Reply:
+    def answer(self, request: wire.Request) -> wire.Reply:
         """Raises SwarmnodeError."""
         match request:
-            case Load():
-                return Failure("a task is loaded already", "")
-            case Draw(seed, start, count):
+            case wire.Load():
+                return wire.Failure("a task is loaded already", "")
+            case wire.Draw(seed, start, count):
                 return self._draw(seed, start, count)
-            case Score():
+            case wire.Score():
                 return self._score(request)
-            case Observe():
+            case wire.Observe():
                 return self._observe(request)
-            case Digest():
+            case wire.Digest():
                 return draw_digest(self._task)
 
-    def _draw(self, seed: int, start: int, count: int) -> Drawn:
+    def _draw(self, seed: int, start: int, count: int) -> wire.Drawn:
         drawing = self._drawing(seed, start + count)
         rows = drawing.examples[start : start + count]
         failure = drawing.failure if len(rows) < count else None
-        return Drawn(tuple(map(written_down, rows)), failure)
+        return wire.Drawn(tuple(map(written_down, rows)), failure)
 
-    def _score(self, asked: Score) -> Reply:
+    def _score(self, asked: wire.Score) -> wire.Reply:
         given = asked.given
         if given is None:
             example = self._example(asked)
@@ -128,25 +111,25 @@ class TaskWorker:
             key = ExampleKey(self._task.name, self._task.version, asked.seed, asked.index)
             example = Example(key, given.prompt, given.columns, given.conversational)
         if example is None:
-            return OtherExample()
-        return Scored(score_strictly(self._task, example, asked.completions))
+            return wire.OtherExample()
+        return wire.Scored(score_strictly(self._task, example, asked.completions))
 
-    def _observe(self, asked: Observe) -> Reply:
+    def _observe(self, asked: wire.Observe) -> wire.Reply:
         if not is_environment(self._task):
-            return Failure(f"{self._task.name} does not answer", "")
+            return wire.Failure(f"{self._task.name} does not answer", "")
         turns = [
             Turn(said, tuple({"role": role, "content": content} for role, content in observed))
             for said, observed in asked.turns
         ]
         example = self._example(asked)
         if example is None:
-            return OtherExample()
+            return wire.OtherExample()
         try:
-            return Observed(self._task.observe(example, turns))
+            return wire.Observed(self._task.observe(example, turns))
         except JudgementLost as lost:
-            return Observed(None, lost.message)
+            return wire.Observed(None, lost.message)
 
-    def _example(self, asked: Score | Observe) -> Example | None:
+    def _example(self, asked: wire.Score | wire.Observe) -> Example | None:
         """The example that is asked about; None: another one stands there in this process."""
         examples = self._drawing(asked.seed, asked.index + 1).examples
         if len(examples) <= asked.index or examples[asked.index].prompt != asked.prompt:
@@ -166,9 +149,9 @@ class TaskWorker:
 
 def serve(channel: socket.socket, trace: int) -> None:
     """Answer until the node hangs up. `trace`: an open file for where the threads are at a deadline."""
-    reader, worker = MessageReader(channel), None
+    reader, worker = wire.MessageReader(channel), None
     while (data := reader.read(None)) is not None:
-        order = msgspec.msgpack.decode(data, type=Order)
+        order = msgspec.msgpack.decode(data, type=wire.Order)
         if order.timeout_s is not None:
             faulthandler.dump_traceback_later(order.timeout_s, exit=True, file=trace)
         on_the_clock(None if order.timeout_s is None else WorkClock(order.timeout_s))
@@ -178,18 +161,18 @@ def serve(channel: socket.socket, trace: int) -> None:
             else:
                 reply = worker.answer(order.request)
         except SwarmnodeError as error:
-            reply = Failure(error.message, error.hint, "\n".join(notes_of(error)))
+            reply = wire.Failure(error.message, error.hint, "\n".join(notes_of(error)))
         except MemoryError:
-            reply = Failure("ran out of memory", "--set tasks.memory_mb=MIB gives it more", lost=True)
+            reply = wire.Failure("ran out of memory", "--set tasks.memory_mb=MIB gives it more", lost=True)
         except BaseException as error:  # noqa: BLE001  a reward that calls sys.exit() fails, and no more
-            reply = Failure(f"the task raised {error!r:.1000}", where(error), traceback_of(error))
+            reply = wire.Failure(f"the task raised {error!r:.1000}", where(error), traceback_of(error))
         faulthandler.cancel_dump_traceback_later()
         channel.settimeout(None)
-        channel.sendall(frame(reply))
+        channel.sendall(wire.frame(reply))
 
 
-def _load(request: Request) -> tuple[TaskWorker, Loaded]:
-    if not isinstance(request, Load):
+def _load(request: wire.Request) -> tuple[TaskWorker, wire.Loaded]:
+    if not isinstance(request, wire.Load):
         raise SwarmnodeError("the first request must be Load")
     allow_unconfined(request.unconfined)
     if request.home is not None:
@@ -201,7 +184,7 @@ def _load(request: Request) -> tuple[TaskWorker, Loaded]:
     task = load_task(request.spec, request.text)
     if request.strangers and is_environment(task):
         _play_strangers(task, limited=request.memory_mb is not None)
-    known = Loaded(
+    known = wire.Loaded(
         task.name,
         task.version,
         is_exchangeable(task),

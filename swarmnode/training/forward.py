@@ -62,7 +62,7 @@ class Forward:
         self._turn = threading.Lock()
         self._policies: dict[int, Policy] = {}
         self._head = head_of(self._model)
-        self._fused = None if config.lora == "peft" else policy.fuse(kernel)
+        self._fused = policy.fuse(kernel)
         self._packed = config.packing == "auto" and self._can_pack()
         self._budget = budget or _as_set(config, self._device)
         if self._budget.checkpointing:
@@ -76,8 +76,8 @@ class Forward:
         self._policies[policy.number] = policy
         self._wake(self._policies.values())
         # One policy needs no route: PEFT's active adapter takes all tokens, also where a layer sees others.
-        mixes = len(self._policies) > 1 and self._fused is not None and self._fused.covers_all
-        self._route = self._fused.route if mixes and self._fused is not None else None
+        mixes = len(self._policies) > 1 and self._fused.covers_all
+        self._route = self._fused.route if mixes else None
 
     @property
     def mixes_policies(self) -> bool:

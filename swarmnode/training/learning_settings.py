@@ -10,15 +10,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from swarmnode.config import Config
+from swarmnode.other_names import NO_LONGER_SETTINGS
 
-_MEMORY_AND_SPEED = frozenset({"micro_batch_tokens", "packing", "lora", "gradient_checkpointing"})
+_MEMORY_AND_SPEED = frozenset({"micro_batch_tokens", "packing", "gradient_checkpointing"})
 """Settings of training that change no number that is learnt from."""
 
 _BESIDE_TRAINING: Mapping[str, tuple[str, ...]] = {
     "policy": ("lora_rank", "lora_targets", "lora_alpha", "quantization", "chat_template", "raw_prompts"),
     "rollout": (
         *("groups", "group_size", "max_tokens", "max_turn_tokens", "temperature", "top_p"),
-        *("max_lag", "budget", "dynamic_sampling"),
+        *("max_lag", "dynamic_sampling"),
     ),
     "exchange": ("enabled", "rule"),
 }
@@ -39,13 +40,15 @@ def learning_settings(config: Config, seed: int) -> dict[str, Any]:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
-    """What of these settings is another now, each in words. What was not noted is not compared.
+    """What of these settings is another now, each in words. What was not noted is not compared; what is no
+    longer a setting is, with the value that holds instead.
 
     >>> changes({"training.learning_rate": 0.001}, {"training.learning_rate": 0.01, "node.seed": 7})
     ('training.learning_rate was 0.001, is 0.01 now',)
     """
+    holds = {name: value for name, (value, _) in NO_LONGER_SETTINGS.items()}
     return tuple(
         f"{name} was {before[name]}, is {value} now"
-        for name, value in now.items()
+        for name, value in {**now, **holds}.items()
         if name in before and before[name] != value
     )

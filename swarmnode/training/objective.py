@@ -23,7 +23,7 @@ log-probabilities, and their versions cannot be compared with ours.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 
 import msgspec
@@ -76,8 +76,6 @@ class MeasuredTokens:
     """Whether it was sampled with keys and values of an older version."""
     corrected_M: Tensor
     """Whether its weight was truncated or masked."""
-    too_old_M: Tensor
-    """Whether it was left out because its version lay too far back."""
 
 
 def objective(
@@ -97,7 +95,7 @@ def objective(
     prox_N, own_mask_N = scored.prox_N[share.tokens], batch.own.mask_N[share.tokens]
     log_ratio_M = prox_N[own_mask_N] - batch.own.logprobs_M[share.own]
     age_M = version - batch.own.versions_M[share.own]
-    weights = token_weights(log_ratio_M, config, age_M)
+    weights = token_weights(log_ratio_M, config)
     shaped_N = None if batch.shaped_N is None else batch.shaped_N[share.tokens]
     tokens = TokenBatch(
         logprobs_N=scored.current.logprobs_N[share.tokens],
@@ -113,7 +111,6 @@ def objective(
         age_M=age_M,
         stale_M=batch.own.stale_M[share.own],
         corrected_M=weights.corrected_M.cpu(),
-        too_old_M=weights.too_old_M.cpu(),
     )
     return policy_loss(tokens, step, config), measured
 
@@ -140,37 +137,31 @@ class TokenWeights:
     values_M: Tensor
     corrected_M: Tensor
     """True where k was truncated or masked."""
-    too_old_M: Tensor
-    """True where the token was left out, weight 0, because its version is older than `max_policy_lag`."""
 
     @property
     def corrected(self) -> int:
         return int(self.corrected_M.sum())
 
-    @property
-    def too_old(self) -> int:
-        return int(self.too_old_M.sum())
+
+CORRECTION_CAP = 2.0
+"""Largest weight of a token with tis."""
+
+CORRECTION_LOW, CORRECTION_HIGH = 0.5, 5.0
+"""Bounds of a weight: icepop leaves out tokens beyond either, decoupled those above."""
 
 
-def token_weights(log_ratio_M: Tensor, config: TrainingConfig, age_M: Tensor | None = None) -> TokenWeights:
-    """Weights by the configured correction, from log k = log prox - log mu.
-
-    `age_M` are the policy versions between the one that sampled the token and the newest at the start of the
-    round. Where it exceeds `config.max_policy_lag` the token is left out, and so is no other of its answer.
-    """
+def token_weights(log_ratio_M: Tensor, config: TrainingConfig) -> TokenWeights:
+    """Weights by the configured correction, from log k = log prox - log mu."""
     ratio_M = log_ratio_M.detach().exp()
     match config.correction:
         case "none":
-            weights = uncorrected(ratio_M)
+            return uncorrected(ratio_M)
         case "tis":
-            weights = truncated(ratio_M, config.correction_cap)
+            return truncated(ratio_M, CORRECTION_CAP)
         case "icepop":
-            weights = icepop(ratio_M, config.correction_low, config.correction_high)
+            return icepop(ratio_M, CORRECTION_LOW, CORRECTION_HIGH)
         case "decoupled":
-            weights = decoupled(ratio_M, config.correction_high)
-    if age_M is None or config.max_policy_lag is None:
-        return weights
-    return without_older(weights, age_M.to(ratio_M.device), config.max_policy_lag)
+            return decoupled(ratio_M, CORRECTION_HIGH)
 
 
 def batch_weights(
@@ -186,7 +177,7 @@ def shaped_weights(prox_N: Tensor) -> Tensor:
     (Yan et al. 2025, section 3.2), whose objective f(p) has this times grad log p as its gradient.
 
     Most for tokens with p = SHAPING, where it is 1/4; tokens that are all but impossible and those that are
-    certain count less. As a whole it makes less of them: raise exchange.book_weight with it.
+    certain count less. As a whole it makes less of them: a rule that shapes may replay with more.
 
     >>> shaped_weights(torch.tensor([0.001, 0.1, 0.9]).log())
     tensor([0.0098, 0.2500, 0.0900])
@@ -228,23 +219,8 @@ def decoupled(ratio_M: Tensor, high: float) -> TokenWeights:
     return icepop(ratio_M, 0.0, high)
 
 
-def without_older(weights: TokenWeights, age_M: Tensor, max_lag: int) -> TokenWeights:
-    """Weight 0 for tokens that lie more than `max_lag` versions back, whatever their k.
-
-    >>> without_older(uncorrected(torch.ones(3)), torch.tensor([0, 2, 3]), max_lag=2).values_M
-    tensor([1., 1., 0.])
-    """
-    too_old_M = age_M > max_lag
-    return replace(
-        weights,
-        values_M=weights.values_M.masked_fill(too_old_M, 0.0),
-        corrected_M=weights.corrected_M & ~too_old_M,
-        too_old_M=too_old_M,
-    )
-
-
 def _weights(values_M: Tensor, corrected_M: Tensor) -> TokenWeights:
-    return TokenWeights(values_M, corrected_M, torch.zeros_like(corrected_M))
+    return TokenWeights(values_M, corrected_M)
 
 
 # ---- how far the tokens of a round were from the policy they trained ----
@@ -265,7 +241,6 @@ def with_off_policy(report: TrainReport, parts: Sequence[MeasuredTokens]) -> Tra
         max_age=int(tokens.age_M.max()),
         stale_kv_share=_mean(tokens.stale_M),
         corrected_share=_mean(tokens.corrected_M),
-        too_old_share=_mean(tokens.too_old_M),
         effective_sample_size=effective_sample_size(tokens.log_ratio_M),
         behaviour_kl=kl_estimate(tokens.log_ratio_M),
         engine_kl=kl_estimate(engine_ratio_M),
@@ -298,7 +273,6 @@ def _joined(parts: Sequence[MeasuredTokens]) -> MeasuredTokens:
         age_M=torch.cat([part.age_M for part in parts]),
         stale_M=torch.cat([part.stale_M for part in parts]),
         corrected_M=torch.cat([part.corrected_M for part in parts]),
-        too_old_M=torch.cat([part.too_old_M for part in parts]),
     )
 
 

@@ -78,8 +78,6 @@ class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
     """(sum k)^2 / (n sum k^2) over the n own tokens, k = prox / mu: 1 on policy, 1 / n where one has all."""
     corrected_share: float | None = None
     """Share of own tokens whose weight the correction truncated or set to zero."""
-    too_old_share: float | None = None
-    """Share of own tokens left out because they are older than training.max_policy_lag."""
     behaviour_kl: float | None = None
     """KL divergence from what sampled the own tokens to the trainer's policy before the round, in nats."""
     engine_kl: float | None = None

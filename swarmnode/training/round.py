@@ -26,7 +26,7 @@ from swarmnode.training.losses import LossOutput, StepSize, group_advantages, lo
 from swarmnode.training.objective import MeasuredTokens, with_off_policy
 from swarmnode.training.packing import TrainingSample, completion_tokens, credited_samples, to_samples
 from swarmnode.training.records import TrainReport
-from swarmnode.types import FinishReason, RolloutGroup, in_turns, mean_or_none, one_span
+from swarmnode.types import RolloutGroup, in_turns, mean_or_none
 
 
 @dataclass(slots=True)
@@ -179,34 +179,20 @@ def group_samples(
     prompt_ids: tuple[int, ...],
     config: TrainingConfig,
     *,
-    max_tokens: int,
     policy: int = 0,
 ) -> list[TrainingSample] | None:
-    """Samples of a group, or None where all its completions are equally good. `max_tokens`: longest
-    completion that the sampler allows."""
-    # By the task's rewards, as DAPO filters: how long answers are is no lesson where all are as good.
+    """Samples of a group, or None where all its completions are equally good."""
     if not group.has_gradient:
         return None
-    rewards = _shaped_rewards(group, config, max_tokens)
     advantage = loss_of(config.loss).advantage
-    return to_samples(group, prompt_ids, rewards=rewards, advantage=advantage, policy=policy)
+    return to_samples(group, prompt_ids, rewards=group.rewards, advantage=advantage, policy=policy)
 
 
-def credit_of(group: RolloutGroup, config: TrainingConfig, *, max_tokens: int) -> list[float | None] | None:
+def credit_of(group: RolloutGroup, config: TrainingConfig) -> list[float | None] | None:
     """The advantages by which `group_samples` makes samples of a group."""
     if not group.has_gradient:
         return None
-    return group_advantages(_shaped_rewards(group, config, max_tokens), loss_of(config.loss).advantage)
-
-
-def _shaped_rewards(group: RolloutGroup, config: TrainingConfig, max_tokens: int) -> tuple[float | None, ...]:
-    if not config.overlong_tokens:
-        return group.rewards
-    from swarmnode.training.shaping import shaped_rewards
-
-    lengths = [len(completion.token_ids) for completion in group.completions]
-    finishes: list[FinishReason] = [completion.finish for completion in group.completions]
-    return shaped_rewards(group.rewards, lengths, finishes, max_tokens, config)
+    return group_advantages(group.rewards, loss_of(config.loss).advantage)
 
 
 def lesson_samples(
@@ -222,15 +208,11 @@ def lesson_samples(
     group = lesson.group
     if not group.has_gradient and lesson.advantages is None:
         return None
-    if lesson.end_foreign:
-        group = with_ends(group, rules)
     prompt_ids = rules.render(group.example.prompt)
     if lesson.advantages is not None:
         samples = credited_samples(group, prompt_ids, lesson.advantages, policy=rules.policy)
     else:
-        found = group_samples(
-            group, prompt_ids, rules.config, max_tokens=rules.max_tokens, policy=rules.policy
-        )
+        found = group_samples(group, prompt_ids, rules.config, policy=rules.policy)
         samples = found or []
     if lesson.gains_only:
         samples = [sample for sample in samples if sample.advantage > 0]
@@ -262,24 +244,6 @@ def replayed_samples(
             recalled=replay.own,
             given=replay.given,
         )
-
-
-def with_ends(group: RolloutGroup, rules: SampleRules) -> RolloutGroup:
-    """The group with our end of text behind the answers of strangers, where there is room for it."""
-    completions = tuple(
-        replace(
-            completion,
-            token_ids=(*completion.token_ids, rules.end()),
-            spans=one_span(group.policy_version, len(completion.token_ids) + 1),
-            finish="stop",
-        )
-        if completion.logprobs is None
-        and completion.finish == "length"
-        and 0 < len(completion.token_ids) < rules.max_tokens
-        else completion
-        for completion in group.completions
-    )
-    return replace(group, completions=completions)
 
 
 def _shaped(sample: TrainingSample) -> TrainingSample:

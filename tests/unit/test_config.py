@@ -6,10 +6,10 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from swarmnode.cli.app import app
-from swarmnode.config import KEYS, Config, explain_setting
+from swarmnode.config import KEYS, SECTIONS, Config, explain_setting
 from swarmnode.config_layers import advice_for_argument, load_config, presets
 from swarmnode.errors import ConfigError
-from swarmnode.other_names import NAMES_OF_TRL
+from swarmnode.other_names import NAMES_OF_TRL, NO_LONGER_SETTINGS
 from swarmnode.settings_page import reference_page
 from swarmnode.storage import builtin_folder
 
@@ -61,6 +61,18 @@ def test_an_unknown_key_names_the_closest_one(assignment: str, closest: str) -> 
         load_config(environ={}, assignments=[assignment])
     assert "unknown setting" in caught.value.message
     assert repr(closest) in caught.value.hint
+
+
+def test_what_is_no_longer_a_setting_says_so_and_what_holds_now_is_read() -> None:
+    for name, (value, instead) in NO_LONGER_SETTINGS.items():
+        assert name not in KEYS
+        section, _, key = name.partition(".")
+        assert load_config(environ={}, flags={section: {key: value}}).config == Config()
+        with pytest.raises(ConfigError, match=f"{name} is no longer a setting .--set.") as caught:
+            load_config(environ={}, assignments=[f"{name}=odd"])
+        assert caught.value.hint == f"take it out: {instead}"
+        named = re.findall(rf"\b(?:{'|'.join(SECTIONS)})\.[a-z_]+", instead)
+        assert set(named) <= set(KEYS), "advice names settings that exist"
 
 
 @pytest.mark.parametrize("name", ["", "training.", "rollout."])

@@ -45,6 +45,10 @@ class Assignment:
         return frozenset(path[0] for path in self.plan.paths)
 
 
+CLOSE_TIMEOUT_S = 60.0
+"""Longest wait for others at the end of an iteration; who comes later is left out of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class MemberSettings:
     """Time limits, codecs and clipping of one member. All times are real seconds."""
@@ -66,7 +70,7 @@ class MemberSettings:
     """Time added to the predicted time of a micro-batch before its path is repaired."""
     max_attempts: int = 8
     """Attempts after which a micro-batch is given up."""
-    close_timeout_s: float = 60.0
+    close_timeout_s: float = CLOSE_TIMEOUT_S
     """Limit of each exchange among the replicas at the end of an iteration."""
 
 

@@ -11,7 +11,6 @@ import hashlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from swarmnode.errors import ConfigError
 from swarmnode.pipeline.stages.micro_batches import StagePath
 
 ChoosePath = Callable[[Sequence[int]], StagePath]
@@ -51,21 +50,6 @@ def path_of_prompt(paths: Sequence[StagePath], prompt_ids: Sequence[int]) -> Sta
     """
     data = b"".join(token.to_bytes(4, "big") for token in prompt_ids)
     return paths[int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") % len(paths)]
-
-
-def path_of_depth(stages: int, depth: int | None = None) -> StagePath:
-    """Return a fixed path over `depth` of the stages: the first one, and the others evenly spread. None: all
-    stages.
-
-    >>> path_of_depth(6), path_of_depth(6, 3), path_of_depth(6, 1)
-    ((0, 1, 2, 3, 4, 5), (0, 2, 5), (0,))
-    """
-    depth = stages if depth is None else depth
-    if not 1 <= depth <= stages:
-        raise ConfigError(f"a path over {depth} of {stages} stages", hint=f"1 to {stages}")
-    if depth == 1:
-        return (0,)
-    return tuple(number * (stages - 1) // (depth - 1) for number in range(depth))
 
 
 def route_along(members: StageHolders, stages: StagePath, lost: Collection[int]) -> Route | None:

@@ -17,11 +17,11 @@ from swarmnode.node.board import shown
 from swarmnode.node.node import NetworkParts, NodeLoop
 from swarmnode.node.policies import plain_error
 from swarmnode.node.status import NodeStatus, Summary
-from swarmnode.pipeline.execution.assignment import IterationReport
+from swarmnode.pipeline.execution.assignment import CLOSE_TIMEOUT_S, IterationReport
 from swarmnode.pipeline.plans.planning import AgreedPlan
 from swarmnode.pipeline.rollouts.engine import PipelineEngine
 from swarmnode.pipeline.rollouts.remote_chain import ChainSettings, RemoteChain
-from swarmnode.pipeline.rollouts.routing import StageHolders, path_of_depth, path_of_prompt
+from swarmnode.pipeline.rollouts.routing import StageHolders, path_of_prompt
 from swarmnode.pipeline.runtime.learner import PipelineLearner
 from swarmnode.pipeline.runtime.link import IterationPlan, RoleChanged, own_paths
 from swarmnode.pipeline.runtime.parts import DataNode
@@ -125,7 +125,7 @@ class RolloutRole:
             asyncio.get_running_loop(),
             _members(agreed, own),
             on_lost=data_node.lost,
-            settings=ChainSettings(step_timeout_s=config.pipeline.step_timeout_s),
+            settings=ChainSettings(step_timeout_s=CLOSE_TIMEOUT_S),
         )
         engine = PipelineEngine(
             self._chain,
@@ -173,11 +173,7 @@ class RolloutRole:
         return path_of_prompt(self._paths, prompt_ids)
 
     def _paths_of(self, agreed: AgreedPlan) -> tuple[StagePath, ...]:
-        """Return the paths of rollouts: those that they will be trained along, or one of the depth that is
-        set."""
-        stages, depth = len(agreed.partition.stages), self._data_node.parts.config.pipeline.depth
-        if depth is not None:
-            return (path_of_depth(stages, min(depth, stages)),)
+        """Return the paths that rollouts will be trained along, which they are sampled along too."""
         return tuple(own_paths(agreed, self._data_node.peer_id).values())
 
 

@@ -203,7 +203,6 @@ def _parts(
             activations=pipeline.codec,
             gradients=pipeline.codec,
             max_norm=config.training.grad_clip,
-            close_timeout_s=pipeline.step_timeout_s,
         ),
         costs=costs,
         checkpoints=checkpoints,

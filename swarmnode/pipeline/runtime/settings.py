@@ -36,7 +36,6 @@ def check(config: Config) -> None:
         "node.learner": config.node.learner != "local",
         "rollout.overlap": rollout.overlap == "on",
         "training.kl_coef": training.kl_coef > 0,
-        "training.lora": training.lora == "peft",
         "training.schedule": training.schedule != "constant",
         "training.warmup_rounds": training.warmup_rounds > 0,
         "training.weight_decay": training.weight_decay > 0,

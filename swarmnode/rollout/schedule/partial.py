@@ -39,7 +39,6 @@ from swarmnode.rollout.schedule.group import (
     Renderer,
     as_open_group,
     completion_seed,
-    members_of,
 )
 from swarmnode.rollout.schedule.state import (
     LengthEstimates,
@@ -175,16 +174,6 @@ class PartialRollouts:
         finally:
             if self._settings.mode != "refill":
                 self.park()
-
-    def widen(self, answered: Answered, members: int) -> None:
-        """Ask for more answers to an example whose group was handed out just now: the next round hands it out
-        with so many in all, before it begins others. In mode "sync" alone: elsewhere other groups are under
-        way, and which ones come first is a matter of their lengths."""
-        if self._settings.mode != "sync" or members <= len(answered.completions):
-            raise ValueError(f"no group becomes one of {members} in mode {self._settings.mode}")
-        group = self._group(answered.example, members_of(answered, members))
-        group.settle_age()
-        self._pool.reopen(group)
 
     def set_policy(self, update: PolicyUpdate) -> None:
         """Sample from another policy from now on; requests in flight go on as `settings.inflight` says, or as

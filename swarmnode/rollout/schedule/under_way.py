@@ -78,11 +78,6 @@ class GroupPool:
         self.begun[group.serial] = group
         self._line.extend((group, place) for place in group.for_the_engine)
 
-    def reopen(self, group: OpenGroup) -> None:
-        """A group that was handed out has begun again: its new members join the line."""
-        self.begun[group.serial] = group
-        self._line.extend((group, place) for place in group.for_the_engine)
-
     def next_members(self, limit: int) -> tuple[OpenGroup, list[int]]:
         """Take the first in line, and those behind it of the same group, at most `limit`."""
         group, first = self._line.popleft()

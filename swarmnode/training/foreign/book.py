@@ -21,7 +21,7 @@ from msgspec import Meta
 from swarmnode.types import Example, ExampleKey, Stretch, check_given
 
 MAX_BOOK = 65_536
-"""Answers of the largest book (config: exchange.book_size)."""
+"""Answers of the largest book (lessons.SharingRule.book_size)."""
 
 MAX_TOKENS = 131_072
 """The most tokens of one answer in a saved book: more than any policy here writes."""

@@ -4,7 +4,7 @@ node/demonstrating.py -> groups of judged texts -> [Demonstrated] -> book_rule.p
 
 A demonstration that our own judge gave full marks is an entry of the book as our own finds are: it has the
 same constant advantage, and our end of text behind it. That is LUFFY's and SRFT's shape without their weights
-(`exchange.shaped` has LUFFY's): own groups by their advantages, and beside them, in the same step, texts that
+(`Lessons.shaped` has LUFFY's): own groups by their advantages, and beside them, in the same step, texts that
 no policy of ours sampled.
 
 The rule by which they fade: a demonstration that was drawn for a round is left out of it with the probability

@@ -20,7 +20,7 @@ from msgspec import Meta
 from swarmnode.errors import CheckpointError
 from swarmnode.training.foreign.book import Mend
 from swarmnode.training.foreign.teachers import Cosines
-from swarmnode.types import Example, ExampleKey, RolloutGroup, Stretch
+from swarmnode.types import ExampleKey, RolloutGroup, Stretch
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +45,6 @@ class GroupLesson:
     out. None: those of the group (losses.py)."""
     gains_only: bool = False
     """Only completions that are better than their group are learned from."""
-    end_foreign: bool = False
-    """Our end of text follows the answers of strangers in it: our judge has seen that they end there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +174,6 @@ class Rule(ABC):
         """How often, from 0 to 1, we fail on each task where full marks can be had. Empty: the rule does not
         count; a task that is not there is unknown."""
         return {}
-
-    def wanted_examples(self) -> Sequence[Example]:
-        """Examples that somebody solved and that we should answer ourselves next, oldest first."""
-        return ()
 
     def state(self) -> bytes:
         """What a restart has to know, for a checkpoint (`pack`)."""

@@ -9,11 +9,9 @@ config -> [sharing_rule] -> [make_rule] -> Rule.lessons -> Lessons -> round.py -
 - `successes`: the same, but of external groups only what is better than its group.
 - `book`: own groups, and verified right answers replayed where we fail, foreign and own (book_rule.py).
 - `own_book`: the same with nothing from others, its control.
-- `rescue`: a stranger's right answer takes the place of a failure of ours on the same example (rescue.py).
-- `hacpo`: external groups against a baseline that knows who is how capable (hacpo.py).
 
-Or one of one's own, by its import path; `Rule` is in lessons.py. The node reads this, so there is no torch
-here.
+Or one of one's own, by its import path (examples/rules/ has two); `Rule` is in lessons.py. The node reads
+this, so there is no torch here.
 """
 
 import random
@@ -59,13 +57,7 @@ def sharing_rule(config: Config) -> SharingRule:
         name = "sapo" if name == "sapo" else "successes"
     elif not exchange.enabled:
         name = "own_book" if name in ("book", "own_book") else "sapo"
-    return SharingRule(
-        name,
-        book_size=exchange.book_size,
-        book_replayed=exchange.book_replayed,
-        book_weight=exchange.book_weight,
-        shaped=exchange.shaped,
-    )
+    return SharingRule(name)
 
 
 def keeps_own(config: Config) -> bool:
@@ -75,7 +67,7 @@ def keeps_own(config: Config) -> bool:
 
 def adapts(config: Config) -> bool:
     """Whether less is taken from others while it works against us."""
-    return config.exchange.adapt and rule_of(sharing_rule(config).name).adapts
+    return rule_of(sharing_rule(config).name).adapts
 
 
 def uses_library(config: Config) -> bool:
@@ -91,7 +83,7 @@ def groups_wanted(config: Config) -> int:
 
 def make_rule(settings: SharingRule, seed: int, mend: Mend | None = None) -> Rule:
     """The rule of that name, knowing nothing yet. `mend`: what single foreign answers go through before a
-    book or a rescue takes them; None: they are taken as they are.
+    book takes them; None: they are taken as they are.
 
     >>> make_rule(SharingRule("sapo"), seed=0).keeps_own
     False

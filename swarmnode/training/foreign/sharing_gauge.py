@@ -3,7 +3,7 @@
 TrainReport.agreement, round by round -> [SharingGauge] -> J for the exchange, the share of what is replayed
                                               |
                                               +-> Counters (checkpoint), board.py (sharing: +0.04, J 16)
-own and external groups -> [TaskMarks] -> book_rule.py, rescue.py; [needs_of] -> node.py -> exchange
+own and external groups -> [TaskMarks] -> book_rule.py; [needs_of] -> node.py -> exchange
 
 The gauge is pure: a value, and each round makes the next one of it. A cosine (agreement.py) is noisy, and a
 test that is repeated every round finds something in pure noise sooner or later: two standard errors halved

@@ -16,15 +16,22 @@ from swarmnode.model.attention import (
     AttentionSettings,
     by_boxes,
     by_flash,
-    by_kernel,
     packed_attention,
 )
-from swarmnode.model.layout import PackedLayout, packed_layout
+from swarmnode.model.layout import PackedLayout, RowMask, packed_layout
 from swarmnode.native import compiler
 from swarmnode.native.passes import Sequences
 from tests.unit.model.flash_by_hand import flash_by_hand
 
 pytestmark = pytest.mark.skipif(compiler.library() is None, reason="no C compiler on this machine")
+
+
+def by_kernel(
+    query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, window: int | None, scale: float | None
+) -> Tensor:
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    return attention.by_kernel(query, key, value, RowMask(layout, window, scale))
+
 
 CPU = torch.device("cpu")
 MIXED = [7, 1, 19, 7, 3, 12, 1, 9]
@@ -151,8 +158,9 @@ def kernel_calls(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
 
     def call(query: Tensor, *others: Any) -> Tensor:
         calls.append(query.dtype)
-        return by_kernel(query, *others)
+        return on_the_kernel(query, *others)
 
+    on_the_kernel = attention.by_kernel
     monkeypatch.setattr(attention, "by_kernel", call)
     return calls
 

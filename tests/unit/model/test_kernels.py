@@ -304,13 +304,14 @@ def error_of_scaling() -> float:
 def linear_errors() -> dict[str, float]:
     """`lora_linear_segments` with this kernel against the same in float64 without."""
     from swarmnode.model import kernels
-    from swarmnode.model.lora import LoraWeights, StackedGemm, lora_linear_segments
+    from swarmnode.model.lora import GemmInputs, LoraWeights, StackedGemm, lora_linear_segments
 
     class Always:
         def pays(self, x_MK: Tensor, weight_NK: Tensor, rank: int) -> bool:
             return True
 
-        def __call__(self, x, weight, s, b, scaling, segments, bias) -> Tensor:
+        def __call__(self, given: GemmInputs) -> Tensor:
+            x, weight, s, b, scaling, segments, bias = given
             tiles = kernels.TileTable.build(segments, len(x), 16, x.device)
             config = kernels.LaunchConfig(16, 32, 32, 4, 2)
             return kernels.lora_gemm(x, weight, s, b, scaling, tiles, config, bias)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from swarmnode.model.adapter_stack import AdapterStack
-from swarmnode.model.lora import LoraWeights, Segment, lora_linear, lora_linear_segments
+from swarmnode.model.lora import GemmInputs, LoraWeights, Segment, lora_linear, lora_linear_segments
 
 K, N, TOKENS = 12, 20, 14
 SEGMENTS = (Segment(0, 5, 1), Segment(5, 7, -1), Segment(7, 7, 2), Segment(7, 11, 0), Segment(11, 14, 1))
@@ -72,16 +72,8 @@ class AddmmGemm:
     def pays(self, x_MK: Tensor, weight_NK: Tensor, rank: int) -> bool:
         return self._pays
 
-    def __call__(
-        self,
-        x_MK: Tensor,
-        weight_NK: Tensor,
-        s_MR: Tensor,
-        b_ANR: Tensor,
-        scaling_A: Tensor,
-        segments: tuple[Segment, ...],
-        bias_N: Tensor | None,
-    ) -> Tensor:
+    def __call__(self, given: GemmInputs) -> Tensor:
+        x_MK, weight_NK, s_MR, b_ANR, scaling_A, segments, bias_N = given
         self.calls += 1
         y_MN = F.linear(x_MK, weight_NK, bias_N)
         for s in segments:

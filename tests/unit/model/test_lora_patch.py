@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from swarmnode.errors import ModelError
-from swarmnode.model.lora import Segment
+from swarmnode.model.lora import GemmInputs
 from swarmnode.model.lora_patch import FusedLora, RoutedTokens
 
 VOCABULARY, HIDDEN, LENGTH = 11, 8, 6
@@ -294,16 +294,8 @@ class CountingGemm:
     def pays(self, x_MK: Tensor, weight_NK: Tensor, rank: int) -> bool:
         return True
 
-    def __call__(
-        self,
-        x_MK: Tensor,
-        weight_NK: Tensor,
-        s_MR: Tensor,
-        b_ANR: Tensor,
-        scaling_A: Tensor,
-        segments: tuple[Segment, ...],
-        bias_N: Tensor | None,
-    ) -> Tensor:
+    def __call__(self, given: GemmInputs) -> Tensor:
+        x_MK, weight_NK, s_MR, b_ANR, scaling_A, segments, bias_N = given
         self.calls += 1
         assert s_MR.shape[1] == b_ANR.shape[2] and len(b_ANR) == len(scaling_A)
         y_MN = nn.functional.linear(x_MK, weight_NK, bias_N)

@@ -90,7 +90,7 @@ def test_a_single_lucky_round_does_not_carry_it_on() -> None:
 
 
 def test_a_round_has_few_own_groups_and_several_steps_of_the_book() -> None:
-    config = load_config(environ={}, assignments=["rollout.groups=16", "exchange.book_replayed=64"]).config
+    config = load_config(environ={}, assignments=["rollout.groups=16"]).config
     assert mix_of(begun(), config) == RoundMix(groups=2, replayed=64 * STEPS, steps=STEPS, rate=RATE)
 
 
@@ -272,7 +272,6 @@ async def test_a_policy_that_never_found_an_answer_learns_it_from_a_library(
         "node.rounds=60",
         "node.eval_every=0",
         "exchange.external_groups=8",
-        "exchange.book_replayed=16",
         "exchange.mend='off'",
     ]
     config = load_config(environ={}, assignments=settings).config

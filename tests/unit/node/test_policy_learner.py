@@ -6,11 +6,12 @@ from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from swarmnode.config import Config
 from swarmnode.config_layers import load_config
-from swarmnode.errors import CheckpointError, ConfigError, TaskError
+from swarmnode.errors import CheckpointError, TaskError
 from swarmnode.model.base_model import load_base_model
 from swarmnode.model.policy import Policy
 from swarmnode.node.learner import Overlap, RoundRollouts
@@ -23,6 +24,7 @@ from swarmnode.tasks import curriculum
 from swarmnode.tasks.curriculum import level_of
 from swarmnode.training.checkpoint import Measure, Snapshot, Waiting, read_state, take_snapshot
 from swarmnode.training.checkpoint_store import CheckpointStore
+from swarmnode.training.learning_settings import changes
 from swarmnode.training.records import Counters
 from swarmnode.training.trainer import Trainer
 from swarmnode.types import Example, ExampleKey, Scores
@@ -354,96 +356,14 @@ def test_the_level_of_a_task_moves_with_its_pass_rate_and_goes_on_where_it_was(
     assert [asked(again, number) for number in (4, 5, 6)] == levels[3:6]
 
 
-# Budgets by what a probe says (rollout/schedule/group.py)
-
-ADAPTIVE = ("rollout.mode='sync'", "rollout.budget='adaptive'", "rollout.groups=6")
-
-
-def answers(rollouts: RoundRollouts) -> dict[ExampleKey, tuple[str, ...]]:
-    return {group.example.key: tuple(one.text for one in group.completions) for group in rollouts.groups}
-
-
-def test_adaptive_budgets_deal_the_answers_of_a_round_anew(make: Make) -> None:
-    fixed = answers(make("rollout.mode='sync'", "rollout.groups=6").rollouts(1))
-    adaptive = answers(make(*ADAPTIVE).rollouts(1))
-    sizes = [len(texts) for texts in adaptive.values()]
-    assert sum(sizes) == sum(len(texts) for texts in fixed.values()) == 24
-    assert min(sizes) == 2 < 4 < max(sizes) <= 16
-    assert adaptive.keys() == fixed.keys()
-    assert all(texts[:2] == fixed[key][:2] for key, texts in adaptive.items()), "the probes are the same"
+def test_rollouts_of_a_version_that_dealt_budgets_are_read(make: Make) -> None:
+    first, second = make(), make()
+    first.rollouts(1)
+    state = msgspec.msgpack.decode(first._waiting(Counters(round=0), b"").rollouts)
+    second._restore_rollouts(msgspec.msgpack.encode({**state, "pass_rates": {"odd": [1.0, 2.0, 0.0, 1.0]}}))
+    assert second._examples.place == first._examples.place
 
 
-def test_adaptive_budgets_are_the_same_for_the_same_seed(make: Make) -> None:
-    def rounds() -> list[dict[ExampleKey, tuple[str, ...]]]:
-        learner = make(*ADAPTIVE)
-        return [answers(learner.rollouts(number)) for number in (1, 2, 3)]
-
-    assert rounds() == rounds()
-
-
-def test_each_answer_is_judged_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    judged: list[int] = []
-    score = Odd.score
-
-    def counting(task: Odd, example: Example, completions: Sequence[str]) -> list[Scores]:
-        judged.append(len(completions))
-        return score(task, example, completions)
-
-    monkeypatch.setattr(Odd, "score", counting)
-    groups = make(*ADAPTIVE).rollouts(1).groups
-    assert sum(judged) == 24 and judged[:6] == [2] * 6
-    for group in groups:
-        assert [float(len(one.text) % 2) for one in group.completions] == list(group.rewards)
-
-
-def test_answers_that_are_compared_are_judged_together_once_all_are_there(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: dict[ExampleKey, int] = {}
-    score = Odd.score
-
-    def counting(task: Odd, example: Example, completions: Sequence[str]) -> list[Scores]:
-        seen[example.key] = len(completions)
-        return score(task, example, completions)
-
-    monkeypatch.setattr(Odd, "score", counting)
-    monkeypatch.setattr(Odd, "judges_groups", True, raising=False)
-    groups = make(*ADAPTIVE).rollouts(1).groups
-    assert max(seen.values()) > 4
-    assert seen == {group.example.key: len(group.completions) for group in groups}
-
-
-@pytest.mark.parametrize("steps", [3, 14, 20])
-def test_a_round_that_is_interrupted_while_it_is_dealt_goes_on_as_if_it_were_not(
-    make: Make, steps: int
-) -> None:
-    steady = make(*ADAPTIVE, home="steady")
-    first, second = answers(steady.rollouts(1)), answers(steady.rollouts(2))
-    cut = make(*ADAPTIVE, engine_kind=Alarm)
-    assert answers(cut.rollouts(1)) == first
-    engine = cut.engine
-    assert isinstance(engine, Alarm)
-    engine.ring, engine.steps_left = cut.interrupt, steps
-    assert not cut.rollouts(2).complete
-    cut.save(Counters(round=1), b"").result()
-    again = make(*ADAPTIVE)
-    assert again.resume() is not None
-    found = again.rollouts(2)
-    assert {key: len(texts) for key, texts in answers(found).items()} == {
-        key: len(texts) for key, texts in second.items()
-    }
-    assert answers(again.rollouts(3)) == answers(steady.rollouts(3))
-
-
-def test_adaptive_budgets_need_rounds_that_wait_and_groups_that_can_be_halved(make: Make) -> None:
-    for mode in ("refill", "april"):
-        with pytest.raises(ConfigError, match="mode=sync"):
-            make("rollout.budget='adaptive'", f"rollout.mode='{mode}'")
-    with pytest.raises(ConfigError, match="group_size"):
-        make(*ADAPTIVE, "rollout.group_size=2")
-
-
-def test_with_dynamic_sampling_each_asking_is_dealt(make: Make) -> None:
-    groups = make(*ADAPTIVE, "rollout.dynamic_sampling=4").rollouts(1).groups
-    assert sum(group.has_gradient for group in groups) >= 6
-    assert sum(len(group.completions) for group in groups) == 4 * len(groups)
+def test_a_checkpoint_of_before_tells_what_is_no_setting_any_more() -> None:
+    before = {"rollout.budget": "adaptive", "training.loss": "dapo"}
+    assert changes(before, {"training.loss": "dapo"}) == ("rollout.budget was adaptive, is fixed now",)

@@ -67,10 +67,9 @@ async def test_a_round_without_others_says_nothing_about_them() -> None:
     assert "sharing.agreement" not in measurements(status), "unknown is not zero"
 
 
-@pytest.mark.parametrize("setting", ["exchange.adapt=false", "exchange.rule=sapo", "exchange.rule=hacpo"])
-async def test_without_adaptation_it_is_only_looked_at(setting: str) -> None:
+async def test_without_adaptation_it_is_only_looked_at() -> None:
     learner = FakeLearner(KEY.peer_id)
-    asked, status = await asked_for(-0.2, setting, learner=learner)
+    asked, status = await asked_for(-0.2, "exchange.rule=sapo", learner=learner)
     assert set(asked) == {16} and set(learner.foreign_shares) == {1.0}
     assert (status.sharing.verdict, status.sharing.groups) == ("harms", 16)
     assert measurements(status)["sharing.agreement"] == pytest.approx(-0.2)

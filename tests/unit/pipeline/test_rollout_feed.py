@@ -133,7 +133,7 @@ def test_a_step_of_each_loss_is_the_single_machines_gradient_and_report(
     model: Any, pipeline: LocalPipeline, loss: Any, packed: bool
 ) -> None:
     """In micro-batches of unlike sizes, so that a wrong weight would tell."""
-    config = config_of(loss=loss, entropy_coef=0.01, max_policy_lag=1)
+    config = config_of(loss=loss, entropy_coef=0.01)
     trained = of_several_versions()
     expected, alone = trained_alone(single_machine(model), config, trained)
     feed = feed_of([PathSamples(WHOLE, trained)], config=config, packed=packed)

@@ -4,11 +4,9 @@ from collections import Counter
 
 import pytest
 
-from swarmnode.errors import ConfigError
 from swarmnode.pipeline.rollouts.routing import (
     Route,
     StageHolders,
-    path_of_depth,
     path_of_prompt,
     route_along,
 )
@@ -21,20 +19,6 @@ def test_a_prompt_always_takes_the_same_path_and_prompts_share_the_paths_out() -
     chosen = [path_of_prompt(paths, (number, 3)) for number in range(400)]
     assert chosen == [path_of_prompt(paths, [number, 3]) for number in range(400)]
     assert min(Counter(chosen).values()) > 70
-
-
-def test_a_depth_keeps_the_first_and_the_last_stage() -> None:
-    for stages in range(1, 12):
-        for depth in range(1, stages + 1):
-            path = path_of_depth(stages, depth)
-            assert (len(set(path)), path[0], list(path)) == (depth, 0, sorted(path))
-            assert depth == 1 or path[-1] == stages - 1
-
-
-@pytest.mark.parametrize("depth", [0, 4])
-def test_a_depth_that_cannot_be_is_refused(depth: int) -> None:
-    with pytest.raises(ConfigError):
-        path_of_depth(3, depth)
 
 
 def test_a_way_begins_at_the_own_node_and_keeps_the_order_of_the_path() -> None:

@@ -13,8 +13,7 @@ RATIOS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 16.0, math.inf)
 
 
 def named(name: str, **settings: Any) -> TrainingConfig:
-    bounds = {"correction_cap": 2.0, "correction_low": 0.5, "correction_high": 4.0}
-    return TrainingConfig.model_validate({"correction": name, **bounds, **settings})
+    return TrainingConfig.model_validate({"correction": name, **settings})
 
 
 def of(name: str, *ratios: float) -> TokenWeights:
@@ -54,32 +53,6 @@ def test_no_gradient_flows_through_a_weight(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_no_tokens_have_no_weights(name: str) -> None:
     assert of(name).values_M.shape == of(name).corrected_M.shape == (0,)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_token_of_too_old_a_version_is_left_out_and_no_other(name: str) -> None:
-    config = named(name, max_policy_lag=2)
-    log_ratio = torch.tensor([0.0, 0.1, 0.1, 50.0, 0.0])
-    found = token_weights(log_ratio, config, torch.tensor([0, 2, 3, 4, 1]))
-    without = token_weights(log_ratio, config)
-    assert found.too_old_M.tolist() == [False, False, True, True, False]
-    assert found.values_M.tolist() == [*without.values_M[:2].tolist(), 0.0, 0.0, without.values_M[4].item()]
-    assert (found.too_old, found.corrected) == (2, 0), "no token is counted twice"
-
-
-def test_without_a_bound_or_without_ages_no_token_is_too_old() -> None:
-    ages = torch.tensor([0, 1000])
-    for found in (
-        token_weights(torch.zeros(2), named("tis"), ages),
-        token_weights(torch.zeros(2), named("tis", max_policy_lag=1)),
-    ):
-        assert found.values_M.tolist() == [1.0, 1.0]
-        assert found.too_old == 0
-
-
-def test_max_policy_lag_0_keeps_only_the_newest_version() -> None:
-    found = token_weights(torch.zeros(3), named("none", max_policy_lag=0), torch.tensor([0, 1, 0]))
-    assert found.values_M.tolist() == [1.0, 0.0, 1.0]
 
 
 def test_corrected_tokens_are_counted() -> None:

@@ -12,14 +12,12 @@ from swarmnode.config import TrainingConfig
 from swarmnode.model.policy import Policy
 from swarmnode.training.forward import Forward
 from swarmnode.training.losses import StepSize
-from swarmnode.training.objective import ScoredTokens, objective, shares_of
+from swarmnode.training.objective import CORRECTION_CAP, ScoredTokens, objective, shares_of
 from swarmnode.training.packing import TrainingSample, completion_tokens, micro_batches
-from swarmnode.training.round import group_samples
-from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, Span, Stretch, one_span
+from swarmnode.types import Span, Stretch, one_span
 
 CPU = torch.device("cpu")
 PROMPT = (3, 4, 5)
-CAP = 2.0
 
 
 def sample(ids: Sequence[int], given: Sequence[Stretch], advantage: float, **changes: Any) -> TrainingSample:
@@ -59,7 +57,9 @@ def naive_gradients(policy: Policy, config: TrainingConfig) -> list[Tensor]:
         logprobs = logits.log_softmax(-1).gather(-1, torch.tensor(one.completion_ids)[:, None])[:, 0]
         weights = torch.ones_like(logprobs)
         if one.behaviour_logprobs is not None:
-            weights = (logprobs.detach() - torch.tensor(one.behaviour_logprobs)).exp().clamp(max=CAP)
+            weights = (
+                (logprobs.detach() - torch.tensor(one.behaviour_logprobs)).exp().clamp(max=CORRECTION_CAP)
+            )
         mask = torch.tensor(learned(one), dtype=logprobs.dtype)
         total = -(one.advantage * weights * logprobs * mask).sum()
         tokens = sum(sum(learned(mate)) for mate in SAMPLES)
@@ -87,7 +87,7 @@ def trained_gradients(policy: Policy, config: TrainingConfig) -> list[Tensor]:
 @pytest.mark.parametrize("loss", ["dapo", "grpo"])
 @pytest.mark.parametrize("packing", ["auto", "off"])
 def test_the_gradient_is_that_of_a_loss_masked_by_token(nudged: Policy, packing: Any, loss: str) -> None:
-    config = TrainingConfig(loss=loss, packing=packing, correction_cap=CAP, micro_batch_tokens=64)
+    config = TrainingConfig(loss=loss, packing=packing, micro_batch_tokens=64)
     expected = naive_gradients(nudged, config)
     assert len(expected) > 4 and all(gradient.abs().sum() > 0 for gradient in expected[::2])
     for found, wanted in zip(trained_gradients(nudged, config), expected, strict=True):
@@ -120,17 +120,3 @@ def test_versions_and_recorded_probabilities_are_those_of_the_learned_tokens() -
     assert batch.own.stale_M.tolist() == [False, False, True, True, False]
     torch.testing.assert_close(batch.own.logprobs_M, torch.tensor([-2.0, -2.1, -2.4, -2.5, -2.6]))
     assert batch.own.mask_N.tolist() == [True] * 5 + [False] * 3
-
-
-def test_a_soft_limit_counts_what_the_hard_one_counts() -> None:
-    """Both of two conversations that the limit cut are overlong, the one with long observations as well."""
-    cut = Completion("", (7,) * 10, (-1.0,) * 10, one_span(0, 10), "length", given=((1, 2),))
-    short = Completion("", (7,) * 3, (-1.0,) * 3, one_span(0, 3), "stop")
-    answers = (cut, replace(cut, given=((1, 9),)), short)
-    scores = ({"r": 1.0}, {"r": 1.0}, {"r": 0.5})
-    group = RolloutGroup(Example(ExampleKey("t", "1", 0, 0), "?"), answers, scores, "me", 0)
-    config = TrainingConfig(overlong_tokens=6, overlong_penalty=10.0)
-    samples = group_samples(group, PROMPT, config, max_tokens=10)
-    assert samples is not None
-    assert samples[0].advantage == samples[1].advantage < 0 < samples[2].advantage
-    assert [len(one.learned) for one in samples] == [9, 2, 3]

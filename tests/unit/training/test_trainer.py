@@ -306,12 +306,15 @@ def test_a_strangers_tokens_count_in_full_under_every_correction(
     assert all(torch.equal(update, updates[0]) for update in updates)
 
 
-def test_a_weight_scales_the_gradient_of_its_tokens(policy: Policy, group: GroupMaker) -> None:
+def test_a_weight_scales_the_gradient_of_its_tokens(
+    policy: Policy, group: GroupMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All tokens were half as likely when they were sampled as now: k = 2."""
     doubled = recorded(policy, [[math.log(2.0)] * len(answer) for answer in ANSWERS])
     norms: dict[str, float | None] = {}
     for correction, cap in (("none", 9.0), ("tis", 1.5), ("tis", 9.0), ("icepop", 9.0), ("decoupled", 9.0)):
-        trainer = trainer_for(policy, learning_rate=1e-12, correction=correction, correction_cap=cap)
+        monkeypatch.setattr(objective_module, "CORRECTION_CAP", cap)
+        trainer = trainer_for(policy, learning_rate=1e-12, correction=correction)
         report = trainer.train([group(ANSWERS, [1.0, 0.0, 0.5, 0.0], logprobs=doubled)], [])
         norms[f"{correction} {cap:g}"] = report.grad_norm
     plain = norms["none 9"]
@@ -360,23 +363,12 @@ def test_the_report_tells_how_far_the_own_tokens_were_from_the_policy_before_the
 
 @pytest.mark.parametrize(("correction", "tokens"), [("none", 0), ("tis", 2), ("icepop", 4), ("decoupled", 2)])
 def test_the_report_counts_truncated_and_masked_tokens(
-    policy: Policy, group: GroupMaker, correction: str, tokens: int
+    policy: Policy, group: GroupMaker, correction: str, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(objective_module, "CORRECTION_HIGH", 3.0)
     mine = group(ANSWERS, [1.0, 0, 0, 0], logprobs=recorded(policy, DRIFTED))
-    report = trainer_for(policy, correction=correction, correction_high=3.0).train([mine], [])
+    report = trainer_for(policy, correction=correction).train([mine], [])
     assert report.corrected_share == pytest.approx(tokens / 11)
-
-
-def test_own_tokens_beyond_the_lag_are_left_out_and_counted(policy: Policy, group: GroupMaker) -> None:
-    """Two of eleven tokens are two versions old, two more one version."""
-    policy.version = NEWEST
-    mine = group(ANSWERS, [1.0, 0, 0, 0], logprobs=recorded(policy, DRIFTED), spans=SPANS)
-    shares = {}
-    for lag in (None, 2, 1, 0):
-        trainer = trainer_for(policy, learning_rate=1e-12, max_policy_lag=lag)
-        policy.version = NEWEST
-        shares[lag] = trainer.train([mine], []).too_old_share
-    assert shares == {None: 0, 2: 0, 1: pytest.approx(2 / 11), 0: pytest.approx(4 / 11)}
 
 
 def test_optimizer_steps_are_of_equal_size(policy: Policy, group: GroupMaker) -> None:

@@ -1,4 +1,4 @@
-"""Right answers of conversations in the book, in its file, and in place of failures."""
+"""Right answers of conversations in the book and in its file."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +14,6 @@ from swarmnode.training.foreign.book_rule import BookRule
 from swarmnode.training.foreign.lessons import GroupLesson, SharingRule
 from swarmnode.training.foreign.mender import Mender
 from swarmnode.training.foreign.mending import Reading, ReadingRequest
-from swarmnode.training.foreign.rescue import Rescue
 from swarmnode.training.packing import TrainingSample
 from swarmnode.training.round import SampleRules, lesson_samples, replayed_samples
 from swarmnode.types import RolloutGroup, Stretch
@@ -77,18 +76,6 @@ def test_books_of_before_there_were_environments_are_read_and_damaged_ones_are_n
     assert old.book.entries == rule.book.entries and len(old.book.entries) == 1
     with pytest.raises(CheckpointError):
         old.restore(changed_entry(rule.state(), [[[1, 9]]]))
-
-
-def test_a_strangers_conversation_rescues_a_group_of_failures() -> None:
-    rescue = Rescue(SharingRule("rescue"))
-    known = [own(([3], 1.0), ([2], 0.0), index=number) for number in (1000, 1001)]
-    rescue.lessons(known, [], version=0)
-    mine = own(([2], 0.0), ([8], 0.0), index=5)
-    (lesson,) = rescue.lessons([mine], [conversations(author="stranger")], version=1).own
-    samples = lesson_samples(lesson, RULES)
-    assert samples is not None
-    (theirs,) = [sample for sample in samples if sample.given]
-    assert (theirs.completion_ids, theirs.given) == ((*IDS, EOS), GIVEN)
 
 
 def unread(requests: Sequence[ReadingRequest]) -> list[Reading]:

@@ -22,6 +22,7 @@ from swarmnode.types import RolloutGroup
 from tests.answered import EOS, foreign, own
 
 PROMPT = (5, 6)
+HACPO = "examples.rules.hacpo:Hacpo"
 WRONG, RIGHT = ([8, 9], 0.0), ([7, 7], 1.0)
 MINE = own(RIGHT, WRONG, WRONG, WRONG, index=0)
 THEIRS = foreign(([20, 21], 1.0), ([30, 31], 0.0), ([32, 33], 0.0), index=5)
@@ -154,21 +155,10 @@ def test_a_round_with_nothing_to_learn_and_an_empty_book_takes_no_step(policy: P
     assert report.zero_advantage_own == 1
 
 
-def test_a_rescued_group_is_trained_on_with_an_end_behind_the_strangers_success(policy: Policy) -> None:
-    trainer = trainer_for(policy, "rescue")
-    trainer.prepare([own(RIGHT, WRONG, index=100), own(RIGHT, WRONG, index=101)], [THEIRS])
-    taught = trainer.prepare([own(*[WRONG] * 4, index=5)], [])
-    (success,) = [sample for sample in samples(taught) if sample.behaviour_logprobs is None]
-    assert success.completion_ids == (20, 21, EOS)
-    assert success.advantage == pytest.approx(3**0.5, abs=1e-2), "of one success among four"
-    assert len(samples(taught)) == 4
-    assert taught.measured.groups["own", True] == 1
-
-
 def test_the_advantages_of_hacpo_are_what_is_trained_with(policy: Policy) -> None:
-    trainer = trainer_for(policy, "hacpo")
+    trainer = trainer_for(policy, HACPO)
     (lesson,) = trainer.rule.lessons([MINE], [THEIRS], version=0).external
-    taught = samples(trainer_for(policy, "hacpo").prepare([MINE], [THEIRS]))
+    taught = samples(trainer_for(policy, HACPO).prepare([MINE], [THEIRS]))
     found = [sample.advantage for sample in taught if sample.behaviour_logprobs is None]
     assert lesson.advantages is not None
     assert sorted(found) == pytest.approx(sorted(a for a in lesson.advantages if a is not None))
@@ -222,11 +212,10 @@ def hostile_rounds() -> list[tuple[str, list[RolloutGroup]]]:
 
 
 @pytest.mark.parametrize(("attack", "groups"), hostile_rounds())
-@pytest.mark.parametrize("name", ["book", "rescue"])
 def test_no_foreign_answer_has_more_credit_than_the_rule_gives(
-    policy: Policy, name: str, attack: str, groups: list[RolloutGroup]
+    policy: Policy, attack: str, groups: list[RolloutGroup]
 ) -> None:
-    trainer = trainer_for(policy, name)
+    trainer = trainer_for(policy, "book")
     trainer.prepare([own(RIGHT, WRONG, index=100), own(RIGHT, WRONG, index=101)], groups)
     taught = samples(trainer.prepare([own(*[WRONG] * 8, index=3)], []))
     credit = [sample.advantage for sample in taught if sample.behaviour_logprobs is None]

@@ -7,6 +7,7 @@ from swarmnode.config import Config
 from swarmnode.config_layers import load_config
 from swarmnode.errors import ConfigError
 from swarmnode.registry import SEAMS
+from swarmnode.training.foreign.lessons import Rule
 from swarmnode.training.foreign.rules import (
     adapts,
     groups_wanted,
@@ -26,32 +27,25 @@ def config(*settings: str) -> Config:
     return load_config(environ={}, assignments=list(settings)).config
 
 
-def test_every_setting_reaches_the_rule() -> None:
-    rule = sharing_rule(
-        config(
-            "exchange.rule=own_book",
-            "exchange.book_size=7",
-            "exchange.book_replayed=3",
-            "exchange.book_weight=1.5",
-            "exchange.shaped=true",
-        )
-    )
-    assert (rule.name, rule.book_size, rule.book_replayed, rule.book_weight, rule.shaped) == (
-        "own_book", 7, 3, 1.5, True,
-    )  # fmt: skip
-
-
 def test_the_config_knows_our_rules_and_no_others() -> None:
     with pytest.raises(ConfigError, match=r"no such rule: there are sapo, .* as mymodule:name"):
         config("exchange.rule=boko")
+
+
+@pytest.mark.parametrize("path", ["rules.rescue:Rescue", "rules.hacpo:Hacpo"])
+def test_a_rule_that_became_an_example_says_where_it_is(path: str) -> None:
+    name = path.partition(":")[2].lower()
+    with pytest.raises(ConfigError, match=f"an example now: with examples/ on PYTHONPATH it is {path}"):
+        config(f"exchange.rule={name}")
+    assert issubclass(rule_of(f"examples.{path}"), Rule)
 
 
 @pytest.mark.parametrize("name", [*SEAMS["rule"].ours, OWN_RULE])
 def test_every_name_is_a_rule_that_says_itself_what_it_asks_of_a_node(name: str) -> None:
     chosen = config(f"exchange.rule={name}", "exchange.external_groups=9")
     rule = make_rule(sharing_rule(chosen), seed=0)
-    assert rule.keeps_own == keeps_own(chosen) == (name in ("book", "own_book", "rescue", OWN_RULE))
-    assert rule.adapts == adapts(chosen) == (name in ("book", "successes", "rescue"))
+    assert rule.keeps_own == keeps_own(chosen) == (name in ("book", "own_book", OWN_RULE))
+    assert rule.adapts == adapts(chosen) == (name in ("book", "successes"))
     assert groups_wanted(chosen) == (0 if name == "own_book" else 9)
 
 
@@ -81,7 +75,7 @@ def test_a_rule_that_cannot_be_had_says_why_and_what_to_do(name: str, message: s
 
 @pytest.mark.parametrize(
     ("name", "becomes"),
-    [("sapo", "sapo"), ("book", "successes"), ("rescue", "successes"), (OWN_RULE, "successes")],
+    [("sapo", "sapo"), ("book", "successes"), (OWN_RULE, "successes")],
 )
 def test_a_pipeline_replays_nothing(name: str, becomes: str) -> None:
     assert sharing_rule(config("pipeline.name=attic", f"exchange.rule={name}")).name == becomes
@@ -93,7 +87,6 @@ def test_a_pipeline_replays_nothing(name: str, becomes: str) -> None:
         ("book", "own_book"),
         ("own_book", "own_book"),
         ("sapo", "sapo"),
-        ("rescue", "sapo"),
         (OWN_RULE, "sapo"),
     ],
 )
@@ -108,14 +101,14 @@ def test_the_own_book_wants_no_groups_of_others() -> None:
     assert groups_wanted(config("exchange.rule=book", "exchange.external_groups=9")) == 9
 
 
-@pytest.mark.parametrize("name", ["book", "own_book", "rescue"])
+@pytest.mark.parametrize("name", ["book", "own_book"])
 def test_a_rule_that_keeps_own_groups_is_handed_all_of_them(name: str) -> None:
     groups = [own(RIGHT, WRONG, index=n) for n in range(20)] + [own(RIGHT, RIGHT, index=30)]
     chosen = own_to_learn_from(groups, 4, config(f"exchange.rule={name}"), random.Random(0))
     assert chosen == groups
 
 
-@pytest.mark.parametrize("name", ["sapo", "successes", "hacpo"])
+@pytest.mark.parametrize("name", ["sapo", "successes"])
 def test_under_the_others_external_groups_take_the_places_of_own_ones(name: str) -> None:
     groups = [own(RIGHT, WRONG, index=n) for n in range(20)] + [own(RIGHT, RIGHT, index=30)]
     settings = config(f"exchange.rule={name}", "exchange.local_groups=4", "exchange.external_groups=4")

@@ -2,6 +2,8 @@
 
 own and external groups -> [Hacpo] -> Lessons
 
+    PYTHONPATH=examples swarmnode join --set exchange.rule=rules.hacpo:Hacpo
+
 HACPO (arXiv 2603.02604): agents of different strength answer; k learns from all of them. With P the mean
 reward of an agent's last rounds, w_kj = P_k / P_j, and R_ji the reward of answer i of agent j to one example:
 

@@ -1,6 +1,6 @@
 import pytest
 
-from swarmnode.training.foreign.hacpo import MAX_ORIGINS, OURSELVES, ROUNDS, Hacpo
+from examples.rules.hacpo import MAX_ORIGINS, OURSELVES, ROUNDS, Hacpo
 from swarmnode.training.foreign.lessons import Lessons, SharingRule
 from swarmnode.training.losses import EPSILON
 from swarmnode.types import RolloutGroup

@@ -1,0 +1,55 @@
+"""Rules of this benchmark's own: one of the product's each, with one thing changed.
+
+sapo_rules.py -> `exchange.rule` -> [BookInFull, BookLight, ...] -> training
+"""
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from swarmnode.training.foreign.book import Mend
+from swarmnode.training.foreign.book_rule import BookRule
+from swarmnode.training.foreign.lessons import Rule, SharingRule
+from swarmnode.training.foreign.rules import Sapo
+
+
+class BookInFull(BookRule):
+    """Takes as much of others as is set, whatever the gradients say."""
+
+    adapts = False
+
+
+class _Changed(Rule):
+    changes: ClassVar[dict[str, Any]]
+
+    def __init__(self, settings: SharingRule, seed: int = 0, mend: Mend | None = None) -> None:
+        super().__init__(replace(settings, **self.changes), seed, mend)
+
+
+class BookLight(_Changed, BookRule):
+    """Replays with an advantage of 1 in place of 4."""
+
+    changes: ClassVar = {"book_weight": 1.0}
+
+
+class BookHeavy(_Changed, BookRule):
+    """Replays with an advantage of 8."""
+
+    changes: ClassVar = {"book_weight": 8.0}
+
+
+class BookOf128(_Changed, BookRule):
+    """Replays twice as many answers."""
+
+    changes: ClassVar = {"book_replayed": 128}
+
+
+class ShapedBook(_Changed, BookRule):
+    """Weighs replayed tokens by how likely they are to us, as LUFFY does."""
+
+    changes: ClassVar = {"shaped": True}
+
+
+class ShapedSapo(_Changed, Sapo):
+    """Weighs tokens of others so."""
+
+    changes: ClassVar = {"shaped": True}
