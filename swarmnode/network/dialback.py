@@ -1,16 +1,4 @@
-"""Peers try whether we can be dialled: what the network stack says about that is not trusted.
-
-Reachability -> [DialBack.ask] -> stream /swarmnode/dialback/1 -> [DialBack.answer] of a peer
-             -> TCP to the address that it sees us at -> [answers_as]: does our identity answer there?
-
-The question is a port. The address is never the asker's choice: a peer dials only where it sees the asker's
-own connection come from, and only public addresses, so nobody is made to knock at doors of others. How often
-is bounded by asker, by address and in all.
-
-Whether it is us who answers is shown by libp2p's Noise handshake (Noise_XX_25519_ChaChaPoly_SHA256, as in the
-Noise specification and libp2p's): its second message already proves that whoever answers has the static key
-that our identity signed. The third is never sent, so who tries needs no identity, and no connection comes up.
-"""
+"""Peers try whether we can be dialled; the network stack's own word on it is not trusted."""
 
 import asyncio
 import hashlib
@@ -45,13 +33,14 @@ WINDOW_S = 10.0
 MAX_PER_ASKER = 2
 MAX_PER_ADDRESS = 8
 MAX_IN_ALL = 32
-"""Within the window: questions of one peer, dials to one address, and either together."""
+"""Within the window: most questions of one peer, most dials to one address, and most of either in all."""
 
 Outcome = Literal["reached", "silent", "refused"]
-"""It was us who answered; nobody did, or somebody else; nobody was dialled."""
+"""Result of a try. reached: we answered. silent: nobody answered, or somebody else. refused: nobody was
+dialled."""
 
 Answers = Callable[[str, int, str], Awaitable[bool]]
-"""Called with (IP address, TCP port, peer id); tells whether this peer answers there."""
+"""Called with (IP address, TCP port, peer id); returns True if this peer answers there."""
 
 
 class _Question(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -59,11 +48,11 @@ class _Question(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a peer says of its try."""
+    """The report of a peer on its try to dial us."""
 
     outcome: Outcome
     seen: Annotated[str, msgspec.Meta(max_length=45)] = ""
-    """The IP address that it sees us at; empty: none that can be dialled."""
+    """IP address that the peer sees us at. Empty: it sees none that can be dialled."""
 
 
 _questions = msgspec.msgpack.Decoder(_Question)
@@ -83,11 +72,12 @@ class DialBack:
         self._dials: deque[tuple[float, str]] = deque()
 
     async def serve(self) -> None:
-        """Answer the questions of others from now on. Raises NetworkError."""
+        """Answers the questions of other peers from now on. Raises NetworkError."""
         await self._host.serve(PROTOCOL, self.answer, max_request_bytes=MAX_QUESTION_BYTES)
 
     async def ask(self, peer: str, port: int) -> Told | None:
-        """Return what a peer finds at a port of ours; None where it does not say. Raises HostDown."""
+        """Returns the result of a peer's try to dial a port of ours. None: it does not say. Raises
+        HostDown."""
         question = msgspec.msgpack.encode(_Question(port))
         try:
             answer = await self._host.request(
@@ -100,7 +90,7 @@ class DialBack:
             return None
 
     async def answer(self, peer: str, request: bytes) -> bytes:
-        """Return what we find at a port of a peer, and nothing at all to a question that is none."""
+        """Returns the result of dialling a peer's port; empty for a malformed question."""
         try:
             port = _questions.decode(request).port
         except msgspec.MsgspecError as error:
@@ -117,7 +107,7 @@ class DialBack:
 
 
 def _has_room(taken: deque[tuple[float, str]], by: str, most: int, now: float) -> bool:
-    """Return True, and take a place, where fewer than `most` are taken within the window, and not all."""
+    """Takes a place in the window and returns True; False if `most` of one asker or MAX_IN_ALL are taken."""
     while taken and taken[0][0] <= now - WINDOW_S:
         taken.popleft()
     if len(taken) >= MAX_IN_ALL or sum(by == one for _, one in taken) >= most:

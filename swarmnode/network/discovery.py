@@ -41,31 +41,34 @@ logger = logging.getLogger(__name__)
 # ---- the peer book ----
 
 Source = Literal["seed", "cache", "kademlia", "mdns"]
-"""Who told us: the user's configuration, an earlier run, the routing table, the local network."""
+"""Origin of an address: the user's configuration, an earlier run, the routing table, or the local network."""
 
 MAX_ADDRESSES = 512
-"""Enough to rejoin a swarm of any size, and a file below 100 KiB. Seeds are never forgotten."""
+"""Most addresses remembered: enough to rejoin a swarm of any size, in a file below 100 KiB. Seeds are never
+forgotten."""
 
 MAX_FILE_BYTES = 1024 * 1024
 """A larger peer book is not one of ours."""
 
 FIRST_RETRY_S = 2.0
 MAX_RETRY_S = 300.0
-"""A seed that comes back after a night is found within five minutes."""
+"""Longest wait between dials of one address, in seconds: a seed that comes back after a night is found within
+five minutes."""
 
 ALONE_RETRY_S = 15.0
-"""The same for who is connected to nobody: a home whose line was down is back in the swarm soon after."""
+"""Longest wait in seconds while we are connected to nobody: a home whose line was down is soon back in the
+swarm."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownAddress:
-    """One address and what became of it. Times are seconds since the epoch."""
+    """One address and its history. Times are seconds since the epoch."""
 
     address: str
     """Ends in `/p2p/<peer id>`."""
     source: Source
     last_seen: float | None = None
-    """When we were last connected there. None: never."""
+    """Time of our last connection there. None: never."""
     failures: int = 0
     """Failed dials in a row."""
     retry_at: float = 0.0
@@ -118,13 +121,13 @@ class PeerBook:
             self._known[address] = replace(known, source=source)
 
     def succeeded(self, address: str, now: float) -> None:
-        """We are connected there."""
+        """Records a connection to this address."""
         known = self._known.get(address)
         if known is not None:
             self._known[address] = replace(known, last_seen=now, failures=0, retry_at=0.0)
 
     def failed(self, address: str, now: float, rng: random.Random, *, alone: bool = False) -> None:
-        """A dial failed: wait longer before the next one. `alone`: we are connected to nobody."""
+        """Records a failed dial: the next one waits longer. `alone`: we are connected to nobody."""
         known = self._known.get(address)
         if known is not None:
             failures = known.failures + 1
@@ -151,7 +154,8 @@ def retry_delay_s(failures: int, rng: random.Random, longest_s: float = MAX_RETR
 def next_dials(
     book: Iterable[KnownAddress], connected: Collection[str], now: float, target: int
 ) -> tuple[str, ...]:
-    """Addresses to dial now, best first: enough for `target` peers, one per peer, none before its time."""
+    """Returns the addresses to dial now, best first: enough for `target` peers, one per peer, none before its
+    time."""
     wanted = target - len(connected)
     due: dict[str, KnownAddress] = {}
     for known in sorted(book, key=_worth, reverse=True):
@@ -192,26 +196,27 @@ def _set_aside(path: Path) -> None:
 
 
 def _worth(known: KnownAddress) -> tuple[bool, int, float]:
-    """Order of usefulness: seeds, then those that failed least, then those seen last."""
+    """Returns the sort key of usefulness: seeds first, then fewest failures, then latest connection."""
     return known.source == "seed", -known.failures, known.last_seen or 0.0
 
 
 # ---- discovery ----
 
 TARGET_PEERS = 8
-"""GossipSub keeps 6 neighbours per topic and tolerates 4 to 12; the rest is found by others dialling us."""
+"""Wanted number of peers. GossipSub keeps 6 neighbours per topic and tolerates 4 to 12; others dial us."""
 
 MAX_DIALS_AT_ONCE = 8
 DIAL_TIMEOUT_S = 10.0
 
 WATCH_INTERVAL_S = 2.0
-"""How often the connections are counted, at most. An address that becomes due earlier is dialled then."""
+"""Most seconds between two counts of the connections. An address that becomes due earlier is dialled then."""
 
 FIND_INTERVAL_S = (5.0, 60.0)
-"""Time between look-ups of the namespace: the first while peers are wanted, doubling up to the second."""
+"""Seconds between look-ups of the namespace: the first while peers are wanted, doubling up to the second."""
 
 ADVERTISE_INTERVAL_S = 600.0
-"""Provider records live for a day, but the peers that keep them come and go."""
+"""Seconds between advertisements. Provider records live for a day, but the peers that keep them come and
+go."""
 
 ADVERTISE_RETRY_S = (1.0, 60.0)
 
@@ -219,7 +224,7 @@ MDNS_RETRY_S = 60.0
 
 LOOK_UP_INTERVAL_S = 3600.0
 LOOK_UP_RETRY_S = 60.0
-"""Between two look-ups of names, attached and alone."""
+"""Seconds between two look-ups of names, while attached and while alone."""
 
 
 class Discovery:
@@ -266,7 +271,7 @@ class Discovery:
 
     @property
     def reach(self) -> Reach:
-        """Whether others can reach us, as far as peers found out."""
+        """Reachability of this node from outside, as far as peers have found out."""
         return self._reachability.reach
 
     async def run(self) -> None:
@@ -345,7 +350,7 @@ class Discovery:
         return [known for known in self._book if known.peer_id != self._host.peer_id]
 
     def _dialled(self) -> dict[str, str]:
-        """Return who let us in where everybody can dial, and the address."""
+        """Returns the connected peers that we dialled at a public address, with that address."""
         open_to_us = (known for known in self._others() if known.last_seen is not None and not known.failures)
         return {known.peer_id: known.address for known in open_to_us if is_for_outsiders(known.address)}
 

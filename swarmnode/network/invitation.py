@@ -18,19 +18,19 @@ PREFIX = "sn1:"
 """Begins every invitation of this version."""
 
 MAX_SEEDS = 4
-"""One address is enough to join a swarm; others stand in for it on a bad day."""
+"""Most seeds of an invitation. One address is enough to join a swarm; others stand in for it on a bad day."""
 
 MAX_NAME_CHARS = 63
 MAX_KEY_BYTES = 72
 MAX_INVITATION_CHARS = 2048
-"""The longest with four addresses by relays, a name and a key stays below."""
+"""Longest invitation in characters. Four addresses by relays, a name and a key stay below."""
 
 _ANY_VERSION = re.compile(r"sn([0-9]{1,4}):")
 _HINT = "ask for a new one, and paste it as a whole: it looks like sn1:k6hjb21tb25z..."
 
 
 class Invitation(msgspec.Struct, frozen=True, kw_only=True):
-    """How to join one swarm."""
+    """Everything that a machine needs to join one swarm."""
 
     name: str = "commons"
     """The swarm's name."""

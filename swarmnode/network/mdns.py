@@ -39,7 +39,7 @@ MAX_TXT_STRING_BYTES = 255
 """The longest DNS character-string: the length in front is one byte."""
 
 MAX_WAITING_NAMES = 64
-"""Instances found but not yet asked for their TXT record; more are ignored until there is room."""
+"""Most instances found but not yet asked for their TXT record; more are ignored until there is room."""
 
 TXT_TIMEOUT_S = 2.0
 
@@ -74,7 +74,8 @@ def parse_txt(record: bytes) -> tuple[str, ...]:
 
 
 class LocalPeers:
-    """What the local network announces: iterate for the addresses of one instance after the other, forever.
+    """The peers that the local network announces: iterating gives the addresses of one instance after the
+    other, forever.
 
     async with local_peers(await host.addresses()) as local:
         async for addresses in local: ...
@@ -111,7 +112,7 @@ class LocalPeers:
 async def local_peers(
     addresses: Sequence[str], *, namespace: str = "", interfaces: Sequence[str] = ()
 ) -> AsyncGenerator[LocalPeers, None]:
-    """Announce our addresses and browse for others, on these interfaces (IP addresses; none: all).
+    """Announces our addresses and looks for others, on these interfaces (IP addresses; empty: all).
 
     Raises NetworkError when the machine has no multicast.
     """

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class MemoryNetwork:
-    """The wires. The same seed and the same calls give the same losses and delays."""
+    """The wires of a simulated network. The same seed and the same calls give the same losses and delays."""
 
     def __init__(
         self, *, seed: int = 0, loss: float = 0.0, delay_s: tuple[float, float] = (0.0, 0.0)
@@ -89,7 +89,8 @@ class MemoryNetwork:
             providers.discard(host.peer_id)
 
     def dial(self, peer_id: str, address: str) -> str:
-        """Connect a host to an address and return who is there. Raises PeerUnreachable, NetworkError."""
+        """Connects a host to an address and returns the peer id there. Raises PeerUnreachable,
+        NetworkError."""
         _, other = split_peer(address)
         host = self._hosts.get(other)
         if host is None or host.address != address:
@@ -120,7 +121,7 @@ class MemoryNetwork:
         return tuple(sorted(peer for peer in linked if self._wired(peer_id, peer)))
 
     def far_ends(self, peer_id: str) -> dict[str, tuple[str, ...]]:
-        """Return where `peer_id` sees each of its neighbours."""
+        """Returns the addresses at which `peer_id` sees each of its neighbours."""
         return {peer: (split_peer(self._hosts[peer].address)[0],) for peer in self.neighbours(peer_id)}
 
     def reachable(self, peer_id: str, through: "Callable[[MemoryHost], bool]") -> tuple["MemoryHost", ...]:
@@ -147,7 +148,7 @@ class MemoryNetwork:
                 host.deliver(message)
 
     def stream(self, one: str, other: str) -> tuple[MemoryStream, MemoryStream]:
-        """Both ends of a new stream, each piece of it as late as gossip would be. It has no losses."""
+        """Returns both ends of a new stream. Each piece is delayed like gossip, and none is lost."""
         cuts = self._cuts[one], self._cuts[other]
 
         def state() -> str:
@@ -214,13 +215,14 @@ class MemoryHost:
         await asyncio.gather(*self._serving, return_exceptions=True)
 
     def go_down(self, reason: str = "taken down by the test") -> None:
-        """Behave as a host whose daemon died: connections are gone, calls raise HostDown."""
+        """Behaves like a host whose daemon died: connections are gone, calls raise HostDown."""
         self._redial = self._network.neighbours(self._peer_id)
         self._network.unlink(self._peer_id)
         self._set_state("restarting", reason)
 
     def come_back(self) -> None:
-        """Behave as a host whose daemon was restarted: connected again to the peers that are still there."""
+        """Behaves like a host whose daemon was restarted: connected again to the peers that are still
+        there."""
         self._status = HostStatus("up", time.time(), self._status.restarts + 1, "")
         for peer_id in self._redial:
             try:
@@ -327,14 +329,14 @@ class MemoryHost:
                 queue.put(heard)
 
     async def handle(self, peer_id: str, protocol: str, request: bytes) -> bytes | None:
-        """Called by a peer with a request. None: refused."""
+        """Called by a peer with a request. Returns None if it is refused."""
         service = self._services.get(protocol)
         if service is None or len(request) > service.max_request_bytes:
             return None
         return await respond(service, peer_id, request)
 
     def take_stream(self, stream: MemoryStream, protocol: str) -> bool:
-        """Called by a peer that opens a stream. False: refused."""
+        """Called by a peer that opens a stream. Returns False if it is refused."""
         handler = self._stream_handlers.get(protocol)
         if handler is None:
             return False

@@ -45,22 +45,25 @@ from swarmnode.network.streams import SocketStream, StreamHandler
 logger = logging.getLogger(__name__)
 
 DEFAULT_LISTEN = ("/ip4/127.0.0.1/tcp/0",)
-"""Loopback only: being reachable from elsewhere is the user's decision."""
+"""Addresses to listen on by default: loopback only, since being reachable from elsewhere is the user's
+decision."""
 
 MAX_REMEMBERED_PEERS = 64
-"""Dialled again after a restart. GossipSub needs 6 to 12 neighbours, discovery finds the others."""
+"""Most peers that are dialled again after a restart. GossipSub needs 6 to 12 neighbours; discovery finds the
+others."""
 
 MAX_LOOKUPS_PER_PROBE = 8
 LOOKUP_TIMEOUT_S = 1.0
-"""The daemon knows a connected peer's addresses; one that left meanwhile must not hold up the probes."""
+"""Seconds for a look-up. The daemon knows a connected peer's addresses; one that left must not hold up the
+probes."""
 
 REDIAL_TIMEOUT_S = 10.0
 
 PUNCHES = 3
 PUNCH_WAIT_S = 5.0
 PUNCH_PAUSE_S = 0.5
-"""A relayed connection that is not followed by a direct one within this time is made again, so many times:
-the daemon tries once for each, and in vain while the other side does not yet know its own address."""
+"""Seconds within which a relayed connection has to be followed by a direct one; then it is made again, a few
+times. The daemon tries once for each, and in vain while the other side does not yet know its own address."""
 
 
 def namespace_cid(namespace: str) -> bytes:
@@ -89,11 +92,11 @@ class P2pdHost:
         relays: Sequence[str] | None = None,
         relay_for_others: bool = False,
     ) -> None:
-        """`listen`: where to accept connections; port 0 picks a port once and keeps it.
-        `announce`: what to tell others instead, when they reach us under other addresses.
-        `map_port`: the router is asked to forward the port, and others are told where it does.
-        `relays`: peers that take connections for us; empty: others' relayed addresses can be dialled; None:
-        neither. `relay_for_others`: take connections for those whom nobody can dial."""
+        """`listen`: addresses to accept connections at; port 0 picks a port once and keeps it. `announce`:
+        addresses to tell others instead. `map_port`: asks the router to forward the port, and tells others
+        the forwarded address. `relays`: peers that take connections for us; empty: only others' relayed
+        addresses can be dialled; None: neither. `relay_for_others`: takes connections for peers that nobody
+        can dial."""
         self._skipped = Skipped()
         self._gate = Gate(lambda: self._supervisor.listen, relays=relay_for_others)
         self._uses_relays = relays is not None
@@ -283,7 +286,7 @@ class P2pdHost:
             task.cancel()
 
     async def _restore(self, control: ControlClient) -> None:
-        """Give a new daemon what the old one had."""
+        """Restores the state of the old daemon in a new one."""
         for protocol in (*self._incoming.services, *self._incoming.handlers):
             await control.handle_streams(protocol, self._listener)
         for queue in tuple(self._topics):
@@ -293,7 +296,7 @@ class P2pdHost:
                 self._spawn(self._redial(control, peer))
 
     async def _look_at_relayed(self, connected: set[str]) -> None:
-        """See to it that one of the two ends, the one with the smaller id, tries for a direct connection."""
+        """Has one of both ends, the one with the smaller id, try for a direct connection."""
         self._punched &= connected | self._punching
         for peer_id, ends in (await self.far_ends()).items():
             if peer_id > self._peer_id and peer_id not in self._punched and all(map(is_relayed, ends)):
@@ -302,7 +305,7 @@ class P2pdHost:
                 self._spawn(self._punch(PeerAddresses(peer_id, ends)))
 
     async def _punch(self, peer: PeerAddresses) -> None:
-        """Give a relayed connection a few tries to become a direct one, as long as nothing goes over it."""
+        """Gives a relayed connection a few tries to become a direct one while no stream uses it."""
         try:
             for _ in range(PUNCHES):
                 await asyncio.sleep(PUNCH_WAIT_S)
@@ -326,7 +329,7 @@ class P2pdHost:
             logger.debug("%s was not reached again after the restart: %s", peer.peer_id, error)
 
     async def _observe(self, control: ControlClient) -> None:
-        """Remember whom we are connected to, with every address they told the daemon."""
+        """Remembers the connected peers, with every address that they told the daemon."""
         connected = await self._gate.look(control)
         if self._uses_relays:
             await self._look_at_relayed(connected)
@@ -356,7 +359,7 @@ class P2pdHost:
             writer.transport.abort()
 
     async def _pump(self, queue: MessageQueue, control: ControlClient, stream: Stream) -> None:
-        """Move messages from the daemon to the queue. It must never wait: the daemon drops after 32."""
+        """Moves messages from the daemon to the queue. Never waits: the daemon drops messages after 32."""
         reader, writer = stream
         try:
             while not queue.closed:

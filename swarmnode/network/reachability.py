@@ -1,11 +1,4 @@
-"""Can others reach us? The verdict, in words and with what to do next.
-
-connected peers -> [helpers] three of different networks -> dialback.py tries our port -> [Tries]
-rounds -> [SoFar.after] two that agree -> [conclude] -> Reach -> status.py, panel, log, doctor, invitations
-
-Nobody is believed alone where several can be asked, and a verdict changes only after two rounds in a row that
-say the same. With fewer than three networks to ask, the verdict says how many looked.
-"""
+"""The verdict whether other peers can reach us, in words and with advice."""
 
 import asyncio
 import logging
@@ -27,33 +20,34 @@ from swarmnode.network.multiaddr import is_for_outsiders, parse_address, scope_o
 logger = logging.getLogger(__name__)
 
 Verdict = Literal["unknown", "reachable", "relayed", "local", "nobody"]
-"""Not known yet; everybody can dial us; others get our groups from a peer that they can dial; only our own
-network or machine can dial us; nobody can get anything from us."""
+"""Verdict of reachability. unknown so far; everybody can dial us; others get our groups through a peer; only
+our own network or machine can dial us; nobody can get anything from us."""
 
 LOOK_EVERY_S = 1.0
 AGAIN_S = 10.0
-"""Time between two rounds while the verdict is open, and the least time between any two."""
+"""Seconds between two rounds while the verdict is open, and the least between any two."""
 CHECK_EVERY_S = 300.0
-"""The same while it stands."""
+"""Seconds between two rounds while the verdict stands."""
 PATIENCE_S = 20.0
-"""How long after the start nobody is told that nothing reaches them: peers are still being dialled."""
+"""Seconds after the start before a node is called unreachable: peers are still being dialled."""
 
 HELPERS = 3
-"""Peers of different networks that are asked in one round."""
+"""Most peers, of different networks, asked in one round."""
 ROUNDS_THAT_AGREE = 2
 
 
 class Reach(msgspec.Struct, frozen=True):
-    """Who can reach this node, in words."""
+    """The reachability of this node, in words."""
 
     verdict: str = "unknown"
     """A `Verdict`."""
     text: str = "not known yet whether others can reach you"
     """The verdict in words."""
     steps: tuple[str, ...] = ()
-    """What the person can do about it, the best first."""
+    """Advice to the user, the best first."""
     addresses: tuple[str, ...] = ()
-    """Addresses that an outsider joins the swarm by: our own, or those of who hands on our groups."""
+    """Addresses by which an outsider joins the swarm: our own, or those of the peer that hands on our
+    groups."""
 
     def told(self) -> str:
         """Return the verdict and, where nobody reaches us, the numbered steps, as one line."""
@@ -64,21 +58,21 @@ class Reach(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Tries:
-    """What the peers said that were asked in one round."""
+    """The results of one round, summed over the peers that were asked."""
 
     reached: int = 0
     silent: int = 0
     seen: str = ""
-    """The public IP address that most of them see us at."""
+    """Public IP address that most of them see us at."""
 
     @property
     def says(self) -> bool | None:
-        """What most of them found; None where nobody looked, or as many say the one as the other."""
+        """Result that most of them found. None: nobody looked, or it is a tie."""
         return None if self.reached == self.silent else self.reached > self.silent
 
 
 def count(answers: Sequence[Told]) -> Tries:
-    """Return what these answers come to; who refused to look says nothing."""
+    """Returns the sum of these reports; a peer that refused to look counts for nothing."""
     looked = [told for told in answers if told.outcome != "refused"]
     reached = sum(told.outcome == "reached" for told in looked)
     seen = [told.seen for told in looked if told.seen]
@@ -87,17 +81,17 @@ def count(answers: Sequence[Told]) -> Tries:
 
 @dataclass(frozen=True, slots=True)
 class SoFar:
-    """What is held true after the rounds so far."""
+    """The belief after the rounds so far."""
 
     reached: bool | None = None
     against: int = 0
-    """Rounds in a row that said otherwise."""
+    """Rounds in a row with the opposite result."""
     asked: int = 0
-    """Peers that the last round is from that said what is held true."""
+    """Number of peers with an answer in the last round that agreed with this belief."""
     seen: str = ""
 
     def after(self, found: Tries) -> "SoFar":
-        """Return what is held true after one more round."""
+        """Returns the belief after one more round."""
         says, asked, seen = found.says, found.reached + found.silent, found.seen or self.seen
         if says is None:
             return self
@@ -109,7 +103,7 @@ class SoFar:
 
 
 def helpers(ends: Mapping[str, Sequence[str]], rng: random.Random) -> list[str]:
-    """Return the connected peers to ask, one of each network: who is at home next door knows no more."""
+    """Returns the connected peers to ask, one of each network, since neighbours know the same."""
     by_network: dict[str, str] = {}
     for peer in rng.sample(sorted(ends), len(ends)):
         for network in filter(None, map(_network_of, ends[peer])):
@@ -127,25 +121,25 @@ def _network_of(end: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """All that the verdict follows from, at one moment."""
+    """The evidence for a verdict, at one moment."""
 
     peer_id: str
     addresses: tuple[str, ...]
-    """Our own, each with /p2p/, as the host tells them."""
+    """Our own addresses, each with /p2p/, as the host tells them."""
     peers: int
-    """Connected ones."""
+    """Number of connected peers."""
     outside: int
-    """Connected ones with a public address."""
+    """Number of connected peers with a public address."""
     through: Mapping[str, str]
-    """Connected peers that we dialled at a public address ourselves, and this address."""
+    """Addresses of connected peers that we dialled at a public address ourselves, by peer id."""
     settled: bool
     """False in the first moments after the start."""
     asks_router: bool = False
-    """The router was asked to forward our port."""
+    """True if the router was asked to forward our port."""
 
 
 def conclude(held: SoFar, place: Place) -> Reach:
-    """Return the verdict in words."""
+    """Returns the verdict on this evidence, in words."""
     port = tcp_port(place.addresses)
     own = tuple(address for address in place.addresses if is_for_outsiders(address))
     steps = _steps(port, held.seen, place.asks_router)
@@ -207,7 +201,7 @@ def _steps(port: int | None, seen: str, asks_router: bool) -> tuple[str, ...]:
 
 
 def tcp_port(addresses: Sequence[str]) -> int | None:
-    """Return the TCP port to be tried: of the first address that others could use.
+    """Returns the TCP port to be tried: that of the first address that others could use.
 
     >>> tcp_port(["/ip4/192.168.1.20/udp/4001/quic-v1", "/ip4/192.168.1.20/tcp/4002"])
     4002
@@ -220,7 +214,7 @@ def tcp_port(addresses: Sequence[str]) -> int | None:
 
 
 class Reachability:
-    """Has peers try whether we can be dialled, over and over. `reach` is the verdict so far."""
+    """Has peers try again and again whether we can be dialled. `reach` is the verdict so far."""
 
     def __init__(
         self,
@@ -232,8 +226,8 @@ class Reachability:
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:
-        """`dialled`: peers that answered when we dialled them, and the address where they did. `asks_router`:
-        the host asks the router to forward its port."""
+        """`dialled`: peers that answered our dials, and the address of each. `asks_router`: the host asks the
+        router to forward its port."""
         self._host = host
         self._dialled = dialled
         self._asks_router = asks_router
@@ -250,7 +244,7 @@ class Reachability:
         self.reach = Reach()
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Asks until cancelled."""
         while True:
             try:
                 await self._look()
@@ -287,7 +281,7 @@ class Reachability:
         return networks > 0 and since_s >= (AGAIN_S if is_open or changed else CHECK_EVERY_S)
 
     async def _ask(self, ready: Sequence[str], addresses: tuple[str, ...]) -> None:
-        """One round. Who does not answer is replaced by another, once."""
+        """Asks one round of peers. One that does not answer is replaced by another, once."""
         port = tcp_port(addresses)
         if port is None:
             return

@@ -1,11 +1,4 @@
-"""Passing on connections of those whom nobody can dial: what our daemon grants as a relay, and its test.
-
-p2pd_supervisor.py -> [grants_what_was_asked] -> a second daemon -> a reservation at ours -> its limits
-
-Relays are libp2p's (circuit v2). The daemon starts two services of them that race for the same name: one with
-the limits that we asked for, one that cuts every circuit after 128 KiB and two minutes. A reservation names
-the limits that hold, so we make one right after the start and know which of them won. That is final.
-"""
+"""Relaying connections of peers that nobody can dial: the limits of our daemon as a relay, and their test."""
 
 import asyncio
 import logging
@@ -35,7 +28,7 @@ RELAY_IN_WORDS = (
     f"for {RELAY_RESERVATIONS} peers, {RELAY_CIRCUITS} circuits of each,"
     f" {RELAY_BYTES / 2**30:g} GiB each way or {RELAY_TIME_S // 60} min a circuit"
 )
-"""What we let through, for a person."""
+"""Limits of our relay, in words."""
 
 MAX_REPLY_BYTES = 4096
 ASK_TIMEOUT_S = 5.0
@@ -118,7 +111,7 @@ def _fields(message: bytes) -> dict[int, int | bytes]:
 
 
 def on_this_machine(address: str) -> str:
-    """Return where a program on this machine dials an address that is listened on.
+    """Returns the address at which a program on this machine dials a listening address.
 
     >>> on_this_machine("/ip4/0.0.0.0/tcp/4001")
     '/ip4/127.0.0.1/tcp/4001'

@@ -1,11 +1,4 @@
-"""Which engine runs a model, and why.
-
-node, cli -> [make_engine] -> decode/embedded.py | vllm/engine.py | decode/fallback.py, where neither can
-                 ^
-  choose(outline) before the weights are loaded: what cannot be had is refused then
-
-An engine is imported when it is chosen, and what knows of vLLM when it is asked about vLLM.
-"""
+"""The choice of an engine for a model, with its reason."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -26,14 +19,14 @@ logger = logging.getLogger(__name__)
 EngineKind = Literal["auto", "embedded", "vllm"]
 
 ONE_POLICY_VERSIONS = 4
-"""Live versions where one policy samples: the newest, and those that requests in flight are pinned to."""
+"""Live versions that one policy needs: the newest, and those that requests in flight are pinned to."""
 
 Choice = tuple[Literal["embedded", "vllm", "generate"], str]
-"""An engine, and why it is this one."""
+"""An engine, and the reason for its choice."""
 
 
 def missing_reason(device: str) -> str | None:
-    """Why there is no vLLM for this type of device, or None when there is."""
+    """Returns the reason why there is no vLLM for this type of device, or None if there is one."""
     from swarmnode.rollout.vllm import compat
 
     return compat.missing_reason(device)
@@ -198,7 +191,7 @@ def _fastest(own_loop: str, place: torch.device, no_vllm: str | None, no_embedde
 
 
 def _not_for_vllm(base: PreTrainedModel, place: torch.device, source: str | None) -> str | None:
-    """What no installation would change."""
+    """Returns the reason why vLLM cannot run this model whatever is installed, or None."""
     if place.type not in ("cuda", "cpu"):
         return f"vLLM does not run on {place.type}"
     if source is None:

@@ -63,7 +63,7 @@ class OurOwn:
 
 @dataclass(frozen=True, slots=True)
 class ProceduralTask(OurOwn):
-    """A task that is a function from random numbers to a question."""
+    """A task whose questions are a function of random numbers."""
 
     name: str
     ask: Callable[[StableRandom], Question]

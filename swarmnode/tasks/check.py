@@ -62,17 +62,18 @@ class EpisodeReport:
     turns: tuple[Turn, ...]
     scores: Scores
     difference: str
-    """What was answered or scored otherwise a second time or in another process; empty: nothing."""
+    """Difference in observations or scores between two plays or two processes. Empty: there is none."""
 
     @property
     def same(self) -> bool:
-        """Whether each time gave the same observations and rewards."""
+        """True if every play gave the same observations and rewards."""
         return not self.difference
 
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """What was measured about a task. None: could not be measured, and a finding says why."""
+    """Measurements of a task. A figure is None if it could not be measured; a finding then gives the
+    reason."""
 
     task: str
     version: str
@@ -88,18 +89,18 @@ class TaskReport:
     answer is known."""
     findings: tuple[TaskFinding, ...]
     episode: EpisodeReport | None = None
-    """None: the task does not answer, or no episode could be played."""
+    """Report on the rehearsed episode. None: the task is no environment, or no episode could be played."""
     rows: int | None = None
     """Examples that a seed has. None: it has more than were drawn."""
 
     @property
     def ok(self) -> bool:
-        """Whether the task may be used in a swarm."""
+        """True if the task may be used in a swarm: no finding is an error."""
         return not any(finding.level == "error" for finding in self.findings)
 
     @property
     def teaches(self) -> bool:
-        """Whether its rewards tell right answers from others, as far as was tried."""
+        """True if the rewards tell right answers from wrong ones, as far as the check tried."""
         return not {finding.what for finding in self.findings} & {INDIFFERENT, READS_NO_QUESTION}
 
 
@@ -157,8 +158,8 @@ def _distinct_share(examples: Sequence[Example]) -> float:
 
 
 def _isolated(spec: str, timeout_s: float, **options: Any) -> IsolatedTask:
-    """The task in a process of its own, as a node has it, built-in tasks too: what is looked at must not
-    differ from what trains."""
+    """Returns the task loaded in a process of its own, built-in tasks too, because a node runs it like
+    that."""
     task = isolate(spec, timeout_s, builtin=True, **options)
     assert isinstance(task, IsolatedTask)
     return task
@@ -265,7 +266,8 @@ def _judge_scores(task: Task, examples: list[Example]) -> tuple[float | None, li
 def _judge_episode(
     task: IsolatedTask, load: Callable[..., IsolatedTask], examples: Sequence[Example]
 ) -> tuple[EpisodeReport | None, list[TaskFinding]]:
-    """An episode, three times; nothing for a task that does not answer."""
+    """Rehearses an episode three times and compares them. The report is None if the task is no
+    environment."""
     if not is_environment(task) or not examples:
         return None, []
     try:
@@ -302,7 +304,8 @@ def _rights(task: Task, examples: Sequence[Example]) -> list[tuple[Example, str]
 
 
 def _lets_through(task: Task, rights: Sequence[tuple[Example, str]]) -> dict[str, float] | None:
-    """What right answers may carry and still have full marks. None: there are none, or the judge fails."""
+    """Returns the share of right answers with full marks, by injection. None: no right answer is known, or
+    the judge failed."""
     passed: Counter[str] = Counter()
     try:
         for example, right in rights:
@@ -313,7 +316,7 @@ def _lets_through(task: Task, rights: Sequence[tuple[Example, str]]) -> dict[str
 
 
 def _reads_no_question(task: Task, rights: Sequence[tuple[Example, str]]) -> Iterator[TaskFinding]:
-    """Each right answer is tried on the next question, where that has another one."""
+    """Yields a warning if every right answer also has full marks on a question with another answer."""
     pairs = zip(rights, [*rights[1:], *rights[:1]], strict=True)
     tried = [(example, right, other) for (example, right), (_, other) in pairs if other != right]
     try:
@@ -350,7 +353,7 @@ def _score_probes(task: Task, example: Example) -> tuple[Scores, ...]:
 
 
 def _score_alone(task: Task, example: Example) -> tuple[Scores, ...]:
-    """The same, one by one."""
+    """Returns the scores of the probes of `_probes`, each judged in a call of its own."""
     return tuple(score_strictly(task, example, [text])[0] for text in _probes(example))
 
 
@@ -415,8 +418,8 @@ _JUDGES: tuple[_Judge, ...] = (_unstable, _unscored, _indifferent, _slow)
 
 
 def _judges_of(task: Task) -> tuple[_Judge, ...]:
-    """What is asked of the scores. Of an environment single turns are scored here, which need not tell much;
-    and what stays at home may be drawn by lot."""
+    """Returns the checks that suit this task. For environments the probes are single turns and need not score
+    differently; a task that is not exchangeable may be random."""
     if not is_environment(task):
         return _JUDGES
     return (_unstable, _slow) if task.exchangeable else (_slow,)

@@ -30,10 +30,10 @@ from swarmnode.tasks.sandbox import Limits, run
 from swarmnode.tasks.work_clock import clock_of_work
 
 LIMITS = Limits(wall_s=6.0, cpu_s=2)
-"""What one answer and all of its tests may take. Short, since many may loop or sleep without end."""
+"""Limits of one answer with all of its tests. Short, since many answers may loop or sleep without end."""
 
 SPARE_S = 0.5
-"""An answer is not begun where it could take all but so much of the time that is left for its group."""
+"""Seconds kept back from a group's time: an answer that could run into them is not begun."""
 
 AT_ONCE = 4
 """Most answers judged at the same time, on two cores as well: those that sleep need none."""
@@ -166,7 +166,8 @@ def _leading(source: str) -> list[Step]:
 
 
 def helpers_of(prompt: str, entry_point: str | None) -> str:
-    """What else a prompt of code defines: tests may use it, and it must not be the answer's own.
+    """Returns the definitions in a prompt of code besides `entry_point`. Tests may use them, and an answer
+    may not replace them.
 
     >>> helpers_of("x = 1\\ndef g(): return x\\ndef f():", "f")
     'x = 1\\n\\ndef g():\\n    return x'
@@ -208,11 +209,11 @@ def _defines(code: str, name: str | None) -> bool:
 
 
 def _asked(prompt: Any) -> str:
-    """A prompt as text, whether it came as a string or as messages."""
+    """Returns a prompt as text, from a string or from messages."""
     return prompt if isinstance(prompt, str) else "".join(str(one.get("content") or "") for one in prompt)
 
 
 @cache
 def _source() -> str:
-    """The text that both ends begin with."""
+    """Returns the program text that runs first at both ends of the conversation."""
     return Path(remote_calls.__file__).read_text(encoding="utf-8")

@@ -17,11 +17,11 @@ from swarmnode.tasks.work_clock import WorkClock, on_the_clock
 T = TypeVar("T")
 
 SHORTEST_WAIT_S = 0.01
-"""A clock that stands may have next to nothing left."""
+"""Shortest wait for the work, in seconds: a clock that stands still may have next to nothing left."""
 
 
 class ThreadWork(Future[T]):
-    """What becomes of work in a thread of its own."""
+    """The future of work that runs in a thread of its own."""
 
     def __init__(self, clock: WorkClock | None = None) -> None:
         super().__init__()

@@ -37,11 +37,11 @@ from swarmnode.types import Example, ExampleKey, Message, messages_of
 MAX_ROWS = 2_000_000
 
 MAX_KEPT_BYTES = 2 << 30
-"""Rows stay in the memory of each process of the task."""
+"""Largest data set, in bytes: its rows stay in the memory of each process of the task."""
 
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "instruction", "input", "query")
 ANSWER_COLUMNS = ("answer", "solution", "ground_truth", "target", "output", "response", "label")
-"""Where no setting says otherwise, the first of these that a set has."""
+"""Column names of the right answer: without a setting, the first of them that a data set has."""
 
 OPTIONS = ("reward", "weight", "judge", "prompt", "answer", "system", "split", "private", "evaluation")
 
@@ -62,7 +62,7 @@ class DataTask:
 
     @property
     def judges_groups(self) -> bool:
-        """Whether its rewards compare the answers of a group."""
+        """True if a reward compares the answers of a group."""
         return judge_groups(self.rewards)
 
     @property
@@ -75,7 +75,7 @@ class DataTask:
             yield read_row(row, ExampleKey(self.name, self.version, seed, index), self.name)
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
-        """What the rewards say. Raises TaskError."""
+        """Returns the rewards' scores. Raises TaskError."""
         return score_with(self.rewards, example, completions, held_out=holds_out(self, example))
 
 
@@ -126,7 +126,7 @@ def packed_rows(rows: Iterator[PlacedRow], spec: TaskSpec, *, exact: bool) -> li
 
 
 def without(rows: Sequence[bytes], evaluation: Sequence[bytes]) -> Sequence[bytes]:
-    """The rows whose question is not asked in the evaluation set, too."""
+    """Returns the rows whose question is not in the evaluation set."""
     if not evaluation:
         return rows
     measured = set(prompts_of(evaluation))
@@ -134,12 +134,12 @@ def without(rows: Sequence[bytes], evaluation: Sequence[bytes]) -> Sequence[byte
 
 
 def prompts_of(rows: Iterable[bytes]) -> Iterator[str]:
-    """What packed rows ask."""
+    """Yields the prompts of packed rows."""
     return (user_text(msgspec.msgpack.decode(row)["prompt"], "a row") for row in rows)
 
 
 def digest_of(rows: Iterable[bytes], evaluation: Sequence[bytes]) -> str:
-    """One digest of packed rows and of those they are measured with."""
+    """Returns one digest of packed rows and of their evaluation set."""
     digest = hashlib.blake2b(digest_size=8)
     for row in rows:
         digest.update(len(row).to_bytes(4, "little") + row)
@@ -150,14 +150,15 @@ def digest_of(rows: Iterable[bytes], evaluation: Sequence[bytes]) -> str:
 
 
 def drawn(rows: Sequence[bytes], evaluation: Sequence[bytes], name: str, seed: int) -> Iterator[Any]:
-    """The rows once in the order of this seed, or the evaluation set in its own."""
+    """Yields the rows once, in the order of this seed; for EVALUATION_SEED the evaluation set in its own
+    order."""
     if seed == EVALUATION_SEED:
         return map(msgspec.msgpack.decode, evaluation)
     return (msgspec.msgpack.decode(rows[number]) for number in shuffled(f"{name}/{seed}", len(rows)))
 
 
 def name_of(spec: TaskSpec) -> str:
-    """A task is called after its file or folder, or after the set on the hub with subset and split.
+    """Returns the name of a data set's task: its file or folder, or the hub's set with subset and split.
 
     >>> name_of(TaskSpec(TaskKind.HUB, "openai/gsm8k/main:test"))
     'gsm8k-main-test'

@@ -27,7 +27,7 @@ from swarmnode.types import tools_of
 
 @dataclass(frozen=True, slots=True)
 class ShownExample:
-    """One question, and what its rewards get besides the answer."""
+    """One question, with the columns that its rewards get besides the answer."""
 
     prompt: str
     columns: Mapping[str, Any]
@@ -36,7 +36,7 @@ class ShownExample:
 
 @dataclass(frozen=True, slots=True)
 class TaskPortrait:
-    """What there is to know of a task without training on it."""
+    """A description of a task, made without training on it."""
 
     name: str
     version: str
@@ -46,10 +46,10 @@ class TaskPortrait:
     """The share of the examples drawn here that no node trains on."""
     drawn: int
     exchangeable: bool
-    """Whether a peer with the same task can draw its examples again and judge their answers."""
+    """True if a peer with the same task can draw its examples again and judge their answers."""
     samples: tuple[ShownExample, ...]
     most_turns: int | None = None
-    """Turns that the policy has. None: the task does not answer back."""
+    """Most turns of the policy. None: the task is no environment."""
     tools: tuple[str, ...] = ()
     """Names of the tools that its first example offers."""
 

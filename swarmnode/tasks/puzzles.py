@@ -64,7 +64,7 @@ def _countdown(random: StableRandom) -> Posed:
 
 
 def _joined(left: tuple[int, str], right: tuple[int, str], random: StableRandom) -> tuple[int, str]:
-    """Two values made into one that is whole and positive."""
+    """Returns two values combined into a whole positive one."""
     (a, way), (b, other) = max(left, right), min(left, right)
     choices = [(a + b, "+"), (a * b, "*") if a * b <= 1000 else (a + b, "+")]
     if a > b:
@@ -76,7 +76,7 @@ def _joined(left: tuple[int, str], right: tuple[int, str], random: StableRandom)
 
 
 def reaches_target(text: str, columns: Mapping[str, Any]) -> bool:
-    """Whether a text is an expression of exactly these numbers with this value.
+    """Returns True if a text is an expression of exactly these numbers with the target's value.
 
     >>> reaches_target("(3 + 4) * 2", {"numbers": [2, 3, 4], "target": 14})
     True
@@ -100,7 +100,7 @@ class _Expression:
         self._at = 0
 
     def value(self) -> Fraction:
-        """Raises ValueError for what is no expression."""
+        """Returns the value. Raises ValueError if the text is no expression."""
         value = self._sum()
         self._expect("end")
         return value
@@ -149,7 +149,8 @@ def _sudoku(random: StableRandom) -> Posed:
 
 
 def _lines(random: StableRandom) -> list[int]:
-    """Rows or columns in another order that keeps a Sudoku one: bands change places, and lines in them."""
+    """Returns the order of rows or columns, shuffled so that the grid stays a Sudoku: bands change places,
+    and lines within bands."""
     return [3 * band + line for band in _shuffled(range(3), random) for line in _shuffled(range(3), random)]
 
 
@@ -159,7 +160,8 @@ def _shuffled(values: Sequence[Any], random: StableRandom) -> list[Any]:
 
 
 def solves(text: str, columns: Mapping[str, Any]) -> bool:
-    """Whether a text is a full Sudoku, white space aside, with the digits of the puzzle in their places."""
+    """Returns True if a text is a full Sudoku, white space aside, with the puzzle's digits in their
+    places."""
     grid = "".join(text.split())
     if len(grid) != 81 or not set(grid) <= set("123456789"):
         return False
@@ -182,4 +184,4 @@ PUZZLES = (
     PuzzleTask("countdown", _countdown, reaches_target),
     PuzzleTask("sudoku", _sudoku, solves),
 )
-"""Built in beside the eight that `builtin` stands for, each to be named: no tiny policy can do them."""
+"""Built-in puzzles, which the spec `builtin` does not include: no tiny policy can solve them."""

@@ -1,14 +1,4 @@
-"""The tests of a function call it in another process: both ends of that conversation.
-
-code_tests.py -> sandbox.run(the judge, beside=the candidate); both texts are this file and one call below it
-
-A function that shares a process with its tests can make them pass without solving anything: it ends the
-process in time, returns something that equals everything, or changes what `assert` compares. So the
-candidate's text runs in a process that never sees the tests, and what crosses the socket is plain values,
-made anew on the other side. The judge believes nothing else.
-
-This file is run as text in the sandbox: it imports the standard library only.
-"""
+"""Tests that call their function in another process: both ends of the conversation."""
 
 import builtins
 import json
@@ -26,14 +16,15 @@ CHANNEL = 3
 
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_ITEMS = 100_000
-"""An iterator that a function returns is read so far, and compared as a list."""
+"""Most items read of an iterator that a function returns, which is compared as a list."""
 
 Wire = Any
-"""What JSON can say. Everything but None, bool and str is a list that begins with the letter of its type."""
+"""A value in JSON. Everything but None, bool and str is a list that begins with the letter of its type."""
 
 
 class Gone(BaseException):
-    """The candidate's process has ended, or sent what is no answer. No test could have expected that."""
+    """Raised when the candidate's process has ended or sent no valid answer. No test could have expected
+    that."""
 
 
 class Remote:
@@ -64,14 +55,15 @@ class Remote:
 
 
 class Values:
-    """Values on the wire and back. The candidate keeps what is no plain value, and sends its number."""
+    """Converts values to the wire and back. The candidate keeps objects that are no plain values, and sends
+    their numbers."""
 
     def __init__(self, candidate: "AnswerProcess | None" = None) -> None:
         self._candidate = candidate
         self.kept: list[Any] = []
 
     def written(self, value: Any) -> Wire:
-        """A value as JSON can say it.
+        """Returns a value in the form of `Wire`.
 
         >>> Values().written((1, "a"))
         ['t', [['i', '0x1'], 'a']]
@@ -91,7 +83,7 @@ class Values:
                 return self._collection(value)
 
     def read(self, wire: Wire) -> Any:
-        """The value that `written` made this of. Raises whatever nonsense raises."""
+        """Returns the value that `written` encoded. Raises any exception if the message is nonsense."""
         if wire is None or isinstance(wire, bool | str):
             return wire
         match wire:
@@ -131,7 +123,7 @@ class Values:
 
 
 def _is_a(value: Any, *kinds: type) -> bool:
-    """`isinstance`, of which nothing follows about what is inside."""
+    """`isinstance` without narrowing the type of the contents."""
     return isinstance(value, kinds)
 
 
@@ -150,14 +142,14 @@ class Channel:
         self._file = os.fdopen(descriptor, "rb")
 
     def send(self, message: Wire) -> None:
-        """Raises OSError where nobody listens any more."""
+        """Sends a message. Raises OSError if the other end is closed."""
         body = json.dumps(message).encode()
         left = memoryview(len(body).to_bytes(4, "big") + body)
         while left:
             left = left[os.write(self._descriptor, left) :]
 
     def receive(self) -> Wire:
-        """Raises Gone at the end, and where a message is too long or none."""
+        """Returns the next message. Raises Gone at the end, and for a message that is too long or invalid."""
         try:
             size_bytes = int.from_bytes(self._file.read(4), "big")
             if not 0 < size_bytes <= MAX_MESSAGE_BYTES:
@@ -202,7 +194,7 @@ def _answer(request: Wire, names: dict[str, Any], values: Values) -> Wire:
 
 
 def _changed(argument: Any, values: Values) -> Wire:
-    """An argument after the call, where a function may have changed it in place."""
+    """Returns an argument after the call, which the function may have changed in place."""
     return values.written(argument) if isinstance(argument, list | dict | set) else None
 
 
@@ -232,7 +224,8 @@ class AnswerProcess:
         return self.ask(["call", target, self._values.written(args), self._values.written(kwargs)], args)
 
     def ask(self, request: Wire, args: tuple[Any, ...] = ()) -> Any:
-        """Raises what the candidate raised, where it is an exception of Python's own; Gone."""
+        """Calls the candidate. Raises its exception if that is one of Python's own, and Gone if the process
+        ended."""
         try:
             self._channel.send(request)
         except OSError as error:
@@ -249,7 +242,7 @@ class AnswerProcess:
 
 
 def _change(argument: Any, after: Any) -> None:
-    """Let an argument be what the candidate made of it."""
+    """Copies the candidate's change of an argument to our own object."""
     if type(argument) is not type(after):
         return
     if _is_a(argument, list):
@@ -260,7 +253,8 @@ def _change(argument: Any, after: Any) -> None:
 
 
 def _exception(name: str) -> type[Exception]:
-    """Python's exception of this name, but none that ends a loop in silence, such as `all(map(f, cases))`."""
+    """Returns Python's exception of this name, but none that ends a loop in silence, such as StopIteration in
+    `all(map(f, cases))`."""
     found = getattr(builtins, name, None)
     if not isinstance(found, type) or not issubclass(found, Exception):
         return Exception
@@ -281,8 +275,8 @@ def judge(steps: Sequence[tuple[str, bool]], entry_point: str | None) -> None:
 def _names(
     candidate: AnswerProcess, entry_point: str | None, steps: Sequence[tuple[str, bool]]
 ) -> dict[str, Any]:
-    """What tests can name. What they compare with is Python's own or theirs: a candidate that defines `all`,
-    or a class `math` with an `isclose`, would judge itself."""
+    """Returns the names that tests may use. Names to compare with are Python's own or the tests': a candidate
+    that defines `all`, or a class `math` with an `isclose`, would judge itself."""
     try:
         defined = candidate.names()
     except Gone:
@@ -303,7 +297,8 @@ def _names(
 
 
 def _named_by(steps: Sequence[tuple[str, bool]]) -> tuple[set[str], set[str]]:
-    """Names that the steps import or define, and modules of Python's that they take attributes of."""
+    """Returns the names that the steps import or define, and the Python modules that they take attributes
+    of."""
     import ast  # The candidate's end starts without it.
 
     own, modules = set[str](), set[str]()

@@ -54,20 +54,21 @@ class Rotary:
         self._table = (torch.stack([angles.cos(), angles.sin()], dim=-1) * self._scaling).flatten(1)
 
     def at(self, positions_N: Tensor) -> Tensor:
-        """[N, head_dim] float32: the cosine and sine of each pair of neighbours."""
+        """Returns [N, head_dim] in float32: cosine and sine of each pair of neighbours, at these
+        positions."""
         return F.embedding(positions_N, self._table)
 
     def until(self, length: int) -> Tensor:
-        """The same for the positions 0, 1, ..., length - 1."""
+        """Returns the rotations of positions 0, 1, ..., length - 1, as `at` does."""
         return self._table[:length]
 
 
 @dataclass(frozen=True, slots=True)
 class Lookback:
-    """How layers of one kind attend: how far back, and by which rotations."""
+    """The attention of one kind of layers: its window and its rotations."""
 
     window: int | None
-    """Tokens that are seen, the newest included; None: all."""
+    """Tokens in sight, the newest included. None: all."""
     rotary: Rotary
 
 
@@ -95,19 +96,20 @@ class Decoder:
         self._norm = weights.norm
 
     def reserve(self, length: int) -> None:
-        """Be ready for positions below `length`."""
+        """Extends the tables to positions below `length`."""
         for lookback in self._lookbacks:
             lookback.rotary.reserve(length)
 
     def attention(self, of_kind: Callable[[Lookback], Attention]) -> Attention:
-        """The attention of all layers, from what `of_kind` makes of each kind of them."""
+        """Returns the attention of all layers, built by `of_kind` for each kind of layers."""
         first, *others = [of_kind(lookback) for lookback in self._lookbacks]
         return AttentionByLayer([first, *others], self.weights.kind_of_layer) if others else first
 
     def forward(
         self, layers: Layers, tokens_N: Tensor, attention: Attention, wanted: Tensor | None = None
     ) -> Tensor:
-        """Hidden states before the final norm: [N, hidden], or [len(wanted), hidden] of those wanted."""
+        """Returns hidden states before the final norm: [N, hidden], or [len(wanted), hidden] of the `wanted`
+        rows."""
         hidden = F.embedding(tokens_N, self.weights.embedding)
         if self.weights.embedding_scale is not None:
             hidden.mul_(self.weights.embedding_scale)
@@ -131,7 +133,7 @@ class Decoder:
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def _add(self, hidden: Tensor, matrix: Matrix, x: Tensor, norm: Tensor | None) -> None:
-        """hidden += x @ matrix, normed before where there is a norm."""
+        """hidden += x @ matrix, with x normed first if there is a norm."""
         if norm is None:
             matrix.add_(hidden, x)
         else:
@@ -153,7 +155,7 @@ def gated(gate_up_ND: Tensor, activation: str) -> Tensor:
 
 
 class Heads:
-    """How to split the fused product of a model."""
+    """Splits the fused qkv product of a model into heads."""
 
     def __init__(self, shape: Shape, norm: RmsNorm, device: torch.device) -> None:
         self.shape = shape

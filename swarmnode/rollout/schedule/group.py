@@ -1,34 +1,4 @@
-"""A group on its way: one example, its completions as far as they have come, and how many it is to get.
-
-tasks -> Example -> [OpenGroup] <-> partial.py <-> engine
-                        |
-                        v  Answered -> scoring
-
-tasks -> prompt text -> [Renderer] -> prompt ids -> engine -> completion ids -> [Renderer] -> text -> rewards
-exchange -> a stranger's text -> [Renderer] -> completion ids -> trainer
-
-probes (half of a group each), scored -> [Budget.deal] -> answers wanted of each -> widen -> partial.py
-
-Only our own tokenizer's chat template is ever applied; none comes from the wire, and neither does a message:
-a stranger's prompt is drawn again from our own copy of its task.
-
-A budget gives each example of a round a few answers, and the rest to those where they are likely to teach. A
-group of equal rewards has no gradient, and with one size for all examples that is 40 to 50 % of them here:
-easy examples get more answers than they need, hard ones fewer. So a round has the answers that it always had,
-but deals them twice. First each example gets a probe. What its rewards say, together with the running pass
-rate of its task, is a Beta distribution over its own pass rate. Then each further answer goes where it adds
-most to the chance that a group's rewards differ: a knapsack, as in Knapsack RL (arXiv 2509.25849), over a
-posterior. A probe whose rewards differ needs no more; one that is all right or all wrong gets the more the
-less sure it is to stay so, which is XRPO's uncertainty (arXiv 2510.06672), and of the hard ones those that
-their task's pass rate leaves hope for (DARS, arXiv 2508.13755, gives more to the hard). The chance rises ever
-more slowly, so dealing one after the other is the best deal there is.
-
-Knapsack RL weighs the chance with the progress to be had, E[p (1 - p)^2]; here that, the square root of the
-size, and both were tried and ended lower than the chance alone (benchmarks/README.md).
-
-All of it depends on rewards and an order by seed alone: the same seed deals the same budgets, and who resumes
-deals again what was dealt before.
-"""
+"""A group under way: one example, its completions so far, and how many answers it is to get."""
 
 import hashlib
 import json
@@ -65,14 +35,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Ended = Literal["stop", "length"]
-"""Why a completion is whole: what is aborted goes on."""
+"""Reason why a completion is whole; an aborted one goes on."""
 
 RESUMED_FIRST = 1 << 30
-"""Added to the precedence of a request that has tokens already: it goes before all that have none."""
+"""Added to the priority of a request that has tokens already, so that it goes before all others."""
 
 
 class Renderer:
-    """How one policy reads prompts and writes answers.
+    """Converts between text and token ids of one policy: prompts, conversations and answers.
 
     >>> renderer = Renderer(tokenizer)                  # doctest: +SKIP
     >>> renderer.decode(renderer.prompt_ids("2+2"))  # doctest: +SKIP
@@ -87,9 +57,9 @@ class Renderer:
         *,
         raw_prompts: bool = False,
     ) -> None:
-        """`eos_token_ids`: every token that ends an answer, the one we write ourselves first.
-        `template_options`: what the chat template is told besides the messages (policy.chat_template).
-        `raw_prompts`: a prompt of one text stands as it is, with no template around it."""
+        """`eos_token_ids`: every token that ends an answer, first the one that we write. `template_options`:
+        further arguments of the chat template (policy.chat_template). `raw_prompts`: a prompt of one text is
+        read as it is, without a template."""
         # Whether the stubs of transformers know a return type changes from release to release.
         self._tokenizer: Any = tokenizer
         if eos_token_ids is None:
@@ -109,8 +79,8 @@ class Renderer:
         """Those, and what else the chat template writes as one token, such as <tool_response>."""
 
     def prompt_ids(self, text: str) -> tuple[int, ...]:
-        """A task's prompt as the policy expects it: its conversation in the form of the chat template; where
-        there is none, what is said in it, one after the other."""
+        """Returns a task's prompt as token ids: its conversation through the chat template or, without one,
+        its texts one after the other."""
         if self._raw_prompts and not text.startswith(CHAT_MARK):
             return tuple(self._tokenizer.encode(text))
         messages, tools = messages_of(text), tools_of(text)
@@ -126,7 +96,7 @@ class Renderer:
         return self._chat(messages, tools)
 
     def _look_for_tools(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
-        """Warn, once for each tool, where neither the chat template nor the prompt tells of it."""
+        """Warns, once for each tool, if neither the chat template nor the prompt mentions it."""
         names = [str(tool["function"]["name"]) for tool in tools]
         plain = self._shown(messages)
         # A tool may be called like a word: what tells of it writes add(1, 2), add: or `add`.
@@ -141,11 +111,10 @@ class Renderer:
         self._looked_for.update(names)
 
     def observation_ids(self, observed: Sequence[Message]) -> tuple[int, ...]:
-        """What an environment says, as the policy reads it behind a turn of its own that ended with EOS, and
-        what opens its next turn: what the chat template writes there; without one, lines of text. What is
-        spelt like a control mark in it is text, as in what a policy says.
-
-        Raises ModelError where the template has no way to say it."""
+        """Returns an environment's messages as the policy reads them behind its own turn and EOS, up to the
+        opening of its next turn: as the chat template writes them, or as lines of text without one. Control
+        marks spelt out in the messages are text, as in the policy's own. Raises ModelError if the template
+        cannot express it."""
         # No text has its own digest in it. So what stands for the policy's turn is not found in what is
         # observed, and what is put into each mark is found again in what the template wrote.
         written = json.dumps([message["content"] for message in observed]).encode()
@@ -170,7 +139,8 @@ class Renderer:
         return self._behind_a_turn([{"role": "user", "content": lines}], turn)
 
     def _behind_a_turn(self, observed: Sequence[Message], turn: str) -> str:
-        """What the chat template writes behind a turn of the policy, which `turn` stands for."""
+        """Returns the chat template's text behind a turn of the policy; `turn` is the placeholder for that
+        turn."""
         asked, said = {"role": "user", "content": "."}, {"role": "assistant", "content": turn}
         _, found, behind = self._chat([asked, said, *observed]).rpartition(turn)
         if not found:
@@ -184,9 +154,9 @@ class Renderer:
     def encode_turns(
         self, turns: Sequence["Turn"], finish: FinishReason
     ) -> tuple[tuple[int, ...], tuple[Stretch, ...]]:
-        """Token ids of a conversation whose turns we only know as text, and the stretches of them that the
-        policy reads and does not learn: what was observed, and the EOS of the turn before it, as nobody knows
-        that its author sampled it. The last turn ends as in `encode_completion`."""
+        """Returns the token ids of a conversation known only as text, and the ranges of them that the policy
+        reads and does not learn: observations, and the EOS before each, since its author may not have sampled
+        it. The last turn ends as in `encode_completion`."""
         ids: list[int] = []
         given: list[Stretch] = []
         for turn in turns:
@@ -200,8 +170,8 @@ class Renderer:
         return tuple(ids), tuple(given)
 
     def _said_ids(self, text: str) -> tuple[int, ...]:
-        """What a policy said. Its decoded text has no special tokens, so what is spelt like one is none: a
-        stranger's must not end a turn or begin one."""
+        """Returns the token ids of a policy's text. Decoded text has no special tokens, so none are read from
+        it: a stranger's spelling must neither end a turn nor begin one."""
         # The tokenizer's own switch for it would be on for all threads.
         return tuple(token for part in spelt_out(text, self._marks) for token in self._plain_ids(part))
 
@@ -227,21 +197,21 @@ class Renderer:
             ) from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of a completion, without EOS and other special tokens."""
+        """Returns the text of a completion, without EOS and other special tokens."""
         text_ids = [token for token in token_ids if token not in self.eos_token_ids]
         return str(
             self._tokenizer.decode(text_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         )
 
     def encode_completion(self, text: str, finish: FinishReason) -> tuple[int, ...]:
-        """Token ids for an answer that we only know as text, with EOS where its author stopped by itself."""
+        """Returns the token ids of an answer known only as text, with EOS if its author stopped by itself."""
         ids = self._said_ids(text)
         return (*ids, self.eos_token_ids[0]) if finish == "stop" else ids
 
 
 def _added_tokens(tokenizer: Any) -> list[tuple[str, bool]]:
-    """How the tokens are spelt that a tokenizer reads out of a text, and whether it leaves them out of a
-    decoded one."""
+    """Returns the spellings of the tokens that a tokenizer finds in a text, and True for each that it leaves
+    out of a decoded one."""
     try:
         return [(str(token), token.special) for token in tokenizer.added_tokens_decoder.values()]
     except NotImplementedError:
@@ -249,13 +219,13 @@ def _added_tokens(tokenizer: Any) -> list[tuple[str, bool]]:
 
 
 def marks_of(tokens: Iterable[str]) -> re.Pattern[str] | None:
-    """What finds how special tokens are spelt; None: there are none of several characters."""
+    """Returns a pattern of all spellings of special tokens. None: none has several characters."""
     spelt = sorted(re.escape(token) for token in tokens if len(token) > 1)
     return re.compile("|".join(spelt)) if spelt else None
 
 
 def spelt_out(text: str, marks: re.Pattern[str] | None) -> list[str]:
-    """The text in parts, none of which has one of these marks in it.
+    """Returns the text in parts, none of which contains one of these marks.
 
     >>> spelt_out("7<eos>8", marks_of(["<eos>"])), spelt_out("7", marks_of(["<eos>"]))
     (['7<', 'eos>8'], ['7'])
@@ -276,36 +246,35 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class OpenCompletion:
-    """One completion of a group: its tokens as far as we have them, and why it ended if it did.
-
-    While a request is in the engine, its new tokens are there and not here.
-    """
+    """One completion of a group: its tokens so far, and the reason for its end if it ended. While a request
+    is in the engine, its new tokens are there and not here."""
 
     sampled: Sampled = NOTHING
     finish: Ended | None = None
     observed: tuple[tuple[Message, ...], ...] = ()
-    """What an environment said in each stretch of tokens that was given."""
+    """Environment's messages for each inserted range of tokens."""
     asking: bool = False
-    """A turn is over, and its environment has not answered it yet."""
+    """True if a turn is over and its environment has not answered yet."""
     broken_off: bool = False
-    """It ended because its environment was lost."""
+    """True if it ended because its environment was lost."""
 
     @property
     def turns(self) -> int:
-        """Turns of the policy, with the one that is under way."""
+        """Number of the policy's turns, including the one under way."""
         return len(self.observed) + 1
 
 
 @dataclass(slots=True)
 class OpenGroup:
-    """An example that is being answered. `serial` tells groups apart and counts up: the lower, the older."""
+    """An example that is being answered. `serial` identifies groups and counts up: the lower, the older."""
 
     serial: int
     example: Example
     prompt_ids: tuple[int, ...]
     members: list[OpenCompletion]
     oldest_version: int | None = None
-    """No token of the group, in the engine or here, is of an older policy. None: nothing was asked yet."""
+    """Lower bound of the policy versions of all tokens, in the engine or here. None: no request was made
+    yet."""
 
     @property
     def complete(self) -> bool:
@@ -318,7 +287,7 @@ class OpenGroup:
 
     @property
     def asking(self) -> list[int]:
-        """Places of the members whose environment has to answer."""
+        """Places of the members that wait for their environment."""
         return [place for place, member in enumerate(self.members) if member.asking]
 
     @property
@@ -328,12 +297,12 @@ class OpenGroup:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all completions together, without those still in the engine."""
+        """Number of tokens of all completions, without those still in the engine."""
         return sum(len(member.sampled) for member in self.members)
 
     @property
     def path(self) -> tuple[int, ...]:
-        """The path through a pipeline that the group's first member with one took; () where none has."""
+        """Path through a pipeline of the group's first member with one. (): no member has one."""
         return next((member.sampled.path for member in self.members if member.sampled.path), ())
 
     @property
@@ -345,7 +314,8 @@ class OpenGroup:
         return f"{self.serial}/{place}"
 
     def request(self, place: int, sampling: SamplingParams) -> Request:
-        """What to ask the engine for one member. Resumed before new, then older groups before younger."""
+        """Returns the engine's request for one member. Resumed requests go before new ones, then older groups
+        before younger."""
         sampled = self.members[place].sampled
         if not sampled.path and self.path:
             sampled = replace(sampled, path=self.path)
@@ -353,53 +323,54 @@ class OpenGroup:
         return Request(self.request_id(place), self.prompt_ids, sampling, sampled, priority=priority)
 
     def asked_of(self, version: int) -> None:
-        """A member goes to an engine whose newest policy is `version`."""
+        """Records that a member goes to an engine whose newest policy is `version`."""
         self.oldest_version = version if self.oldest_version is None else min(self.oldest_version, version)
 
     def record(self, place: int, output: Output) -> None:
-        """Keep what the engine gave back, ended or aborted."""
+        """Records an output of the engine, ended or aborted."""
         finish = None if output.finish == "abort" else output.finish
         self.members[place] = replace(self.members[place], sampled=output.sampled, finish=finish)
 
     def settle_age(self) -> None:
-        """Takes the group's age from its spans, which say it exactly once nothing is in the engine."""
+        """Sets the group's age from its spans, which are exact once nothing is in the engine."""
         self.oldest_version = oldest_of(member.sampled.oldest_version for member in self.members)
 
     def start_over(self) -> None:
-        """Forget every token: the group starts from scratch."""
+        """Forgets every token: the group starts from scratch."""
         self.members = [OpenCompletion()] * len(self.members)
         self.oldest_version = None
 
     def end_at(self, place: int, max_tokens: int) -> None:
-        """End a member by length if it has so many tokens: the budget may be another after a restart."""
+        """Ends a member by length if it has so many tokens: the budget may have changed with a restart."""
         member = self.members[place]
         if len(member.sampled) >= max_tokens:
             self.members[place] = replace(member, finish="length", asking=False)
 
     def answered(self, renderer: Renderer, *, in_turns: bool = False) -> Answered:
-        """The whole group, once it is complete. `in_turns`: of a task that is an environment."""
+        """Returns the whole group, once it is complete. `in_turns`: its task is an environment."""
         return Answered(self.example, tuple(_completion(one, renderer, in_turns) for one in self.members))
 
 
 def as_open_group(answered: Answered) -> OpenGroup:
-    """A group that was handed out, to be written down again. It is in no line, so it needs no serial."""
+    """Returns a group that was handed out as an open one, to be saved again. It is in no queue, so it needs
+    no serial."""
     return OpenGroup(-1, answered.example, (), [_member(completion) for completion in answered.completions])
 
 
 def members_of(answered: Answered, members: int) -> list[OpenCompletion]:
-    """Those of a group that was handed out, and new ones behind them up to so many in all."""
+    """Returns the members of a group that was handed out, followed by new ones up to `members` in all."""
     begun = [_member(completion) for completion in answered.completions]
     return begun + [OpenCompletion()] * (members - len(begun))
 
 
 def completion_seed(seed: int, key: ExampleKey, place: int) -> int:
-    """The sampling seed of completion `place` of an example: the same in every run."""
+    """Returns the sampling seed of completion `place` of an example: the same in every run."""
     name = json.dumps([seed, key.task, key.version, key.seed, key.index, place])
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
 def oldest_of(versions: Iterable[int | None]) -> int | None:
-    """The oldest version that is known.
+    """Returns the oldest known version.
 
     >>> oldest_of([None, 7, 5]), oldest_of([None])
     (5, None)
@@ -422,7 +393,7 @@ def _member(completion: Completion) -> OpenCompletion:
 
 
 def turns_so_far(member: OpenCompletion, renderer: Renderer) -> "list[Turn]":
-    """What a policy and an environment said to each other, each turn decoded from its own tokens."""
+    """Returns the turns of a policy and its environment, each decoded from its own tokens."""
     from swarmnode.chat import Turn
 
     sampled, start, turns = member.sampled, 0, list[Turn]()
@@ -461,7 +432,7 @@ def _completion(member: OpenCompletion, renderer: Renderer, in_turns: bool) -> C
 # ---- how many answers each example of a round gets ----
 
 PRIOR_ANSWERS = 2.0
-"""So many imagined answers, right as often as those of its task, are counted with the probe of an example."""
+"""Imagined answers, with the pass rate of its task, that are counted with the probe of an example."""
 
 MEMORY_ANSWERS = 512.0
 """Answers that the running pass rate of a task remembers: a policy changes within some ten rounds."""
@@ -471,21 +442,21 @@ WIDEST = 4
 
 
 class PassRate(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """How often the answers to a task are right lately: rewards on a scale from the lowest to the highest."""
+    """The recent pass rate of a task: rewards on a scale from the lowest to the highest."""
 
     passes: float = 1.0
     answers: float = 2.0
-    """Begins with one right and one wrong answer: nothing is known."""
+    """Number of answers. It begins with one right and one wrong answer: nothing is known."""
     low: float = 0.0
     high: float = 1.0
-    """Rewards between which the scale lies; wider where others were seen."""
+    """Upper end of the scale, as `low` is the lower; it widens with the rewards seen."""
 
     @property
     def mean(self) -> float:
         return self.passes / self.answers
 
     def scaled(self, rewards: Sequence[float]) -> float:
-        """Sum of the rewards on this scale.
+        """Returns the sum of the rewards on this scale.
 
         >>> PassRate(low=0.0, high=2.0).scaled([2.0, 1.0])
         1.5
@@ -493,7 +464,7 @@ class PassRate(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
         return sum((reward - self.low) / (self.high - self.low) for reward in rewards)
 
     def after(self, rewards: Sequence[float]) -> "PassRate":
-        """What is known with these rewards."""
+        """Returns the pass rate after these rewards."""
         if not rewards:
             return self
         low, high = min(self.low, *rewards), max(self.high, *rewards)
@@ -505,19 +476,21 @@ class PassRate(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What the first answers to an example say: right and wrong ones as those of a Beta distribution."""
+    """The evidence of an example's first answers: right and wrong ones as parameters of a Beta
+    distribution."""
 
     right: float
     wrong: float
     answers: int
     mixed: bool
-    """Rewards differ already."""
+    """True if the rewards differ already."""
     easy: bool
-    """More right than wrong."""
+    """True if more answers are right than wrong."""
 
     def gains(self, most: int) -> Iterator[float]:
-        """What each further answer, up to `most` in all, adds to the chance that rewards differ: none where
-        they do; else the chance that all before it are like those of the probe, and it is not."""
+        """Yields the gain of each further answer, up to `most` in all, in the chance that rewards differ. It
+        is 0 if they differ already; else the chance that all answers before it are like the probe's, and it
+        is not."""
         alike, same = 0.0 if self.mixed else 1.0, self.right if self.easy else self.wrong
         for more in range(most - self.answers):
             again = alike * (same + more) / (self.right + self.wrong + more)
@@ -526,7 +499,8 @@ class Probe:
 
 
 def probe_of(rewards: Sequence[float | None], rate: PassRate) -> Probe:
-    """
+    """Returns the probe of an example from its first rewards and its task's pass rate.
+
     >>> probe_of([0.0, 0.0, 0.0, 0.0], PassRate())
     Probe(right=1.0, wrong=5.0, answers=4, mixed=False, easy=False)
     """
@@ -542,8 +516,9 @@ def probe_of(rewards: Sequence[float | None], rate: PassRate) -> Probe:
 
 
 def deal(probes: Sequence[Probe], answers: int, most: int) -> list[int]:
-    """More answers for each example, `answers` in all where they fit, none with more than `most`: each where
-    it gains most, the first of equal ones. Where nothing is to be gained any more, the smallest grow.
+    """Deals `answers` more answers to the examples, as far as they fit, none getting more than `most`: each
+    goes to the example where it gains most, the first of equal ones. Once nothing is to be gained, the
+    smallest groups grow.
 
     >>> deal([probe_of([0.0, 1.0], PassRate()), probe_of([0.0, 0.0], PassRate())], 3, most=4)
     [1, 2]
@@ -564,10 +539,10 @@ def deal(probes: Sequence[Probe], answers: int, most: int) -> list[int]:
 
 
 class Budget:
-    """The budgets of one policy's rounds: what was seen of each task, and how large a probe is."""
+    """The answer budgets of one policy's rounds: the pass rate of each task, and the size of a probe."""
 
     def __init__(self, group_size: int, most: int) -> None:
-        """`group_size`: answers to an example on average; `most`: to any of them."""
+        """`group_size`: answers to an example on average. `most`: answers to any one."""
         self._group_size = group_size
         self._most = min(WIDEST * group_size, most)
         self.rates: Mapping[str, PassRate] = {}
@@ -579,8 +554,8 @@ class Budget:
         return probe_size(self._group_size)
 
     def deal(self, tasks: Sequence[str], rewards: Sequence[Sequence[float | None]]) -> list[int]:
-        """Answers wanted in all of each example, the first ones of which have these rewards. Only as many of
-        them as a probe has are looked at: who deals again after more are there deals the same."""
+        """Returns the number of answers wanted of each example, given the rewards of its first ones. Only a
+        probe's worth of them is looked at, so that dealing again after more answers gives the same."""
         first = [list(of_one[: self.probe_size]) for of_one in rewards]
         probes = [
             probe_of(of_one, self.rates.get(task, PassRate()))
@@ -597,7 +572,7 @@ class Budget:
 
 
 def probe_size(group_size: int) -> int:
-    """Answers that every example gets: half of a group, and two at least.
+    """Returns the number of answers that every example gets: half of a group, and at least two.
 
     >>> probe_size(8), probe_size(2)
     (4, 2)

@@ -142,7 +142,7 @@ _COLUMNS = {"x86_64": 0, "aarch64": 1}
 
 
 def number_of(name: str, machine: str = MACHINE) -> int | None:
-    """The number of a system call on this machine. None: there is none.
+    """Returns the number of a system call on this machine, or None if it has no such call.
 
     >>> number_of("read", "x86_64"), number_of("open", "aarch64")
     (0, None)
@@ -159,7 +159,7 @@ def checked(result: int, what: str) -> int:
 
 
 def syscall(number: int, *arguments: object) -> int:
-    """Call the kernel by number. Raises OSError."""
+    """Calls the kernel by number. Raises OSError if it refuses."""
     return checked(LIBC.syscall(ctypes.c_long(number), *arguments), f"system call {number}")
 
 
@@ -174,7 +174,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of whatever descendant loses its own, where the kernel knows that."""
+    """Makes this process the parent of descendants that lose their own, if the kernel supports it."""
     if sys.platform == "linux":
         checked(LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "PR_SET_CHILD_SUBREAPER")
 

@@ -31,26 +31,27 @@ OTHER_PROGRAM = 3
 """Descriptor of the socket to the other program, where there are two."""
 
 IMPORTED_BY_BOTH = ("json", "typing")
-"""What two programs (remote_calls.py) need most of their start for: it is done once."""
+"""Modules that two programs (remote_calls.py) spend most of their start on: they are imported once for
+both."""
 
 FILES = "/tmp"
-"""Where a program may write, in a root of its own."""
+"""Folder that a program may write to, in a root of its own."""
 
 LAST_DESCRIPTOR = 1 << 20
 
 LATE_S = 5.0
-"""So much after its time our process ends itself, in case that nobody is left who would."""
+"""Seconds after a program's time at which our process ends itself, if nobody is left to end it."""
 
 
 class LaunchOrder:
-    """What sandbox.py asks for, as it stands in the command line."""
+    """The order of sandbox.py to this process, as it stands in the command line."""
 
     codes: list[int]
     """Descriptors of the texts. The first is the program; a second is run beside it."""
     report: int
     """Descriptor that the report is written to."""
     parent: int
-    """Who asks. 0: nobody that can be seen from here."""
+    """Process id of who asked for the program. 0: it cannot be seen from this namespace."""
     place: str
     """An empty folder of ours."""
     readable: list[str]
@@ -69,7 +70,7 @@ class LaunchOrder:
 
 
 class Ended(BaseException):
-    """Whoever asked for the program has seen enough, or is gone."""
+    """Raised when whoever asked for the program has seen enough, or is gone."""
 
 
 def main(text: str) -> NoReturn:
@@ -118,7 +119,7 @@ def _keep(order: LaunchOrder) -> None:
 
 
 def _pair() -> list[int]:
-    """A socket between two programs, which are about to part."""
+    """Returns a pair of sockets that connects two programs."""
     import _socket
 
     for name in IMPORTED_BY_BOTH:
@@ -127,7 +128,7 @@ def _pair() -> list[int]:
 
 
 def _attend(children: list[int]) -> tuple[int, resource.struct_rusage]:
-    """How the first child ended, when the others have been ended and all are gone."""
+    """Waits for the first child, ends all others, and returns how the first one ended."""
     left = set(children)
     try:
         while True:
@@ -198,7 +199,7 @@ def _program(order: LaunchOrder, number: int, channel: int | None) -> NoReturn:
 
 
 def _shut_in(order: LaunchOrder) -> None:
-    """Everything but the filter of system calls, which forbids what is done here."""
+    """Confines this process except for the filter of system calls, which would forbid these very steps."""
     files, keeper = FILES if order.namespaces else order.place, os.getppid()
     os.chdir(files)
     confined = order.namespaces or order.landlock or order.seccomp
@@ -213,10 +214,8 @@ def _shut_in(order: LaunchOrder) -> None:
 
 
 def _become_nobody(files: str) -> None:
-    """Root's programs are nobody's, where everybody can read Python and get to what they write.
-
-    In a container root may have no right to be somebody else: then the other layers have to do.
-    """
+    """Switches root's programs to the user nobody, who can read Python and write to the program's folder. A
+    container may forbid the switch; then the other layers have to do."""
     can = False
     try:
         os.chown(files, NOBODY, NOBODY)

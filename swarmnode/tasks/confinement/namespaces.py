@@ -21,24 +21,25 @@ if TYPE_CHECKING:
 
 _NEW_USER = 0x10000000
 _OTHERS = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000
-"""CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWPID, NEWNET."""
+"""Flags CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWPID and NEWNET, joined."""
 
 _READ_ONLY, _NO_SETUID, _NO_DEVICES, _REMOUNT, _BIND, _RECURSIVE, _PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
 _NO_TIMES, _RELATIVE_TIMES = 1 << 10, 1 << 21
 _KEPT = 0xF | _NO_TIMES | 1 << 11
-"""MS_RDONLY, NOSUID, NODEV, NOEXEC, NOATIME, NODIRATIME, which have the same numbers in statvfs."""
+"""Mount flags MS_RDONLY, NOSUID, NODEV, NOEXEC, NOATIME and NODIRATIME, which have the same numbers in
+statvfs."""
 _DETACH = 2
 
 NOBODY = 65534
-"""The user that a program is where root starts it."""
+"""User id of a program that root starts."""
 
 MOST_FILES = 1024
 """Files and folders that a program may make."""
 
 
 def leave() -> None:
-    """Leave the namespaces of everybody else; the next child is the first process of its own. Raises
-    OSError."""
+    """Leaves the namespaces that this process shares; its next child becomes the first process of a new one.
+    Raises OSError."""
     user, group = os.geteuid(), os.getegid()
     if user == 0 and _left(_OTHERS):
         return
@@ -49,7 +50,7 @@ def leave() -> None:
 
 
 def _left(kinds: int) -> bool:
-    """False: that takes a right which we have not; inside a user namespace we do."""
+    """Leaves these kinds of namespaces. Returns False if that needs a right which we lack."""
     try:
         checked(LIBC.unshare(kinds), "unshare")
     except OSError as error:

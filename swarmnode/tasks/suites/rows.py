@@ -1,10 +1,4 @@
-"""Rows of a suite's files, each with the place it stands at.
-
-FILE, FOLDER -> [files_of, read_rows] -> suite.py; lines and Parquet are read by tasks/tables.py
-
-A row that cannot be read is a `BadRow`: who evaluates on a part of a suite without knowing it compares what
-cannot be compared, so all of them are told and none is left out.
-"""
+"""Rows of a suite's files, each with its file and line."""
 
 import gzip
 from collections.abc import Iterator, Mapping
@@ -17,13 +11,13 @@ from swarmnode.tasks.tables import BadRow, PlacedRow, decoded, json_row, read_js
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
 
 MAX_ROW_BYTES = 1 << 20
-"""No question of these suites is near it."""
+"""Longest row in bytes, far above any question of these suites."""
 
 MAX_FILE_BYTES = 1 << 28
-"""The largest of them has a few megabytes."""
+"""Largest file in bytes; the largest suite has a few megabytes."""
 
 MAX_FILES = 50_000
-"""MATH comes as 12,500 files."""
+"""Most files of a suite. MATH comes as 12,500."""
 
 Columns = Mapping[str, Any]
 ReadRow = PlacedRow | BadRow
@@ -62,7 +56,7 @@ def read_rows(path: Path) -> Iterator[ReadRow]:
 
 
 def _json(path: Path) -> Iterator[ReadRow]:
-    """One object, as MATH has a file a question, or a list of them."""
+    """Returns one object (MATH has a file for each question) or the objects of a list."""
     rows = decoded(path.read_bytes())
     for number, row in enumerate(cast(list[Any], rows) if isinstance(rows, list) else [rows], 1):
         yield json_row(row, f"{path} row {number}")
