@@ -16,21 +16,23 @@ from pydantic_core import PydanticCustomError
 from swarmnode.errors import ConfigError
 
 RULE_NAMES = ("sapo", "successes", "book", "own_book", "rescue", "hacpo")
-"""The rules by which a node learns from others: each is a class in `RULES` of training/foreign/rules.py."""
+"""Names of our own rules by which a node learns from others: each is a class in `RULES` of
+training/foreign/rules.py."""
 
 LOSS_NAMES = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo")
-"""Our own losses. They stand here, too, so that a misspelt one is refused without torch: each is a record in
+"""Names of our own losses, here too so that a misspelt one is refused without torch. Each is a record in
 `LOSSES` of training/losses.py, and a test holds the two equal."""
 
 MONITOR_NAMES = ("tensorboard", "trackio", "wandb")
-"""Our own monitors: each is a class in `MONITORS` of node/monitors.py."""
+"""Names of our own monitors: each is a class in `MONITORS` of node/monitors.py."""
 
 IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
-"""`package.module:name`, as of a loss, a rule or a monitor of one's own."""
+"""Pattern of `package.module:name`, which names a loss, a rule or a monitor of one's own."""
 
 
 def import_named(setting: str, path: str) -> Any:
-    """What is called `name` in the module of `module:name`. Raises ConfigError, which names the setting."""
+    """Returns the object `name` of the module in `module:name`. Raises ConfigError, which names the
+    setting."""
     module, _, name = path.partition(":")
     try:
         found = import_module(module)
@@ -72,11 +74,11 @@ NOT_OF_A_TEMPLATE = frozenset(
         "truncation",
     }
 )
-"""Arguments of apply_chat_template that the node sets, or that would make something else of a prompt."""
+"""Arguments of apply_chat_template that the node sets, or that would turn a prompt into something else."""
 
 
 SECRET = "secret"
-"""The type of an error whose value may be a key or a password, so that nobody shows it."""
+"""Type of an error whose value may be a key or a password and must not be shown."""
 
 
 class Section(BaseModel):
@@ -87,13 +89,13 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _one_value_is_a_list_of_one(cls, value: Any, info: ValidationInfo) -> Any:
-        """`--set tasks.names=rev` means what it looks like."""
+        """Turns a single value into a list of one, so that `--set tasks.names=rev` works."""
         field = cls.model_fields[str(info.field_name)]
         return (value,) if isinstance(value, str) and get_origin(field.annotation) is tuple else value
 
 
 SWARM_NAME = r"[a-z0-9][a-z0-9._-]{0,62}"
-"""A swarm's name, as a regular expression. It stands in topics and in names of files."""
+"""Pattern of a swarm's name, which stands in topics and in names of files."""
 
 
 class SwarmConfig(Section):
@@ -112,13 +114,14 @@ class NetworkConfig(Section):
     map_port: bool = False
     """Ask the router to forward our port, by UPnP or NAT-PMP, and tell peers where it does."""
     relays: tuple[str, ...] = ("auto",)
-    """Who takes connections for us where nobody can dial us: multiaddrs that end in /p2p/<peer id>, or seeds,
-    or none. auto: the seeds, for a member of a pipeline that has no public address and announces none."""
+    """Relays that take connections for us if nobody can dial us: multiaddrs that end in /p2p/<peer id>, or
+    seeds, or none. auto: the seeds, for a member of a pipeline that has no public address and announces
+    none."""
     relay_for_others: bool | None = None
-    """Take connections for peers that nobody can dial, within limits; we must be reachable. Unset: a seed
-    does that listens for more than its own machine."""
+    """Take connections for peers that nobody can dial, within limits; we must be reachable. Unset: on for a
+    seed that listens for more than its own machine."""
     seeds: tuple[str, ...] = ("shipped",)
-    """Whom to dial first: multiaddrs that end in /p2p/<peer id>, files with one on each line, DNS names as
+    """Peers to dial first: multiaddrs that end in /p2p/<peer id>, files with one on each line, DNS names as
     /dnsaddr/example.org. shipped: the list that came with swarmnode (configs/seeds.txt)."""
     mdns: bool = True
     """Find peers in the local network by multicast DNS, in private address ranges only."""
@@ -157,11 +160,11 @@ class PolicyConfig(Section):
     """LoRA scaling is alpha / rank."""
 
     chat_template: dict[str, bool | int | float | str] = Field(default_factory=dict)
-    """What the tokenizer's own chat template is told besides messages, as in {enable_thinking = false}."""
+    """Further arguments of the tokenizer's own chat template, as in {enable_thinking = false}."""
 
     raw_prompts: bool = False
-    """Prompts that are a text, or one message of a user, stand as they are, as TRL trains on texts. Off: the
-    chat template is put around them. Conversations of several messages have it in any case."""
+    """Use prompts that are a text, or one message of a user, as they are, as TRL trains on texts. Off: put
+    the chat template around them. Conversations of several messages have it in any case."""
 
     @field_validator("chat_template")
     @classmethod
@@ -187,7 +190,7 @@ class JudgeConfig(Section):
     model_config = ConfigDict(hide_input_in_errors=True)
 
     url: str = ""
-    """An OpenAI-compatible endpoint such as http://localhost:8000/v1, with `model`; or what takes
+    """An OpenAI-compatible endpoint such as http://localhost:8000/v1, with `model`; or an endpoint that takes
     {"prompt", "completions", "columns"} by POST and gives {"scores": [...]}. Empty: there is none."""
     model: str = ""
     """The model that judges each answer. Empty: the URL gives scores itself."""
@@ -195,28 +198,29 @@ class JudgeConfig(Section):
         "Question:\n{prompt}\n\nAnswer:\n{completion}\n\nHow good is the answer, from 0 (wrong) to 1 (right)?"
         " Reply with one number and nothing else."
     )
-    """What the model is asked: {prompt}, {completion} and any {column} are filled in."""
+    """Prompt of the model: {prompt}, {completion} and any {column} are filled in."""
     read: str = r"^\s*(\d+(?:\.\d+)?)\s*$"
     """Regular expression whose first group is the number; of several matches the last."""
     lowest: float = 0.0
-    """The smallest number that is believed."""
+    """Smallest number that counts as a score."""
     highest: float = 1.0
-    """The largest number that is believed. Any other is as none at all."""
+    """Largest number that counts as a score. A number outside is no score."""
     key_env: str = ""
-    """The environment variable that holds the key. It is read when the judge is asked, and never written."""
+    """Environment variable that holds the key. It is read for each request to the judge, and never
+    written."""
     max_tokens: int = Field(default=512, ge=1)
     """Longest reply of the model."""
     concurrency: int = Field(default=8, ge=1, le=256)
     """Requests of one process at the same time."""
     timeout_s: float = Field(default=60.0, gt=0)
-    """Longest that the answers to one example may take, attempts and waits included. Then they have no
-    reward. Those of strangers have 14 seconds at most."""
+    """Longest that the answers to one example may take, attempts and waits included. Past it they have no
+    reward. Strangers' answers have 14 seconds at most."""
     tries: int = Field(default=5, ge=1, le=20)
     """Attempts at one request that finds the judge busy, broken or unclear."""
     cached: int = Field(default=100_000, ge=0)
-    """Judgements kept on disk, so that nothing is asked twice. 0: none."""
+    """Judgements kept on disk, so that no question is asked twice. 0: none."""
     exchangeable: bool = False
-    """Every node has this judge and gets the same scores of it, so rollouts may leave this one."""
+    """True if every node with this judge gets the same scores of it, so that rollouts may leave this one."""
 
     @field_validator("url")
     @classmethod
@@ -282,20 +286,21 @@ class TasksConfig(Section):
     """So many groups of a task one after the other whose reward raises, overruns or ends its process stop the
     node. A reward that raises before it ever judged a group stops it at once."""
     sandbox: Literal["required", "optional"] = "required"
-    """How rewards run programs that stand in answers. required: in a sandbox, or not at all where a machine
-    has nothing to make one of; optional: there with your rights, those in strangers' answers too."""
+    """Isolation of programs in answers that rewards run. required: in a sandbox, or not at all if the machine
+    can make none; optional: without a sandbox with your rights, those in strangers' answers too."""
     reward: tuple[str, ...] = ()
     """Rewards of data sets: exact_match and our others by name, `file.py:function` or
     `package.module:function`. Empty: an answer counts when it equals the answer column."""
     reward_weights: tuple[float, ...] = ()
-    """How much each reward of `reward` counts in their sum, a judge behind a URL last; at 0 it is only
-    measured. Empty: 1 each. Peers with other weights have another task."""
+    """Weight of each reward of `reward` in their sum, a judge behind a URL last; at 0 it is only measured.
+    Empty: 1 each. Peers with other weights have another task."""
     prompt_column: str = ""
-    """The column of data sets that is asked. Empty: prompt, messages, question, problem, or the like."""
+    """Column of data sets that holds the question. Empty: prompt, messages, question, problem, or the
+    like."""
     answer_column: str = ""
-    """The column of data sets that rewards get as `answer`. Empty: answer, solution, target, or the like."""
+    """Column of data sets that rewards get as `answer`. Empty: answer, solution, target, or the like."""
     system_prompt: str = ""
-    """What the system says before every question of data sets and of reasoning-gym."""
+    """System message before every question of data sets and of reasoning-gym."""
     reasoning_gym: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Parameters of `reasoning-gym:NAME`, as a table [tasks.reasoning_gym.NAME]."""
     curriculum: bool = False
@@ -320,7 +325,7 @@ class RolloutConfig(Section):
     group_size: int = Field(default=8, ge=2, le=512)
     """Completions per example (G)."""
     max_tokens: int = Field(default=512, ge=1)
-    """Longest completion in tokens; of a conversation with an environment, what that says included."""
+    """Longest completion in tokens; in a conversation, the environment's messages count, too."""
     max_turn_tokens: int | None = Field(default=None, ge=1)
     """Longest turn in tokens, where an environment answers; one that is cut ends its conversation. Unset:
     max_tokens is the only bound."""
@@ -333,9 +338,10 @@ class RolloutConfig(Section):
     slots: int = Field(default=256, ge=1, le=4096)
     """Most sequences generated at the same time."""
     engine: Literal["auto", "embedded", "vllm"] = "auto"
-    """What generates. auto: vLLM on a GPU where it is installed, else our own loop; `join` says why."""
+    """Engine that generates. auto: vLLM on a GPU where it is installed, else our own loop; `join` says
+    why."""
     mode: Literal["refill", "april", "sync"] = "refill"
-    """How a round ends. refill: as soon as its groups are complete, the rest goes on into the next round.
+    """End of a round. refill: as soon as its groups are complete, the rest goes on into the next round.
     april: as the paper has it (ask for more, stop, resume). sync: waits for everything."""
     concurrency: int | None = Field(default=None, ge=1)
     """Sequences kept in flight in mode refill. Unset: from the measured cost of a step; of several policies
@@ -346,7 +352,7 @@ class RolloutConfig(Section):
     """Oldest policy version that a trained token of our own may have, counted back from the newest. 0: none
     but the newest."""
     budget: Literal["fixed", "adaptive"] = "fixed"
-    """How many answers an example gets. fixed: group_size. adaptive: half of them first, and the rest of the
+    """Number of answers to an example. fixed: group_size. adaptive: half of them first, and the rest of the
     round's to examples where they are likely to teach, four times group_size at most; needs mode sync."""
     dynamic_sampling: float = Field(default=1.0, ge=1, le=16)
     """DAPO's dynamic sampling: ask again until enough groups have a gradient, at most this many times as many
@@ -367,7 +373,7 @@ class RolloutConfig(Section):
 
 class ExchangeConfig(Section):
     enabled: bool = True
-    """Share rollouts and train on others'. Off: no network at all; see `rule` for what is left of it."""
+    """Share rollouts and train on others'. Off: no network at all; `rule` says what remains."""
     local_groups: int = Field(default=4, ge=0)
     """I: own groups to train on per round (SAPO section 3; 4/4 won the paper's comparison), where external
     ones take the places of own ones: under the rules book, own_book and rescue all of a round are."""
@@ -375,12 +381,12 @@ class ExchangeConfig(Section):
     """J: other nodes' groups to learn from per round. Where they are trained on in place of own ones
     (exchange.rule), what is missing is filled up with own groups."""
     rule: str = "book"
-    """How to learn from others. book: keep verified right answers, own and foreign, and replay them where we
-    fail; own_book: only our own, nothing is fetched; sapo: train on foreign groups as on own ones; successes:
-    the same without foreign failures; rescue: a foreign success in place of a failure on the same example;
-    hacpo: foreign groups weighed by who is how capable; or a rule of your own, as mymodule:name. A pipeline
-    knows sapo and takes the others as successes; with enabled=false book is own_book, and the others but
-    own_book are plain GRPO."""
+    """Rule of learning from others. book: keep verified right answers, own and foreign, and replay them where
+    we fail; own_book: only our own, nothing is fetched; sapo: train on foreign groups as on own ones;
+    successes: the same without foreign failures; rescue: a foreign success in place of a failure on the same
+    example; hacpo: foreign groups weighed by their authors' capability; or a rule of your own, as
+    mymodule:name. A pipeline knows sapo and takes the others as successes; with enabled=false book is
+    own_book, and the others but own_book are plain GRPO."""
     book_size: int = Field(default=2000, ge=1, le=65536)
     """Answers that the book of rule=book and own_book holds, the oldest out."""
     book_replayed: int = Field(default=64, ge=0, le=4096)
@@ -401,8 +407,8 @@ class ExchangeConfig(Section):
     """Share of a round's examples that may be ones that others asked for help with, as no answer of theirs
     was right: one at least where anybody asks. 0: none. A pipeline has none."""
     teachers: Literal["measured", "all"] = "measured"
-    """Who may fill the book. measured: an author's answers wait until they pull our policy where our own
-    finds do, by the gradients of the two; all: everybody whose answers our judge gives full marks."""
+    """Authors who may fill the book. measured: an author's answers wait until their gradients agree with
+    those of our own finds; all: everybody with answers that our judge gives full marks."""
     max_age: int = Field(default=8, ge=0)
     """Oldest external group still trained on, in our policy versions since it arrived."""
     buffer_groups: int = Field(default=256, ge=1, le=65536)
@@ -429,8 +435,8 @@ class TrainingConfig(Section):
     learning_rate: float = Field(default=1e-4, gt=0)
     """AdamW learning rate of the adapter."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How the learning rate falls until node.rounds, which linear and cosine need: not at all, in a straight
-    line, or along half a cosine."""
+    """Course of the learning rate until node.rounds, which linear and cosine need: constant, falling in a
+    straight line, or along half a cosine."""
     warmup_rounds: int = Field(default=0, ge=0)
     """Rounds over which the learning rate rises to its full size. 0: it begins with that."""
     weight_decay: float = Field(default=0.0, ge=0, lt=1)
@@ -460,8 +466,8 @@ class TrainingConfig(Section):
     sequences_per_step: int = Field(default=128, ge=1)
     """Completions of groups per optimizer step. Answers of the book are spread over the steps on top."""
     correction: Literal["none", "tis", "icepop", "decoupled"] = "tis"
-    """How tokens sampled by another policy than the newest are weighted: truncated importance sampling,
-    masked importance sampling, decoupled PPO, or not at all."""
+    """Weighting of tokens sampled by another policy than the newest: truncated importance sampling, masked
+    importance sampling, decoupled PPO, or not at all."""
     correction_cap: float = Field(default=2.0, ge=1)
     """Largest weight of a token with tis."""
     correction_low: float = Field(default=0.5, ge=0, le=1)
@@ -511,7 +517,8 @@ class PipelineConfig(Section):
     trainable: Literal["lora", "full"] = "lora"
     """Train an adapter on each stage, or all of its weights."""
     codec: Literal["none", "fp16", "int8"] = "fp16"
-    """How activations and gradients travel. int8 is a quarter of float32 and changes them by up to 1/254."""
+    """Encoding of activations and gradients on the wire. int8 is a quarter of float32 and changes them by up
+    to 1/254."""
     text: str = ""
     """Folder of text files to train on by cross-entropy, instead of tasks and rewards."""
     depth: int | None = Field(default=None, ge=1, le=64)
@@ -521,7 +528,7 @@ class PipelineConfig(Section):
     a hub name. Its memory is taken off the stage's. It rests while we hold stage 0 and learn from tasks: then
     there are other rollouts to share. Empty: none."""
     step_timeout_s: float = Field(default=60.0, gt=0, le=3600)
-    """Longest wait for others at the end of an iteration; who comes later is left out of it."""
+    """Longest wait in seconds for other members at the end of an iteration; a later one is left out of it."""
     search_tasks: int = Field(default=200_000, ge=0, le=100_000_000)
     """Tasks that the search for a plan simulates, about a second of CPU. All members must agree."""
 
@@ -605,7 +612,7 @@ KEYS = tuple(f"{name}.{key}" for name, section in SECTIONS.items() for key in se
 
 
 def explain_setting(key: str) -> str:
-    """The sentence under a setting.
+    """Returns the sentence under a setting.
 
     >>> explain_setting("network.mdns")
     'Find peers in the local network by multicast DNS.'

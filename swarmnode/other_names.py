@@ -1,9 +1,4 @@
-"""Names that people bring along: what TRL calls something, and what it is called here.
-
-[NAMES_OF_TRL] -> config_layers.py (advice for an unknown setting), settings_page.py (docs/settings.md)
-[WITHOUT_A_NAME_HERE] -> config_layers.py
-[ARGUMENTS_OF_TRL] -> config_layers.py (advice for an unknown argument of sn.Node)
-"""
+"""Names that users bring along from TRL, and our names for the same things."""
 
 from collections.abc import Mapping
 
@@ -56,7 +51,7 @@ NAMES_OF_TRL: Mapping[str, tuple[str, str]] = {
     "run_name": ("node.run", "run= of sn.Node, --run of join"),
     "dataset_name": ("tasks.names", "the first argument of sn.Node, --task of join: hf:OWNER/NAME"),
 }
-"""TRL's name -> our setting, and what else there is to know of it."""
+"""Our setting by TRL's name, with remarks."""
 
 WITHOUT_A_NAME_HERE: Mapping[str, str] = {
     "resume_from_checkpoint": "the same call goes on with its run by itself; run=NAME chooses one",
@@ -67,7 +62,7 @@ WITHOUT_A_NAME_HERE: Mapping[str, str] = {
     "top_k": "none: rollout.top_p and rollout.temperature shape the sampling",
     "min_p": "none: rollout.top_p and rollout.temperature shape the sampling",
 }
-"""What TRL has and no setting here stands for -> what there is to know instead."""
+"""Remarks by TRL's name, for options without a setting here."""
 
 ARGUMENTS_OF_TRL: Mapping[str, str] = {
     "train_dataset": "the first argument, task=: sn.Node(rows, reward=f)",
@@ -80,4 +75,4 @@ ARGUMENTS_OF_TRL: Mapping[str, str] = {
     "trackers": "monitors=, such as monitors=['tensorboard']",
     "environment_factory": "environment=",
 }
-"""What TRL's trainer or its config is called with -> what says the same to sn.Node."""
+"""Equivalents in sn.Node, by argument of TRL's trainer or of its config."""

@@ -39,10 +39,10 @@ from swarmnode.native.passes import fits, packed_attention_gradient
 from swarmnode.native.passes import packed_attention as packed_rows
 
 PACKED_ATTENTION = "swarmnode_packed"
-"""The name under which transformers knows our function. Never saved: its configs leave the attention out."""
+"""Name under which transformers knows our function. Never saved: its configs leave the attention out."""
 
 REPLACED = "sdpa"
-"""The implementation that ours equals where nothing is packed."""
+"""Implementation that ours equals without packing."""
 
 
 def packed_attention(
@@ -89,19 +89,19 @@ def packed_attention(
 
 @dataclass(frozen=True, slots=True)
 class AttentionSettings:
-    """What a layer asks of its attention, besides the tensors."""
+    """The settings of a layer's attention."""
 
     scaling: float | None
     dropout: float
     window: int | None
     grouped: bool
-    """Several query heads share one key head."""
+    """True if several query heads share one key head."""
 
 
 def flash_suits(
     capability: tuple[int, int], dtype: torch.dtype, key_dim: int, value_dim: int, dropout: float
 ) -> bool:
-    """Whether torch's variable-length flash kernel takes such tensors on such an NVIDIA card."""
+    """Returns True if torch's variable-length flash kernel takes such tensors on such an NVIDIA card."""
     return (
         torch.version.hip is None
         and torch.backends.cuda.is_flash_attention_available()
@@ -140,8 +140,8 @@ def by_flash(
 def by_boxes(
     query_THD: Tensor, key_TGD: Tensor, value_TGD: Tensor, layout: PackedLayout, settings: AttentionSettings
 ) -> Tensor:
-    """The same on any device and for any dtype: by the C kernel or products of ours where all sequences are
-    short, else box by box by torch's SDPA."""
+    """Attention as `by_flash` computes it, on any device and for any dtype: by the C kernel or our own
+    products if all sequences are short, else box by box by torch's SDPA."""
     tensors = query_THD, key_TGD, value_TGD
     kernel = kernel_suits(query_THD, value_TGD, layout, settings.dropout)
     # The kernel multiplies in float32; a CPU on which bfloat16 pays has units for products of ours.
@@ -240,7 +240,7 @@ time from 128 to 512 keys, as long at 1024, and longer beyond: torch's kernel is
 
 
 def kernel_suits(query_THE: Tensor, value_TGE: Tensor, layout: PackedLayout, dropout: float) -> bool:
-    """Whether the kernel can compute a row, and sooner than torch."""
+    """Returns True if the kernel can compute a row, and faster than torch."""
     return (
         layout.longest_sequence <= MOST_KEYS
         and value_TGE.shape[2] == query_THE.shape[2]
@@ -258,7 +258,7 @@ def by_kernel(
     window: int | None,
     scale: float | None,
 ) -> Tensor:
-    """Causal attention inside each sequence, and inside the window; [T, H, E]."""
+    """Returns causal attention inside each sequence, and inside the window; [T, H, E]."""
     scale = query_THE.shape[-1] ** -0.5 if scale is None else scale
     return cast(Tensor, _ByKernel.apply(query_THE, key_TGE, value_TGE, layout, window, scale))
 

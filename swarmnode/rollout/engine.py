@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 from swarmnode.types import FinishReason, Span, Stretch, check_given, check_spans
 
 InFlight = Literal["pin", "keep", "recompute", "abort"]
-"""What happens to requests in flight when the policy changes.
+"""Treatment of requests in flight at a change of policy.
 
 pin: they end on the version they began with, next to new ones on the new version. keep: they go on under the
 new version with the keys and values they have (stale; nothing is recomputed). recompute: they go on under the

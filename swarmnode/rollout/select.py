@@ -44,12 +44,13 @@ def make_engine(
     lora_rank: int,
     policies: int = 1,
 ) -> tuple[Engine, str]:
-    """The fastest engine that can run `model`, or the one asked for, and one sentence that says why.
+    """Returns the fastest engine that can run `model`, or the one asked for, and one sentence with the
+    reason.
 
-    LoRA layers that PEFT put into the model are not sampled from: an engine starts from the base, and
-    `set_policy` tells it more. `source` is the folder or name by which vLLM can load the same model, and
-    `lora_rank` the largest rank it will be given. With several `policies` it keeps enough versions live for
-    a SharedEngine over it. Raises EngineError where `kind` cannot be had, or not for several policies; a vLLM
+    LoRA layers that PEFT put into the model are not sampled from: an engine starts from the base, and gets
+    adapters by `set_policy`. `source` is the folder or name by which vLLM can load the same model, and
+    `lora_rank` the largest rank it will be given. With several `policies` it keeps enough versions live for a
+    SharedEngine over it. Raises EngineError where `kind` cannot be had, or not for several policies; a vLLM
     that does not start is an error only where vLLM was asked for.
 
     >>> engine, reason = make_engine(model, eos_token_ids=(0,), lora_rank=8)  # doctest: +SKIP

@@ -38,9 +38,10 @@ one."""
 
 
 def versions_needed(members: int) -> int:
-    """Live versions an engine needs, so that each of so many members may pin one beside its newest.
+    """Returns the live versions that an engine needs for `members` members which may each pin one beside its
+    newest.
 
-    One more than they use: an update is loaded before the version it replaces is let go.
+    One more than they use: an update is loaded before the version it replaces is released.
 
     >>> versions_needed(3)
     7

@@ -69,7 +69,7 @@ class Member:
         self._queue = RequestQueue(max_length, vocab=maxsize)
         self._named = {version: base.version}
         """Serials by version number; where a number was given twice, the later one."""
-        self._mail: list[Output] = []
+        self._outputs: list[Output] = []
         self._error: BaseException | None = None
         self._swaps = 0
         self._prompt_tokens = 0
@@ -95,7 +95,7 @@ class Member:
 
     @property
     def wants_a_step(self) -> bool:
-        return not self._mail and self._error is None and bool(self.rows or len(self._queue))
+        return not self._outputs and self._error is None and bool(self.rows or len(self._queue))
 
     def check(self, request: Request) -> None:
         self._queue.check(request, self.live_versions)
@@ -126,7 +126,7 @@ class Member:
 
     def post(self, output: Output) -> None:
         """Keeps an output for the next `take_outputs`."""
-        self._mail.append(output)
+        self._outputs.append(output)
 
     def put_back(self, rows: Sequence[MemberRow], outputs: Sequence[Output]) -> None:
         """Queues aborted rows before all others, to go on where they are."""
@@ -150,10 +150,10 @@ class Member:
         if (error := self._error) is not None:
             self._error = None
             raise error
-        mail, self._mail = self._mail, []
-        taken = [output for output in mail if chosen is None or output.request_id in chosen]
-        if len(taken) < len(mail):
-            self._mail = [output for output in mail if output not in taken]
+        outputs, self._outputs = self._outputs, []
+        taken = [output for output in outputs if chosen is None or output.request_id in chosen]
+        if len(taken) < len(outputs):
+            self._outputs = [output for output in outputs if output not in taken]
         self.release(taken)
         self.forget_unused()
         return taken

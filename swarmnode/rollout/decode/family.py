@@ -163,7 +163,8 @@ class Family:
 
 
 def longest_sequence_of(config: Any) -> int | None:
-    """The longest sequence that a model of any family is run with; None: it has no such bound (ALiBi).
+    """Returns the longest sequence that a model of any family is run with. None: it has no such bound
+    (ALiBi).
 
     That is the length it was made for. With LongRoPE it is the length up to which frequencies stay the same:
     in a batch with one longer sequence transformers rotates all others by other frequencies, too, so neither
