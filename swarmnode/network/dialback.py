@@ -117,7 +117,7 @@ def _has_room(taken: deque[tuple[float, str]], by: str, most: int, now: float) -
 
 
 def public_ip(address: str) -> str | None:
-    """Return the IP address of a far end if it is public and no relay's, else None.
+    """Returns the IP address of a far end if it is public and no relay's, else None.
 
     >>> public_ip("/ip4/203.0.113.9/tcp/4001"), public_ip("/ip4/192.168.1.20/tcp/4001")
     ('203.0.113.9', None)
@@ -127,7 +127,7 @@ def public_ip(address: str) -> str | None:
 
 
 def address_of(ip: str, port: int | None = None) -> str:
-    """Return the address of a TCP port, or of the machine.
+    """Returns the address of a TCP port, or of the machine.
 
     >>> address_of("2001:db8::7", 4001)
     '/ip6/2001:db8::7/tcp/4001'
@@ -147,7 +147,7 @@ _TAG_BYTES = 16
 
 
 async def answers_as(ip: str, port: int, peer_id: str) -> bool:
-    """Return True if the libp2p host at this TCP port has the identity `peer_id` (Ed25519)."""
+    """Returns True if the libp2p host at this TCP port has the identity `peer_id` (Ed25519)."""
     try:
         async with asyncio.timeout(DIAL_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(ip, port)
@@ -179,7 +179,7 @@ async def _proves(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pe
 
 
 def open_second_message(ours: X25519PrivateKey, message: bytes) -> tuple[bytes, bytes]:
-    """Return the responder's static key and its payload, out of the second message of Noise XX.
+    """Returns the responder's static key and its payload, out of the second message of Noise XX.
 
     `ours` is the ephemeral key of the first message. Raises InvalidTag for whoever does not have the static
     key, ValueError for a message that is too short.
@@ -199,14 +199,14 @@ def open_second_message(ours: X25519PrivateKey, message: bytes) -> tuple[bytes, 
 
 
 def _next_key(chain: bytes, secret: bytes) -> tuple[bytes, bytes]:
-    """Return the next chaining key and the cipher key (HKDF of the Noise specification, 4.3)."""
+    """Returns the next chaining key and the cipher key (HKDF of the Noise specification, 4.3)."""
     root = hmac.digest(chain, secret, "sha256")
     first = hmac.digest(root, b"\x01", "sha256")
     return first, hmac.digest(root, first + b"\x02", "sha256")
 
 
 def _byte_fields(message: bytes) -> dict[int, bytes]:
-    """Return the fields of a protobuf message that hold bytes; it has no others. Raises ValueError."""
+    """Returns the fields of a protobuf message that hold bytes; it has no others. Raises ValueError."""
     fields: dict[int, bytes] = {}
     at = 0
     while at < len(message):

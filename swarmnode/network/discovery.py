@@ -433,7 +433,7 @@ class Discovery:
 
 
 def _local_ips(addresses: Iterable[str]) -> tuple[str, ...]:
-    """Return our IPv4 addresses in private ranges."""
+    """Returns our IPv4 addresses in private ranges."""
     hosts = (parse_address(address)[0] for address in addresses if scope_of(address) == "lan")
     return tuple(dict.fromkeys(host for kind, host in hosts if kind == "ip4"))
 

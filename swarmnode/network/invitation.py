@@ -40,7 +40,7 @@ class Invitation(msgspec.Struct, frozen=True, kw_only=True):
     """Key of a private swarm; empty: everybody may join."""
 
     def text(self) -> str:
-        """Return the invitation as a string. Raises NetworkError for one that nobody could read.
+        """Returns the invitation as a string. Raises NetworkError for one that nobody could read.
 
         >>> Invitation(name="friends").text()
         'sn1:k6dmcmllbmRzkMQA'
@@ -62,7 +62,7 @@ _decoder = msgspec.msgpack.Decoder(_Packed)
 
 
 def is_invitation(text: str) -> bool:
-    """Return True for what claims to be an invitation, of whatever version.
+    """Returns True for what claims to be an invitation, of whatever version.
 
     >>> is_invitation("sn1:k6dmcmllbmRzkMQA"), is_invitation("/ip4/192.0.2.7/tcp/4001")
     (True, False)
@@ -71,7 +71,7 @@ def is_invitation(text: str) -> bool:
 
 
 def read_invitation(text: str) -> Invitation:
-    """Return what an invitation says; every address in it can be dialled. Raises NetworkError.
+    """Returns what an invitation says; every address in it can be dialled. Raises NetworkError.
 
     >>> read_invitation("sn1:k6dmcmllbmRzkMQA").name
     'friends'
@@ -104,7 +104,7 @@ def read_invitation(text: str) -> Invitation:
 
 
 def _bytes_of(text: str) -> bytes:
-    """Return the bytes behind base64url without padding. Raises ValueError for anything else."""
+    """Returns the bytes behind base64url without padding. Raises ValueError for anything else."""
     data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     if base64.urlsafe_b64encode(data).decode().rstrip("=") != text:
         raise ValueError("there is more than one way to write it")

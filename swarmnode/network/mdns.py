@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def service_type(namespace: str) -> str:
-    """Return the name of a swarm's service, at most 15 characters as RFC 6763 wants it.
+    """Returns the name of a swarm's service, at most 15 characters as RFC 6763 wants it.
 
     >>> service_type("swarm")
     '_sn-44eb92b4._udp.local.'

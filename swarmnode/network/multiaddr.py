@@ -177,7 +177,7 @@ def split_peer(address: str) -> tuple[str, str]:
 
 
 def is_for_outsiders(address: str) -> bool:
-    """Return True for an address that everybody can dial without a relay.
+    """Returns True for an address that everybody can dial without a relay.
 
     >>> is_for_outsiders("/dns4/a.org/tcp/1"), is_for_outsiders("/ip4/10.0.0.7/tcp/1")
     (True, False)
@@ -186,7 +186,7 @@ def is_for_outsiders(address: str) -> bool:
 
 
 def is_relayed(address: str) -> bool:
-    """Return True for an address that is a place at a relay.
+    """Returns True for an address that is a place at a relay.
 
     >>> is_relayed("/ip4/192.0.2.7/tcp/1"), is_relayed("/ip4/192.0.2.7/tcp/1/p2p-circuit")
     (False, True)

@@ -44,7 +44,7 @@ class Gate:
         self._besieged_until_s = 0.0
 
     def check(self, peer_id: str) -> None:
-        """Raise PeerUnreachable for a peer that is barred."""
+        """Raises PeerUnreachable for a peer that is barred."""
         if peer_id in self.barred:
             raise PeerUnreachable(f"{peer_id} is barred: it broke the rules a while ago")
 
@@ -356,7 +356,7 @@ class Traffic:
         self._expected[peer_id] = max(size_bytes, self._expected.get(peer_id, 0))
 
     def streams_with(self, peer_id: str) -> bool:
-        """Returns True if this peer has opened long-lived streams since it connected."""
+        """Returns True if long-lived streams with this peer were opened since it connected."""
         return self._expected.get(peer_id, 0) >= STREAMED_BYTES
 
     def heard(self, size_bytes: int) -> None:

@@ -248,7 +248,7 @@ def _sweep_folders_of_the_dead(parent: Path) -> None:
 
 
 def check_port_is_free(address: str) -> None:
-    """Raise PortInUse when another process listens there, NetworkError when we may not.
+    """Raises PortInUse when another process listens there, NetworkError when we may not.
 
     The daemon would not tell: it sets SO_REUSEPORT and would share the port with another node of this user.
     """

@@ -50,7 +50,7 @@ class Reach(msgspec.Struct, frozen=True):
     groups."""
 
     def told(self) -> str:
-        """Return the verdict and, where nobody reaches us, the numbered steps, as one line."""
+        """Returns the verdict and, where nobody reaches us, the numbered steps, as one line."""
         if not self.steps or self.verdict == "relayed":
             return self.text
         return f"{self.text}: " + ", ".join(f"({number}) {step}" for number, step in enumerate(self.steps, 1))
@@ -112,7 +112,7 @@ def helpers(ends: Mapping[str, Sequence[str]], rng: random.Random) -> list[str]:
 
 
 def _network_of(end: str) -> str | None:
-    """Return the /16 of a public IPv4 address, the /32 of an IPv6 address."""
+    """Returns the /16 of a public IPv4 address, the /32 of an IPv6 address."""
     ip = public_ip(end)
     if ip is None:
         return None
@@ -176,7 +176,7 @@ def _reachable(held: SoFar, place: Place, own: tuple[str, ...], port: int | None
 
 
 def _is_at(address: str, ip: str, port: int | None) -> bool:
-    """Return True for the address of this port; a name may well stand for the IP address."""
+    """Returns True for the address of this port; a name may well stand for the IP address."""
     (kind, host), *rest = parse_address(address)
     return ("tcp", str(port)) in rest and (kind.startswith("dns") or host == ip)
 

@@ -39,7 +39,7 @@ _TIME, _BYTES = 1, 2
 
 
 async def grants_what_was_asked(relay: PeerAddresses, folder: Path) -> bool:
-    """Return True if a relay on this machine grants our own limits; `folder` is for a socket and a key."""
+    """Returns True if a relay on this machine grants our own limits; `folder` is for a socket and a key."""
     path = folder / "tester.key"
     path.touch(mode=0o600)
     path.write_bytes(NodeKey.generate().to_protobuf())
@@ -73,7 +73,7 @@ async def _reserve(control: ControlClient, peer_id: str) -> tuple[int, int] | No
 
 
 def limits_of(reply: bytes) -> tuple[int, int] | None:
-    """Return the seconds and bytes that a reservation allows each circuit; 0: no limit. None: it was refused.
+    """Returns the seconds and bytes that a reservation allows each circuit; 0: no limit. None: it was refused.
 
     Raises NetworkError for what is no reply.
 
@@ -94,7 +94,7 @@ def limits_of(reply: bytes) -> tuple[int, int] | None:
 
 
 def _fields(message: bytes) -> dict[int, int | bytes]:
-    """Return the fields of a protobuf message of numbers and bytes, the last of each. Raises NetworkError."""
+    """Returns the fields of a protobuf message of numbers and bytes, the last of each. Raises NetworkError."""
     fields: dict[int, int | bytes] = {}
     at = 0
     while at < len(message):

@@ -67,7 +67,7 @@ class SwarmKey:
         return "/" + self.derive("name", kind, text)[:_NAME_BYTES].hex()
 
     def seal(self, data: bytes, *context: str | bytes) -> bytes:
-        """Return nonce, ciphertext and tag."""
+        """Returns nonce, ciphertext and tag."""
         nonce = os.urandom(NONCE_BYTES)
         return nonce + self._cipher(context).encrypt(nonce, data, None)
 

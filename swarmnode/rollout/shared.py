@@ -249,8 +249,8 @@ class SharedEngine:
 
     @contextmanager
     def _failing_for_all(self, caller: Member) -> Iterator[None]:
-        """Tells everybody with requests in flight of an error: the caller now, other members in their next
-        step."""
+        """Context that tells all members with requests in flight of an error: the caller now, others in their
+        next step."""
         try:
             yield
         except BaseException as error:

@@ -25,6 +25,6 @@ class Worker:
 
 
 def _tensors(caches: Sequence[Any]) -> Iterator[Tensor]:
-    """Returns the tensors of a layer's cache: some models have several per layer."""
+    """Yields the tensors of a layer's cache: some models have several per layer."""
     for cache in caches:
         yield from [cache] if isinstance(cache, Tensor) else cache
