@@ -261,11 +261,12 @@ class TrainedPolicy:
         max_tokens: int | None = None,
         seed: int = 0,
     ) -> str | list[str]:
-        """One completion of each prompt, a text or messages; a text for one of them, a list for a list.
+        """Returns one completion of each prompt, a text or messages; a text for one of them, a list for a
+        list.
 
         `temperature` and `max_tokens`: as the policy trains, unless given; temperature 0 takes the likeliest
-        token. The same `seed` gives the same samples. Raises TaskError for messages that are none
-        and ModelError for a prompt that is too long.
+        token. The same `seed` gives the same samples. Raises TaskError for messages that are none and
+        ModelError for a prompt that is too long.
         """
         from swarmnode.rollout.engine import SamplingParams
         from swarmnode.training.evaluation import collect
@@ -292,10 +293,10 @@ class TrainedPolicy:
 
 
 def _run_of(node: Callable[P, Node]) -> Callable[P, Summary]:
-    """Make `run`, with the parameters of a Node for editors, type checkers and `help`."""
+    """Makes `run`, with the parameters of a Node for editors, type checkers and `help`."""
 
     def run(*args: P.args, **kwargs: P.kwargs) -> Summary:
-        """Run a node to its end: `Node(task, reward, ...).run()`, with all that a Node takes."""
+        """Runs a node to its end: `Node(task, reward, ...).run()`, with all that a Node takes."""
         return node(*args, **kwargs).run()
 
     run.__signature__ = signature(node).replace(return_annotation=Summary)  # pyright: ignore[reportFunctionMemberAccess]

@@ -64,7 +64,7 @@ def load_config(
     flags: Mapping[str, Any] | None = None,
     flags_from: str = "command line",
 ) -> LoadedConfig:
-    """Merge all layers. `flags` are command-line flags that stand for a key (`--seed`), or a script's
+    """Merges all layers. `flags` are command-line flags that stand for a key (`--seed`), or a script's
     settings, where a section may be a dictionary of its own; they win over all others.
 
     Raises ConfigError naming the layer, the key and, for an unknown key, the closest known one.
@@ -107,7 +107,7 @@ def load_settings(
     flags: Mapping[str, Any] | None = None,
     flags_from: str = "command line",
 ) -> Settings:
-    """Merge all layers. The tiny policy brings its preset along unless another one was named."""
+    """Merges all layers. The tiny policy brings its preset along unless another one was named."""
     paths = resolve_paths(home)
     given = {key: value for key, value in (flags or {}).items() if value is not None}
 

@@ -136,7 +136,7 @@ def builtin_folder(name: str) -> Path:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Waits until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -159,7 +159,7 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
 
 
 def write_synced(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
-    """Write a file piece by piece, wait until it is on the disk, and return the SHA-256 of it all."""
+    """Writes a file piece by piece, waits until it is on the disk, and returns the SHA-256 of it all."""
     digest = hashlib.sha256()
     with path.open("wb") as file:
         for piece in pieces:
@@ -177,7 +177,7 @@ def sha256_of(path: Path) -> str:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and those above it, so that their names outlive a power cut as well."""
+    """Creates a folder and those above it, so that their names outlive a power cut as well."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in missing:

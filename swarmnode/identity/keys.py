@@ -36,7 +36,7 @@ MAX_PEER_ID_CHARS = 52
 
 
 def peer_id_from_public_key(public_key: bytes) -> str:
-    """Spell a raw Ed25519 public key as a libp2p peer id.
+    """Spells a raw Ed25519 public key as a libp2p peer id.
 
     >>> peer_id_from_public_key(bytes(32))
     '12D3KooW9pNAk8aiBuGVQtWRdbkLmo5qVL3e2h5UxbN2Nz9ttwiw'
@@ -45,7 +45,7 @@ def peer_id_from_public_key(public_key: bytes) -> str:
 
 
 def public_key_from_peer_id(peer_id: str) -> bytes:
-    """Read the raw Ed25519 public key back out of a peer id. Raises Rejected for anything else.
+    """Reads the raw Ed25519 public key back out of a peer id. Raises Rejected for anything else.
 
     >>> public_key_from_peer_id("12D3KooW9pNAk8aiBuGVQtWRdbkLmo5qVL3e2h5UxbN2Nz9ttwiw") == bytes(32)
     True
@@ -117,7 +117,7 @@ class NodeKey:
 
     @classmethod
     def from_protobuf(cls, data: bytes) -> "NodeKey":
-        """Read `to_protobuf` back. Raises IdentityError for anything but a consistent Ed25519 key."""
+        """Reads `to_protobuf` back. Raises IdentityError for anything but a consistent Ed25519 key."""
         if len(data) != KEY_FILE_BYTES or not data.startswith(_KEY_FILE_PREFIX):
             raise IdentityError(
                 f"not a libp2p Ed25519 private key ({len(data)} bytes, expected {KEY_FILE_BYTES})",
@@ -159,7 +159,7 @@ def load(path: Path) -> NodeKey:
 
 
 def export_key(path: Path) -> str:
-    """The key at `path` as one line of text, for a password manager or a piece of paper.
+    """Returns the key at `path` as one line of text, for a password manager or a piece of paper.
 
     The line names its peer id, by which `import_key` notices a slip of the pen. Its holder can act as this
     node.
@@ -169,7 +169,7 @@ def export_key(path: Path) -> str:
 
 
 def import_key(text: str, path: Path, *, overwrite: bool = False) -> NodeKey:
-    """Install an exported key at `path`. A key that is already there is kept beside it, never lost."""
+    """Installs an exported key at `path`. A key that is already there is kept beside it, never lost."""
     key = _parse_exported(text)
     if not os.path.lexists(path) and _install(key, path):
         return key

@@ -59,7 +59,7 @@ def packed_attention(
     windows_seen: set[int | None] | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it: [B, H, T, D] in, [B, T, H, D] out.
+    """Computes attention as transformers calls it: [B, H, T, D] in, [B, T, H, D] out.
 
     `plain` takes every call without a layout. With one, B is 1 and causal attention stays inside each
     sequence, and inside the window where the layer has one. Raises ModelError for what it does not compute,
@@ -121,7 +121,7 @@ def by_flash(
     settings: AttentionSettings,
     kernel: Callable[..., Any] = varlen_attn,
 ) -> Tensor:
-    """Attention of H query heads over G key heads by torch's variable-length kernel, [T, H, D].
+    """Computes attention of H query heads over G key heads by torch's variable-length kernel, [T, H, D].
 
     Where a sequence has more keys than queries, the kernel's causal mask lets the last query see the last key
     (as FlashAttention's does since version 2.1): the queries are the sequence's last.
@@ -140,7 +140,7 @@ def by_flash(
 def by_boxes(
     query_THD: Tensor, key_TGD: Tensor, value_TGD: Tensor, layout: PackedLayout, settings: AttentionSettings
 ) -> Tensor:
-    """Attention as `by_flash` computes it, on any device and for any dtype: by the C kernel or our own
+    """Computes attention as `by_flash` does, on any device and for any dtype: by the C kernel or our own
     products if all sequences are short, else box by box by torch's SDPA."""
     tensors = query_THD, key_TGD, value_TGD
     kernel = kernel_suits(query_THD, value_TGD, layout, settings.dropout)

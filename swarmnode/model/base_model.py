@@ -74,7 +74,7 @@ def end_tokens(tokenizer: Any, generation_config: Any) -> tuple[int, ...]:
 
 
 def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
-    """Load a folder or a hub name as a causal LM with its tokenizer.
+    """Loads a model from a folder or by its hub name as a causal LM with its tokenizer.
 
     Raises ModelError, which names the one that could not be found or loaded, with advice.
     """
@@ -243,10 +243,11 @@ class _Recomputed:
 
 
 def enable_checkpointing(model: Any) -> int:
-    """Trade a third more time for activations of one layer instead of all (Chen et al. 2016), in eval mode.
+    """Trades a third more time for activations of one layer instead of all (Chen et al. 2016), in eval mode.
 
     Returns the number of layers; 0: transformers knows no layers of this model that can be computed again.
-    What the forward pass depends on must stay until the backward pass is done (LoRA routes, PEFT's switches).
+    Everything that the forward pass depends on must stay until the backward pass is done (LoRA routes, PEFT's
+    switches).
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -269,8 +270,9 @@ def _fingerprint(model: Any) -> str:
 
 
 def fingerprint(parameters: Iterable[tuple[str, Sequence[int], Tensor]]) -> str:
-    """A digest of (name, shape, at least FINGERPRINT_VALUES leading values) by name. Rounded to bfloat16, so
-    that a node whose home moves to a machine that loads the model in another type finds its checkpoints."""
+    """Returns a digest of (name, shape, at least FINGERPRINT_VALUES leading values) by name. Rounded to
+    bfloat16, so that a node whose home moves to a machine that loads the model in another type finds its
+    checkpoints."""
     digest = hashlib.sha256()
     for name, shape, values in parameters:
         head = values[:FINGERPRINT_VALUES].to(torch.bfloat16).float().cpu()
@@ -294,8 +296,8 @@ class Outline:
 
 
 def load_outline(spec: str, policy: PolicyConfig) -> Outline | None:
-    """An outline of the model from its configuration alone, in well under a second. None: transformers builds
-    this family with weights only. Raises ModelError where there is no such causal LM."""
+    """Returns an outline of the model from its configuration alone, in well under a second. None:
+    transformers builds this family with weights only. Raises ModelError if there is no such causal LM."""
     from transformers import AutoModelForCausalLM
 
     config = read_config(spec, find_model(spec))

@@ -27,10 +27,10 @@ TYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
 def fuse_layers(model: nn.Module) -> int:
-    """Let the decoder layers of a causal LM run on `dense_layer.py`, and return how many can.
+    """Lets the decoder layers of a causal LM run on `dense_layer.py`, and returns how many can.
 
-    Layers that are patched already, and those on another device than a CPU, count and are left alone. Not
-    one of them is touched where one is not exactly what this file knows: the log says why.
+    Layers that are patched already, and those on another device than a CPU, count and are left alone. None of
+    them is touched if one is not exactly what this file knows: the log says why.
     """
     layers = _layers(model)
     reason = next(filter(None, (_why_not(layer, family) for layer, family in layers)), None)

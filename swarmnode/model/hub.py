@@ -14,7 +14,7 @@ nets."""
 @cache
 def only_from_disk(source: str) -> bool:
     """Returns True if a model is read without asking the hub: a folder, or one in the cache while the hub
-    does not answer. Raises ModelError where it is in neither place."""
+    does not answer. Raises ModelError if it is in neither place."""
     from huggingface_hub import constants, try_to_load_from_cache
 
     if Path(source).is_dir():

@@ -136,7 +136,8 @@ class KernelChoice:
         return shape not in self._measured and shape not in self._given_up
 
     def measure(self, shape: GemmShape, contest: Callable[[], tuple[Run, Mapping[str, Run]]]) -> None:
-        """Time `addmm_` against each configuration, which `contest` makes with their inputs; keep the answer.
+        """Times `addmm_` against each configuration, which `contest` makes with their inputs, and keeps the
+        answer.
 
         Short memory or a spent budget gives the shape up until the next start.
         """

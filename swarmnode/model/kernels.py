@@ -92,7 +92,7 @@ class TileTable:
     def build(
         cls, segments: Sequence["Segment"], rows: int, block_m: int, device: torch.device
     ) -> "TileTable":
-        """Cut `rows` rows into tiles of at most `block_m`. Rows in no segment get the base alone.
+        """Cuts `rows` rows into tiles of at most `block_m`. Rows in no segment get the base alone.
 
         Raises ValueError for segments that overlap, are out of order, pass the last row or name no adapter.
         """
@@ -261,7 +261,7 @@ def ragged_lora_gemm(
     EVEN_K: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """One [BLOCK_M, BLOCK_N] tile of Y per program. Y is contiguous; everything else has strides."""
+    """Computes one [BLOCK_M, BLOCK_N] tile of Y per program. Y is contiguous; everything else has strides."""
     program = tl.program_id(0)
     programs_per_group = GROUP * tl.cdiv(N, BLOCK_N)
     first_tile = program // programs_per_group * GROUP

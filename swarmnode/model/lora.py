@@ -90,7 +90,7 @@ class StackedGemm:
 
 
 def lora_linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None, adapter: LoraWeights) -> Tensor:
-    """All tokens through one adapter: x [..., K] -> y [..., N], of the type of x or of autocast.
+    """Computes all tokens through one adapter: x [..., K] -> y [..., N], of the type of x or of autocast.
 
     `weight_NK` and `bias_N` are frozen: a backward with either requiring a gradient raises RuntimeError.
 
@@ -113,7 +113,7 @@ def lora_linear_segments(
     segments: tuple[Segment, ...],
     stacked: StackedGemm | None = None,
 ) -> Tensor:
-    """Each segment of the flattened tokens through its own adapter: x [..., K] -> y [..., N].
+    """Computes each segment of the flattened tokens through its own adapter: x [..., K] -> y [..., N].
 
     The base is one GEMM for all. Tokens in no segment, or in one with adapter -1, get the base alone. Ranks
     may differ. An adapter without tokens gets no gradient (None, not zero: its optimizer state must not

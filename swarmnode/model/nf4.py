@@ -45,7 +45,8 @@ def nf4_arguments(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
 
 
 def keep_differentiable(model: Any) -> None:
-    """Keep 4-bit weights of `model` in the one format that gradients flow through. Before any forward.
+    """Keeps 4-bit weights of `model` in the one format that gradients flow through. Call it before any
+    forward pass.
 
     On a CPU with AVX512-BF16, bitsandbytes rearranges them in place in the first forward pass without
     gradients (it rounds their scales to bfloat16, too), and products with the result have no backward: once

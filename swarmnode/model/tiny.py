@@ -202,7 +202,7 @@ def _loaded(folder: Path) -> Any:
 
 
 def _publish(model: Any, target: Path) -> None:
-    """Write the folder under another name, sync it and rename it: `target` is whole or absent."""
+    """Writes the folder under another name, syncs it and renames it: `target` is whole or absent."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
@@ -223,7 +223,8 @@ def _publish(model: Any, target: Path) -> None:
 
 
 def _save_tokenizer(folder: Path) -> None:
-    """One token per byte, so any text comes back as it was, and no text can spell a special token."""
+    """Saves a tokenizer with one token per byte, so that any text comes back as it was, and no text can spell
+    a special token."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     pad, end = "<|pad|>", "<|end|>"

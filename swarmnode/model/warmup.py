@@ -71,7 +71,7 @@ def warm_up(
     progress: Callable[[int, int, str], None],
     done_phases: int = 0,
 ) -> None:
-    """Train all weights of `model`, in place, on training draws of the tasks in equal shares.
+    """Trains all weights of `model`, in place, on training draws of the tasks in equal shares.
 
     The first `done_phases` are behind the model: each phase has optimizers and draws of its own, so it goes
     on from there as if they had been run now.

@@ -87,7 +87,8 @@ class PeerBook:
 
     @classmethod
     def load(cls, path: Path) -> "PeerBook":
-        """The peers of an earlier run. A damaged file is set aside and logged; the node starts without it."""
+        """Returns the peers of an earlier run. A damaged file is set aside and logged; the node starts
+        without it."""
         try:
             return cls(path, _read(path) if path.exists() else ())
         except (OSError, ValueError, msgspec.DecodeError, NetworkError) as error:
@@ -96,7 +97,7 @@ class PeerBook:
             return cls(path)
 
     def save(self) -> None:
-        """Write the addresses that once worked, atomically. Raises StorageError."""
+        """Writes the addresses that once worked, atomically. Raises StorageError."""
         if self._path is None:
             return
         try:
@@ -111,7 +112,7 @@ class PeerBook:
         return len(self._known)
 
     def learn(self, address: str, source: Source) -> None:
-        """Add an address; one that is known keeps its history. Raises NetworkError for a malformed one."""
+        """Adds an address; one that is known keeps its history. Raises NetworkError for a malformed one."""
         split_peer(address)
         known = self._known.get(address)
         if known is None:
@@ -146,7 +147,8 @@ class PeerBook:
 
 
 def retry_delay_s(failures: int, rng: random.Random, longest_s: float = MAX_RETRY_S) -> float:
-    """Exponential back-off with jitter: a swarm whose seed comes back must not dial it in one instant."""
+    """Returns an exponential back-off with jitter: a swarm whose seed comes back must not dial it in one
+    instant."""
     full_s = min(longest_s, FIRST_RETRY_S * 2.0 ** min(failures - 1, 16))
     return full_s * rng.uniform(0.5, 1.0)
 
@@ -275,7 +277,7 @@ class Discovery:
         return self._reachability.reach
 
     async def run(self) -> None:
-        """Run until cancelled."""
+        """Runs until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._dial_forever())
             tasks.create_task(self._advertise_forever())
@@ -322,7 +324,7 @@ class Discovery:
         return True
 
     def _report(self, connected: Sequence[str]) -> None:
-        """Log a change between attached and alone, once."""
+        """Logs a change between attached and alone, once."""
         if connected:
             self._attached.set()
         else:
@@ -409,7 +411,7 @@ class Discovery:
             await asyncio.sleep(MDNS_RETRY_S)
 
     async def _browse(self) -> None:
-        """Look around in local networks, and only there: nothing public is announced or taken from there."""
+        """Looks around in local networks, and only there: nothing public is announced or taken from there."""
         own = [address for address in await self._host.addresses() if scope_of(address) != "public"]
         interfaces = self._mdns_interfaces or _local_ips(own)
         if not interfaces:
@@ -439,6 +441,6 @@ def _local_ips(addresses: Iterable[str]) -> tuple[str, ...]:
 
 
 def _count(number: int, noun: str) -> str:
-    """1 seed, 2 seeds, 2 addresses; empty for none."""
+    """Returns a count in words: 1 seed, 2 seeds, 2 addresses; empty for none."""
     plural = "es" if noun.endswith("s") else "s"
     return f"{number} {noun}{plural if number > 1 else ''}" if number else ""

@@ -71,7 +71,7 @@ class Subscription(Protocol):
     def __aiter__(self) -> AsyncIterator[Message]: ...
 
     async def __anext__(self) -> Message:
-        """The next message. Raises StopAsyncIteration once the subscription or the host is closed."""
+        """Returns the next message. Raises StopAsyncIteration once the subscription or the host is closed."""
         ...
 
     async def aclose(self) -> None: ...
@@ -109,7 +109,7 @@ class Host(Protocol):
         ...
 
     async def connect(self, address: str, *, timeout_s: float = 10.0) -> str:
-        """Dial a peer and return its id. Raises PeerUnreachable, RequestTimeout."""
+        """Dials a peer and returns its id. Raises PeerUnreachable, RequestTimeout."""
         ...
 
     async def disconnect(self, peer_id: str, *, barred_s: float = 0.0) -> None:
@@ -128,7 +128,7 @@ class Host(Protocol):
     async def subscribe(self, topic: str, *, queue_size: int = 1024) -> Subscription: ...
 
     async def serve(self, protocol: str, handler: Handler, *, max_request_bytes: int) -> None:
-        """Answer requests of `protocol`. A larger request is refused before it is read into memory.
+        """Answers requests of `protocol`. A larger request is refused before it is read into memory.
 
         Serving a protocol again replaces its handler.
         """
@@ -142,7 +142,7 @@ class Host(Protocol):
         ...
 
     async def advertise(self, namespace: str, *, timeout_s: float = 10.0) -> None:
-        """Announce in the routing table (Kademlia provider record) that we belong to `namespace`.
+        """Announces in the routing table (Kademlia provider record) that we belong to `namespace`.
 
         Raises PeerUnreachable when there was no peer to keep the record.
         """

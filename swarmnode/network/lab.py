@@ -67,7 +67,7 @@ class LabMachine:
         stdout: IO[str] | int | None = None,
         stderr: IO[str] | int | None = None,
     ) -> "subprocess.Popen[str]":
-        """Start a process here. Who starts it ends it."""
+        """Starts a process here. The caller ends it."""
         return subprocess.Popen(
             [*self.prefix, *command],
             env=None if environment is None else dict(environment),
@@ -79,12 +79,12 @@ class LabMachine:
         )
 
     def run(self, command: Sequence[str]) -> str:
-        """Run a short command here and return what it printed. Raises LabError."""
+        """Runs a short command here and returns what it printed. Raises LabError."""
         return _run([*self.prefix, *command])
 
     @contextmanager
     def unplugged(self) -> Generator[None, None, None]:
-        """Cut the machine off the network for the time of the block."""
+        """Cuts the machine off the network for the time of the block."""
         self.run(["ip", "link", "set", self.link, "down"])
         try:
             yield
@@ -180,7 +180,7 @@ class Lab:
         return name
 
     def _plug(self, namespace: str, link: str, address: str) -> None:
-        """Connect a namespace to the internet."""
+        """Connects a namespace to the internet."""
         far = f"to{address.rpartition('.')[2]}"
         self._cable((namespace, link, f"{address}/24"), (self._inet, far, None))
         _run(["ip", "-n", self._inet, "link", "set", far, "master", "internet"])

@@ -45,7 +45,7 @@ TXT_TIMEOUT_S = 2.0
 
 
 def encode_txt(addresses: Iterable[str]) -> bytes:
-    """The TXT record of our addresses. One too long for a DNS string is left out.
+    """Returns the TXT record of our addresses. One too long for a DNS string is left out.
 
     >>> encode_txt(["/ip4/10.0.0.7/tcp/4001"])
     b'\\x1ednsaddr=/ip4/10.0.0.7/tcp/4001'
@@ -55,7 +55,8 @@ def encode_txt(addresses: Iterable[str]) -> bytes:
 
 
 def parse_txt(record: bytes) -> tuple[str, ...]:
-    """The dialable addresses of a TXT record, at most MAX_ADDRESSES_PER_PEER; the rest of it is skipped."""
+    """Returns the dialable addresses of a TXT record, at most MAX_ADDRESSES_PER_PEER; the rest of it is
+    skipped."""
     addresses: list[str] = []
     offset = 0
     while offset < len(record) and len(addresses) < MAX_ADDRESSES_PER_PEER:

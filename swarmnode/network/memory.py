@@ -54,7 +54,8 @@ class MemoryNetwork:
     def host(
         self, peer_id: str | None = None, *, dialable: bool = True, ip: str = "127.0.0.1"
     ) -> "MemoryHost":
-        """A new host, to be entered with `async with`. Without a peer id it gets one drawn from the seed.
+        """Returns a new host, to be entered with `async with`. Without a peer id it gets one drawn from the
+        seed.
 
         One that is not dialable is behind a router: it dials others, and nobody dials it. `ip`: the IPv4
         address at which others see it."""
@@ -65,14 +66,14 @@ class MemoryNetwork:
         return MemoryHost(self, check_peer_id(peer_id), port=self._hosts_made, dialable=dialable, ip=ip)
 
     def partition(self, groups: "Iterable[Iterable[MemoryHost]]") -> None:
-        """Cut the wires between groups; hosts that are in no group form one of their own.
+        """Cuts the wires between groups; hosts that are in no group form one of their own.
 
         Connections live through it unused, as TCP connections do through a short outage.
         """
         self._groups = {host.peer_id: number for number, group in enumerate(groups, 1) for host in group}
 
     def heal(self) -> None:
-        """Mend every wire."""
+        """Mends every wire."""
         self._groups = None
 
     def join(self, host: "MemoryHost") -> None:
@@ -99,7 +100,7 @@ class MemoryNetwork:
         return other
 
     def link(self, one: str, other: str) -> None:
-        """Connect two hosts. Raises PeerUnreachable."""
+        """Connects two hosts. Raises PeerUnreachable."""
         if one == other or not self._wired(one, other) or self._barred(one, other):
             raise PeerUnreachable(f"no connection to {other}")
         if not self._hosts[other].dialable and frozenset((one, other)) not in self._links:
@@ -107,12 +108,12 @@ class MemoryNetwork:
         self._links.add(frozenset((one, other)))
 
     def unlink(self, peer_id: str) -> None:
-        """Cut every connection of a host."""
+        """Cuts every connection of a host."""
         self._links = {link for link in self._links if peer_id not in link}
         self._cuts[peer_id] += 1
 
     def separate(self, one: str, other: str) -> None:
-        """Cut the connection between two hosts."""
+        """Cuts the connection between two hosts."""
         self._links.discard(frozenset((one, other)))
 
     def neighbours(self, peer_id: str) -> tuple[str, ...]:
@@ -137,7 +138,7 @@ class MemoryNetwork:
         return tuple(found.values())
 
     def gossip(self, message: Message) -> None:
-        """Deliver to every subscriber in reach, except for losses, now or after the delay drawn for each."""
+        """Delivers to every subscriber in reach, except for losses, now or after the delay drawn for each."""
         for host in self.reachable(message.sender, lambda host: host.is_subscribed(message.topic)):
             if self._random.random() < self._loss:
                 continue
@@ -159,7 +160,7 @@ class MemoryNetwork:
         return memory_streams(one, other, state, lambda: self._random.uniform(*self._delay_s))
 
     def provide(self, namespace: str, peer_id: str) -> None:
-        """Record that `peer_id` belongs to `namespace`."""
+        """Records that `peer_id` belongs to `namespace`."""
         self._providers.setdefault(namespace, set()).add(peer_id)
 
     def providers(self, namespace: str) -> set[str]:

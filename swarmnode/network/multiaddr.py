@@ -57,7 +57,7 @@ Component = tuple[str, str]
 
 
 def address_to_bytes(address: str) -> bytes:
-    """The binary multiaddr. Raises NetworkError for a malformed address.
+    """Returns the binary multiaddr. Raises NetworkError for a malformed address.
 
     >>> address_to_bytes("/ip4/127.0.0.1/tcp/4001").hex()
     '047f000001060fa1'
@@ -69,7 +69,7 @@ def address_to_bytes(address: str) -> bytes:
 
 
 def address_from_bytes(data: bytes) -> str:
-    """The text of a binary multiaddr. Raises NetworkError for one that we cannot read.
+    """Returns the text of a binary multiaddr. Raises NetworkError for one that we cannot read.
 
     >>> address_from_bytes(bytes.fromhex("047f000001060fa1"))
     '/ip4/127.0.0.1/tcp/4001'
@@ -78,7 +78,7 @@ def address_from_bytes(data: bytes) -> str:
 
 
 def format_address(components: Iterable[Component]) -> str:
-    """The text of an address.
+    """Returns the text of an address.
 
     >>> format_address([("ip4", "127.0.0.1"), ("udp", "4001"), ("quic-v1", "")])
     '/ip4/127.0.0.1/udp/4001/quic-v1'
@@ -146,7 +146,7 @@ def scope_of(address: str) -> Scope:
 
 
 def parse_address(address: str) -> tuple[Component, ...]:
-    """The components of an address, values checked. Raises NetworkError.
+    """Returns the components of an address, values checked. Raises NetworkError.
 
     >>> parse_address("/ip4/127.0.0.1/udp/4001/quic-v1")
     (('ip4', '127.0.0.1'), ('udp', '4001'), ('quic-v1', ''))
@@ -208,7 +208,7 @@ def is_dns_name(text: str) -> bool:
 
 
 def split_listen(address: str) -> tuple[str, str, int]:
-    """(IP address, "tcp" or "udp", port) of an address to listen on. Raises NetworkError.
+    """Returns (IP address, "tcp" or "udp", port) of an address to listen on. Raises NetworkError.
 
     >>> split_listen("/ip4/0.0.0.0/tcp/4001")
     ('0.0.0.0', 'tcp', 4001)
@@ -230,7 +230,7 @@ def check_peer_id(peer_id: str) -> str:
 
 
 def peer_id_to_bytes(peer_id: str) -> bytes:
-    """The multihash behind a base58 peer id. Raises NetworkError.
+    """Returns the multihash behind a base58 peer id. Raises NetworkError.
 
     >>> peer_id_to_bytes("12D3KooWBg3mteN12tDjA4HCvoEkdCkuQqXhSdTLU7DrzthpZ4tp")[:6].hex()
     '002408011220'

@@ -67,7 +67,7 @@ times. The daemon tries once for each, and in vain while the other side does not
 
 
 def namespace_cid(namespace: str) -> bytes:
-    """The Kademlia key of a namespace: CIDv1, raw codec, SHA-256.
+    """Returns the Kademlia key of a namespace: CIDv1, raw codec, SHA-256.
 
     >>> namespace_cid("swarm").hex()[:8]
     '01551220'

@@ -110,7 +110,7 @@ class ControlClient:
         await self._ask_remote(self._request("CONNECT", connect=request), timeout_s)
 
     async def disconnect(self, peer_id: str) -> None:
-        """Close every connection to a peer."""
+        """Closes every connection to a peer."""
         request = self._pb.DisconnectRequest(peer=peer_id_to_bytes(peer_id))
         await self._ask_local(self._request("DISCONNECT", disconnect=request))
 
@@ -129,7 +129,7 @@ class ControlClient:
         return GossipFrame(_usable_id(getattr(message, "from")), message.data)
 
     async def handle_streams(self, protocol: str, listener: Path) -> None:
-        """Have the daemon connect to our Unix socket for each incoming stream of `protocol`."""
+        """Has the daemon connect to our Unix socket for each incoming stream of `protocol`."""
         path = str(listener).encode()
         address = encode_uvarint(CODE_UNIX) + encode_frame(path)
         request = self._pb.StreamHandlerRequest(addr=address, proto=[protocol], balanced=False)
@@ -142,7 +142,7 @@ class ControlClient:
         return _usable_id(info.peer), _text(info.proto)
 
     async def open_stream(self, peer_id: str, protocol: str, timeout_s: float) -> Stream:
-        """A stream to a peer, dialled if need be. Raises DaemonRefused, RequestTimeout."""
+        """Returns a stream to a peer, dialled if need be. Raises DaemonRefused, RequestTimeout."""
         request = self._pb.StreamOpenRequest(
             peer=peer_id_to_bytes(peer_id), proto=[protocol], timeout=_daemon_timeout_s(timeout_s)
         )
@@ -297,13 +297,15 @@ def _text(value: str | bytes) -> str:
 
 
 def find_daemon() -> Path:
-    """The p2pd executable. Raises NetworkError when hivemind, or its daemon for this platform, is missing."""
+    """Returns the p2pd executable. Raises NetworkError when hivemind, or its daemon for this platform, is
+    missing."""
     return _find("hivemind_cli/p2pd", "the go-libp2p daemon (p2pd)")
 
 
 @cache
 def load_messages() -> Any:
-    """The module with the daemon's protobuf messages (p2pd_pb2). It is generated code without types."""
+    """Returns the module with the daemon's protobuf messages (p2pd_pb2). It is generated code without
+    types."""
     path = _find("proto/p2pd_pb2.py", "the messages of the go-libp2p daemon (p2pd_pb2.py)")
     spec = importlib.util.spec_from_file_location("swarmnode_p2pd_pb2", path)
     if spec is None or spec.loader is None:

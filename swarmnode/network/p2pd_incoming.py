@@ -61,7 +61,7 @@ class Gate:
             self._besiege()
 
     async def disconnect(self, control: ControlClient, peer_id: str) -> None:
-        """End every connection to a peer. Raises HostDown."""
+        """Ends every connection to a peer. Raises HostDown."""
         try:
             await control.disconnect(peer_id)
         except DaemonRefused as error:

@@ -151,7 +151,7 @@ class DaemonProcess(asyncio.SubprocessProtocol):
         self._on_exit()
 
     async def ready(self) -> None:
-        """Wait until the daemon announces itself or ends."""
+        """Waits until the daemon announces itself or ends."""
         while self.peer_id is None and not self.exited.is_set():
             await self._news.wait()
             self._news.clear()
@@ -224,7 +224,8 @@ async def _spawn(command: list[str], on_exit: Callable[[], None]) -> DaemonProce
 
 
 def make_socket_folder() -> Path:
-    """A new private folder (0700) whose path is short enough for a Unix socket. The caller removes it."""
+    """Returns a new private folder (0700) whose path is short enough for a Unix socket. The caller removes
+    it."""
     # A pid has at most 7 digits, mkdtemp adds 8 random characters, our sockets at most 24 more.
     parent = Path(tempfile.gettempdir())
     if len(os.fsencode(parent)) + len("/swarmnode-1234567-") + 8 + 24 > MAX_SOCKET_PATH_BYTES:

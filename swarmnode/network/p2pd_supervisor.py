@@ -136,7 +136,7 @@ class DaemonSupervisor:
         return self._process.pid if self._process and self._control else None
 
     async def start(self) -> str:
-        """Start the first life and return its peer id. Raises PortInUse, IdentityError, NetworkError."""
+        """Starts the first life and returns its peer id. Raises PortInUse, IdentityError, NetworkError."""
         self._folder = make_socket_folder()
         try:
             control = await self._begin_on_a_free_port()
@@ -149,7 +149,7 @@ class DaemonSupervisor:
         return identity.peer_id
 
     async def run(self) -> None:
-        """Watch and restart until cancelled."""
+        """Watches and restarts the daemon until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch_memory())
             tasks.create_task(self._keep_alive())
@@ -187,7 +187,7 @@ class DaemonSupervisor:
         self._tell("closed", "")
 
     async def stop(self) -> None:
-        """End the daemon for good."""
+        """Ends the daemon for good."""
         self.retire()
         if self._process is not None:
             await self._process.stop()

@@ -116,7 +116,7 @@ class PrivateHost:
         return {peer: ends for peer, ends in (await self._inner.far_ends()).items() if self._is_member(peer)}
 
     async def connect(self, address: str, *, timeout_s: float = 10.0) -> str:
-        """Dial a peer and have it prove the key. Raises PeerUnreachable, RequestTimeout."""
+        """Dials a peer and has it prove the key. Raises PeerUnreachable, RequestTimeout."""
         started_s = time.monotonic()
         peer_id = await self._inner.connect(address, timeout_s=timeout_s)
         try:
@@ -132,7 +132,7 @@ class PrivateHost:
         await self._inner.disconnect(peer_id, barred_s=barred_s)
 
     async def publish(self, topic: str, data: bytes) -> None:
-        """Gossip `data`, at most MAX_GOSSIP_BYTES less SEAL_BYTES."""
+        """Gossips `data`, at most MAX_GOSSIP_BYTES less SEAL_BYTES."""
         if len(data) > MAX_GOSSIP_BYTES - SEAL_BYTES:
             raise MessageTooLarge(
                 f"a gossip message of {len(data)} bytes exceeds {MAX_GOSSIP_BYTES - SEAL_BYTES} bytes"

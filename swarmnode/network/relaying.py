@@ -73,7 +73,8 @@ async def _reserve(control: ControlClient, peer_id: str) -> tuple[int, int] | No
 
 
 def limits_of(reply: bytes) -> tuple[int, int] | None:
-    """Returns the seconds and bytes that a reservation allows each circuit; 0: no limit. None: it was refused.
+    """Returns the seconds and bytes that a reservation allows each circuit (0: no limit), or None if it was
+    refused.
 
     Raises NetworkError for what is no reply.
 
@@ -94,7 +95,8 @@ def limits_of(reply: bytes) -> tuple[int, int] | None:
 
 
 def _fields(message: bytes) -> dict[int, int | bytes]:
-    """Returns the fields of a protobuf message of numbers and bytes, the last of each. Raises NetworkError."""
+    """Returns the fields of a protobuf message of numbers and bytes, the last one of each. Raises
+    NetworkError."""
     fields: dict[int, int | bytes] = {}
     at = 0
     while at < len(message):

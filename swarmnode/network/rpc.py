@@ -48,7 +48,7 @@ read more."""
 
 
 def encode_uvarint(value: int) -> bytes:
-    """Little-endian base 128, as protobuf and multiformats write it.
+    """Returns a number in little-endian base 128, as protobuf and multiformats write it.
 
     >>> encode_uvarint(300).hex()
     'ac02'
@@ -62,7 +62,8 @@ def encode_uvarint(value: int) -> bytes:
 
 
 def decode_uvarint(data: bytes, offset: int = 0) -> tuple[int, int]:
-    """The value at `offset` and the offset behind it. Raises NetworkError when it is cut off or overlong.
+    """Returns the value at `offset` and the offset behind it. Raises NetworkError when it is cut off or
+    overlong.
 
     >>> decode_uvarint(bytes.fromhex("ac02"))
     (300, 2)

@@ -55,11 +55,12 @@ class StreamHost(Host, Protocol):
     """A host that also has streams. Served protocols survive a restart of its daemon; open streams do not."""
 
     async def serve_streams(self, protocol: str, handler: StreamHandler) -> None:
-        """Hand incoming streams of `protocol` to `handler`. Serving it again replaces the handler."""
+        """Hands incoming streams of `protocol` to `handler`. Serving it again replaces the handler."""
         ...
 
     async def open_stream(self, peer_id: str, protocol: str, *, timeout_s: float = 10.0) -> ByteStream:
-        """A stream to a peer, dialled if need be. Raises PeerUnreachable, RequestTimeout, HostDown."""
+        """Returns a stream to a peer, dialled if need be. Raises PeerUnreachable, RequestTimeout,
+        HostDown."""
         ...
 
 

@@ -270,8 +270,8 @@ class Engine(Protocol):
     def score(
         self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], version: int | None = None
     ) -> list[tuple[float, ...]]:
-        """Log-probabilities at temperature 1 of the second part of each (prompt_ids, completion_ids), under
-        a live version (None: the newest). What is in flight is not disturbed."""
+        """Returns log-probabilities at temperature 1 of the second part of each (prompt_ids, completion_ids),
+        under a live version (None: the newest). Requests in flight are not disturbed."""
         ...
 
     def stats(self) -> EngineStats: ...

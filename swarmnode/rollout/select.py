@@ -50,8 +50,8 @@ def make_engine(
     LoRA layers that PEFT put into the model are not sampled from: an engine starts from the base, and gets
     adapters by `set_policy`. `source` is the folder or name by which vLLM can load the same model, and
     `lora_rank` the largest rank it will be given. With several `policies` it keeps enough versions live for a
-    SharedEngine over it. Raises EngineError where `kind` cannot be had, or not for several policies; a vLLM
-    that does not start is an error only where vLLM was asked for.
+    SharedEngine over it. Raises EngineError if `kind` cannot be had, or not for several policies; a vLLM that
+    does not start is an error only where vLLM was asked for.
 
     >>> engine, reason = make_engine(model, eos_token_ids=(0,), lora_rank=8)  # doctest: +SKIP
     >>> reason                                                                # doctest: +SKIP
@@ -135,11 +135,11 @@ def choose(
     policies: int = 1,
     quantized: bool = False,
 ) -> Choice:
-    """The engine and the reason. `no_vllm` says why there is no vLLM for this place; None: there is. It is
-    asked where the answer counts.
+    """Returns the engine and the reason. `no_vllm` says why there is no vLLM for this place; None: there is.
+    It is only called if the answer counts.
 
     `base` may be without weights (device "meta"); `quantized` then says that the real one's are packed.
-    Raises EngineError where `kind` cannot be had, or nothing for several policies.
+    Raises EngineError if `kind` cannot be had, or nothing for several policies.
     """
     no_embedded = weights.unsupported_reason(base)
     if quantized:

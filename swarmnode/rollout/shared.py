@@ -89,8 +89,8 @@ class SharedEngine:
         return self._turns.waiting
 
     def member(self, name: str) -> "SharedMember":
-        """The engine of one more policy, which starts on the base, version 0. All members must be made before
-        any of them closes: the last one that closes, closes the engine."""
+        """Returns the engine of one more policy, which starts on the base, version 0. All members must be
+        made before any of them closes: the last one that closes, closes the engine."""
         if name in self._members or len(self._members) == self._expected:
             raise EngineError(f"no place for {name}: this engine is shared by {self._expected} policies")
         base = PolicyUpdate(next(self._serials), {}, 1.0)

@@ -42,7 +42,7 @@ TASK_FORMS = (
 
 
 def builtin_tasks() -> tuple[Task, ...]:
-    """Every task that needs nothing but its name.
+    """Returns every task that needs nothing but its name.
 
     >>> builtin_tasks()[0].name
     'rev'

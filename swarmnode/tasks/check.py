@@ -113,9 +113,9 @@ def check_task(
     memory_mb: int | None = None,
     printed: Callable[[str], None] | None = None,
 ) -> TaskReport:
-    """Load, draw and score a task. Raises TaskError or JudgementLost only when it cannot be loaded at all.
+    """Loads, draws and scores a task. Raises TaskError or JudgementLost only when it cannot be loaded at all.
     `timeout_s`: limit of one draw or judgement; `load_timeout_s`: of loading the file. `unconfined` and
-    `memory_mb` are those of `isolate`. `printed`: what becomes of the lines that it prints.
+    `memory_mb` are those of `isolate`. `printed`: gets each line that it prints.
 
     >>> check_task("rev").ok
     True
@@ -166,7 +166,7 @@ def _isolated(spec: str, timeout_s: float, **options: Any) -> IsolatedTask:
 
 
 def _timed_draw(task: Task) -> tuple[list[Example], float, TaskFinding | None]:
-    """The examples up to the first failure, and the seconds they took."""
+    """Returns the examples up to the first failure, and the seconds that they took."""
     examples: list[Example] = []
     start = time.perf_counter()
     try:
@@ -245,7 +245,7 @@ def _judge_variety(task: Task, examples: Sequence[Example]) -> Iterator[TaskFind
 
 
 def _judge_scores(task: Task, examples: list[Example]) -> tuple[float | None, list[TaskFinding]]:
-    """Scored completions per second, and what is wrong with the scores."""
+    """Returns the scored completions per second, and findings on the scores."""
     start = time.perf_counter()
     try:
         scored = [_score_probes(task, example) for example in examples]
@@ -295,7 +295,7 @@ def _judge_episode(
 
 
 def _rights(task: Task, examples: Sequence[Example]) -> list[tuple[Example, str]]:
-    """Examples with their right answers, where they are known and the judge does not fail."""
+    """Returns examples with their right answers, as far as these are known and the judge does not fail."""
     try:
         found = [(example, find_right(task, example)) for example in examples]
     except (TaskError, JudgementLost):
@@ -343,7 +343,7 @@ def _careless(lets_through: Mapping[str, float] | None) -> Iterator[TaskFinding]
 
 
 def _probes(example: Example) -> list[str]:
-    """Some wrong answers and, last, the right one where the example tells it."""
+    """Returns some wrong answers and, last, the right one if the example tells it."""
     answer = example.columns.get("answer")
     return [*WRONG_ANSWERS, *([answer] if isinstance(answer, str) else [])]
 

@@ -59,8 +59,8 @@ def passes_tests(
     entry_point: list[str] | None = None,
     **columns: Any,
 ) -> list[float | None]:
-    """The share of tests that the function in a completion passes. None: there are no tests, it waited, or
-    those before it took the time that there was for all of them.
+    """Returns the share of tests that the function in a completion passes. None: there are no tests, the
+    function waited, or earlier answers took all the time.
 
     The function is the last block of code in the completion, or all of it, or what continues the prompt.
     """
@@ -108,7 +108,7 @@ def share_passed(
     limits: Limits | None = None,
     libraries: Sequence[Path] = (),
 ) -> float | None:
-    """The share of the tests among `steps` that code passes. Raises SandboxError.
+    """Returns the share of the tests among `steps` that code passes. Raises SandboxError.
 
     None: there is no test, or the clock ran out and not the processor's time: then nobody knows whether the
     code waited or the machine was busy.
@@ -130,7 +130,8 @@ def share_passed(
 
 
 def steps_of(tests: Any, setup: str = "") -> list[Step]:
-    """The statements of tests in order; those that assert something, and functions test_*, are counted.
+    """Returns the statements of tests in order; those that assert something, and functions test_*, are
+    counted.
 
     >>> steps_of(["assert f(1) == 2", "assert f(2) == 3"])
     [('assert f(1) == 2', True), ('assert f(2) == 3', True)]
@@ -183,10 +184,11 @@ def helpers_of(prompt: str, entry_point: str | None) -> str:
 
 
 def code_of(completion: str, prompt: str, entry_point: str | None = None) -> str:
-    """The program that a completion means: its last block of code that defines the function, or all of it.
+    """Returns the program that a completion means: its last block of code that defines the function, or all
+    of it.
 
-    Where it does not define the function and the prompt begins it, it follows the prompt; else it gets what
-    the prompt imports and defines besides.
+    Where it does not define the function and the prompt begins it, it follows the prompt; else it gets the
+    prompt's imports and other definitions.
 
     >>> code_of("Here it is:\\n```python\\ndef f(): return 1\\n```\\nDone.", "Write f")
     'def f(): return 1\\n'

@@ -138,7 +138,7 @@ def _nanochat(found: Any) -> tuple[Any, Judged]:
 
 
 def _reward_of(found: Any) -> Any:
-    """The function itself, or the method of a Task or of its class."""
+    """Returns the function itself, or the method of a Task or of its class."""
     if inspect.isroutine(found):
         return found
     task: Any = cast(Any, found)() if inspect.isclass(found) else found
@@ -184,7 +184,7 @@ def _number(result: object) -> Any:
 
 
 def _solved(prompt: Any, row: Columns) -> list[Message]:
-    """The conversation with its right answer, as nanochat's data sets have it."""
+    """Returns the conversation with its right answer, as nanochat's data sets have it."""
     asked: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     answer = row.get("answer")
     return asked if answer is None else [*asked, {"role": "assistant", "content": answer}]

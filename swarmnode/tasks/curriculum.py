@@ -82,11 +82,11 @@ class Curriculum:
 
     @property
     def levels(self) -> dict[str, int]:
-        """The level that each task asks at now."""
+        """Returns the level that each task asks at now."""
         return {name: level.level for name, level in self._levels.items()}
 
     def begin(self, number: int) -> None:
-        """A round begins; all before the last one are trained on."""
+        """Begins a round; all rounds before the last one are trained on."""
         self._before = {n: levels for n, levels in self._before.items() if n >= number - 1}
         self._before[number] = self._levels
 

@@ -32,7 +32,7 @@ class ThreadWork(Future[T]):
 def in_daemon_thread(
     work: Callable[[], T], limit_s: float = math.inf, now: Callable[[], float] = time.monotonic
 ) -> ThreadWork[T]:
-    """Start `work` in a thread that never holds up the exit of the process, as those of an executor would.
+    """Starts `work` in a thread that never holds up the exit of the process, as those of an executor would.
     `limit_s`: how long its caller lets it be at work, by the clock `now`.
 
     A thread cannot be ended: one that overruns is left behind. What work raises is the result's exception; an

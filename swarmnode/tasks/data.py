@@ -70,7 +70,7 @@ class DataTask:
         return len(self.evaluation)
 
     def examples(self, seed: int) -> Iterator[Example]:
-        """All rows once, in this seed's order; those of the evaluation set in their own."""
+        """Yields all rows once, in this seed's order; those of the evaluation set in their own."""
         for index, row in enumerate(drawn(self.rows, self.evaluation, f"{self.name}/{self.version}", seed)):
             yield read_row(row, ExampleKey(self.name, self.version, seed, index), self.name)
 
@@ -80,7 +80,8 @@ class DataTask:
 
 
 def load_data(spec: TaskSpec) -> DataTask:
-    """Read a data set, check every row, load its rewards. Raises TaskError, with the place of a bad row."""
+    """Reads a data set, checks every row and loads its rewards. Raises TaskError, with the place of a bad
+    row."""
     spec.only(*OPTIONS)
     named = spec.options.get("reward", ())
     elsewhere = named == JUDGED_ELSEWHERE
@@ -113,8 +114,8 @@ def load_data(spec: TaskSpec) -> DataTask:
 
 
 def packed_rows(rows: Iterator[PlacedRow], spec: TaskSpec, *, exact: bool) -> list[bytes]:
-    """Rows, each checked and packed; `exact`: the judge is exact match. Raises TaskError, with the place of a
-    bad row."""
+    """Returns rows, each checked and packed; `exact`: the judge is exact match. Raises TaskError, with the
+    place of a bad row."""
     name, kept = name_of(spec), 0
     found: list[bytes] = []
     for place, row in _prepared(take(rows, MAX_ROWS, name), spec, exact=exact):
@@ -171,8 +172,8 @@ def name_of(spec: TaskSpec) -> str:
 
 
 def shuffled(name: str, count: int) -> Iterator[int]:
-    """The numbers from 0 to `count` in an order that follows from `name`, on every machine; the first ones
-    cost nothing of the rest.
+    """Yields the numbers from 0 to `count` in an order that follows from `name`, on every machine; the first
+    ones cost nothing of the rest.
 
     >>> list(shuffled("a", 5)), list(shuffled("b", 5))
     ([3, 1, 0, 2, 4], [4, 1, 3, 2, 0])
@@ -189,7 +190,7 @@ def shuffled(name: str, count: int) -> Iterator[int]:
 
 
 def _prepared(rows: Iterator[PlacedRow], spec: TaskSpec, *, exact: bool) -> Iterator[PlacedRow]:
-    """Rows with a `prompt` and, where there is one, an `answer`. Raises TaskError."""
+    """Yields rows with a `prompt` and, where there is one, an `answer`. Raises TaskError."""
     prompt_column, answer_column = spec.one("prompt"), spec.one("answer")
     first = True
     for place, row in rows:
@@ -231,7 +232,8 @@ def _prepare(row: Columns, prompt_column: str, answer_column: str | None, place:
 
 
 def with_system(system: str, prompt: Any, place: object) -> list[Message]:
-    """A prompt as a conversation that the system begins. Raises TaskError where it has begun it already."""
+    """Returns a prompt as a conversation that the system begins. Raises TaskError if it has begun it
+    already."""
     messages = messages_of(user_text(prompt, place))
     if messages[0]["role"] in ("system", "developer"):
         raise TaskError(f"{place} has a message of the system already", hint="leave out tasks.system_prompt")

@@ -28,7 +28,7 @@ def judged_version(version: str, rewards: Mapping[str, Function]) -> str:
 
 
 def digest_of_texts(texts: Iterable[str]) -> str:
-    """One digest of several texts."""
+    """Returns one digest of several texts."""
     digest = hashlib.blake2b(digest_size=8)
     for text in texts:
         data = text.encode("utf-8", "surrogatepass")
@@ -66,8 +66,8 @@ def source_of(function: Function) -> str:
 
 
 def sources_beside(module: ModuleType) -> list[str]:
-    """The texts of the modules that lie beside this one and that it uses, and of those that they use in turn,
-    in the order of their names."""
+    """Returns the texts of the modules that lie beside this one and that it uses, and of those that they use
+    in turn, in the order of their names."""
     found: dict[str, ModuleType] = {}
     waiting = [module]
     while waiting:

@@ -322,7 +322,7 @@ class RewardedEnvironment:
         return evaluation_size_of(self.task)
 
     def examples(self, seed: int) -> Iterator[Example]:
-        """The other task's examples, under this task's version."""
+        """Yields the other task's examples, under this task's version."""
         for example in self.task.examples(seed):
             yield replace(example, key=replace(example.key, version=self.version))
 
@@ -389,7 +389,7 @@ def score_turns(
     told: Sequence[Sequence[Turn]],
     given: Mapping[str, Sequence[Any]],
 ) -> list[Mapping[str, float | None]]:
-    """Score conversations with several named rewards. `given`: further arguments of TRL's contract, such as
+    """Scores conversations with several named rewards. `given`: further arguments of TRL's contract, such as
     `environments`. Raises TaskError."""
     if not told:
         return []

@@ -140,7 +140,7 @@ def is_stepwise(environment: Any) -> bool:
 
 
 def _methods(environment: Any) -> dict[str, Tool]:
-    """The public methods of an environment, as tools."""
+    """Returns the public methods of an environment, as tools."""
     names = [name for name, _ in inspect.getmembers(cast(object, type(environment)), inspect.isfunction)]
     special = SPECIAL_METHODS - ({"step"} if not is_stepwise(environment) else set())
     return tools_from(
@@ -153,7 +153,7 @@ def _methods(environment: Any) -> dict[str, Tool]:
 
 @cache
 def _loop() -> asyncio.AbstractEventLoop:
-    """The event loop of environments that are async: connections they open belong to it."""
+    """Returns the event loop of environments that are async: connections they open belong to it."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="environments", daemon=True).start()
     return loop
@@ -393,7 +393,7 @@ class LiveEpisodes:
         return None
 
     def end_all(self) -> None:
-        """Let go of every episode."""
+        """Lets go of every episode."""
         while self._waiting:
             close(self._pop(next(iter(self._waiting))).episode)
 

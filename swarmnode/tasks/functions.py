@@ -87,7 +87,7 @@ class RewardedTask:
         return judge_groups(self.rewards)
 
     def examples(self, seed: int) -> Iterator[Example]:
-        """The other task's examples, under this task's version."""
+        """Yields the other task's examples, under this task's version."""
         for example in self.task.examples(seed):
             yield replace(example, key=replace(example.key, version=self.version))
 
@@ -105,11 +105,11 @@ def as_task(
     weights: Sequence[float] = (),
     evaluation: Rows | None = None,
 ) -> Task:
-    """The task that a script means by an object.
+    """Returns an object of a script as a task.
 
     `given`: a Task; a function `examples(seed)`, as in a task file; or the examples themselves, in whatever
-    holds rows (sources.py), which each seed draws in another order. `rewards`: what judges it, instead of the
-    task's own judge or, where there is none, of exact match; `weights`: how much each counts. `tools` and
+    holds rows (sources.py), which each seed draws in another order. `rewards`: its judges, instead of the
+    task's own judge or, without one, of exact match; `weights`: the weight of each. `tools` and
     `environment`: as in a task file; an environment may bring its own questions (`given` None). `evaluation`:
     rows that it is measured on, whole; None: where `given` has several splits, one of them, else the share of
     prompts that every node holds out. Name and version follow from the source, so nodes that run one script

@@ -94,7 +94,7 @@ class GymTask:
 
 
 def load_gym(spec: TaskSpec) -> GymTask:
-    """Load `reasoning-gym:NAME`, its parameters behind a question mark. Raises TaskError."""
+    """Loads `reasoning-gym:NAME`, its parameters behind a question mark. Raises TaskError."""
     install = how_to_install("tasks")
     gym = extra_module("reasoning_gym", install, spec)
     known: Mapping[str, Any] = extra_module("reasoning_gym.factory", install, spec).DATASETS
@@ -129,7 +129,7 @@ def _levels(gym: Any, spec: TaskSpec, parameters: Mapping[str, Any]) -> int:
 
 
 def made(gym: Any, name: str, parameters: Mapping[str, Any], seed: int) -> Any:
-    """The data set of one seed. Raises TaskError for parameters that it does not take."""
+    """Returns the data set of one seed. Raises TaskError for parameters that it does not take."""
     given = {key: value for key, value in parameters.items() if key not in ("level", "levels")}
     try:
         if "level" in parameters:
@@ -162,8 +162,8 @@ def drawn(entries: Any, index: int, name: str) -> Mapping[str, Any]:
 
 
 def gym_seed(name: str, seed: int) -> int:
-    """A seed that suits every generator. reasoning-gym draws number i of seed s from s + i, so seeds of ours
-    that follow each other must lie far apart.
+    """Returns a seed that suits every generator. reasoning-gym draws number i of seed s from s + i, so seeds
+    of ours that follow each other must lie far apart.
 
     >>> gym_seed("chain_sum", 0) != gym_seed("chain_sum", 1)
     True

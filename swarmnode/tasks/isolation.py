@@ -33,7 +33,7 @@ class Isolation:
         return self.seccomp and bool(self.namespaces or self.landlock or self.bubblewrap)
 
     def describe(self) -> str:
-        """The isolation in one sentence.
+        """Returns the isolation in one sentence.
 
         >>> Isolation(landlock=7, seccomp=True).describe()
         'programs run in a sandbox of landlock 7 and seccomp'

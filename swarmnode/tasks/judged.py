@@ -88,7 +88,7 @@ class OwnJudge:
         """Groups that can be judged at the same time."""
 
     def stop(self) -> None:
-        """Let every judgement return at once, for good. Thread-safe."""
+        """Makes every judgement return at once, for good. Thread-safe."""
         if not self.stopped.done():
             self.stopped.set_result(None)
         for task in self.tasks.values():
@@ -315,10 +315,10 @@ def draw_round(
     count: int,
     levels: Mapping[str, int] | None = None,
 ) -> list[Example]:
-    """Training examples of one round: `count` of them, the tasks taking turns, at these levels.
+    """Returns training examples of one round: `count` of them, the tasks taking turns, at these levels.
 
-    The turn begins with another task each round, so that few examples a round still reach all tasks.
-    Raises TaskError when a task has too few training examples.
+    The turn begins with another task each round, so that few examples a round still reach all tasks. Raises
+    TaskError when a task has too few training examples.
     """
     first = round_index * count % len(tasks)
     turns = [task.name for task in islice(cycle(tasks), first, first + count)]

@@ -233,8 +233,8 @@ class FileTask:
 def load_tasks(
     specs: Iterable[str], load: Callable[[str], Task] = lambda spec: load_task(spec)
 ) -> tuple[Task, ...]:
-    """Load several tasks, `builtin` standing for all eight of ours. Raises TaskError when two share a name.
-    `load`: where the code of files is to run; here, unless a node says otherwise (process.py).
+    """Loads several tasks, `builtin` standing for all eight of ours. Raises TaskError when two share a name.
+    `load`: loads each one; by default into this process, in a node into others (process.py).
 
     >>> [task.name for task in load_tasks(["rev", "sort"])]
     ['rev', 'sort']
@@ -251,8 +251,8 @@ def load_tasks(
 
 
 def load_task(spec: str, text: str | None = None) -> Task:
-    """Load one task: a built-in one, a Python file (`text`: as it was when it was first read), or what an
-    import path names.
+    """Loads one task: a built-in one, a Python file (`text`: as it was when it was first read), or the object
+    of an import path.
 
     >>> load_task("rev").version
     '1'
@@ -375,8 +375,8 @@ def environment_around(
     *,
     own: Mapping[str, Reward],
 ) -> Task:
-    """A task with an environment around its questions; without `draw` they are what `reset` says. `own`: the
-    rewards that somebody wrote; without any, an environment that gives one is its own judge. Raises
+    """Returns a task with an environment around its questions; without `draw` they are the texts of
+    `reset`. `own`: the user's rewards; without any, an environment that gives one is its own judge. Raises
     TaskError."""
     from swarmnode.tasks.environments import (
         EnvironmentTask,
@@ -395,7 +395,7 @@ def environment_around(
 
 
 def _tools(module: ModuleType) -> Sequence[object] | None:
-    """The list that a file calls `tools`. Raises TaskError for what is no list."""
+    """Returns the list that a file calls `tools`. Raises TaskError if it is no list."""
     found = _assigned(module, "tools")
     if found is None:
         return None
@@ -446,8 +446,8 @@ def _own_rewards(module: ModuleType) -> dict[str, Reward]:
 
 
 def _version(module: ModuleType, digest: str, path: Path) -> str:
-    """The digest of the source, mixed with that of what it imports from beside it and with what its own
-    `version()` says."""
+    """Returns the digest of the source, mixed with that of the files that it imports from beside it and with
+    the value of its own `version()`."""
     from swarmnode.tasks.digests import digest_of_texts, sources_beside
 
     if beside := sources_beside(module):

@@ -43,8 +43,8 @@ _METHOD_NOT_FOUND = -32601
 def mcp(
     command: str, *arguments: str, env: Mapping[str, str] | None = None, timeout_s: float = CALL_TIMEOUT_S
 ) -> list[Tool]:
-    """The tools of a server that is started by this command. `env`: variables that it gets besides those that
-    every program needs (INHERITED), such as the key of what it asks. Raises TaskError.
+    """Returns the tools of a server that is started by this command. `env`: variables that it gets besides
+    those that every program needs (INHERITED), such as an API key. Raises TaskError.
 
     >>> tools = mcp("uvx", "mcp-server-time")  # doctest: +SKIP
     """
@@ -103,7 +103,7 @@ class McpServer:
         return text
 
     def close(self) -> None:
-        """End the program."""
+        """Ends the program."""
         self._program.kill()
         with suppress(OSError, subprocess.TimeoutExpired):
             self._program.wait(1.0)

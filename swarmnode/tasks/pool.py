@@ -93,7 +93,7 @@ class WorkerPool:
             slot.runner.interrupt()
 
     def close(self) -> None:
-        """End all processes for good."""
+        """Ends all processes for good."""
         self._closed = True
         self.interrupt()
         for slot in self._slots:

@@ -55,8 +55,8 @@ class TaskPortrait:
 
 
 def portraits_of(spec: str, *, seed: int = 0, count: int = 5, **options: Any) -> list[TaskPortrait]:
-    """The portraits of all tasks that a spec names, the code of files in processes of their own. `options`:
-    those of `isolate`. Raises TaskError, JudgementLost.
+    """Returns the portraits of all tasks that a spec names, the code of files in processes of their own.
+    `options`: those of `isolate`. Raises TaskError, JudgementLost.
 
     >>> len(portraits_of("builtin", count=1))
     8
@@ -71,7 +71,7 @@ def portraits_of(spec: str, *, seed: int = 0, count: int = 5, **options: Any) ->
 
 
 def portrait_of(task: Task, *, seed: int = 0, count: int = 5) -> TaskPortrait:
-    """Draw the examples of one seed, judge one answer. Raises TaskError.
+    """Draws the examples of one seed and judges one answer. Raises TaskError.
 
     >>> from swarmnode.tasks.loader import load_task
     >>> portrait_of(load_task("rev")).rewards

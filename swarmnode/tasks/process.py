@@ -188,7 +188,7 @@ class TaskProcess:
         self._kill()
 
     def close(self) -> None:
-        """End the process for good."""
+        """Ends the process for good."""
         self._closed = True
         self.interrupt()
         with self._turn:
@@ -379,7 +379,7 @@ def _doing(name: str, request: Request) -> str:
 
 
 def _innermost(trace: str, path: str) -> str:
-    """The line of the task's file that was running, out of faulthandler's account of all threads.
+    """Returns the line of the task's file that was running, from faulthandler's report on all threads.
 
     >>> _innermost('File "/usr/re.py", line 7 in match\\nFile "/a/add.py", line 3 in reward', "/a/add.py")
     'it was at /a/add.py line 3, in reward'

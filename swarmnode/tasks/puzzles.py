@@ -38,18 +38,18 @@ class PuzzleTask(OurOwn):
     version: str = VERSION
 
     def examples(self, seed: int) -> Iterator[Example]:
-        """Examples without end."""
+        """Yields examples without end."""
         for index in count():
             prompt, columns = self.pose(StableRandom(f"{self.name}/{self.version}/{seed}/{index}"))
             yield Example(ExampleKey(self.name, self.version, seed, index), prompt, columns)
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
-        """1.0 for any right answer."""
+        """Returns 1.0 for any right answer."""
         return [{"correct": float(self.right(tagged(text), example.columns))} for text in completions]
 
 
 def _countdown(random: StableRandom) -> Posed:
-    """Three or four numbers, and a target that can be made of them. One way is the `answer`."""
+    """Returns three or four numbers, and a target that can be made of them. One way is the `answer`."""
     numbers = [random.between(1, 50) for _ in range(random.between(3, 4))]
     parts = [(number, str(number)) for number in numbers]
     while len(parts) > 1:
@@ -135,7 +135,7 @@ class _Expression:
 
 
 def _sudoku(random: StableRandom) -> Posed:
-    """A full grid in which 10 to 45 cells are blank. Any way to fill it counts."""
+    """Returns a full grid in which 10 to 45 cells are blank. Any way to fill it counts."""
     digits = _shuffled("123456789", random)
     rows, columns = _lines(random), _lines(random)
     grid = ["".join(digits[(3 * row + row // 3 + column) % 9] for column in columns) for row in rows]

@@ -38,7 +38,7 @@ class Rehearsal:
 
 
 def rehearse(task: Environment, example: Example) -> Rehearsal:
-    """Play an episode and score it. Raises TaskError, JudgementLost."""
+    """Plays an episode and scores it. Raises TaskError, JudgementLost."""
     turns: list[Turn] = []
     for said in islice(_lines(example), task.most_turns):
         observed = task.observe(example, [*turns, Turn(said)])

@@ -163,7 +163,7 @@ class Channel:
 
 
 def serve(code: str) -> None:
-    """Run the candidate's text, and then its functions as often as the judge asks."""
+    """Runs the candidate's text, then calls its functions as often as the judge asks."""
     channel, values = Channel(), Values()
     module = sys.modules["solution"] = ModuleType("solution")
     try:
@@ -213,7 +213,7 @@ class AnswerProcess:
         self._values = Values(self)
 
     def names(self) -> list[str]:
-        """The callables that its text defines. Raises Gone where it could not be run."""
+        """Returns the callables that its text defines. Raises Gone if it could not be run."""
         match self._channel.receive():
             case ["ready", list()] as message:
                 return [name for name in message[1] if isinstance(name, str)]
@@ -262,7 +262,7 @@ def _exception(name: str) -> type[Exception]:
 
 
 def judge(steps: Sequence[tuple[str, bool]], entry_point: str | None) -> None:
-    """Run the steps of a test in order, and write 1 or 0 for each that is one."""
+    """Runs the steps of a test in order, and writes 1 or 0 for each that is one."""
     verdicts = os.dup(1)
     os.dup2(2, 1)  # What tests print is not what we say.
     names = _names(AnswerProcess(), entry_point, steps)

@@ -131,9 +131,9 @@ class TrainerState:
 
 
 def load_reward(spec: str) -> Reward:
-    """Find a reward: `exact_match` (ours), `rewards.format:think_format` (ours), `path/file.py:function`,
-    `installed.module:function` or the URL of a judge (http_judge.py). One of another trainer is
-    adapted, by its arguments or as `verl:path/file.py:function` says (conventions.py).
+    """Finds a reward: `exact_match` (ours), `rewards.format:think_format` (ours), `path/file.py:function`,
+    `installed.module:function` or the URL of a judge (http_judge.py). One of another trainer is adapted, by
+    its arguments or as `verl:path/file.py:function` says (conventions.py).
 
     >>> load_reward("exact_match")(["2+2="], ["4"], answer=["4"])
     [1.0]
@@ -329,8 +329,8 @@ def score_with(
     *,
     held_out: bool | None = None,
 ) -> list[Mapping[str, float | None]]:
-    """Score the completions of one example with several named rewards: what `Task.score` returns.
-    `held_out`: nobody trains on the example; None: its prompt decides."""
+    """Scores the completions of one example with several named rewards, in the form of `Task.score`.
+    `held_out`: True if nobody trains on the example; None: its prompt decides."""
     rewards = rewards_for(rewards, example, held_out=held_out)
     count = len(completions)
     prompts = [example.prompt] * count

@@ -20,7 +20,7 @@ def read_row(row: Any, key: ExampleKey, origin: object) -> Example:
 
 
 def columns_of(row: Any, origin: object) -> dict[str, Any]:
-    """A row as columns: a pair is a prompt and its answer, a text a prompt. Raises TaskError."""
+    """Returns a row as columns: a pair is a prompt and its answer, a text a prompt. Raises TaskError."""
     match row:
         case str():
             return {"prompt": row}

@@ -71,7 +71,8 @@ def rows_of(given: object) -> list[Any] | None:
 
 
 def _records(given: Any) -> list[dict[str, Any]] | None:
-    """The rows of a data frame of pandas or polars, or of a table of pyarrow; None: it is none of these."""
+    """Returns the rows of a data frame of pandas or polars, or of a table of pyarrow. None: it is none of
+    these."""
     for name in ("to_dicts", "to_pylist"):
         if callable(rows := getattr(given, name, None)):
             return cast(list[dict[str, Any]], rows())

@@ -76,7 +76,7 @@ class TaskSpec:
 
 
 def parse_spec(spec: str) -> TaskSpec:
-    """Take a spec apart. Only looks at the disk to tell a folder from a mistyped name.
+    """Takes a spec apart. Only looks at the disk to tell a folder from a mistyped name.
 
     >>> parse_spec("data/gsm8k.jsonl?reward=numeric_match").options
     {'reward': ('numeric_match',)}

@@ -37,7 +37,7 @@ class BadRow:
 
 
 def read_table(spec: TaskSpec) -> Iterator[PlacedRow]:
-    """The rows of a data set in their order. Raises TaskError, for a bad row when it is reached."""
+    """Yields the rows of a data set in their order. Raises TaskError, for a bad row when it is reached."""
     if spec.kind == TaskKind.HUB:
         from swarmnode.tasks.hub import load_from_hub
 
@@ -65,7 +65,8 @@ def _json_lines(path: Path) -> Iterator[PlacedRow]:
 
 
 def read_json_lines(file: IO[bytes], path: Path, most_bytes: int) -> Iterator[PlacedRow | BadRow]:
-    """An object a line, empty lines left out. Raises TaskError for a line of more than `most_bytes`."""
+    """Yields an object a line, empty lines left out. Raises TaskError for a line of more than
+    `most_bytes`."""
     number = 0
     while line := file.readline(most_bytes + 1):
         number += 1
@@ -121,7 +122,7 @@ def _csv_rows(rows: Any, path: Path) -> Iterator[list[str]]:
 
 
 def read_parquet(path: Path) -> Iterator[PlacedRow]:
-    """The rows of a Parquet file. Raises TaskError where it is none."""
+    """Yields the rows of a Parquet file. Raises TaskError if it is none."""
     parquet = extra_module("pyarrow.parquet", how_to_install("data"), path)
     try:
         batches = parquet.ParquetFile(path).iter_batches(batch_size=256)

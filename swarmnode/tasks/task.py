@@ -52,10 +52,10 @@ class Source:
 
 
 def load_source(path: Path, text: str | None = None) -> Source:
-    """Run a Python file and return its module. Raises TaskError naming file and line.
+    """Runs a Python file and returns its module. Raises TaskError naming file and line.
 
-    It may import what lies beside it, wherever the node was started; what is installed comes first, so that
-    no file of the folder takes the place of a library.
+    It may import files beside it, wherever the node was started; installed packages come first, so that no
+    file of the folder takes the place of a library.
 
     `text`: the file's text, if it was read before.
     """
@@ -66,7 +66,7 @@ def load_source(path: Path, text: str | None = None) -> Source:
 
 
 def read_source(path: Path) -> str:
-    """The text of a file that could be a task. Raises TaskError."""
+    """Returns the text of a file that could be a task. Raises TaskError."""
     try:
         if path.stat().st_size > _MAX_SOURCE_BYTES:
             raise TaskError(f"{path} is larger than {_MAX_SOURCE_BYTES} bytes", hint="is it a Python file?")
@@ -104,7 +104,7 @@ def where(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """The traceback of an error from the first line of the user's code on, of bounded length."""
+    """Returns the traceback of an error from the first line of the user's code on, of bounded length."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = (str(Path(__file__).parent), "<frozen")
     first = next((at for at, frame in enumerate(frames) if not frame.filename.startswith(ours)), len(frames))
@@ -147,7 +147,8 @@ class Task(Protocol):
     def version(self) -> str: ...
 
     def examples(self, seed: int) -> Iterable[Example]:
-        """The examples of one seed, in order; the same for the same seed, everywhere. May be endless."""
+        """Yields the examples of one seed, in order; the same for the same seed, everywhere. May be
+        endless."""
         ...
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
@@ -229,7 +230,7 @@ class Isolated(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End the process for good."""
+        """Ends the process for good."""
 
     def __enter__(self) -> Self:
         return self
@@ -317,19 +318,20 @@ def holds_out(task: Task, example: Example) -> bool:
 
 
 def draw_train(task: Task, seed: int) -> Iterator[Example]:
-    """Training examples of one seed: those within MAX_INDEX that are not held out."""
+    """Yields training examples of one seed: those within MAX_INDEX that are not held out."""
     return (e for e in islice(task.examples(seed), MAX_INDEX) if not holds_out(task, e))
 
 
 def draw_held_out(task: Task, seed: int) -> Iterator[Example]:
-    """Evaluation examples of one seed, or all of the task's own evaluation set. No node trains on them."""
+    """Yields evaluation examples of one seed, or all of the task's own evaluation set. No node trains on
+    them."""
     if evaluation_size_of(task):
         return iter(task.examples(EVALUATION_SEED))
     return (e for e in islice(task.examples(seed), MAX_INDEX) if is_held_out(e.prompt))
 
 
 def redraw(task: Task, key: ExampleKey) -> Example:
-    """Draw the example that `key` names from our own copy of the task.
+    """Draws the example that `key` names from our own copy of the task.
 
     Raises TaskError when the key is out of bounds, names nothing, or names a held-out example.
     """

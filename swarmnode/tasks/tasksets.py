@@ -51,12 +51,12 @@ class TasksetTask:
     _told: set[str] = field(default_factory=set[str])
 
     def examples(self, seed: int) -> Iterator[Example]:
-        """All tasks once, in this seed's order."""
+        """Yields all tasks once, in this seed's order."""
         for index, number in enumerate(shuffled(f"{self.name}/{self.version}/{seed}", len(self.rows))):
             yield read_row(self.rows[number], ExampleKey(self.name, self.version, seed, index), self.name)
 
     def score(self, example: Example, completions: Sequence[str]) -> list[Mapping[str, float | None]]:
-        """The taskset's own weighted rewards, as verifiers scores a finished conversation."""
+        """Returns the taskset's own weighted rewards, as verifiers scores a finished conversation."""
         task = self.tasks[example.columns["idx"]]
         traces = [self._trace(task, [*example.messages, _said(text)]) for text in completions]
         return asyncio.run(self._scored(task, traces))

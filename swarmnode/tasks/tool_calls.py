@@ -41,7 +41,8 @@ class SaidTurn:
 
 
 def read_turn(said: str, tools: Mapping[str, Mapping[str, Any]]) -> SaidTurn:
-    """A turn in which tools may be called; `tools`: the schemas of their arguments, by name (parameters_of).
+    """Returns the calls and the other text of a turn; `tools`: the schemas of their arguments, by name
+    (parameters_of).
 
     >>> add = {"add": {"properties": {"left": {"type": "integer"}, "right": {"type": "integer"}}}}
     >>> read_turn("add(1, right=2)", add).calls[0].arguments

@@ -76,7 +76,7 @@ def tools_from(given: Iterable[object]) -> dict[str, Tool]:
 
 
 def parameters_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a tool's schema that describes its arguments."""
+    """Returns the part of a tool's schema that describes its arguments."""
     return cast(Mapping[str, Any], schema["function"].get("parameters") or {})
 
 

@@ -16,8 +16,8 @@ VOTED = "agreement"
 
 
 def extracted(completion: str) -> str | None:
-    r"""The answer in a completion, in one spelling: what is in the last box, behind the last ####, between
-    the last <answer> tags, or all of it. None: there is none, and it has no vote.
+    r"""Returns the answer in a completion, in one spelling: the content of the last box, the text behind the
+    last ####, that between the last <answer> tags, or all of it. None: there is none, and it has no vote.
 
     >>> extracted(r"so \boxed{\frac12}"), extracted("#### 1,000"), extracted("<answer> ab </answer>")
     ('1/2', '1000', 'ab')

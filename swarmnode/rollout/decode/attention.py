@@ -133,8 +133,8 @@ def _seen(columns: int, count: int, first: int, window: int | None, device: torc
 def _capped_attention(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, shape: Shape
 ) -> Tensor:
-    """Causal attention [P, H, W, E] with capped scores, a few queries at a time, since no fused kernel of
-    torch's can cap. With a `mask` there may be fewer queries than keys."""
+    """Computes causal attention [P, H, W, E] with capped scores, a few queries at a time, since no fused
+    kernel of torch's can cap. With a `mask` there may be fewer queries than keys."""
     width = keys.shape[2]
     mask = torch.ones(width, width, dtype=torch.bool, device=keys.device).tril_() if mask is None else mask
     exact = keys.float().repeat_interleave(shape.group, 1).transpose(2, 3)
@@ -187,8 +187,8 @@ def cache_attention(
     scratch: Scratch,
     window: int | None = None,
 ) -> Attention:
-    """One new token for each sequence of some bands, which lie in the batch one band after another. `window`
-    is as in `LayerKind`."""
+    """Computes attention of one new token for each sequence of some bands, which lie in the batch one band
+    after another. `window` is as in `LayerKind`."""
     if all(fits(band.cache) for band in bands):
         return KernelAttention(heads, bands, positions, rotation, window)
     return CacheAttention(heads, bands, tick, positions, rotation, scratch, window)

@@ -23,11 +23,11 @@ class Matrix(Protocol):
     """y = x @ weight.T + bias."""
 
     def __call__(self, x_N: Tensor) -> Tensor:
-        """[N, in] -> [N, out]"""
+        """Returns x @ weight.T + bias: [N, in] -> [N, out]."""
         ...
 
     def add_(self, residual_N: Tensor, x_N: Tensor) -> None:
-        """residual += x @ weight.T + bias, in place."""
+        """Computes residual += x @ weight.T + bias, in place."""
         ...
 
 

@@ -133,8 +133,8 @@ class PartialRollouts:
         groups: int | None = None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Generator[Answered, None, None]:
-        """Hand out `groups` whole groups (None: N), each as soon as it is complete; fewer when stopped or out
-        of examples.
+        """Hands out `groups` whole groups (None: N), each as soon as it is complete; fewer when stopped or
+        out of examples.
 
         `examples` continues from round to round: a later round hands out the examples that an earlier one
         took and did not. An example that the engine refuses is logged and left out, and the next one takes

@@ -208,8 +208,9 @@ def install_workarounds() -> None:
 
 
 def _use_grouped_lora() -> None:
-    """Stock CPU LoRA gives rows without an adapter the adapter of the last slot, silently (its index is -1),
-    and gathers a private copy of A and B for every token: less than half of the speed."""
+    """Multiplies CPU LoRA by groups of adapters. Stock CPU LoRA silently gives rows without an adapter the
+    one of the last slot (its index is -1), and gathers a private copy of A and B for every token: less than
+    half of the speed."""
     from vllm.platforms import current_platform
 
     platform: Any = type(current_platform)
@@ -217,7 +218,7 @@ def _use_grouped_lora() -> None:
 
 
 def _count_ranks_without_compiling() -> None:
-    """The rank of a sampled token goes through torch.compile: half a minute of C++ compiler at the first
+    """Computes the rank of a sampled token without torch.compile: half a minute of C++ compiler at the first
     request, for one comparison."""
     from vllm.v1.sample import sampler
 
@@ -226,9 +227,9 @@ def _count_ranks_without_compiling() -> None:
 
 
 def _leave_classes_of_transformers_alone() -> None:
-    """Families that vLLM runs through `transformers` have their class prepared for torch.compile, in place:
-    every other model of that class in this process, the one being trained as well, can no longer be called.
-    On a CPU we never compile."""
+    """Keeps vLLM from changing classes of transformers. Families that vLLM runs through `transformers` have
+    their class prepared for torch.compile, in place: every other model of that class in this process, the one
+    being trained as well, can no longer be called. On a CPU we never compile."""
     from vllm.model_executor.models.transformers import base
 
     module: Any = base

@@ -151,7 +151,7 @@ def number_of(name: str, machine: str = MACHINE) -> int | None:
 
 
 def checked(result: int, what: str) -> int:
-    """The result of a call of libc. Raises OSError where it is -1."""
+    """Returns the result of a call of libc. Raises OSError if it is -1."""
     if result == -1:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
@@ -164,8 +164,8 @@ def syscall(number: int, *arguments: object) -> int:
 
 
 def die_with_parent(parent: int) -> None:
-    """Let the kernel end this process when `parent`, which started it, ends. 0: it is in another namespace.
-    Raises OSError where it has ended."""
+    """Makes the kernel end this process when `parent`, which started it, ends. 0: the parent is in another
+    namespace. Raises OSError if it has ended."""
     if sys.platform != "linux":
         return
     checked(LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "PR_SET_PDEATHSIG")
@@ -180,8 +180,8 @@ def adopt_orphans() -> None:
 
 
 def give_up_privileges() -> None:
-    """Drop every capability, and let no program that is started bring any back. A crash writes no core, which
-    a handler of the machine's might read with rights that we do not have."""
+    """Drops every capability, and lets no program that is started bring any back. A crash writes no core,
+    which a handler of the machine's might read with rights that we do not have."""
     checked(LIBC.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "PR_SET_DUMPABLE")
     checked(LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "PR_SET_NO_NEW_PRIVS")
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)

@@ -94,14 +94,14 @@ def main(text: str) -> NoReturn:
 
 
 def _first(order: LaunchOrder) -> None:
-    """The first process of the namespace: when it ends, the kernel ends all others."""
+    """Runs as the first process of the namespace: when it ends, the kernel ends all others."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     enter_root(order.place, order.readable, order.disk_bytes)
     _keep(order)
 
 
 def _keep(order: LaunchOrder) -> None:
-    """Run the programs until the first of them has ended, and report."""
+    """Runs the programs until the first of them has ended, and reports."""
     signal.signal(signal.SIGALRM, _end)
     signal.setitimer(signal.ITIMER_REAL, order.wall_s + LATE_S)
     if not order.seccomp:
@@ -145,7 +145,7 @@ def _attend(children: list[int]) -> tuple[int, resource.struct_rusage]:
 
 
 def _end_strays() -> None:
-    """End what an unconfined program has started, which is ours when its parent is gone."""
+    """Ends the processes that an unconfined program has started: they are ours once their parent is gone."""
     try:
         while True:
             with open(f"/proc/self/task/{os.getpid()}/children") as children:
@@ -157,7 +157,7 @@ def _end_strays() -> None:
 
 
 def _fork(work: Callable[[], None]) -> int:
-    """Do `work` in a child, which ends with this process at the latest."""
+    """Does `work` in a child, which ends with this process at the latest."""
     parent = os.getpid()
     child = os.fork()
     if child:
@@ -175,7 +175,7 @@ def _fork(work: Callable[[], None]) -> int:
 
 
 def _program(order: LaunchOrder, number: int, channel: int | None) -> NoReturn:
-    """Shut this process in, and run a program."""
+    """Confines this process and runs a program."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     try:
@@ -249,7 +249,7 @@ def _limit(order: LaunchOrder) -> None:
 
 
 def _run(code: bytes) -> int:
-    """Run a text as the main module, and return its exit status."""
+    """Runs a text as the main module, and returns its exit status."""
     module: ModuleType = type(sys)("__main__")
     sys.modules["__main__"] = module
     status = 1
@@ -273,7 +273,7 @@ def _status_of(code: Any) -> int:
 
 
 def _print_error(error: Any) -> None:
-    """Print an error as Python would, without our frames, even where a program broke what it needs."""
+    """Prints an error as Python would, without our frames, even where a program broke what it needs."""
     try:
         import traceback
 

@@ -61,7 +61,7 @@ def _left(kinds: int) -> bool:
 
 
 def enter_root(place: str, readable: Sequence[str], disk_bytes: int) -> None:
-    """Make an empty root at the folder `place`, with `readable` and an empty /tmp in it, and move there.
+    """Makes an empty root at the folder `place`, with `readable` and an empty /tmp in it, and moves there.
     Raises OSError."""
     _mount(None, "/", None, _RECURSIVE | _PRIVATE)
     _mount("tmpfs", place, "tmpfs", _NO_SETUID | _NO_DEVICES, "size=1m,nr_inodes=1024,mode=755")
@@ -78,7 +78,7 @@ def enter_root(place: str, readable: Sequence[str], disk_bytes: int) -> None:
 
 
 def _show(path: str, place: str) -> None:
-    """Mount a file or folder read-only at the same path within `place`; a link is made again."""
+    """Mounts a file or folder read-only at the same path within `place`; a link is made again."""
     target = place + path
     os.makedirs(os.path.dirname(target), exist_ok=True)
     if os.path.lexists(target):

@@ -59,7 +59,8 @@ def seccomp_is_here(machine: str = MACHINE) -> bool:
 
 
 def filtered(own: int, *, folders: bool, machine: str = MACHINE) -> list[Instruction]:
-    """The filter of a program whose process has the number `own`. `folders`: it may make some.
+    """Returns the filter of a program whose process has the number `own`. `folders`: True if it may make
+    folders.
 
     >>> len(filtered(7, folders=False)) < 4096
     True
@@ -94,7 +95,7 @@ def filtered(own: int, *, folders: bool, machine: str = MACHINE) -> list[Instruc
 
 
 def apply_filter(instructions: Sequence[Instruction]) -> None:
-    """Keep this process to the filter, for good. Raises OSError. PR_SET_NO_NEW_PRIVS must have been set."""
+    """Keeps this process to the filter, for good. Raises OSError. PR_SET_NO_NEW_PRIVS must have been set."""
     code = b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions)
     held = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("@HP", len(instructions), ctypes.addressof(held))

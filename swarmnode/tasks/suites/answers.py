@@ -19,7 +19,7 @@ _RATIO = re.compile(r"(-?)\\frac\{(-?\d+)\}\{(-?\d+)\}")
 
 
 def hashed(text: str) -> str | None:
-    """The number behind the last `####`, as GSM8K writes answers.
+    """Returns the number behind the last `####`, as GSM8K writes answers.
 
     >>> hashed("6 * 7 = 42\\n#### 42")
     '42'

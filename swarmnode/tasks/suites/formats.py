@@ -53,7 +53,7 @@ class SuiteFormat:
 
 
 def format_of(columns: Columns) -> SuiteFormat | None:
-    """The format whose columns these are.
+    """Returns the format with these columns, or None.
 
     >>> found = format_of({"question": "1 + 1?", "answer": "#### 2"})
     >>> found and found.name

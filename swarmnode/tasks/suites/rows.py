@@ -24,7 +24,8 @@ ReadRow = PlacedRow | BadRow
 
 
 def files_of(path: Path) -> list[Path]:
-    """The file itself, or every file of a folder, at any depth, that may hold rows. Raises TaskError."""
+    """Returns the file itself, or every file of a folder, at any depth, that may hold rows. Raises
+    TaskError."""
     path = path.expanduser()
     if path.is_dir():
         found = sorted(file for file in path.rglob("*") if file.name.endswith(SUFFIXES))
@@ -40,7 +41,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def read_rows(path: Path) -> Iterator[ReadRow]:
-    """The rows of a file in their order. Raises TaskError where it cannot be read at all."""
+    """Yields the rows of a file in their order. Raises TaskError if it cannot be read at all."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise TaskError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB", hint="is it a suite?")

@@ -61,7 +61,7 @@ class Suite:
         )
 
     def questions(self, prompting: Prompting, limit: int | None = None) -> SuiteQuestions:
-        """The first `limit` rows as they are asked."""
+        """Returns the first `limit` rows in the form in which they are asked."""
         asked: list[Example] = []
         unknown: Counter[str] = Counter()
         for index, columns in enumerate(self.rows[:limit]):
@@ -83,7 +83,7 @@ class Suite:
 
 
 def load_suites(paths: Sequence[Path]) -> dict[str, Suite]:
-    """The suites of files and folders, by name. Raises TaskError, with the places of bad rows."""
+    """Returns the suites of files and folders, by name. Raises TaskError, with the places of bad rows."""
     suites: dict[str, Suite] = {}
     for suite in (suite for path in paths for suite in _load(path)):
         if suite.name in suites:
@@ -93,7 +93,7 @@ def load_suites(paths: Sequence[Path]) -> dict[str, Suite]:
 
 
 def _load(path: Path) -> list[Suite]:
-    """One suite for each format that is found."""
+    """Yields one suite for each format that is found."""
     rows: dict[str, list[Columns]] = defaultdict(list)
     bad: list[BadRow] = []
     for file in files_of(path):
