@@ -47,7 +47,7 @@ class _Question(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
-class Told(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class DialReport(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The report of a peer on its try to dial us."""
 
     outcome: Outcome
@@ -56,7 +56,7 @@ class Told(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 _questions = msgspec.msgpack.Decoder(_Question)
-_answers = msgspec.msgpack.Decoder(Told)
+_answers = msgspec.msgpack.Decoder(DialReport)
 
 
 class DialBack:
@@ -75,7 +75,7 @@ class DialBack:
         """Answers the questions of other peers from now on. Raises NetworkError."""
         await self._host.serve(PROTOCOL, self.answer, max_request_bytes=MAX_QUESTION_BYTES)
 
-    async def ask(self, peer: str, port: int) -> Told | None:
+    async def ask(self, peer: str, port: int) -> DialReport | None:
         """Returns the result of a peer's try to dial a port of ours. None: it does not say. Raises
         HostDown."""
         question = msgspec.msgpack.encode(_Question(port))
@@ -97,13 +97,13 @@ class DialBack:
             logger.debug("a question of %s makes no sense: %s", peer, error)
             return b""
         if not _has_room(self._asked, peer, MAX_PER_ASKER, self._clock()):
-            return msgspec.msgpack.encode(Told("refused"))
+            return msgspec.msgpack.encode(DialReport("refused"))
         ends = (await self._host.far_ends()).get(peer, ())
         seen = next((ip for end in by_reach(ends) if (ip := public_ip(end)) is not None), "")
         if not seen or not _has_room(self._dials, seen, MAX_PER_ADDRESS, self._clock()):
-            return msgspec.msgpack.encode(Told("refused", seen))
+            return msgspec.msgpack.encode(DialReport("refused", seen))
         found = await self._answers(seen, port, peer)
-        return msgspec.msgpack.encode(Told("reached" if found else "silent", seen))
+        return msgspec.msgpack.encode(DialReport("reached" if found else "silent", seen))
 
 
 def _has_room(taken: deque[tuple[float, str]], by: str, most: int, now: float) -> bool:

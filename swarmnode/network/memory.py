@@ -25,7 +25,15 @@ from typing import Self
 from swarmnode.errors import HostDown, MessageTooLarge, PeerUnreachable, RequestTimeout
 from swarmnode.network.host import MAX_GOSSIP_BYTES, BarredPeers, Handler, HostState, HostStatus, Message
 from swarmnode.network.multiaddr import check_peer_id, peer_id_from_bytes, split_peer
-from swarmnode.network.rpc import Cause, MessageQueue, Service, Skipped, as_heard, oversized_story, respond
+from swarmnode.network.rpc import (
+    MessageQueue,
+    Service,
+    SkipCause,
+    SkipCounters,
+    as_heard,
+    oversized_story,
+    respond,
+)
 from swarmnode.network.streams import MemoryStream, StreamHandler, handle_stream, memory_streams
 
 logger = logging.getLogger(__name__)
@@ -193,7 +201,7 @@ class MemoryHost:
         self._serving: set[asyncio.Task[None]] = set()
         self._redial: tuple[str, ...] = ()
         self._barred = BarredPeers()
-        self._skipped = Skipped()
+        self._skipped = SkipCounters()
 
     @property
     def peer_id(self) -> str:
@@ -324,7 +332,7 @@ class MemoryHost:
             return
         heard = as_heard(message.topic, message.sender, message.data)
         if heard.oversized:
-            self._skipped.note(Cause.GOSSIP_SIZE, oversized_story(message.sender, len(message.data)))
+            self._skipped.note(SkipCause.GOSSIP_SIZE, oversized_story(message.sender, len(message.data)))
         for queue in tuple(self._queues):
             if queue.topic == message.topic:
                 queue.put(heard)

@@ -36,10 +36,18 @@ from swarmnode.network.p2pd_control import (
     Stream,
     Unusable,
 )
-from swarmnode.network.p2pd_incoming import STREAMED_BYTES, Gate, Incoming
+from swarmnode.network.p2pd_incoming import STREAMED_BYTES, PeerGate, StreamServer
 from swarmnode.network.p2pd_process import DaemonOptions
 from swarmnode.network.p2pd_supervisor import DaemonSupervisor
-from swarmnode.network.rpc import Cause, MessageQueue, Service, Skipped, as_heard, ask, oversized_story
+from swarmnode.network.rpc import (
+    MessageQueue,
+    Service,
+    SkipCause,
+    SkipCounters,
+    as_heard,
+    ask,
+    oversized_story,
+)
 from swarmnode.network.streams import SocketStream, StreamHandler
 
 logger = logging.getLogger(__name__)
@@ -97,13 +105,13 @@ class P2pdHost:
         the forwarded address. `relays`: peers that take connections for us; empty: only others' relayed
         addresses can be dialled; None: neither. `relay_for_others`: takes connections for peers that nobody
         can dial."""
-        self._skipped = Skipped()
-        self._gate = Gate(lambda: self._supervisor.listen, relays=relay_for_others)
+        self._skipped = SkipCounters()
+        self._gate = PeerGate(lambda: self._supervisor.listen, relays=relay_for_others)
         self._uses_relays = relays is not None
         self._punched: set[str] = set()
         self._punching: set[str] = set()
         """Peers at a relay to whom a direct connection was, or is being, tried."""
-        self._incoming = Incoming(self._gate, self._skipped)
+        self._incoming = StreamServer(self._gate, self._skipped)
         self._supervisor = DaemonSupervisor(
             DaemonOptions(
                 identity_path,
@@ -341,7 +349,7 @@ class P2pdHost:
             try:
                 peer = await control.find_peer(peer_id, LOOKUP_TIMEOUT_S)
             except Unusable as error:
-                self._skipped.note(Cause.ADDRESSES, f"the addresses of {peer_id}, {error.message}")
+                self._skipped.note(SkipCause.ADDRESSES, f"the addresses of {peer_id}, {error.message}")
             except (DaemonRefused, RequestTimeout) as error:
                 logger.debug("where %s listens is not known: %s", peer_id, error)
             else:
@@ -366,7 +374,7 @@ class P2pdHost:
                 try:
                     frame = await control.read_gossip(reader)
                 except Unusable as error:
-                    self._skipped.note(Cause.GOSSIP_AUTHOR, f"gossip of nobody, {error.message}")
+                    self._skipped.note(SkipCause.GOSSIP_AUTHOR, f"gossip of nobody, {error.message}")
                 else:
                     self._hear(queue, frame)
         except HostDown:
@@ -381,7 +389,7 @@ class P2pdHost:
             return
         message = as_heard(queue.topic, frame.sender, frame.data)
         if message.oversized:
-            self._skipped.note(Cause.GOSSIP_SIZE, oversized_story(frame.sender, len(frame.data)))
+            self._skipped.note(SkipCause.GOSSIP_SIZE, oversized_story(frame.sender, len(frame.data)))
         queue.put(message)
 
     @asynccontextmanager

@@ -32,7 +32,7 @@ from swarmnode.network.multiaddr import (
     peer_id_to_bytes,
     readable_addresses,
 )
-from swarmnode.network.rpc import Cause, Skipped, encode_frame, encode_uvarint, read_frame
+from swarmnode.network.rpc import SkipCause, SkipCounters, encode_frame, encode_uvarint, read_frame
 from swarmnode.printable import printable
 
 LOCAL_TIMEOUT_S = 5.0
@@ -80,10 +80,10 @@ class GossipFrame:
 class ControlClient:
     """Asks one daemon. Holds no connection between calls."""
 
-    def __init__(self, socket_path: Path, skipped: Skipped | None = None) -> None:
+    def __init__(self, socket_path: Path, skipped: SkipCounters | None = None) -> None:
         """`skipped` counts the unusable parts of answers."""
         self._socket_path = socket_path
-        self._skipped = skipped or Skipped()
+        self._skipped = skipped or SkipCounters()
         self._pb = load_messages()
 
     async def identify(self, *, timeout_s: float = LOCAL_TIMEOUT_S) -> PeerAddresses:
@@ -98,7 +98,7 @@ class ControlClient:
     async def connected_peers(self) -> tuple[PeerAddresses, ...]:
         """Returns one entry per connection, with the address at its far end."""
         reply = await self._ask_local(self._request("LIST_PEERS"))
-        return tuple(self._usable(reply.peers, Cause.CONNECTION))
+        return tuple(self._usable(reply.peers, SkipCause.CONNECTION))
 
     async def connect(self, peer: PeerAddresses, timeout_s: float) -> None:
         """Dials a peer unless it is connected. Raises DaemonRefused, RequestTimeout."""
@@ -172,7 +172,7 @@ class ControlClient:
                     reply = await self._receive(stream[0], self._pb.DHTResponse(), too_large=Unusable)
                     if reply.type == self._pb.DHTResponse.END:
                         break
-                    found += self._usable([reply.peer], Cause.PROVIDER_RECORD)
+                    found += self._usable([reply.peer], SkipCause.PROVIDER_RECORD)
                     if len(found) == limit:
                         break
         except RequestTimeout:
@@ -180,7 +180,7 @@ class ControlClient:
             pass
         except Unusable as error:
             # The frames behind it are lost with it.
-            self._skipped.note(Cause.PROVIDER_RECORD, error.message)
+            self._skipped.note(SkipCause.PROVIDER_RECORD, error.message)
         return tuple(found)
 
     def _request(self, kind: str, **fields: Any) -> Any:
@@ -243,7 +243,7 @@ class ControlClient:
             raise HostDown("the network process sent a message without its required fields")
         return message
 
-    def _usable(self, peers: Iterable[Any], cause: Cause) -> Iterator[PeerAddresses]:
+    def _usable(self, peers: Iterable[Any], cause: SkipCause) -> Iterator[PeerAddresses]:
         """Returns the peers of a list, without malformed ones."""
         for info in peers:
             try:

@@ -16,7 +16,16 @@ from swarmnode.errors import NetworkError, PeerUnreachable
 from swarmnode.network.host import BarredPeers
 from swarmnode.network.multiaddr import is_relayed, parse_address
 from swarmnode.network.p2pd_control import ControlClient, DaemonRefused, PeerAddresses, Unusable
-from swarmnode.network.rpc import READ_TIMEOUT_S, Cause, Service, Skipped, Slot, Stage, StreamSlots, answer
+from swarmnode.network.rpc import (
+    READ_TIMEOUT_S,
+    Service,
+    SkipCause,
+    SkipCounters,
+    StreamSlot,
+    StreamSlots,
+    StreamStage,
+    answer,
+)
 from swarmnode.network.streams import SocketStream, StreamHandler, handle_stream
 
 logger = logging.getLogger(__name__)
@@ -32,7 +41,7 @@ SIEGE_LOOKS = 5
 """Most checks in a row before the size of the daemon is looked at again."""
 
 
-class Gate:
+class PeerGate:
     """Bars peers, and disconnects them whenever they come back."""
 
     def __init__(self, listen: Callable[[], Sequence[str]], *, relays: bool = False) -> None:
@@ -118,10 +127,10 @@ class Gate:
 # ---- what is served ----
 
 
-class Incoming:
+class StreamServer:
     """The served protocols, and the places for incoming streams. Outlives the daemon."""
 
-    def __init__(self, gate: Gate, skipped: Skipped) -> None:
+    def __init__(self, gate: PeerGate, skipped: SkipCounters) -> None:
         self.services: dict[str, Service] = {}
         self.handlers: dict[str, StreamHandler] = {}
         self._gate = gate
@@ -149,7 +158,7 @@ class Incoming:
                     self._gate.traffic.expects(peer_id, UNREAD_REQUESTS * service.max_request_bytes)
                     await answer(reader, writer, peer_id, self._counted(service), reach=slot.reach)
         except Unusable as error:
-            self._skipped.note(Cause.STREAM, f"a stream of nobody, {error.message}")
+            self._skipped.note(SkipCause.STREAM, f"a stream of nobody, {error.message}")
         except (NetworkError, TimeoutError) as error:
             logger.debug("lost an incoming stream: %s", error)
 
@@ -160,16 +169,18 @@ class Incoming:
 
         return replace(service, handler=handler)
 
-    def _received(self, slot: Slot) -> Callable[[int], None]:
+    def _received(self, slot: StreamSlot) -> Callable[[int], None]:
         def received(size_bytes: int) -> None:
-            slot.reach(Stage.WORKED_ON)
+            slot.reach(StreamStage.WORKED_ON)
             self._gate.traffic.handed(slot.peer_id, size_bytes)
 
         return received
 
 
 @contextmanager
-def _place(slots: StreamSlots, peer_id: str, writer: asyncio.StreamWriter) -> Generator[Slot, None, None]:
+def _place(
+    slots: StreamSlots, peer_id: str, writer: asyncio.StreamWriter
+) -> Generator[StreamSlot, None, None]:
     slot = slots.take(peer_id, writer.transport.abort)
     if slot is None:
         raise PeerUnreachable(f"no room for a stream of {peer_id}")

@@ -23,7 +23,7 @@ from swarmnode.network.p2pd_process import (
     start_daemon,
 )
 from swarmnode.network.relaying import grants_what_was_asked, on_this_machine
-from swarmnode.network.rpc import Skipped
+from swarmnode.network.rpc import SkipCounters
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class DaemonSupervisor:
         self,
         options: DaemonOptions,
         *,
-        skipped: Skipped,
+        skipped: SkipCounters,
         restore: Hook,
         observe: Hook,
         guard: Hook,

@@ -19,7 +19,7 @@ from swarmnode.errors import (
     RequestTimeout,
 )
 from swarmnode.network.host import MAX_GOSSIP_BYTES, Handler, HostStatus, Message, Subscription
-from swarmnode.network.private_swarm import MAX_NEWS_BYTES, PrivateSwarm, SwarmNews
+from swarmnode.network.private_swarm import MAX_NEWS_BYTES, PrivateSwarm, SwarmUpdate
 from swarmnode.network.rpc import READ_TIMEOUT_S, MessageQueue
 from swarmnode.network.sealed_stream import SealedStream, accepted, opened
 from swarmnode.network.streams import ByteStream, StreamHandler, StreamHost
@@ -272,7 +272,7 @@ class PrivateHost:
             answer = await self._request(
                 key, peer_id, GREETING, asked, timeout_s=timeout_s, most=MAX_NEWS_BYTES
             )
-            self._swarm.hear(msgspec.msgpack.decode(answer, type=SwarmNews))
+            self._swarm.hear(msgspec.msgpack.decode(answer, type=SwarmUpdate))
         except PeerUnreachable as error:
             raise PeerUnreachable(
                 f"{peer_id} was reached, but does not know our key of the private swarm {self._swarm.name}",

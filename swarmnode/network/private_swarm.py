@@ -22,7 +22,7 @@ KEEP_EVERY_S = 60.0
 MAX_NEWS_BYTES = MAX_MANIFEST_BYTES + 1024
 
 
-class SwarmNews(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class SwarmUpdate(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """An update for a member with an older list: the newer list, and the key if it changed."""
 
     signed_list: Annotated[bytes, msgspec.Meta(max_length=MAX_MANIFEST_BYTES)] = b""
@@ -37,7 +37,7 @@ class PrivateSwarm:
         self._path = path
         self._changed_at = _changed_at(path)
         self._set(load(path))
-        self.met = Met(met_path)
+        self.met = MetMembers(met_path)
 
     @property
     def name(self) -> str:
@@ -83,17 +83,17 @@ class PrivateSwarm:
         self._set(record)
         return True
 
-    def news_for(self, peer_id: str, held: SwarmKey, version: int) -> SwarmNews | None:
+    def news_for(self, peer_id: str, held: SwarmKey, version: int) -> SwarmUpdate | None:
         """Returns the update for a peer that has proved this key. None: it gets no answer at all."""
         if peer_id in self._removed:
             return None
         if held == self.key:
-            return SwarmNews(self.record.signed_list if version < self.version else b"")
+            return SwarmUpdate(self.record.signed_list if version < self.version else b"")
         if self._manifest is None or peer_id not in self._manifest.members:
             return None
-        return SwarmNews(self.record.signed_list, self.key.secret)
+        return SwarmUpdate(self.record.signed_list, self.key.secret)
 
-    def hear(self, news: SwarmNews) -> None:
+    def hear(self, news: SwarmUpdate) -> None:
         """Takes over an update from a peer if it is newer. Raises Rejected."""
         if not news.signed_list:
             return
@@ -130,7 +130,7 @@ class _Publishers(Container[str]):
 # ---- who was met ----
 
 
-class Met:
+class MetMembers:
     """Peers that proved the key, with the last time of each (seconds since the epoch). Kept on disk for
     `swarmnode swarm members` and for the list of peers that get the next key."""
 

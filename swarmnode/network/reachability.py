@@ -12,7 +12,7 @@ import msgspec
 
 from swarmnode.errors import NetworkError
 from swarmnode.identity.keys import memorable_name
-from swarmnode.network.dialback import DialBack, Told, address_of, public_ip
+from swarmnode.network.dialback import DialBack, DialReport, address_of, public_ip
 from swarmnode.network.host import Host
 from swarmnode.network.invitation import MAX_SEEDS
 from swarmnode.network.multiaddr import is_for_outsiders, parse_address, scope_of
@@ -57,7 +57,7 @@ class Reach(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Tries:
+class DialTally:
     """The results of one round, summed over the peers that were asked."""
 
     reached: int = 0
@@ -71,16 +71,16 @@ class Tries:
         return None if self.reached == self.silent else self.reached > self.silent
 
 
-def count(answers: Sequence[Told]) -> Tries:
+def count(answers: Sequence[DialReport]) -> DialTally:
     """Returns the sum of these reports; a peer that refused to look counts for nothing."""
     looked = [told for told in answers if told.outcome != "refused"]
     reached = sum(told.outcome == "reached" for told in looked)
     seen = [told.seen for told in looked if told.seen]
-    return Tries(reached, len(looked) - reached, max(seen, key=seen.count, default=""))
+    return DialTally(reached, len(looked) - reached, max(seen, key=seen.count, default=""))
 
 
 @dataclass(frozen=True, slots=True)
-class SoFar:
+class ReachEstimate:
     """The belief after the rounds so far."""
 
     reached: bool | None = None
@@ -90,16 +90,16 @@ class SoFar:
     """Number of peers with an answer in the last round that agreed with this belief."""
     seen: str = ""
 
-    def after(self, found: Tries) -> "SoFar":
+    def after(self, found: DialTally) -> "ReachEstimate":
         """Returns the belief after one more round."""
         says, asked, seen = found.says, found.reached + found.silent, found.seen or self.seen
         if says is None:
             return self
         if says == self.reached:
-            return SoFar(says, 0, asked, seen)
+            return ReachEstimate(says, 0, asked, seen)
         if self.against + 1 < ROUNDS_THAT_AGREE:
             return replace(self, against=self.against + 1, seen=seen)
-        return SoFar(says, 0, asked, seen)
+        return ReachEstimate(says, 0, asked, seen)
 
 
 def helpers(ends: Mapping[str, Sequence[str]], rng: random.Random) -> list[str]:
@@ -120,7 +120,7 @@ def _network_of(end: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ReachEvidence:
     """The evidence for a verdict, at one moment."""
 
     peer_id: str
@@ -138,7 +138,7 @@ class Place:
     """True if the router was asked to forward our port."""
 
 
-def conclude(held: SoFar, place: Place) -> Reach:
+def conclude(held: ReachEstimate, place: ReachEvidence) -> Reach:
     """Returns the verdict on this evidence, in words."""
     port = tcp_port(place.addresses)
     own = tuple(address for address in place.addresses if is_for_outsiders(address))
@@ -165,7 +165,7 @@ def conclude(held: SoFar, place: Place) -> Reach:
     return Reach("nobody", "nobody can reach you, and you reach nobody", steps)
 
 
-def _reachable(held: SoFar, place: Place, own: tuple[str, ...], port: int | None) -> Reach:
+def _reachable(held: ReachEstimate, place: ReachEvidence, own: tuple[str, ...], port: int | None) -> Reach:
     text = f"reachable{_as_far_as(held.asked)}"
     found = f"{address_of(held.seen, port)}" if held.seen else ""
     if not found or any(_is_at(address, held.seen, port) for address in own):
@@ -235,7 +235,7 @@ class Reachability:
         self._clock = clock
         self._rng = rng or random.Random()
         self._started_s = clock()
-        self._held = SoFar()
+        self._held = ReachEstimate()
         self._asked_at_s = float("-inf")
         self._last: tuple[int, tuple[str, ...]] = (0, ())
         """Networks that could be asked in the last round, and our addresses then."""
@@ -262,7 +262,7 @@ class Reachability:
             ends = await self._host.far_ends()
         self._members &= ends.keys()
         dialled = self._dialled()
-        place = Place(
+        place = ReachEvidence(
             self._host.peer_id,
             addresses,
             peers=len(ends),
@@ -285,7 +285,7 @@ class Reachability:
         port = tcp_port(addresses)
         if port is None:
             return
-        answers: list[Told] = []
+        answers: list[DialReport] = []
         for peers in (ready[:HELPERS], ready[HELPERS : 2 * HELPERS]):
             wanted = peers[: HELPERS - len(answers)]
             told = await asyncio.gather(*(self._dialback.ask(peer, port) for peer in wanted))

@@ -2,7 +2,7 @@
 
 Host.request -> [ask] -> libp2p stream -> [StreamSlots] -> [answer] -> handler given to Host.serve
 gossip -> memory.py | p2pd.py -> [MessageQueue] -> whoever called Host.subscribe
-p2pd_control.py, p2pd.py, memory.py -> [Skipped] -> HostStatus.skipped -> status, metrics
+p2pd_control.py, p2pd.py, memory.py -> [SkipCounters] -> HostStatus.skipped -> status, metrics
 
 On a stream of the negotiated protocol:
 
@@ -103,7 +103,7 @@ MAX_STREAMS_PER_PEER = 32
 hold."""
 
 
-class Stage(IntEnum):
+class StreamStage(IntEnum):
     """The progress of a stream. In the first two stages it waits for its peer."""
 
     HALF_OPEN = 0
@@ -112,14 +112,14 @@ class Stage(IntEnum):
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
+class StreamSlot:
     """The place of one stream."""
 
     peer_id: str
     hang_up: Callable[[], None]
-    stage: Stage = Stage.HALF_OPEN
+    stage: StreamStage = StreamStage.HALF_OPEN
 
-    def reach(self, stage: Stage) -> None:
+    def reach(self, stage: StreamStage) -> None:
         self.stage = stage
 
 
@@ -129,37 +129,37 @@ class StreamSlots:
     def __init__(self, *, most: int = MAX_STREAMS, most_per_peer: int = MAX_STREAMS_PER_PEER) -> None:
         self._most = most
         self._most_per_peer = most_per_peer
-        self._taken: dict[Slot, None] = {}
+        self._taken: dict[StreamSlot, None] = {}
 
     def __len__(self) -> int:
         return len(self._taken)
 
-    def take(self, peer_id: str, hang_up: Callable[[], None]) -> Slot | None:
+    def take(self, peer_id: str, hang_up: Callable[[], None]) -> StreamSlot | None:
         """Returns a place for a new stream, or None. `hang_up` ends the stream if its place is needed."""
         of_peer = [slot for slot in self._taken if slot.peer_id == peer_id]
         if len(of_peer) >= self._most_per_peer and not self._make_room(of_peer):
             return None
         if len(self._taken) >= self._most and not self._make_room(self._of_the_greediest()):
             return None
-        slot = Slot(peer_id, hang_up)
+        slot = StreamSlot(peer_id, hang_up)
         self._taken[slot] = None
         return slot
 
-    def give_back(self, slot: Slot) -> None:
+    def give_back(self, slot: StreamSlot) -> None:
         """Frees the place of a stream that ended, unless it was freed already to make room."""
         self._taken.pop(slot, None)
 
-    def _of_the_greediest(self) -> list[Slot]:
-        waiting = Counter(slot.peer_id for slot in self._taken if slot.stage is not Stage.WORKED_ON)
+    def _of_the_greediest(self) -> list[StreamSlot]:
+        waiting = Counter(slot.peer_id for slot in self._taken if slot.stage is not StreamStage.WORKED_ON)
         if not waiting:
             return []
         greediest, _ = waiting.most_common(1)[0]
         return [slot for slot in self._taken if slot.peer_id == greediest]
 
-    def _make_room(self, among: list[Slot]) -> bool:
+    def _make_room(self, among: list[StreamSlot]) -> bool:
         """Ends the stream that has waited longest for its request, or else longest for its answer to be
         read."""
-        waiting = [slot for slot in among if slot.stage is not Stage.WORKED_ON]
+        waiting = [slot for slot in among if slot.stage is not StreamStage.WORKED_ON]
         if not waiting:
             return False
         oldest = min(waiting, key=lambda slot: slot.stage)
@@ -212,7 +212,7 @@ async def answer(
     peer_id: str,
     service: Service,
     *,
-    reach: Callable[[Stage], None] = lambda stage: None,
+    reach: Callable[[StreamStage], None] = lambda stage: None,
 ) -> None:
     """Serves one request. Returns without a response if there is none; the caller closes the stream. `reach`
     is called at each stage."""
@@ -220,12 +220,12 @@ async def answer(
     try:
         async with asyncio.timeout(min(READ_TIMEOUT_S, SMALL_READ_TIMEOUT_S if small else READ_TIMEOUT_S)):
             request = await read_frame(reader, service.max_request_bytes)
-        reach(Stage.WORKED_ON)
+        reach(StreamStage.WORKED_ON)
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             response = await respond(service, peer_id, request)
             if response is None:
                 return
-            reach(Stage.ANSWERED)
+            reach(StreamStage.ANSWERED)
             writer.write(encode_frame(response))
             await writer.drain()
         async with asyncio.timeout(LINGER_S):
@@ -317,7 +317,7 @@ class MessageQueue:
 # ---- what could not be used ----
 
 
-class Cause(StrEnum):
+class SkipCause(StrEnum):
     """The reasons for skipping input. Values never come from the wire, so their number is bounded."""
 
     GOSSIP_AUTHOR = "gossip_author"
@@ -335,13 +335,13 @@ def oversized_story(author: str, size_bytes: int) -> str:
     return f"{author} gossiped {size_bytes} bytes at once"
 
 
-class Skipped:
+class SkipCounters:
     """Counters by cause. The first of each cause is logged, a flood is not."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
 
-    def note(self, cause: Cause, story: str) -> None:
+    def note(self, cause: SkipCause, story: str) -> None:
         """Counts one. `story` describes it and may quote a peer."""
         self._counts[cause] += 1
         if self._counts[cause] == 1:

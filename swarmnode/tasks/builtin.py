@@ -56,14 +56,14 @@ Question = tuple[str, str]
 """A query and its answer."""
 
 
-class OurOwn:
+class BuiltinTask:
     """A task whose code is ours and ends: it stays in the node's process."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
-class ProceduralTask(OurOwn):
+class ProceduralTask(BuiltinTask):
     """A task whose questions are a function of random numbers."""
 
     name: str

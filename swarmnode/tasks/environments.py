@@ -13,8 +13,8 @@ from swarmnode.chat import Turn, chat_text, transcript, turns_of
 from swarmnode.errors import JudgementLost, TaskError
 from swarmnode.tasks.episodes import (
     Episode,
+    EpisodeKey,
     LiveEpisodes,
-    Place,
     StepEpisode,
     ToolEpisode,
     begin,
@@ -149,8 +149,8 @@ class EnvironmentTask:
     """Lock that lets one thread at a time run the code of task files (task_lock)."""
     version: str
     live: LiveEpisodes = field(default_factory=LiveEpisodes)
-    scored: OrderedDict[Place, Mapping[str, float | None]] = field(
-        default_factory=OrderedDict[Place, Mapping[str, float | None]]
+    scored: OrderedDict[EpisodeKey, Mapping[str, float | None]] = field(
+        default_factory=OrderedDict[EpisodeKey, Mapping[str, float | None]]
     )
     """Scores of finished episodes, for judging them again."""
 
@@ -210,7 +210,7 @@ class EnvironmentTask:
             self.live.end_all()
         return scores
 
-    def _remember(self, place: Place, scores: Mapping[str, float | None]) -> None:
+    def _remember(self, place: EpisodeKey, scores: Mapping[str, float | None]) -> None:
         self.scored[place] = scores
         if len(self.scored) > MAX_SCORED:
             self.scored.popitem(last=False)
@@ -407,7 +407,7 @@ def score_turns(
     return [dict(zip(rewards, row, strict=True)) for row in zip(*values, strict=True)]
 
 
-def _place(example: Example, turns: Sequence[Turn]) -> Place:
+def _place(example: Example, turns: Sequence[Turn]) -> EpisodeKey:
     """Returns the key of an episode. The environment's last answer is not part of it: a transcript may lack
     it."""
     return place_of(example.key, transcript([*turns[:-1], Turn(turns[-1].said)]))

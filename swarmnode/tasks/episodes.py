@@ -346,13 +346,13 @@ def _observed(text: str) -> tuple[Message, ...]:
 
 # ---- episodes between two turns ----
 
-Place = tuple[object, bytes]
+EpisodeKey = tuple[object, bytes]
 """Key of an episode: the example, and a digest of its transcript before the environment's last answer."""
 
 
 @dataclass(slots=True)
 class _Waiting:
-    place: Place
+    place: EpisodeKey
     observed: tuple[Message, ...]
     episode: Episode
     since: float
@@ -368,13 +368,13 @@ class LiveEpisodes:
     """True if the first episode of another example ends all of the one before: nobody comes back to a
     stranger's."""
     _waiting: OrderedDict[int, _Waiting] = field(default_factory=OrderedDict[int, _Waiting])
-    _at: dict[Place, list[int]] = field(default_factory=dict[Place, list[int]])
+    _at: dict[EpisodeKey, list[int]] = field(default_factory=dict[EpisodeKey, list[int]])
     _serial: int = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def put(self, place: Place, observed: tuple[Message, ...], episode: Episode) -> None:
+    def put(self, place: EpisodeKey, observed: tuple[Message, ...], episode: Episode) -> None:
         """Keeps an episode. `observed`: its last answer."""
         now = self.clock()
         if self.of_one_example and any(one.place[0] != place[0] for one in islice(self._waiting.values(), 1)):
@@ -385,7 +385,7 @@ class LiveEpisodes:
         while len(self._waiting) > MAX_LIVE or next(iter(self._waiting.values())).since < now - MAX_WAIT_S:
             close(self._pop(next(iter(self._waiting))).episode)
 
-    def take(self, place: Place, observed: tuple[Message, ...] = ()) -> Episode | None:
+    def take(self, place: EpisodeKey, observed: tuple[Message, ...] = ()) -> Episode | None:
         """Returns an episode at this point with this last answer, or with any if the answer is not known."""
         for serial in self._at.get(place, ()):
             if not observed or self._waiting[serial].observed == observed:
@@ -406,7 +406,7 @@ class LiveEpisodes:
         return waiting
 
 
-def place_of(key: object, transcript: str) -> Place:
+def place_of(key: object, transcript: str) -> EpisodeKey:
     """Returns the key of an episode."""
     return key, hashlib.blake2b(transcript.encode(errors="replace"), digest_size=16).digest()
 

@@ -38,7 +38,7 @@ from swarmnode.errors import (
     TaskError,
     notes_of,
 )
-from swarmnode.tasks.builtin import OurOwn
+from swarmnode.tasks.builtin import BuiltinTask
 from swarmnode.tasks.rewards import Reward
 from swarmnode.tasks.task import (
     MAX_SEED,
@@ -142,7 +142,7 @@ def _advice(error: SwarmnodeError) -> str:
 
 
 @runtime_checkable
-class Rewarded(Protocol):
+class HasRewards(Protocol):
     """A task that tells what judges it."""
 
     @property
@@ -192,7 +192,7 @@ class JudgedTask:
     def _scored(self, example: Example, completions: Sequence[str]) -> tuple[Scores, ...]:
         judge = partial(score_strictly, self.task, example, completions)
         # Built-in tasks end by themselves, and an isolated one has its deadline.
-        if isinstance(self.task, OurOwn | Isolated):
+        if isinstance(self.task, BuiltinTask | Isolated):
             return judge()
         with self._one_at_a_time:
             return self._judge.threads.result_of(judge, self._rewards)
@@ -200,7 +200,7 @@ class JudgedTask:
     @property
     def _rewards(self) -> str:
         """Returns who judges, by the names of its functions, for messages."""
-        names = ", ".join(self.task.rewards) if isinstance(self.task, Rewarded) else ""
+        names = ", ".join(self.task.rewards) if isinstance(self.task, HasRewards) else ""
         return f"the reward {names} of task {self.name}" if names else f"the reward of task {self.name}"
 
 

@@ -52,7 +52,7 @@ from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
 from swarmnode.errors import JudgementAbandoned, TaskError
-from swarmnode.tasks.builtin import BUILTIN_TASKS, OurOwn
+from swarmnode.tasks.builtin import BUILTIN_TASKS, BuiltinTask
 from swarmnode.tasks.rewards import (
     Reward,
     are_exchangeable,
@@ -302,7 +302,7 @@ def spec_of(task: Task) -> str | None:
     came from no file."""
     if isinstance(task, Isolated):
         return task.spec
-    return task.name if isinstance(task, OurOwn) else None
+    return task.name if isinstance(task, BuiltinTask) else None
 
 
 def _unknown(spec: str, names: Sequence[str]) -> TaskError:

@@ -14,7 +14,7 @@ from fractions import Fraction
 from itertools import count
 from typing import Any
 
-from swarmnode.tasks.builtin import OurOwn, StableRandom
+from swarmnode.tasks.builtin import BuiltinTask, StableRandom
 from swarmnode.tasks.suites.answers import tagged
 from swarmnode.types import Example, ExampleKey
 
@@ -29,7 +29,7 @@ Posed = tuple[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class PuzzleTask(OurOwn):
+class PuzzleTask(BuiltinTask):
     """A puzzle that is posed from random numbers and judged by rule."""
 
     name: str

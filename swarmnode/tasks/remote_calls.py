@@ -22,12 +22,12 @@ Wire = Any
 """A value in JSON. Everything but None, bool and str is a list that begins with the letter of its type."""
 
 
-class Gone(BaseException):
+class CandidateGone(BaseException):
     """Raised when the candidate's process has ended or sent no valid answer. No test could have expected
     that."""
 
 
-class Remote:
+class RemoteObject:
     """An object of the candidate's that is no plain value: it can be called and asked for attributes.
 
     It is neither true nor equal to anything: that would be the candidate's own word.
@@ -100,9 +100,9 @@ class Values:
             case [("l" | "t" | "s" | "z") as letter, list()]:
                 return _KINDS[letter](self.read(item) for item in wire[1])
             case ["o", int(number)]:
-                return self.kept[number] if self._candidate is None else Remote(self._candidate, number)
+                return self.kept[number] if self._candidate is None else RemoteObject(self._candidate, number)
             case _:
-                raise Gone("no value")
+                raise CandidateGone("no value")
 
     def _collection(self, value: Any) -> Wire:
         if _is_a(value, dict):
@@ -112,7 +112,7 @@ class Values:
         return self._other(value)
 
     def _other(self, value: Any) -> Wire:
-        if isinstance(value, Remote):
+        if isinstance(value, RemoteObject):
             return ["o", vars(value)["_target"]]
         if self._candidate is not None:
             raise TypeError(f"a {type(value).__name__} cannot be handed to a candidate")
@@ -149,14 +149,14 @@ class Channel:
             left = left[os.write(self._descriptor, left) :]
 
     def receive(self) -> Wire:
-        """Returns the next message. Raises Gone at the end, and for a message that is too long or invalid."""
+        """Returns the next message. Raises CandidateGone at the end, or if one is too long or invalid."""
         try:
             size_bytes = int.from_bytes(self._file.read(4), "big")
             if not 0 < size_bytes <= MAX_MESSAGE_BYTES:
-                raise Gone("no message")
+                raise CandidateGone("no message")
             return json.loads(self._file.read(size_bytes))
         except (OSError, ValueError, RecursionError) as error:
-            raise Gone("no message") from error
+            raise CandidateGone("no message") from error
 
 
 # ---- the candidate's end ----
@@ -175,7 +175,7 @@ def serve(code: str) -> None:
     while True:
         try:
             request = channel.receive()
-        except Gone:
+        except CandidateGone:
             return
         channel.send(_answer(request, vars(module), values))
 
@@ -213,23 +213,22 @@ class AnswerProcess:
         self._values = Values(self)
 
     def names(self) -> list[str]:
-        """Returns the callables that its text defines. Raises Gone if it could not be run."""
+        """Returns the callables that its text defines. Raises CandidateGone if it could not be run."""
         match self._channel.receive():
             case ["ready", list()] as message:
                 return [name for name in message[1] if isinstance(name, str)]
             case _:
-                raise Gone("it cannot be run")
+                raise CandidateGone("it cannot be run")
 
     def call(self, target: str | int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.ask(["call", target, self._values.written(args), self._values.written(kwargs)], args)
 
     def ask(self, request: Wire, args: tuple[Any, ...] = ()) -> Any:
-        """Calls the candidate. Raises its exception if that is one of Python's own, and Gone if the process
-        ended."""
+        """Calls the candidate. Raises its exception if it is Python's own, CandidateGone if it ended."""
         try:
             self._channel.send(request)
         except OSError as error:
-            raise Gone("it has ended") from error
+            raise CandidateGone("it has ended") from error
         match self._channel.receive():
             case ["value", result, list()] as message:
                 for argument, after in zip(args, message[2], strict=False):
@@ -238,7 +237,7 @@ class AnswerProcess:
             case ["raised", str(name), str(text)]:
                 raise _exception(name)(text)
             case _:
-                raise Gone("no answer")
+                raise CandidateGone("no answer")
 
 
 def _change(argument: Any, after: Any) -> None:
@@ -279,7 +278,7 @@ def _names(
     that defines `all`, or a class `math` with an `isclose`, would judge itself."""
     try:
         defined = candidate.names()
-    except Gone:
+    except CandidateGone:
         defined = []
     own, modules = _named_by(steps)
     # An entry point may be a path, such as Solution().solve.
@@ -287,7 +286,7 @@ def _names(
     refused = {*dir(builtins), *own, *modules}
     kept = [name for name in defined if not name.startswith("__")]
     usable = [name for name in kept if (name in entries if entries else name not in refused)]
-    names: dict[str, Any] = {name: Remote(candidate, name) for name in usable}
+    names: dict[str, Any] = {name: RemoteObject(candidate, name) for name in usable}
     if entry_point in names:
         names["candidate"] = names[entry_point]
     for name in modules - names.keys():

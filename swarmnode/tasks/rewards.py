@@ -98,7 +98,7 @@ _LISTS_OF_MESSAGES = re.compile(r"(\w+\.)*(list|sequence)\[\s*(\w+\.)*(list|sequ
 
 
 @runtime_checkable
-class OfGroup(Protocol):
+class GroupReward(Protocol):
     """A reward that compares the answers to one example, so it needs the whole group at once. Any function
     becomes one by `of_group = True`."""
 
@@ -106,7 +106,7 @@ class OfGroup(Protocol):
 
 
 @runtime_checkable
-class MeasuredOtherwise(Protocol):
+class HasHeldOutJudge(Protocol):
     """A reward that is replaced on held-out examples: the training signal is not the measure of success
     there."""
 
@@ -117,7 +117,7 @@ class MeasuredOtherwise(Protocol):
 
 def judge_groups(rewards: Mapping[str, "Reward"]) -> bool:
     """Returns True if one of these rewards has to see all answers of a group at once."""
-    return any(isinstance(reward, OfGroup) and reward.of_group for reward in rewards.values())
+    return any(isinstance(reward, GroupReward) and reward.of_group for reward in rewards.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ def _rewards_in(name: str) -> dict[str, Reward]:
     found: dict[str, Reward] = {
         name: value
         for name, value in vars(module).items()
-        if (inspect.isfunction(value) or isinstance(value, MeasuredOtherwise))
+        if (inspect.isfunction(value) or isinstance(value, HasHeldOutJudge))
         and value.__module__ == module.__name__
         and _is_reward(value)
     }
@@ -354,7 +354,7 @@ def rewards_for(
 
 
 def _measured(name: str, reward: Reward, example: Example) -> tuple[str, Reward]:
-    return reward.measured(example.columns) if isinstance(reward, MeasuredOtherwise) else (name, reward)
+    return reward.measured(example.columns) if isinstance(reward, HasHeldOutJudge) else (name, reward)
 
 
 def _said(text: str) -> list[Message]:

@@ -292,10 +292,10 @@ class EmbeddedEngine(TorchEngine):
         layers, *others = {id(r.policy.layers): r.policy.layers for r in self._running.values()}.values()
         if not others:
             return decoder.forward(layers, tokens, attention)
-        from swarmnode.rollout.decode.mixing import Mix
+        from swarmnode.rollout.decode.mixing import PolicyMix
 
         mixed = [self._running[row].policy.layers for row in slots.rows_in_order]
-        return Mix.of(mixed, self._device).forward(decoder, tokens, attention)
+        return PolicyMix.of(mixed, self._device).forward(decoder, tokens, attention)
 
     def _admit(self, decoded: Tensor | None) -> Tensor:
         """Gives free rows to waiting requests. Returns the hidden states of all rows, the new ones

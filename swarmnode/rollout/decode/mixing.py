@@ -12,7 +12,7 @@ from swarmnode.rollout.decode.weights import Layers
 
 
 @dataclass(frozen=True, slots=True)
-class Mix:
+class PolicyMix:
     """The order of a batch's rows by policy."""
 
     layers: Layers
@@ -22,7 +22,7 @@ class Mix:
     """Places of rows 0, 1, ... in the decoder's order."""
 
     @classmethod
-    def of(cls, layers_of_rows: Sequence[Layers], device: torch.device) -> "Mix":
+    def of(cls, layers_of_rows: Sequence[Layers], device: torch.device) -> "PolicyMix":
         """Returns the mix in which row i runs `layers_of_rows[i]`."""
         members: dict[int, list[int]] = {}
         for row, layers in enumerate(layers_of_rows):

@@ -29,7 +29,7 @@ class DecodePolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningRow:
     """A request with a row. Its clock is the engine's: one tick, one token."""
 
     request: Request
@@ -57,7 +57,7 @@ class Running:
             return self.closed
         return (*self.closed, Span(self.policy.version, start, end, self.kv))
 
-    def kept_under(self, policy: DecodePolicy, tick: int) -> "Running":
+    def kept_under(self, policy: DecodePolicy, tick: int) -> "RunningRow":
         """Continues under another policy after `tick`, with its keys and values."""
         return replace(self, policy=policy, kv="stale", closed=self.spans(tick))
 

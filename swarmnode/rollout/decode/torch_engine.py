@@ -12,7 +12,7 @@ from torch import Tensor
 
 from swarmnode.errors import EngineError
 from swarmnode.rollout.decode.adapter import LoraPair
-from swarmnode.rollout.decode.running import PADDING, DecodePolicy, Running, StopTokens
+from swarmnode.rollout.decode.running import PADDING, DecodePolicy, RunningRow, StopTokens
 from swarmnode.rollout.decode.sampler import Sampler
 from swarmnode.rollout.decode.weights import Layers
 from swarmnode.rollout.engine import (
@@ -55,7 +55,7 @@ class TorchEngine(ABC):
         self._queue = RequestQueue(capabilities.max_length, prompt_vocab or vocab)
         self._vocab = vocab
         self._counters = EngineCounters()
-        self._running: dict[int, Running] = {}
+        self._running: dict[int, RunningRow] = {}
         self._next_deadline = NEVER
         self._newest = newest
         self._policies = {newest.version: newest}
@@ -283,7 +283,7 @@ class TorchEngine(ABC):
             own_kept = found if request.sampled else 0
             self._counters.started(request, own_kept)
             policy = self._policy(request.version)
-            self._running[row] = running = Running(request, policy, self._tick + 1, own_kept)
+            self._running[row] = running = RunningRow(request, policy, self._tick + 1, own_kept)
             self._next_deadline = min(self._next_deadline, running.last_tick)
 
     def _ended(self, tokens: Tensor) -> dict[int, FinishReason]:

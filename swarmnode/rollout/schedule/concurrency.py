@@ -183,7 +183,7 @@ FORGETTING = 0.999
 """Weight of the past after each step in the average length that requests look back on."""
 
 
-class Step(NamedTuple):
+class TimedStep(NamedTuple):
     """One measured step that only advanced running requests."""
 
     running: float
@@ -204,12 +204,14 @@ class StepTimes:
     """
 
     def __init__(self) -> None:
-        self._cells: dict[tuple[int, int], deque[Step]] = {}
+        self._cells: dict[tuple[int, int], deque[TimedStep]] = {}
         self._requests = self._context = 0.0
 
     def observe(self, running: int, seconds: float, context: int = 0) -> None:
         cell = (_octaves(running), _octaves(max(1.0, context / running)))
-        self._cells.setdefault(cell, deque(maxlen=TIMES_PER_CELL)).append(Step(running, context, seconds))
+        self._cells.setdefault(cell, deque(maxlen=TIMES_PER_CELL)).append(
+            TimedStep(running, context, seconds)
+        )
         self._requests = FORGETTING * self._requests + running
         self._context = FORGETTING * self._context + context
 
@@ -228,20 +230,20 @@ def _octaves(value: float) -> int:
     return round(CELLS_PER_OCTAVE * log2(value))
 
 
-def _middle(cell: Iterable[Step]) -> Step:
+def _middle(cell: Iterable[TimedStep]) -> TimedStep:
     running, context, seconds = zip(*cell, strict=True)
-    return Step(median(running), median(context), median(seconds))
+    return TimedStep(median(running), median(context), median(seconds))
 
 
-def fit(steps: Sequence[Step], context: float = 0.0) -> StepCost | None:
+def fit(steps: Sequence[TimedStep], context: float = 0.0) -> StepCost | None:
     """Returns the cost with the smallest relative errors, for requests that look back on `context` tokens
     each. None: it does not rise with their number.
 
-    >>> fit([Step(1, 0, 3.0), Step(2, 0, 4.0), Step(4, 0, 6.0)])
+    >>> fit([TimedStep(1, 0, 3.0), TimedStep(2, 0, 4.0), TimedStep(4, 0, 6.0)])
     StepCost(base_s=2.0, per_request_s=1.0)
-    >>> fit([Step(1, 0, 3.0), Step(2, 0, 3.0)]) is None
+    >>> fit([TimedStep(1, 0, 3.0), TimedStep(2, 0, 3.0)]) is None
     True
-    >>> longer = [Step(n, n * each, 5 + n + n * each / 10) for n, each in ((1, 20), (4, 10), (8, 5))]
+    >>> longer = [TimedStep(n, n * each, 5 + n + n * each / 10) for n, each in ((1, 20), (4, 10), (8, 5))]
     >>> fit(longer, context=10)
     StepCost(base_s=5.0, per_request_s=2.0)
     """
@@ -258,7 +260,7 @@ def fit(steps: Sequence[Step], context: float = 0.0) -> StepCost | None:
     return StepCost(round(max(0.0, base), 12), round(per_request, 12))
 
 
-def _relative_least_squares(steps: Sequence[Step], terms: Sequence[str]) -> list[float] | None:
+def _relative_least_squares(steps: Sequence[TimedStep], terms: Sequence[str]) -> list[float] | None:
     """Returns one factor per term. None: the terms cannot be told apart."""
     values = {
         "base": lambda step: 1.0,

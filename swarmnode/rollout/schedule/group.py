@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Ended = Literal["stop", "length"]
+EndReason = Literal["stop", "length"]
 """Reason why a completion is whole; an aborted one goes on."""
 
 RESUMED_FIRST = 1 << 30
@@ -250,7 +250,7 @@ class OpenCompletion:
     is in the engine, its new tokens are there and not here."""
 
     sampled: Sampled = NOTHING
-    finish: Ended | None = None
+    finish: EndReason | None = None
     observed: tuple[tuple[Message, ...], ...] = ()
     """Environment's messages for each inserted range of tokens."""
     asking: bool = False

@@ -43,16 +43,16 @@ from swarmnode.rollout.schedule.group import (
 )
 from swarmnode.rollout.schedule.state import (
     LengthEstimates,
+    PartialCounters,
     PartialSettings,
     PartialStats,
-    Tally,
     decode,
     encode,
 )
 from swarmnode.rollout.schedule.under_way import (
+    DepartureOrder,
     GroupPool,
-    Turns,
-    UnderWay,
+    RequestsInFlight,
     due_in_rounds,
     leaves_room,
     nearest_mode,
@@ -112,9 +112,9 @@ class PartialRollouts:
         )
         self._lengths = LengthEstimates()
         self._pool = GroupPool()
-        self._turns = Turns()
+        self._turns = DepartureOrder()
         self._serials = count()
-        self._in_engine = UnderWay()
+        self._in_engine = RequestsInFlight()
         self._conversations = None
         if conversations is not None:
             from swarmnode.rollout.schedule.conversations import Conversations
@@ -124,7 +124,7 @@ class PartialRollouts:
         self._only_decodes = False  # the next step starts nothing and computes nothing again
         self._silent_steps = 0
         self._longest_budget = 1
-        self._tally = Tally()
+        self._tally = PartialCounters()
 
     def round(
         self,
@@ -233,7 +233,7 @@ class PartialRollouts:
             for group in groups:
                 self._conversations.revive(group)
         self._lengths = kept.lengths
-        self._turns = Turns(len(groups) if kept.may_stay_behind is None else kept.may_stay_behind)
+        self._turns = DepartureOrder(len(groups) if kept.may_stay_behind is None else kept.may_stay_behind)
         self._tally.dropped_not_redrawable += len(found) - len(groups)
         self._version = self._engine.policy_version
         spared = [group for group in self._pool.complete if -older <= self._due(group) < 0]

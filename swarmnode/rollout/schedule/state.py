@@ -95,7 +95,7 @@ class PartialStats:
 
 
 @dataclass(slots=True)
-class Mean:
+class RunningMean:
     """A running mean."""
 
     total: float = 0.0
@@ -112,7 +112,7 @@ class Mean:
 
 
 @dataclass(slots=True)
-class Tally:
+class PartialCounters:
     """The scheduler's counters, for its stats."""
 
     dropped_stale: int = 0
@@ -120,11 +120,11 @@ class Tally:
     refused: int = 0
     refused_in_a_row: int = 0
     resumed: int = 0
-    busy: Mean = field(default_factory=Mean)
+    busy: RunningMean = field(default_factory=RunningMean)
     """Running requests per wanted slot."""
-    produced: Mean = field(default_factory=Mean)
+    produced: RunningMean = field(default_factory=RunningMean)
     """Tokens per completion."""
-    trained: Mean = field(default_factory=Mean)
+    trained: RunningMean = field(default_factory=RunningMean)
 
 
 # ---- how long the answers to a prompt will be ----
@@ -260,7 +260,7 @@ class _State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Groups that may stay behind. Older states have none: their groups had no such bound."""
 
 
-class Kept(msgspec.Struct, frozen=True):
+class SavedState(msgspec.Struct, frozen=True):
     """The checked contents of a state."""
 
     groups: Sequence[tuple[ExampleKey, list[OpenCompletion]]]
@@ -282,7 +282,7 @@ def encode(
     return msgspec.msgpack.encode(state)
 
 
-def decode(state: bytes) -> Kept:
+def decode(state: bytes) -> SavedState:
     """Returns the contents of a state. Raises CheckpointError if it is damaged, of another format, or no
     state at all."""
     try:
@@ -295,7 +295,7 @@ def decode(state: bytes) -> Kept:
             hint="start over with --fresh (nothing is deleted)",
         ) from error
     lengths = LengthEstimates(found.prompt_lengths, found.task_lengths)
-    return Kept(groups, lengths, found.may_stay_behind)
+    return SavedState(groups, lengths, found.may_stay_behind)
 
 
 def _group(group: OpenGroup, in_engine: Mapping[str, Sampled]) -> _Group:

@@ -86,7 +86,7 @@ class GroupPool:
         self._line = deque(entry for entry in self._line if entry[0] is not group)
 
 
-class UnderWay:
+class RequestsInFlight:
     """The requests in the engine by name, with each one's group and place."""
 
     def __init__(self) -> None:
@@ -180,12 +180,14 @@ RELAXATION = 1 / 8
 or answers become alike, the way back is slow as well."""
 
 
-class Turns:
+class DepartureOrder:
     """The number of groups that may stay behind younger ones, and the groups that this allows to leave.
     Groups are identified by serial numbers: the lower, the older.
 
-    >>> Turns().youngest_to_leave([3, 4, 5]), Turns(allowed=1.0).youngest_to_leave([3, 4, 5])
-    (3, 4)
+    >>> DepartureOrder().youngest_to_leave([3, 4, 5])
+    3
+    >>> DepartureOrder(allowed=1.0).youngest_to_leave([3, 4, 5])
+    4
     """
 
     def __init__(self, allowed: float = 0.0) -> None:
