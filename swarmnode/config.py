@@ -615,7 +615,7 @@ def explain_setting(key: str) -> str:
     """Returns the sentence under a setting.
 
     >>> explain_setting("network.mdns")
-    'Find peers in the local network by multicast DNS.'
+    'Find peers in the local network by multicast DNS, in private address ranges only.'
     """
     section, _, name = key.partition(".")
     return " ".join((SECTIONS[section].model_fields[name].description or "").split())

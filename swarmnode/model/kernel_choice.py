@@ -108,7 +108,7 @@ class KernelChoice:
     """Measured answers for the shapes of one machine, kept in `cache_file`.
 
     >>> choice = KernelChoice(Path("lora_kernel.json"), machine, timer)     # doctest: +SKIP
-    >>> choice.verdict(shape, addmm, {"128x128x32 warps 4 stages 4": run}).pays
+    >>> choice.verdict(shape, addmm, {"128x128x32 warps 4 stages 4": run}).pays  # doctest: +SKIP
     """
 
     def __init__(
