@@ -20,8 +20,9 @@ from swarmnode.network.multiaddr import is_for_outsiders, parse_address, scope_o
 logger = logging.getLogger(__name__)
 
 Verdict = Literal["unknown", "reachable", "relayed", "local", "nobody"]
-"""Verdict of reachability. unknown so far; everybody can dial us; others get our groups through a peer; only
-our own network or machine can dial us; nobody can get anything from us."""
+"""Verdict of reachability. unknown: not known yet; reachable: everybody can dial us; relayed: others get our
+groups through a peer that they can dial; local: only our own network or machine can dial us; nobody: no peer
+can get anything from us."""
 
 LOOK_EVERY_S = 1.0
 AGAIN_S = 10.0
