@@ -28,6 +28,7 @@ from swarmnode.config import PolicyConfig, TrainingConfig
 from swarmnode.model.base_model import load_base_model
 from swarmnode.model.policy import Policy
 from swarmnode.model.tiny import build_tiny
+from swarmnode.registry import SEAMS
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import SamplingParams
 from swarmnode.rollout.schedule.group import Renderer
@@ -37,7 +38,6 @@ from swarmnode.tasks.builtin import BUILTIN_TASKS
 from swarmnode.tasks.judged import ExampleStream
 from swarmnode.tasks.task import draw_held_out, score_strictly
 from swarmnode.training.evaluation import collect
-from swarmnode.training.losses import LOSSES
 from swarmnode.training.trainer import Trainer
 from swarmnode.types import Example, RolloutGroup
 
@@ -123,11 +123,11 @@ class Learner:
 def main() -> None:
     options = arguments(__doc__ or "")
     seeds, rounds = ((0,), QUICK_ROUNDS) if options.quick else (SEEDS, ROUNDS)
-    runs: dict[str, list[Run]] = {loss: [] for loss in LOSSES}
+    runs: dict[str, list[Run]] = {loss: [] for loss in SEAMS["loss"].ours}
     with TemporaryDirectory() as folder:
         model = build_tiny(Path(folder))
         for seed in seeds:
-            for loss in LOSSES:
+            for loss in SEAMS["loss"].ours:
                 runs[loss].append(one := run(model, loss, seed, rounds))
                 print(f"{loss} seed {seed}: {one}", flush=True)
     rewards = {f"reward_{loss}": [one.curve[-1] for one in found] for loss, found in runs.items()}
@@ -159,7 +159,7 @@ def write_golden() -> None:
 
     curves = {
         loss: [[round(reward, 4) for reward in tabular.learning_curve(loss, seed)] for seed in tabular.SEEDS]
-        for loss in LOSSES
+        for loss in SEAMS["loss"].ours
     }
     head = {
         "command": "python benchmarks/losses.py --golden",

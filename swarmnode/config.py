@@ -4,57 +4,22 @@ files, environment, command line -> config_layers.py -> [config] -> everybody
 """
 
 import re
-from collections.abc import Sequence
-from importlib import import_module
 from ipaddress import IPv4Address
-from typing import Any, Literal, get_origin
+from typing import Annotated, Any, Literal, get_origin
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
-from swarmnode.errors import ConfigError
-
-RULE_NAMES = ("sapo", "successes", "book", "own_book", "rescue", "hacpo")
-"""Names of our own rules by which a node learns from others: each is a class in `RULES` of
-training/foreign/rules.py."""
-
-LOSS_NAMES = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo")
-"""Names of our own losses, here too so that a misspelt one is refused without torch. Each is a record in
-`LOSSES` of training/losses.py, and a test holds the two equal."""
-
-MONITOR_NAMES = ("tensorboard", "trackio", "wandb")
-"""Names of our own monitors: each is a class in `MONITORS` of node/monitors.py."""
-
-IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
-"""Pattern of `package.module:name`, which names a loss, a rule or a monitor of one's own."""
-
-
-def import_named(setting: str, path: str) -> Any:
-    """Returns the object `name` of the module in `module:name`. Raises ConfigError, which names the
-    setting."""
-    module, _, name = path.partition(":")
-    try:
-        found = import_module(module)
-    except ImportError as error:
-        raise ConfigError(
-            f"{setting} = {path!r} cannot be imported: {error}",
-            hint=f"install {module!r}, or put the folder it is in on PYTHONPATH",
-        ) from error
-    try:
-        return getattr(found, name)
-    except AttributeError as error:
-        public = ", ".join(each for each in vars(found) if not each.startswith("_"))[:100]
-        raise ConfigError(
-            f"{setting} = {path!r} cannot be imported: {error}", hint=f"{module} has: {public or 'no names'}"
-        ) from error
-
-
-def _one_of_ours_or_an_import_path(kind: str, ours: Sequence[str], name: str) -> str:
-    if name not in ours and not IMPORT_PATH.fullmatch(name):
-        raise ValueError(f"no such {kind}: {', '.join(ours)}, or one of your own as mymodule:name")
-    return name
-
+from swarmnode.registry import Kind, known
 
 NOT_OF_A_TEMPLATE = frozenset(
     {
@@ -98,12 +63,20 @@ SWARM_NAME = r"[a-z0-9][a-z0-9._-]{0,62}"
 """Pattern of a swarm's name, which stands in topics and in names of files."""
 
 
+def named(kind: Kind, *besides: str) -> AfterValidator:
+    """Marks a setting as the name of a part: one of ours, one that is registered, or an import path."""
+    return AfterValidator(lambda name: known(kind, name, *besides))
+
+
 class SwarmConfig(Section):
     name: str = Field(default="commons", pattern=f"^{SWARM_NAME}$")
     """Nodes with the same swarm name exchange rollouts; others never hear each other."""
 
 
 class NetworkConfig(Section):
+    transport: Annotated[str, named("transport")] = "p2pd"
+    """What carries messages: p2pd (the go-libp2p daemon), or a host of your own, as mymodule:name. All nodes
+    of a swarm must agree."""
     listen: str = "0.0.0.0"
     """IPv4 address to listen on. 127.0.0.1 keeps the node to this machine."""
     port: int = Field(default=0, ge=0, le=65535)
@@ -337,8 +310,9 @@ class RolloutConfig(Section):
     """Nucleus sampling. 1 samples from the whole distribution."""
     slots: int = Field(default=256, ge=1, le=4096)
     """Most sequences generated at the same time."""
-    engine: Literal["auto", "embedded", "vllm"] = "auto"
-    """Engine that generates. auto: vLLM on a GPU where it is installed, else our own loop; `join` says
+    engine: Annotated[str, named("engine", "auto")] = "auto"
+    """What generates: embedded (our own loop), vllm, generate (transformers' own, the slowest), or an engine
+    of your own, as mymodule:name. auto: vllm on a GPU where it is installed, else our own loop; `join` says
     why."""
     mode: Literal["refill", "april", "sync"] = "refill"
     """End of a round. refill: as soon as its groups are complete, the rest goes on into the next round.
@@ -380,13 +354,13 @@ class ExchangeConfig(Section):
     external_groups: int = Field(default=4, ge=0)
     """J: other nodes' groups to learn from per round. Where they are trained on in place of own ones
     (exchange.rule), what is missing is filled up with own groups."""
-    rule: str = "book"
-    """Rule of learning from others. book: keep verified right answers, own and foreign, and replay them where
-    we fail; own_book: only our own, nothing is fetched; sapo: train on foreign groups as on own ones;
-    successes: the same without foreign failures; rescue: a foreign success in place of a failure on the same
-    example; hacpo: foreign groups weighed by their authors' capability; or a rule of your own, as
-    mymodule:name. A pipeline knows sapo and takes the others as successes; with enabled=false book is
-    own_book, and the others but own_book are plain GRPO."""
+    rule: Annotated[str, named("rule")] = "book"
+    """How to learn from others. book: keep verified right answers, own and foreign, and replay them where we
+    fail; own_book: only our own, nothing is fetched; sapo: train on foreign groups as on own ones; successes:
+    the same without foreign failures; rescue: a foreign success in place of a failure on the same example;
+    hacpo: foreign groups weighed by who is how capable; or a rule of your own, as mymodule:name. A pipeline
+    knows sapo and takes the others as successes; with enabled=false book is own_book, and the others but
+    own_book are plain GRPO."""
     book_size: int = Field(default=2000, ge=1, le=65536)
     """Answers that the book of rule=book and own_book holds, the oldest out."""
     book_replayed: int = Field(default=64, ge=0, le=4096)
@@ -415,20 +389,16 @@ class ExchangeConfig(Section):
     """Accepted external groups kept for later rounds."""
     library: bool = True
     """Keep the groups that the book of rule=book has answers of, as their authors signed them, for whoever
-    asks; and at a start ask several peers for theirs, and catch up by replaying them. Off: neither."""
+    asks; and at a start, and again when nothing is ever right, ask several peers for theirs, and catch up by
+    replaying them. Off: neither."""
     upload_mb_per_s: float = Field(default=2.0, ge=1.1)
     """Most megabytes a second that bodies, our own and those handed on for others, may take of our upload."""
     shards: int = Field(default=1, ge=1, le=64)
     """Gossip topics the swarm's headers are spread over. All nodes of a swarm must agree."""
 
-    @field_validator("rule")
-    @classmethod
-    def _rule_is_known_or_can_be_imported(cls, name: str) -> str:
-        return _one_of_ours_or_an_import_path("rule", RULE_NAMES, name)
-
 
 class TrainingConfig(Section):
-    loss: str = "dapo"
+    loss: Annotated[str, named("loss")] = "dapo"
     """The objective with its advantages. dapo averages over tokens, grpo over answers first, dr_grpo divides
     by a constant, gspo clips whole answers, cispo keeps clipped tokens, rloo compares with the others. Or a
     loss of your own, as mymodule:name."""
@@ -485,11 +455,6 @@ class TrainingConfig(Section):
     gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
     """Compute activations again in the backward pass. auto: where the longest sequence would not fit else."""
 
-    @field_validator("loss")
-    @classmethod
-    def _loss_is_known_or_can_be_imported(cls, name: str) -> str:
-        return _one_of_ours_or_an_import_path("loss", LOSS_NAMES, name)
-
 
 class PipelineConfig(Section):
     name: str = Field(default="", pattern=r"^([a-z0-9][a-z0-9._-]{0,62})?$")
@@ -545,6 +510,9 @@ class NodeConfig(Section):
     """Rounds between checkpoints. One more is written after every evaluation and at every orderly stop."""
     keep_checkpoints: int = Field(default=3, ge=1)
     """Checkpoints kept; older ones are deleted, but never the one with the best evaluation."""
+    learner: Annotated[str, named("learner")] = "local"
+    """What answers and learns: local, or a class of your own in its place, as mymodule:name. A pipeline has
+    a learner of its own."""
     policies: int = Field(default=1, ge=1, le=16)
     """Policies that this node trains on one base model, each with its own identity, seed and adapter."""
     eval_every: int = Field(default=20, ge=0)
@@ -561,7 +529,7 @@ class NodeConfig(Section):
     @field_validator("monitors")
     @classmethod
     def _monitors_are_known_or_can_be_imported(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(_one_of_ours_or_an_import_path("monitor", MONITOR_NAMES, name) for name in names)
+        return tuple(known("monitor", name) for name in names)
 
 
 class Config(Section):

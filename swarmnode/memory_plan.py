@@ -1,11 +1,9 @@
 """The memory that a model takes: sums that a person can check, made before anything is loaded."""
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from swarmnode.hardware import GIB
-
-EngineName = Literal["embedded", "vllm", "generate"]
 
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a number in NF4: four bits, a byte of scale for 64 numbers and four for 256 scales (QLoRA, section
@@ -95,10 +93,10 @@ class Workload:
     nf4: bool = False
     """True if the trainer's linear layers are in 4 bits; products have `number_bytes`."""
     policies: int = 1
-    """Number of adapters over the one base model."""
-    engine: EngineName = "embedded"
+    """Adapters over the one base model."""
+    engine: "EngineMemory" = field(default_factory=lambda: EMBEDDED_MEMORY)
     engine_bytes: float | None = None
-    """Fixed bytes of the engine (vLLM's share of a card). None: as many as it needs."""
+    """What the engine takes for itself whatever it needs (its share of a card); None: what it needs."""
     gpu: bool = True
     checkpointing: bool = False
     """True if activations are computed again in the backward pass, layer by layer."""
@@ -123,7 +121,7 @@ class MemoryPlan:
     kv_cache: float
     """Keys and values with a sequence of full length in every slot: the most, not the usual."""
     reserve: float
-    engine: EngineName
+    engine: str
     micro_batch_tokens: int
     checkpointing: bool
 
@@ -179,7 +177,7 @@ def plan_memory(card: ModelCard, work: Workload) -> MemoryPlan:
     """
     adapter = adapter_parameters(card, work.rank) * work.policies
     kv_token = 2 * card.layers * card.kv_width * work.number_bytes
-    engine = _engine_weights(card, work)
+    engine = work.engine.weights(card, work)
     kv_cache = kv_token * work.slots * work.sequence_tokens
     if work.engine_bytes is not None:
         kv_cache = max(work.engine_bytes - engine, kv_token * work.sequence_tokens)
@@ -193,7 +191,7 @@ def plan_memory(card: ModelCard, work: Workload) -> MemoryPlan:
         logprobs=logprob_bytes(card, work.micro_batch_tokens),
         kv_cache=kv_cache,
         reserve=CUDA_RESERVE_BYTES if work.gpu else CPU_RESERVE_BYTES,
-        engine=work.engine,
+        engine=work.engine.name,
         micro_batch_tokens=work.micro_batch_tokens,
         checkpointing=work.checkpointing,
     )
@@ -215,30 +213,40 @@ def weight_bytes(card: ModelCard, work: Workload) -> float:
     return card.linear_parameters * NF4_BYTES + others * work.number_bytes + unpacked
 
 
-def _engine_weights(card: ModelCard, work: Workload) -> float:
-    """Returns the bytes that the engine holds besides the trainer's weights. embedded: the layers once per
-    policy, merged, and on a CPU a packed copy of the head. vllm: the whole model in another process, and the
-    adapters. generate: a copy of the model, and a second one of the linear layers to merge from; a base in 4
-    bits is shared, with the adapter beside it."""
-    linear = card.linear_parameters * work.number_bytes
-    if work.engine == "embedded":
-        head = 0 if work.gpu else card.vocabulary * card.hidden * work.number_bytes
-        return linear * work.policies + head
-    if work.engine == "vllm":
-        adapters = adapter_parameters(card, work.rank) * work.policies
-        return (card.parameters + adapters) * work.number_bytes
-    if work.nf4:
-        return adapter_parameters(card, work.rank) * ADAPTER_BYTES
-    return weight_bytes(card, work) + linear
+def adapter_bytes(card: ModelCard, work: Workload) -> int:
+    """An adapter as PEFT holds it."""
+    return ADAPTER_BYTES * adapter_parameters(card, work.rank)
 
 
-def engine_growth(card: ModelCard, work: Workload) -> float:
-    """Returns the part of `engine_weights` that a loaded engine does not hold yet: the merged layers of
-    further policies, and the copy that `generate` merges from."""
-    linear = card.linear_parameters * work.number_bytes
-    if work.engine == "embedded":
-        return linear * (work.policies - 1)
-    return linear if work.engine == "generate" and not work.nf4 else 0.0
+def _a_copy(card: ModelCard, work: Workload) -> float:
+    return card.parameters * work.number_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMemory:
+    """What an engine holds beside the trainer's weights, keys and values not counted."""
+
+    name: str
+    weights: Callable[[ModelCard, Workload], float] = _a_copy
+    """Bytes of its own weights, of all policies."""
+    growth: Callable[[ModelCard, Workload], float] = lambda card, work: 0.0
+    """Bytes of them that are not there yet when it has been loaded."""
+    card_share: float | None = None
+    """The share of a card that it takes whatever it needs."""
+
+
+def _merged_layers(card: ModelCard, work: Workload) -> float:
+    """The layers once per policy, merged, and on a CPU a packed copy of the head."""
+    head = 0 if work.gpu else card.vocabulary * card.hidden * work.number_bytes
+    return card.linear_parameters * work.number_bytes * work.policies + head
+
+
+def _further_policies(card: ModelCard, work: Workload) -> float:
+    return card.linear_parameters * work.number_bytes * (work.policies - 1)
+
+
+EMBEDDED_MEMORY = EngineMemory("embedded", _merged_layers, growth=_further_policies)
+"""Our own decode loop's."""
 
 
 def layer_bytes(card: ModelCard, work: Workload) -> int:

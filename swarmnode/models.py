@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from swarmnode.config import Config
+from swarmnode.engine_record import EngineRecord, by_preference, record_of
 from swarmnode.errors import ModelError
 from swarmnode.hardware import Gpu, cpu_has_bf16, find_card
-from swarmnode.memory_plan import EngineName, MemoryPlan, ModelCard, Workload, plan_memory, size_text
+from swarmnode.memory_plan import MemoryPlan, ModelCard, Workload, plan_memory, size_text
 
 PLANNED_TOKENS = 4096
 """Tokens of the micro-batch that a model is chosen for; free memory decides the real one
@@ -167,11 +168,10 @@ def workload(
     gpu: Gpu | None,
     *,
     hidden: int = 0,
-    vllm: bool = False,
     engine_bytes: float | None = None,
 ) -> Workload:
-    """Returns the work that the settings ask for, with a model on this card (None: on the CPU). `hidden`: the
-    model's width, 0 if unknown; `vllm`: True if it can be used here."""
+    """What the settings do with a model on this card (None: on the CPU). `hidden`: its width, 0 where it is
+    not known yet."""
     rollout, nf4 = config.rollout, config.policy.quantization == "nf4"
     return Workload(
         rank=config.policy.lora_rank,
@@ -181,20 +181,20 @@ def workload(
         number_bytes=number_bytes(config.policy.dtype, gpu, 0 if nf4 else hidden),
         nf4=nf4,
         policies=config.node.policies,
-        engine=expected_engine(config, gpu is not None, vllm),
+        engine=expected_engine(config, gpu is not None),
         engine_bytes=engine_bytes,
         gpu=gpu is not None,
         checkpointing=config.training.gradient_checkpointing == "on",
     )
 
 
-def expected_engine(config: Config, gpu: bool, vllm: bool) -> EngineName:
-    """Returns the engine that rollout/select.py will take for a model that all of them can run."""
-    if config.policy.quantization != "none":
-        return "generate"
-    if config.rollout.engine == "auto":
-        return "vllm" if gpu and vllm else "embedded"
-    return config.rollout.engine
+def expected_engine(config: Config, gpu: bool) -> EngineRecord:
+    """The engine that rollout/select.py will take for a model that all of them can run."""
+    device, packed = "cuda" if gpu else "cpu", config.policy.quantization != "none"
+    if config.rollout.engine != "auto":
+        return record_of(config.rollout.engine)
+    usable = (one for one in by_preference(device) if one.missing(device) is None)
+    return next(one for one in usable if one.takes_quantized or not packed)
 
 
 def number_bytes(dtype: str, gpu: Gpu | None, hidden: int = 0) -> int:
@@ -279,9 +279,7 @@ def choose_for_machine(
         return "tiny", f"{problem or 'no GPU was found'}: the demonstration policy"
     free_bytes = gpu.memory_free_bytes
     try:
-        card, plan = choose_model(
-            cards, free_bytes, workload(config, gpu, vllm=find_spec("vllm") is not None)
-        )
+        card, plan = choose_model(cards, free_bytes, workload(config, gpu))
     except ModelError as error:
         return "tiny", f"{error.message}: the demonstration policy. {error.hint}"
     return card.name, f"{plan.describe()} of {size_text(free_bytes)} free on {gpu.name}"

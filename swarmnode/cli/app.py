@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 from collections import UserDict
-from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -18,24 +17,7 @@ from typer.main import get_group
 from swarmnode import __version__
 from swarmnode.errors import INTERRUPTED, SwarmnodeError, notes_of
 from swarmnode.printable import printable
-
-COMMANDS = {
-    "join": "swarmnode.cli.join:join",
-    "swarm": "swarmnode.cli.swarm:app",
-    "seed": "swarmnode.cli.seed:seed",
-    "status": "swarmnode.cli.status:status",
-    "doctor": "swarmnode.cli.doctor:doctor",
-    "eval": "swarmnode.cli.evaluate:evaluate",
-    "export": "swarmnode.cli.export:export",
-    "runs": "swarmnode.cli.runs:app",
-    "library": "swarmnode.cli.library:app",
-    "task": "swarmnode.cli.task:app",
-    "pipeline": "swarmnode.cli.pipeline:app",
-    "identity": "swarmnode.cli.identity:app",
-    "config": "swarmnode.cli.config:app",
-    "version": "swarmnode.cli.app:version",
-}
-"""All commands, as `--help` orders them. Each is a function, or an app with commands of its own."""
+from swarmnode.registry import find, names
 
 DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
@@ -44,8 +26,7 @@ class LazyCommands(UserDict[str, Any]):
     """Commands by name, each imported when it is asked for: who calls one does not load the others."""
 
     def __getitem__(self, name: str) -> Any:
-        module, _, attribute = self.data[name].partition(":")
-        found = getattr(import_module(module), attribute)
+        found = find("command", self.data[name])
         holder = typer.Typer(rich_markup_mode=None)
         if isinstance(found, typer.Typer):
             holder.add_typer(found, name=name)
@@ -55,11 +36,11 @@ class LazyCommands(UserDict[str, Any]):
 
 
 class LazyGroup(TyperGroup):
-    """The group of `COMMANDS`."""
+    """The group of all commands, ours and registered ones."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands = LazyCommands(COMMANDS)
+        self.commands = LazyCommands({name: name for name in names("command")})
 
 
 app = typer.Typer(

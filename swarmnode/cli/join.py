@@ -42,7 +42,7 @@ def join(
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of draws, sampling and adapter.")] = None,
     engine: Annotated[
         str | None,
-        typer.Option("--engine", metavar="auto|embedded|vllm", help="What generates the rollouts."),
+        typer.Option("--engine", metavar="NAME", help="What generates: auto, embedded, vllm or your own."),
     ] = None,
     overlap: Annotated[
         bool | None,

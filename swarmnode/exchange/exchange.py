@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Self
 from swarmnode.errors import ConfigError, IdentityError, NetworkError, Rejected
 from swarmnode.exchange.announcing import Composed, ModelLabel, Neighbourhood, compose, give, resealed
 from swarmnode.exchange.fetcher import Fetcher
-from swarmnode.exchange.helping import Helping, HelpStats, help_topic_of, rarely_right
+from swarmnode.exchange.helping import Helping, help_topic_of, rarely_right
 from swarmnode.exchange.inbox import HeaderPool, Inbox, ReplayBuffer, SavedGroup, read_snapshot
+from swarmnode.exchange.library.borrower import ExchangeParts
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.library.swarm_library import SwarmLibrary
@@ -135,17 +136,10 @@ class Exchange:
         self.library: SwarmLibrary | None = None
         """Right answers that can be had later. None: this node takes no part in it."""
         if shelf is not None:
-            self.library = SwarmLibrary(
-                host,
-                shelf,
-                self._bodies,
-                self._fetcher,
-                self._ledger,
-                settings=settings,
-                tasks=tasks,
-                arrive=self._arrive,
-                rng=self._rng,
+            parts = ExchangeParts(
+                host, self._bodies, self._fetcher, self._ledger, settings, tasks, self._arrive, self._rng
             )
+            self.library = SwarmLibrary(shelf, parts)
         self._inbox = Inbox(
             self._pool,
             self._ledger,
@@ -237,10 +231,13 @@ class Exchange:
         self._fetcher.wake()
         return groups
 
-    async def ask_for_help(self, groups: Sequence[RolloutGroup]) -> None:
-        """Ask the swarm about tasks, by one example of each of which no answer in these groups was right."""
-        if self._settings.private:
-            return
+    async def ask_for_help(self, groups: Sequence[RolloutGroup]) -> set[str]:
+        """Ask the swarm about tasks, by one example of each of which no answer in these groups was right.
+
+        Returns the tasks that it asked about: none where nobody would hear it."""
+        asked = set[str]()
+        if self._settings.private or not groups or not await self._is_anybody_there():
+            return asked
         by_task: dict[str, list[RolloutGroup]] = {}
         for group in rarely_right(groups):
             by_task.setdefault(group.example.key.task, []).append(group)
@@ -254,6 +251,8 @@ class Exchange:
             with suppress(NetworkError):  # Whoever finds no network is told so when it announces.
                 await self._host.publish(topic, sealed)
                 self._ledger.bytes_out += len(sealed)
+                asked.add(task)
+        return asked
 
     def asked_of_us(self, count: int) -> list[ExampleKey]:
         """Finds at most `count` examples that others asked for help with and that we should answer, too; none
@@ -261,10 +260,6 @@ class Exchange:
         wanted = self._helping.to_try(count, self._fetcher.answered)
         self._fetcher.has_answered(wanted)
         return wanted
-
-    def help_stats(self) -> HelpStats:
-        """What became of asking for help so far."""
-        return self._helping.stats()
 
     def prefer(self, needs: Mapping[str, float]) -> None:
         """Makes the fetcher prefer, for each author, groups of tasks that we need: by name, from 0 to 1, as
@@ -316,6 +311,7 @@ class Exchange:
             bytes_out=ledger.bytes_out,
             upload_bytes_per_s=self._settings.upload_bytes_per_s,
             judgements_stuck=self._fetcher.judgements_stuck,
+            help=self._helping.stats(),
         )
 
     async def _run(self) -> None:

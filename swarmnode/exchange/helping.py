@@ -20,7 +20,6 @@ A header that is repeated is signed anew for the same body, so whoever has it kn
 import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -29,7 +28,7 @@ from msgspec import Meta
 from swarmnode.errors import Rejected
 from swarmnode.exchange.limits import MAX_CLOCK_SKEW_S, PROTOCOL, ExchangeSettings, Reason
 from swarmnode.exchange.messages import Count, Header, Index, Name, Seed
-from swarmnode.exchange.reputation import TokenBucket
+from swarmnode.exchange.reputation import HelpStats, TokenBucket
 from swarmnode.identity.keys import NodeKey, seal, unseal
 from swarmnode.network.host import Message
 from swarmnode.tasks.task import Task, may_be_exchanged
@@ -89,19 +88,6 @@ Value = TypeVar("Value")
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(HelpWanted)
-
-
-@dataclass(frozen=True, slots=True)
-class HelpStats:
-    """What became of asking."""
-
-    asked: int = 0
-    heard: int = 0
-    answered: int = 0
-    """Headers that were repeated for others."""
-    tried: int = 0
-    """Examples of others that were answered."""
-    dropped: int = 0
 
 
 def help_topic_of(swarm: str, shard: int) -> str:

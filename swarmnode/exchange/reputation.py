@@ -17,6 +17,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from swarmnode.exchange.limits import (
     AUTHOR_JUDGE_BURST_S,
     AUTHOR_JUDGE_S_PER_S,
@@ -400,6 +402,21 @@ class Unfit:
 _KNOWN = frozenset(Reason)
 
 
+class HelpStats(msgspec.Struct, frozen=True):
+    """What became of asking for help (helping.py), since the start."""
+
+    asked: int = 0
+    """Requests for help that we sent: no answer of ours was right."""
+    heard: int = 0
+    """Requests of others that were heard."""
+    answered: int = 0
+    """Own groups that were announced again because somebody had asked."""
+    tried: int = 0
+    """Examples that others could not answer and that we took on."""
+    dropped: int = 0
+    """Requests of others that were not heard: too many, too old, or not of our swarm or tasks."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExchangeStats:
     """What the exchange did since it was made, and what it holds now."""
@@ -437,6 +454,7 @@ class ExchangeStats:
     upload_bytes_per_s: float
     """Most that bodies may take of the upload, as it is set."""
     judgements_stuck: int
+    help: HelpStats
 
 
 class Ledger:

@@ -19,7 +19,6 @@ families as one stacked weight, which is no linear layer at all.
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from swarmnode.model.lora_patch import FusedLora
 from swarmnode.models import find_model
 from swarmnode.rollout.decode.adapter import linear_modules
 from swarmnode.rollout.engine import PolicyUpdate
-from swarmnode.rollout.select import Choice, choose, missing_reason
+from swarmnode.rollout.select import EngineChoice, choose
 
 FIRST_ADAPTER = "default"
 """PEFT's own name for an adapter that stands alone."""
@@ -284,7 +283,7 @@ def _means_experts(model: Any, name: str) -> bool:
 class LookAhead:
     """The choices for a model that is not loaded yet."""
 
-    engine: Choice
+    engine: EngineChoice
     targets: LoraTargets
 
 
@@ -300,7 +299,6 @@ def look_ahead(config: Config, source: str, *, policies: int = 1) -> LookAhead |
         outline.model,
         outline.device,
         find_model(source),
-        partial(missing_reason, outline.device.type),
         policies=policies,
         quantized=outline.is_quantized,
     )

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from swarmnode.errors import PeerUnreachable
@@ -61,6 +62,23 @@ class StreamHost(Host, Protocol):
     async def open_stream(self, peer_id: str, protocol: str, *, timeout_s: float = 10.0) -> ByteStream:
         """Returns a stream to a peer, dialled if need be. Raises PeerUnreachable, RequestTimeout,
         HostDown."""
+        ...
+
+
+class Transport(Protocol):
+    """Makes a node's host, not yet started: what `network.transport` names."""
+
+    def __call__(
+        self,
+        identity_path: Path,
+        *,
+        listen: Sequence[str],
+        announce: Sequence[str],
+        map_port: bool,
+        relays: Sequence[str] | None,
+        relay_for_others: bool,
+    ) -> StreamHost:
+        """Called as P2pdHost is. `identity_path`: the node's private key; the host has its peer id."""
         ...
 
 

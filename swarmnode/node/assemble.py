@@ -35,14 +35,14 @@ from swarmnode.models import find_model, read_config
 from swarmnode.network.discovery import Discovery, PeerBook
 from swarmnode.network.host import Host
 from swarmnode.network.multiaddr import is_relayed, parse_address, scope_of, split_peer
-from swarmnode.network.p2pd import P2pdHost
 from swarmnode.network.private_host import PrivateHost
 from swarmnode.network.private_swarm import PrivateSwarm
 from swarmnode.network.seeds import Seeds, read_seeds
-from swarmnode.network.streams import StreamHost
+from swarmnode.network.streams import StreamHost, Transport
 from swarmnode.network.swarm_record import file_of, record_of
 from swarmnode.node.learner import Overlap
 from swarmnode.node.node import NetworkParts
+from swarmnode.registry import find
 from swarmnode.rollout.decode.family import refuse_at_sight
 from swarmnode.storage import Paths, builtin_folder
 from swarmnode.tasks.loader import load_tasks
@@ -330,9 +330,8 @@ def build_learner(
 ) -> "PolicyLearner":
     """The learning half of the node that `author` names. `train_jointly`: how it trains when not alone.
     `tasks_of_others`: as strangers' answers are judged."""
-    from swarmnode.node.policy_learner import PolicyLearner
-
-    return PolicyLearner(
+    make: type[PolicyLearner] = find("learner", config.node.learner)
+    return make(
         config,
         local.policy,
         local.engine,
@@ -378,7 +377,8 @@ def build_network(
 def build_host(config: Config, paths: Paths, port: int) -> StreamHost:
     """The node's place in the network, not yet started: a private one where its home has the swarm's key."""
     network, name = config.network, config.swarm.name
-    host = P2pdHost(
+    transport: Transport = find("transport", network.transport)
+    host = transport(
         paths.identity,
         listen=(f"/ip4/{network.listen}/tcp/{port}",),
         announce=network.announce,

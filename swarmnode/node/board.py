@@ -178,7 +178,7 @@ class StatusBoard:
         )
         if sharing.starved and not self.status.exchange.starved:
             logger.warning("%s", sharing.starved)
-        self._set(exchange=sharing)
+        self._set(exchange=sharing, help=stats.help)
 
     def weighed(self, gauge: SharingGauge, wanted: int) -> None:
         """What sharing brings, and how much is taken of `wanted` groups a round."""

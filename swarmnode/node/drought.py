@@ -1,13 +1,15 @@
 """Says so when a task teaches nothing: no answer is ever right, or all answers get the same reward.
 
 groups of each round -> [after] -> [advice] -> node.py -> log, panel, Summary
+requests for help, groups of others -> [after_help] -> [story] -> log
 
 A group whose rewards are all equal has no gradient (rollout_learner.py). With no other groups for many rounds
 a node runs and learns nothing, which looks like a defect of the node to whoever is not told.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from swarmnode.types import MIN_REWARD_SPREAD, RolloutGroup
 
@@ -26,13 +28,17 @@ class Drought:
     answers: int
     lowest: float
     highest: float
+    asked: int = 0
+    """How many of these rounds asked the swarm for help."""
+    given: int = 0
+    """Right answers of others to the task that came since."""
 
 
 def after(droughts: Mapping[str, Drought], groups: Sequence[RolloutGroup]) -> dict[str, Drought]:
     """Returns the droughts by task after one more round. A task without a known reward in it stays as it was.
 
     >>> after({"rev": Drought(3, 96, 0.0, 0.0)}, [])
-    {'rev': Drought(rounds=3, answers=96, lowest=0.0, highest=0.0)}
+    {'rev': Drought(rounds=3, answers=96, lowest=0.0, highest=0.0, asked=0, given=0)}
     """
     found = dict(droughts)
     for task in {group.example.key.task for group in groups}:
@@ -42,13 +48,59 @@ def after(droughts: Mapping[str, Drought], groups: Sequence[RolloutGroup]) -> di
             found.pop(task, None)
         elif rewards:
             before = droughts.get(task, Drought(0, 0, rewards[0], rewards[0]))
-            found[task] = Drought(
-                before.rounds + 1,
-                before.answers + len(rewards),
-                min(before.lowest, *rewards),
-                max(before.highest, *rewards),
+            found[task] = replace(
+                before,
+                rounds=before.rounds + 1,
+                answers=before.answers + len(rewards),
+                lowest=min(before.lowest, *rewards),
+                highest=max(before.highest, *rewards),
             )
     return found
+
+
+def after_help(
+    droughts: Mapping[str, Drought], asked: Collection[str], others: Sequence[RolloutGroup]
+) -> dict[str, Drought]:
+    """Returns the droughts after help was `asked` for with some tasks, and groups of others came.
+
+    >>> after_help({"rev": Drought(3, 96, 0.0, 0.0)}, {"rev"}, [])["rev"].asked
+    1
+    """
+    right = Counter(
+        group.example.key.task for group in others for reward in group.rewards if reward and reward > 0
+    )
+    return {
+        task: replace(
+            drought,
+            asked=drought.asked + (task in asked),
+            given=drought.given + (right[task] if drought.asked else 0),
+        )
+        for task, drought in droughts.items()
+    }
+
+
+def story(before: Mapping[str, Drought], now: Mapping[str, Drought]) -> list[str]:
+    """Returns what the log says of help: when it is first asked for, when it first comes, and when it has
+    brought the first right answer of our own."""
+    lines = list[str]()
+    for task, known in before.items():
+        drought = now.get(task)
+        if drought is None and known.given:
+            lines.append(
+                f"help with {task} worked: our own first right answers, after {known.rounds} rounds without"
+                f" one and {known.given} right answers of others"
+            )
+        elif drought is not None and drought.asked > known.asked == 0:
+            lines.append(
+                f"asked the swarm for help with {task}: no answer was right in {known.rounds} rounds"
+                f" ({known.answers:,} answers)"
+            )
+        elif drought is not None and drought.given > known.given == 0:
+            lines.append(
+                f"help came for {task}: {drought.given} right answers of others, which are learnt from now"
+                f" (asked for in {drought.asked} rounds)"
+            )
+    return lines
 
 
 def never_right(droughts: Mapping[str, Drought]) -> set[str]:
@@ -69,11 +121,14 @@ def advice(droughts: Mapping[str, Drought]) -> dict[str, str]:
 
 def _said(task: str, drought: Drought) -> str:
     time = f"in {drought.rounds} rounds ({drought.answers:,} answers)"
+    if drought.highest <= 0 and drought.given:
+        return f"no answer of ours to {task} was right {time}: learning from {drought.given} of others"
     if drought.highest <= 0:
+        asked = f"; the swarm was asked for help in {drought.asked} of them, and gave none"
         return (
-            f"no answer to {task} was right {time}: there is nothing to learn from yet. what helps: a swarm"
-            " that knows the task, demonstrations, a reward that pays for part of an answer, or easier"
-            " examples first"
+            f"no answer to {task} was right {time}: there is nothing to learn from yet"
+            f"{asked if drought.asked else ''}. what helps: a swarm that knows the task, demonstrations, a"
+            " reward that pays for part of an answer, or easier examples first"
         )
     if drought.highest - drought.lowest < MIN_REWARD_SPREAD:
         return (

@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from swarmnode.config import Config
+from swarmnode.engine_record import EngineRecord, record_of
 from swarmnode.hardware import Machine, inspect_machine, usable_gpu
 from swarmnode.memory_plan import (
-    EngineName,
     MemoryPlan,
     ModelCard,
     Workload,
-    engine_growth,
     plan_memory,
     size_text,
     with_tokens,
@@ -28,15 +27,13 @@ from swarmnode.model.budget import TokenBudget, TokenCost, token_budget, token_c
 from swarmnode.models import LOWER, find_facts, load_cards, workload
 from swarmnode.node.assemble import LocalPolicy, longest_sequence
 from swarmnode.node.learner import Overlap, decide_overlap
+from swarmnode.registry import SEAMS
 from swarmnode.storage import Paths, builtin_folder
 
 if TYPE_CHECKING:
     from swarmnode.training.forward import Forward
 
 logger = logging.getLogger(__name__)
-
-VLLM_SHARE = 0.45
-"""The share of a card that vLLM takes whatever it needs: GPU_MEMORY_SHARE of rollout/vllm/engine.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +70,14 @@ def plan_for(config: Config, model: str) -> PlannedMemory:
     free, place = float(machine.memory_free_bytes), "this machine"
     engine_bytes = None
     hidden = facts.card.hidden if facts.card else 0
-    work = workload(config, gpu, hidden=hidden, vllm=gpu is not None and _has_vllm())
+    work = workload(config, gpu, hidden=hidden)
     if gpu is not None and gpu.memory_free_bytes is not None:
         free, place = float(gpu.memory_free_bytes), gpu.name
-        if work.engine == "vllm":
-            engine_bytes = VLLM_SHARE * (gpu.memory_total_bytes or gpu.memory_free_bytes)
+        if work.engine.card_share is not None:
+            engine_bytes = work.engine.card_share * (gpu.memory_total_bytes or gpu.memory_free_bytes)
     if facts.card is None:
         return PlannedMemory(None, None, facts.source, free, place)
     return _plan_card(config, facts.card, replace(work, engine_bytes=engine_bytes), free, place)
-
-
-def _has_vllm() -> bool:
-    """Whether there is a vLLM for a card."""
-    from swarmnode.rollout.vllm.compat import missing_reason
-
-    return missing_reason("cuda") is None
 
 
 def _plan_card(
@@ -196,7 +186,7 @@ def _still_to_come(card: ModelCard, work: Workload, local: LocalPolicy) -> float
     """What is not taken yet when base, engine and adapters are loaded, besides activations."""
     plan = plan_memory(card, work)
     kv_cache = 0 if local.engine.capabilities.reserves_kv else plan.kv_cache
-    return plan.gradients + plan.optimizer + kv_cache + engine_growth(card, work)
+    return plan.gradients + plan.optimizer + kv_cache + work.engine.growth(card, work)
 
 
 def _loaded_workload(config: Config, local: LocalPolicy) -> Workload:
@@ -206,16 +196,12 @@ def _loaded_workload(config: Config, local: LocalPolicy) -> Workload:
         sequence_tokens=longest_sequence(config, base.name, base.max_positions),
         number_bytes=base.model.dtype.itemsize,
         nf4=base.is_quantized,
-        engine=_engine_name(local),
+        engine=_engine_record(config, local),
         gpu=gpu,
     )
 
 
-def _engine_name(local: LocalPolicy) -> EngineName:
-    match local.engine.capabilities.name:
-        case "vllm":
-            return "vllm"
-        case "generate":
-            return "generate"
-        case _:
-            return "embedded"
+def _engine_record(config: Config, local: LocalPolicy) -> EngineRecord:
+    """The record of the engine that was loaded. One that is none of ours was asked for."""
+    name = local.engine.capabilities.name
+    return record_of(name if name in SEAMS["engine"].ours else config.rollout.engine)

@@ -23,11 +23,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
-from swarmnode.config import SECTIONS, Config, import_named
+from swarmnode.config import SECTIONS, Config
 from swarmnode.errors import ConfigError
 from swarmnode.installing import how_to_install
 from swarmnode.node.status import NodeStatus, Summary, measurements, summary_of
 from swarmnode.printable import printable_lines
+from swarmnode.registry import find
 from swarmnode.types import CHAT_MARK, RolloutGroup, total_reward
 
 logger = logging.getLogger(__name__)
@@ -159,24 +160,10 @@ class WandbMonitor:
         self._run.finish()
 
 
-MONITORS: Mapping[str, Callable[[], Monitor]] = {
-    "tensorboard": TensorBoardMonitor,
-    "trackio": TrackioMonitor,
-    "wandb": WandbMonitor,
-}
-"""Ours by name, besides the JSONL file: those of config.MONITOR_NAMES."""
-
-
 def make_monitors(names: Sequence[str]) -> list[Monitor]:
     """The JSONL file and the monitors that `node.monitors` names. A class or function without arguments makes
     one. Raises ConfigError for what is none, and for a tracker that is not installed."""
-    return [JsonlMonitor(), *map(_make, names)]
-
-
-def _make(name: str) -> Monitor:
-    if name in MONITORS:
-        return MONITORS[name]()
-    return checked_monitor(import_named("node.monitors", name), name)
+    return [JsonlMonitor(), *(checked_monitor(find("monitor", name), name) for name in names)]
 
 
 def checked_monitor(given: object, name: str = "") -> Monitor:

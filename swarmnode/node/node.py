@@ -30,13 +30,14 @@ from swarmnode.config import Config
 from swarmnode.errors import ConfigError, SwarmnodeError
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.library.signed_group import Origin
+from swarmnode.exchange.library.swarm_library import SwarmLibrary
 from swarmnode.exchange.selection import longest_wait_s
 from swarmnode.network.discovery import Discovery
 from swarmnode.network.host import Host
 from swarmnode.node.board import StatusBoard, Watcher, shown
 from swarmnode.node.catching_up import CatchingUp, after_round, groups_to_borrow, mix_of, round_of
 from swarmnode.node.catching_up import told as told_of_catching_up
-from swarmnode.node.drought import Drought, advice, after, never_right
+from swarmnode.node.drought import Drought, advice, after, after_help, never_right, story
 from swarmnode.node.learner import Learner, RoundRollouts
 from swarmnode.node.lifecycle import (
     Evaluate,
@@ -250,7 +251,7 @@ class NodeLoop:
         borrowed = self._borrow()
         external = (*await self._collect(), *borrowed)
         own = own_to_learn_from(rollouts.groups, len(external), self._config, self._rng(number))
-        await self._help(rollouts.groups)
+        await self._help(rollouts.groups, external)
         report = await self._train(number, own, external)
         if report is not None:
             seconds = time.perf_counter() - started
@@ -326,15 +327,18 @@ class NodeLoop:
         self._collected_at = time.monotonic()
         return groups
 
+    @property
+    def _library(self) -> SwarmLibrary | None:
+        return None if self._network is None else self._network.exchange.library
+
     def _borrow(self) -> Sequence[RolloutGroup]:
         """Groups of the libraries of others that were judged meanwhile; nothing is waited for."""
-        library = None if self._network is None else self._network.exchange.library
+        library = self._library
         return () if library is None else library.draw(groups_to_borrow(self._config))
 
     async def _settle_library(self) -> Mapping[Origin, int]:
         """Tell the library what the book holds. Nothing is borrowed before that is known."""
-        library = None if self._network is None else self._network.exchange.library
-        if library is None:
+        if (library := self._library) is None:
             return {}
         origins = await self._workers.learn(self._learner.origins)
         library.settle(origins.keys())
@@ -344,8 +348,7 @@ class NodeLoop:
         self, rollouts: RoundRollouts, borrowed: Sequence[RolloutGroup], report: TrainReport
     ) -> None:
         """Keep what the book holds for others, and see whether rounds are to be of another mix now."""
-        library = None if self._network is None else self._network.exchange.library
-        if library is None:
+        if (library := self._library) is None:
             return
         origins = await self._settle_library()
         before = self._catching_up
@@ -378,19 +381,27 @@ class NodeLoop:
     def _advise(self, rollouts: RoundRollouts) -> None:
         """Say once, and show as long as it lasts, that there is nothing to learn from."""
         told = advice(self._droughts)
-        self._droughts = after(self._droughts, rollouts.groups)
+        self._goes_on(after(self._droughts, rollouts.groups))
         now = advice(self._droughts)
         for task in now.keys() - told.keys():
             logger.warning("%s", now[task])
         self._board.advise("; ".join(now.values()))
 
-    async def _help(self, groups: Sequence[RolloutGroup]) -> None:
+    def _goes_on(self, droughts: dict[str, Drought]) -> None:
+        for line in story(self._droughts, droughts):
+            logger.info("%s", line)
+        self._droughts = droughts
+
+    async def _help(self, groups: Sequence[RolloutGroup], others: Sequence[RolloutGroup]) -> None:
         """Ask for help where nothing was ever right, and have the next round try what others asked for."""
         if self._network is None or self._config.pipeline.name:
             return
         exchange, share = self._network.exchange, self._config.exchange.help
         stuck = never_right(self._droughts)
-        await exchange.ask_for_help([group for group in groups if group.example.key.task in stuck])
+        asked = await exchange.ask_for_help([group for group in groups if group.example.key.task in stuck])
+        self._goes_on(after_help(self._droughts, asked, others))
+        if self._library is not None and any(not self._droughts[task].given for task in stuck):
+            self._library.wants_more()
         wanted = exchange.asked_of_us(max(1, round(share * self._config.rollout.groups))) if share else []
         if wanted:
             await self._workers.learn(self._learner.answer_too, wanted)

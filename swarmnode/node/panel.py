@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swarmnode.exchange.limits import Reason
+from swarmnode.exchange.reputation import HelpStats
 from swarmnode.network.reachability import Reach
 from swarmnode.node.board import policy_label, shown
 from swarmnode.node.panel_layout import fit_rows
@@ -43,7 +44,7 @@ HISTORY_ROUNDS = 60
 SPARKS = "▁▂▃▄▅▆▇█"
 FIRST_TO_GO = (
     "join us", "kept back", "dropped", "saved", "trained on", "exchange", "held out", "rollouts", "pipeline",
-    "policy", "speed", "library", "sharing", "reach", "network",
+    "policy", "speed", "help", "library", "sharing", "reach", "network",
 )  # fmt: skip
 """Rows that a small terminal does without, in this order; the others stay as long as anything does."""
 ROOM_AROUND = 4
@@ -221,6 +222,7 @@ def _rows(
         ("trained on", _trained_on(training)),
         *([("sharing", _effect(status.sharing))] if status.sharing.groups_most else []),
         *([("library", _library(status.library))] if status.library != LibraryStatus() else []),
+        *([("help", _help(status.help))] if status.help.asked or status.help.heard else []),
         (
             "speed",
             f"{shown(speed.tokens_per_s, '.0f')} tokens/s, round {shown(speed.round_s, '.2f')} s "
@@ -290,6 +292,11 @@ def _library(library: LibraryStatus) -> str:
     now = f"catching up, round {library.rounds + 1}" if library.catching_up else "learnt"
     worth = "" if library.rounds_worth is None else f", worth {library.rounds_worth:.0f} rounds of our own"
     return f"{now}: {library.answers} right answers from {library.lenders} peers{worth}; {kept}"
+
+
+def _help(stats: HelpStats) -> str:
+    others = f"{stats.answered} groups announced again and {stats.tried} examples tried for them"
+    return f"asked others {stats.asked} times, were asked {stats.heard} times: {others}"
 
 
 def _progress(status: NodeStatus, width: int) -> RenderableType:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from swarmnode.errors import NetworkError
+from swarmnode.exchange.reputation import HelpStats
 from swarmnode.network.invitation import MAX_SEEDS, Invitation
 from swarmnode.network.multiaddr import Scope, is_relayed, scope_of
 from swarmnode.network.reachability import Reach
@@ -289,6 +290,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Whether that helps."""
     library: LibraryStatus = LibraryStatus()
     """What it keeps of the swarm's library, and what it learnt of it."""
+    help: HelpStats = HelpStats()
+    """What it asked others for, and what it did for those who asked."""
     pipeline: PipelineStatus = PipelineStatus()
     """Its part of a pipeline, where it has one."""
     training: TrainReport = TrainReport()

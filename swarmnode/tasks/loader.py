@@ -52,7 +52,8 @@ from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
 from swarmnode.errors import JudgementAbandoned, TaskError
-from swarmnode.tasks.builtin import BUILTIN_TASKS, BuiltinTask
+from swarmnode.registry import find
+from swarmnode.tasks.builtin import BUILTIN_TASKS, OurOwn
 from swarmnode.tasks.rewards import (
     Reward,
     are_exchangeable,
@@ -268,20 +269,11 @@ def load_task(spec: str, text: str | None = None) -> Task:
             return _load_file(Path(asked.name), text)
         case TaskKind.IMPORT:
             return _load_import(asked)
-        case TaskKind.DATA | TaskKind.HUB:
-            from swarmnode.tasks.data import load_data
-
-            return _named(load_data(asked))
-        case TaskKind.GYM:
-            from swarmnode.tasks.gym import load_gym
-
-            return _named(load_gym(asked))
-        case TaskKind.TASKSET:
-            from swarmnode.tasks.tasksets import load_taskset
-
-            return _named(load_taskset(asked))
         case TaskKind.BUILTIN:
             return _load_puzzle(spec)
+        case kind:
+            load = find("task", TaskKind.HUB if kind == TaskKind.DATA else kind)
+            return _named(load(asked))
 
 
 def _builtin(name: str) -> Task | None:

@@ -6,8 +6,8 @@ from enum import StrEnum
 from pathlib import Path
 from urllib.parse import parse_qsl, quote
 
-from swarmnode.config import IMPORT_PATH
 from swarmnode.errors import TaskError
+from swarmnode.registry import IMPORT_PATH, names
 
 DATA_SUFFIXES = (".jsonl", ".csv", ".parquet")
 """Files with these endings are data sets."""
@@ -32,21 +32,22 @@ class TaskKind(StrEnum):
     TASKSET = "verifiers"
 
 
-PREFIXES = (TaskKind.HUB, TaskKind.GYM, TaskKind.TASKSET)
-"""Kinds that stand before a colon."""
+WITHOUT_PREFIX = (TaskKind.BUILTIN, TaskKind.FILE, TaskKind.IMPORT, TaskKind.DATA)
+"""All others stand before a colon."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
     """A task's name as it was typed, taken apart."""
 
-    kind: TaskKind
+    kind: str
+    """A TaskKind, or one that an installed package registers."""
     name: str
     """The spec without its options, and without the prefix where there is one."""
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
     def __str__(self) -> str:
-        prefix = f"{self.kind}:" if self.kind in PREFIXES else ""
+        prefix = "" if self.kind in WITHOUT_PREFIX else f"{self.kind}:"
         return prefix + self.name + _query(self.options)
 
     @property
@@ -83,12 +84,13 @@ def parse_spec(spec: str) -> TaskSpec:
     >>> str(parse_spec("hf:openai/gsm8k:test")), parse_spec("./my.py").kind
     ('hf:openai/gsm8k:test', <TaskKind.FILE: 'file'>)
     """
-    if spec.endswith(".py") and not spec.startswith(tuple(f"{prefix}:" for prefix in PREFIXES)):
+    before, colon, rest = spec.partition(":")
+    if colon and before in names("task"):
+        name, options = _split(rest)
+        return TaskSpec(before, name, options)
+    if spec.endswith(".py"):
         return TaskSpec(TaskKind.FILE, spec)
     name, options = _split(spec)
-    for prefix in PREFIXES:
-        if name.startswith(f"{prefix}:"):
-            return TaskSpec(prefix, name.removeprefix(f"{prefix}:"), options)
     if name.endswith(DATA_SUFFIXES):
         return TaskSpec(TaskKind.DATA, name, options)
     if IMPORT_PATH.fullmatch(name) or ".py:" in name:

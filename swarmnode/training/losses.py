@@ -1,6 +1,6 @@
 """The losses by name, a record each: what is clipped, which credit belongs to it, and what its mean is over.
 
-scored groups -> [LOSSES, loss_of] -> Loss.advantage -> [group_advantages] -> packing.py -> forward.py
+scored groups -> [loss_of] -> Loss.advantage -> [group_advantages] -> packing.py -> forward.py
               -> objective.py (a weight for each token) -> [policy_loss] -> backward
 
 All are sums over tokens of  weight * surrogate * share,  and a `Loss` is all that one of them is. A share
@@ -13,7 +13,7 @@ theta is the policy being trained, prox the one before the round's first update.
 decoupled PPO (Hilton et al. 2022), with min(k, cap) truncated importance sampling.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
@@ -21,8 +21,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from swarmnode.config import TrainingConfig, import_named
+from swarmnode.config import TrainingConfig
 from swarmnode.errors import ConfigError
+from swarmnode.registry import find
 from swarmnode.types import has_gradient, spread_of
 
 EPSILON = 1e-4
@@ -345,28 +346,16 @@ CISPO = Loss(by_clipped_weight, standardised, "tokens")
 RLOO = Loss(by_product, against_the_others, "answer_sums")
 """Ahmadian et al. 2024 (Back to basics), as `by_product` has it: an answer is one action."""
 
-LOSSES: Mapping[str, Loss] = {
-    "grpo": GRPO,
-    "dr_grpo": DR_GRPO,
-    "dapo": DAPO,
-    "gspo": GSPO,
-    "cispo": CISPO,
-    "rloo": RLOO,
-}
-"""Our own losses by name: those of config.LOSS_NAMES, where `training.loss` is checked without torch."""
-
 
 def loss_of(name: str) -> Loss:
-    """The record that `training.loss` names: one of `LOSSES`, or `module:name` of a loss of one's own.
+    """The record that `training.loss` names: one of ours (registry.py), or one's own.
 
     >>> loss_of("grpo") is loss_of("swarmnode.training.losses:GRPO")
     True
 
     Raises ConfigError where there is none.
     """
-    if name in LOSSES:
-        return LOSSES[name]
-    found = import_named("training.loss", name)
+    found = find("loss", name)
     if not isinstance(found, Loss):
         called = name.partition(":")[2]
         raise ConfigError(

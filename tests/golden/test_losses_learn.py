@@ -10,9 +10,10 @@ from statistics import fmean
 
 import pytest
 
-from swarmnode.training.losses import LOSSES
+from swarmnode.registry import SEAMS
 from tests.golden.tabular import CURVE_EVERY, ROUNDS, SEEDS, learning_curve
 
+LOSSES = tuple(SEAMS["loss"].ours)
 GOLDEN = json.loads((Path(__file__).parent / "losses.json").read_text())
 
 

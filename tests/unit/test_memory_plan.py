@@ -10,6 +10,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from swarmnode import memory_plan
+from swarmnode.engine_record import record_of
 from swarmnode.memory_plan import (
     NF4_BYTES,
     ModelCard,
@@ -112,7 +113,7 @@ def test_recomputed_layers_keep_their_inputs_and_one_layer() -> None:
 
 
 def test_four_bits_are_half_a_byte_and_a_sixtieth_and_embeddings_stay_as_they_are() -> None:
-    plan = plan_memory(ROUND, replace(WORK, nf4=True, engine="generate"))
+    plan = plan_memory(ROUND, replace(WORK, nf4=True, engine=record_of("generate")))
     linear = ROUND.linear_parameters
     assert pytest.approx(4.127, abs=1e-3) == NF4_BYTES * 8  # QLoRA, section 3
     assert plan.weights == pytest.approx(linear * NF4_BYTES + (2e9 - linear) * 2 + 1000 * 4000 * 2)
@@ -127,7 +128,7 @@ def test_each_policy_has_an_adapter_and_a_merged_copy_of_the_layers() -> None:
 
 
 def test_vllm_holds_all_weights_and_takes_its_share_of_the_card() -> None:
-    plan = plan_memory(ROUND, replace(WORK, engine="vllm", engine_bytes=40e9))
+    plan = plan_memory(ROUND, replace(WORK, engine=record_of("vllm"), engine_bytes=40e9))
     assert plan.engine_weights + plan.kv_cache == 40e9
     assert plan.engine_weights > ROUND.parameters * 2
 

@@ -24,6 +24,7 @@ from swarmnode.models import (
     resolve_model,
     workload,
 )
+from swarmnode.rollout.vllm import compat
 from swarmnode.storage import builtin_folder
 
 CARDS = load_cards(builtin_folder("configs") / "models.toml")
@@ -125,13 +126,17 @@ def test_damaged_weights_are_unknown_and_no_error(tmp_path: Path, quick_model: P
     assert read_facts(folder, "mine").card is None
 
 
-def test_the_engine_that_is_planned_for_is_the_one_that_will_be_taken() -> None:
+def test_the_engine_that_is_planned_for_is_the_one_that_will_be_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compat, "missing_reason", lambda device: None)
     config = load_config(environ={}).config
-    assert expected_engine(config, gpu=True, vllm=True) == "vllm"
-    assert expected_engine(config, gpu=True, vllm=False) == "embedded"
-    assert expected_engine(config, gpu=False, vllm=True) == "embedded"
+    assert expected_engine(config, gpu=True).name == "vllm"
+    assert expected_engine(config, gpu=False).name == "embedded"
     quantized = load_config(environ={}, assignments=["policy.quantization=nf4"]).config
-    assert expected_engine(quantized, gpu=True, vllm=True) == "generate"
+    assert expected_engine(quantized, gpu=True).name == "generate"
+    monkeypatch.setattr(compat, "missing_reason", lambda device: "vLLM is not installed")
+    assert expected_engine(config, gpu=True).name == "embedded"
 
 
 def test_a_model_that_is_set_is_taken_as_it_is(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Asks several peers for their libraries when a node starts, and has all of it judged here.
+"""Asks several peers for their libraries, and has all of it judged here.
 
 shelf.py (what the home has), pages.py (what peers have) -> [Borrower] -> check_header, check_body, as for
         groups that were announced -> [Borrower.draw] -> a round's external groups -> mending -> the book
@@ -10,6 +10,9 @@ once, each beginning somewhere else and going from task to task. So who is silen
 part and no more. What no honest peer could serve, since it would have found it out itself, is charged to who
 served it; a false claim to the author who signed it. One of whom most was of no use is not asked on.
 
+Peers are asked at a start, and not again, but for two reasons, and for these no more often than every
+AGAIN_S: nobody lent us anything yet, or the node is never right at something (`wants_more`).
+
 Nothing waits for any of this: rounds take what is there.
 """
 
@@ -17,7 +20,7 @@ import asyncio
 import logging
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from swarmnode.errors import HostDown, NetworkError, Rejected
@@ -37,12 +40,15 @@ from swarmnode.types import RolloutGroup
 logger = logging.getLogger(__name__)
 
 MAX_LENDERS = 8
-"""Peers that are asked in one start: what the ninth has, most of these have, too."""
+"""Peers that are asked in one search: what the ninth has, most of these have, too."""
 
 LENDERS_AT_ONCE = 4
 
 MAX_BORROWED = 1536
-"""Groups that a start takes of all libraries together: the usual book of 2000 answers is full then."""
+"""Groups that are taken of all libraries together: the usual book of 2000 answers is full then."""
+
+MAX_LOOKED_AT = 16 * MAX_BORROWED
+"""Groups that are looked at since the start, in all searches: with so many nobody is asked any more."""
 
 MAX_PER_LENDER = 512
 """Groups of one peer that are looked at: several peers have a part in what is learnt."""
@@ -62,13 +68,19 @@ IN_VAIN = 16
 """So many groups or pages of a peer more than were of use, and it is not asked on."""
 
 LOOK_FOR_S = 300.0
-"""How long after the start peers are looked for who have a library."""
+"""How long a search looks for peers. If nobody has lent anything by then it goes on, looking less often."""
+
+AGAIN_S = 600.0
+"""The least time from the beginning of a search to that of the next, and until a peer is asked again."""
 
 LEND_FOR_S = 900.0
 """How long one peer is asked at most: its judge's time may be short, or its upload."""
 
 LOOK_EVERY_S = 0.25
 """How often we look whether there is a new peer, room for more, or time of the judge left."""
+
+LOOK_LATE_S = 5.0
+"""How often we look for a new peer after LOOK_FOR_S."""
 
 ASK_S = 10.0
 """Deadline of one request."""
@@ -77,6 +89,20 @@ _TOLD_BY_ITSELF = frozenset(reason for reason, penalty in PENALTIES.items() if p
     Reason.FALSE_CLAIM
 }
 """What an honest peer cannot serve: it would have found it out when it judged the group itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeParts:
+    """What an exchange lends its library from among its own."""
+
+    host: Host
+    bodies: BodyPlane
+    fetcher: Fetcher
+    ledger: Ledger
+    settings: ExchangeSettings
+    tasks: Mapping[str, Task]
+    arrive: Callable[[], Arrival]
+    rng: random.Random
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,36 +120,18 @@ class Borrowed:
     refused: Mapping[str, int] = field(default_factory=dict[str, int])
     """What was not taken, by reason."""
     done: bool = False
-    """Nobody is asked any more."""
+    """Nobody is being asked."""
 
 
 class Borrower:
     """`run` fetches beside everything else; `draw` gives what was judged."""
 
-    def __init__(
-        self,
-        host: Host,
-        pages: LibraryPages,
-        shelf: Shelf,
-        bodies: BodyPlane,
-        fetcher: Fetcher,
-        ledger: Ledger,
-        *,
-        settings: ExchangeSettings,
-        tasks: Mapping[str, Task],
-        arrive: Callable[[], Arrival],
-        rng: random.Random,
-    ) -> None:
-        self._host = host
-        self._pages = pages
-        self._shelf = shelf
-        self._bodies = bodies
-        self._fetcher = fetcher
-        self._ledger = ledger
-        self._settings = settings
-        self._tasks = {name: task for name, task in tasks.items() if may_be_exchanged(task)}
-        self._arrive = arrive
-        self._rng = rng
+    def __init__(self, pages: LibraryPages, shelf: Shelf, parts: ExchangeParts) -> None:
+        self._pages, self._shelf = pages, shelf
+        self._host, self._bodies, self._fetcher = parts.host, parts.bodies, parts.fetcher
+        self._ledger, self._settings = parts.ledger, parts.settings
+        self._arrive, self._rng = parts.arrive, parts.rng
+        self._tasks = {name: task for name, task in parts.tasks.items() if may_be_exchanged(task)}
         self._ready: deque[RolloutGroup] = deque()
         self._known: set[GroupName] = set()
         """Groups that were looked at, or are about to be."""
@@ -133,7 +141,9 @@ class Borrower:
         self._lenders: set[str] = set()
         self._refused: Counter[str] = Counter()
         self._taken = self._taken_bytes = self._own = 0
-        self._done = False
+        self._done = self._wants_more = False
+        self._asked_at: dict[str, float] = {}
+        """When peers were asked, those of the last AGAIN_S."""
 
     @property
     def waiting(self) -> int:
@@ -143,6 +153,10 @@ class Borrower:
     def draw(self, limit: int) -> list[RolloutGroup]:
         """Take out at most `limit` judged groups, the first that came first."""
         return [self._ready.popleft() for _ in range(min(limit, len(self._ready)))]
+
+    def wants_more(self) -> None:
+        """Ask peers again, AGAIN_S after the last search began: something here is never right."""
+        self._wants_more = True
 
     def stats(self) -> Borrowed:
         return Borrowed(
@@ -155,19 +169,35 @@ class Borrower:
         )
 
     async def run(self) -> None:
-        """Read what the home has, then ask peers, and end when enough were asked."""
+        """Read what the home has, then ask peers: at once, and again where there is a reason to, until there
+        is enough."""
         await self._read_own()
-        until, asked = _now_s() + LOOK_FOR_S, set[str]()
+        while not self._is_enough():
+            begun, self._wants_more, self._done = _now_s(), False, False
+            await self._ask_around(until=begun + LOOK_FOR_S)
+            self._done = True
+            while _now_s() < begun + AGAIN_S or not self._has_reason():  # noqa: ASYNC110  time passes by itself
+                await asyncio.sleep(LOOK_EVERY_S)
+        self._done = True
+
+    def _has_reason(self) -> bool:
+        return self._wants_more or not self._lenders
+
+    async def _ask_around(self, *, until: float) -> None:
+        """One search: ask at most MAX_LENDERS peers."""
+        asked = 0
         asking: set[asyncio.Task[None]] = set()
         async with asyncio.TaskGroup() as lenders:
-            while not self._is_enough() and len(asked) < MAX_LENDERS and _now_s() < until:
-                peers = await self._peers(asked)
-                for peer in peers[: LENDERS_AT_ONCE - len(asking)]:
-                    asked.add(peer)
+            while not self._is_enough() and asked < MAX_LENDERS:
+                room = min(LENDERS_AT_ONCE - len(asking), MAX_LENDERS - asked)
+                for peer in (await self._peers())[:room]:
+                    self._asked_at[peer] = _now_s()
                     asking.add(lenders.create_task(self._borrow_from(peer), name=f"library of {peer}"))
-                await asyncio.sleep(LOOK_EVERY_S)
+                    asked += 1
+                if (late := _now_s() >= until) and self._lenders:
+                    return
+                await asyncio.sleep(LOOK_LATE_S if late else LOOK_EVERY_S)
                 asking = {task for task in asking if not task.done()}
-        self._done = True
 
     # ---- what the home has ----
 
@@ -199,10 +229,12 @@ class Borrower:
 
     # ---- what peers have ----
 
-    async def _peers(self, asked: Collection[str]) -> list[str]:
-        """Connected peers who may be asked, in any order."""
+    async def _peers(self) -> list[str]:
+        """Connected peers who may be asked and were not lately, in any order."""
+        since = _now_s() - AGAIN_S
+        self._asked_at = {peer: at for peer, at in self._asked_at.items() if at > since}
         try:
-            peers = sorted(set(await self._host.peers()) - set(asked))
+            peers = sorted(set(await self._host.peers()) - self._asked_at.keys())
         except NetworkError:
             return []
         self._rng.shuffle(peers)
@@ -357,7 +389,8 @@ class Borrower:
         self._ready.append(checked.group)
 
     def _is_enough(self) -> bool:
-        return self._taken >= MAX_BORROWED or self._taken_bytes >= MAX_BORROWED_BYTES
+        looked_at = len(self._known) >= MAX_LOOKED_AT
+        return looked_at or self._taken >= MAX_BORROWED or self._taken_bytes >= MAX_BORROWED_BYTES
 
     def _is_banned(self, peer: str) -> bool:
         return self._ledger.reputation.is_banned(peer, self._arrive().at)

@@ -1,59 +1,28 @@
-"""A node's part in the swarm's library: keep what it learnt from, lend it, and borrow from others at a start.
+"""A node's part in the swarm's library: keep what it learnt from, lend it, and borrow from others.
 
 Exchange (publish, accept) -> shelf.py;   node.py -> [SwarmLibrary.settle, .draw] -> rounds, status
 host -> pages.py -> shelf.py;   [SwarmLibrary.run] -> borrower.py
 """
 
 import asyncio
-import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 
-from swarmnode.exchange.fetcher import Fetcher
-from swarmnode.exchange.library.borrower import Borrowed, Borrower
+from swarmnode.exchange.library.borrower import Borrowed, Borrower, ExchangeParts
 from swarmnode.exchange.library.pages import LibraryPages
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.signed_group import Origin
-from swarmnode.exchange.limits import ExchangeSettings
-from swarmnode.exchange.messages import Arrival
-from swarmnode.exchange.planes import BodyPlane
-from swarmnode.exchange.reputation import Ledger
-from swarmnode.network.host import Host
-from swarmnode.tasks.task import Task
 from swarmnode.types import RolloutGroup
 
 
 class SwarmLibrary:
     """What an exchange has for the library. Its exchange loads, serves and runs it."""
 
-    def __init__(
-        self,
-        host: Host,
-        shelf: Shelf,
-        bodies: BodyPlane,
-        fetcher: Fetcher,
-        ledger: Ledger,
-        *,
-        settings: ExchangeSettings,
-        tasks: Mapping[str, Task],
-        arrive: Callable[[], Arrival],
-        rng: random.Random,
-    ) -> None:
+    def __init__(self, shelf: Shelf, parts: ExchangeParts) -> None:
         self.shelf = shelf
         self._settled = asyncio.Event()
-        self._versions = [(task.name, task.version) for task in tasks.values()]
-        self._pages = LibraryPages(host, shelf, bodies, ledger, settings)
-        self._borrower = Borrower(
-            host,
-            self._pages,
-            shelf,
-            bodies,
-            fetcher,
-            ledger,
-            settings=settings,
-            tasks=tasks,
-            arrive=arrive,
-            rng=rng,
-        )
+        self._versions = [(task.name, task.version) for task in parts.tasks.values()]
+        self._pages = LibraryPages(parts.host, shelf, parts.bodies, parts.ledger, parts.settings)
+        self._borrower = Borrower(self._pages, shelf, parts)
 
     @property
     def pages_served(self) -> int:
@@ -73,6 +42,10 @@ class SwarmLibrary:
     def draw(self, limit: int) -> list[RolloutGroup]:
         """Take at most `limit` groups out of those that were borrowed and judged."""
         return self._borrower.draw(limit)
+
+    def wants_more(self) -> None:
+        """Ask peers for their libraries again, when that is due: something here is never right."""
+        self._borrower.wants_more()
 
     def settle(self, taught: Collection[Origin]) -> None:
         """Takes note of whose answers to which examples the book holds. Nothing is borrowed before."""

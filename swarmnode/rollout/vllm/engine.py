@@ -33,6 +33,7 @@ from swarmnode.rollout.requests import (
     untouched,
     with_live_version,
 )
+from swarmnode.rollout.vllm.compat import GPU_MEMORY_SHARE
 from swarmnode.rollout.vllm.driver import Delta, DriverSettings, EngineDtype, Start
 from swarmnode.rollout.vllm.limits import (
     refuse_base,
@@ -53,9 +54,6 @@ from swarmnode.rollout.vllm.starting import (
     start_driver,
     start_policies,
 )
-
-GPU_MEMORY_SHARE = 0.45
-"""Share of a card's memory, less than half: the trainer lives on the other half."""
 
 
 class VllmEngine:

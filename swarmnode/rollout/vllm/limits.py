@@ -1,4 +1,8 @@
-"""The limits of the vLLM engine, with advice. Checked before anything has changed."""
+"""What the vLLM engine refuses, and what to do instead. Said before anything has changed.
+
+vllm_record.py -> unsupported_reason
+engine.py (start, submit, set_policy, score) -> [limits] -> EngineError
+"""
 
 from collections.abc import Collection, Iterable
 

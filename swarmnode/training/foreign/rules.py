@@ -17,34 +17,25 @@ here.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from swarmnode.config import Config, import_named
+from swarmnode.config import Config
 from swarmnode.errors import ConfigError
+from swarmnode.registry import find
 from swarmnode.training.foreign.book import Mend
 from swarmnode.training.foreign.lessons import GroupLesson, Lessons, Rule, SharingRule, as_they_are
 from swarmnode.types import RolloutGroup
 
-RULES: Mapping[str, str] = {
-    "sapo": "swarmnode.training.foreign.rules:Sapo",
-    "successes": "swarmnode.training.foreign.rules:Successes",
-    "book": "swarmnode.training.foreign.book_rule:BookRule",
-    "own_book": "swarmnode.training.foreign.book_rule:OwnBook",
-    "rescue": "swarmnode.training.foreign.rescue:Rescue",
-    "hacpo": "swarmnode.training.foreign.hacpo:Hacpo",
-}
-"""Our own rules by name, those of config.RULE_NAMES. Only the one in use is imported."""
-
 
 def rule_of(name: str) -> type[Rule]:
-    """The class that `exchange.rule` names: one of `RULES`, or `module:name` of a rule of one's own.
+    """The class that `exchange.rule` names: one of ours (registry.py), or one's own.
 
     >>> rule_of("book") is rule_of("swarmnode.training.foreign.book_rule:BookRule")
     True
 
     Raises ConfigError where there is none.
     """
-    found = import_named("exchange.rule", RULES.get(name, name))
+    found = find("rule", name)
     if not (isinstance(found, type) and issubclass(found, Rule)):
         raise ConfigError(
             f"exchange.rule = {name!r} is no subclass of Rule",

@@ -34,6 +34,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Annotated
 
 import msgspec
@@ -133,6 +134,21 @@ class _Author:
     measured_at: int = -1
     """The round of that."""
     held: dict[Key, Entry] = field(default_factory=dict[Key, Entry])
+    size_bytes: int = 0
+    """The most bytes that a checkpoint takes for these."""
+
+    def hold(self, entry: Entry) -> None:
+        key = (entry.example, entry.token_ids)
+        if key not in self.held:
+            self.held[key] = entry
+            self.size_bytes += entry.saved_bytes
+            self.new += 1
+
+    def let_go(self, count: int) -> list[Entry]:
+        """Take out some answers, the oldest."""
+        left = [self.held.pop(key) for key in tuple(islice(self.held, count))]
+        self.size_bytes -= sum(entry.saved_bytes for entry in left)
+        return left
 
     def note(self, cosine: float, round_number: int) -> None:
         self.measured += 1
@@ -223,8 +239,7 @@ class Teachers:
                 continue
             one.note(cosine, self._round)
             if self._is_fit(one, cosine, found_in):
-                enter += one.held.values()
-                one.held.clear()
+                enter += one.let_go(len(one.held))
             elif not one.admitted and one.trusted and one.measured >= LEAST_MEASURED:
                 one.trusted = 0
                 leave.add(name)
@@ -239,15 +254,15 @@ class Teachers:
         """Have answers wait: new ones, or those of authors that left the book."""
         for entry in entries:
             self._hold(entry)
-        over = sum(map(_bytes_of, self._authors.values())) - MAX_HELD_BYTES
-        while over > 0:
-            largest = max(self._authors.values(), key=_bytes_of)
-            over -= largest.held.pop(next(iter(largest.held))).saved_bytes
+        authors = self._authors.values()
+        while sum(one.size_bytes for one in authors) > MAX_HELD_BYTES:
+            max(authors, key=lambda one: one.size_bytes).let_go(1)
 
     def forget(self, wanted: Callable[[Entry], bool]) -> None:
         """Let go of answers that are not wanted."""
         for one in self._authors.values():
             one.held = {key: entry for key, entry in one.held.items() if wanted(entry)}
+            one.size_bytes = sum(entry.saved_bytes for entry in one.held.values())
 
     def saved(self) -> tuple[SavedAuthor, ...]:
         return tuple(
@@ -261,12 +276,9 @@ class Teachers:
         """Take up what `saved` gave, but for answers to other tasks."""
         for one in saved:
             known = _Author(one.mean, one.recent, one.measured, one.admitted, one.trusted)
-            known.held = {
-                (entry.example, entry.token_ids): entry
-                for entry in one.held
-                if tasks is None or tasks.get(entry.task) == entry.version
-            }
-            known.new = len(known.held)
+            for entry in one.held:
+                if tasks is None or tasks.get(entry.task) == entry.version:
+                    known.hold(entry)
             self._authors[one.author] = known
 
     def _is_fit(self, one: _Author, cosine: float, found_in: frozenset[str]) -> bool:
@@ -282,11 +294,10 @@ class Teachers:
     def _on_trust(self) -> list[Entry]:
         enter = list[Entry]()
         for one in self._authors.values():
-            count = len(one.held) if one.admitted else min(len(one.held), ON_TRUST - one.trusted)
+            count = len(one.held) if one.admitted else min(len(one.held), max(0, ON_TRUST - one.trusted))
             if one.measured and not one.admitted:
                 continue  # He was measured when there were finds, and waits.
-            for key in list(one.held)[:count]:
-                enter.append(one.held.pop(key))
+            enter += one.let_go(count)
             one.trusted += count
             one.new = len(one.held)
         return enter
@@ -294,12 +305,9 @@ class Teachers:
     def _hold(self, entry: Entry) -> None:
         one = self._authors.setdefault(entry.author, _Author())
         self._authors.move_to_end(entry.author)
-        key = (entry.example, entry.token_ids)
-        if key not in one.held:
-            one.held[key] = entry
-            one.new += 1
+        one.hold(entry)
         if len(one.held) > MAX_HELD:
-            del one.held[next(iter(one.held))]
+            one.let_go(1)
         if len(self._authors) > MAX_AUTHORS:
             names = (name for name, known in self._authors.items() if not known.admitted)
             del self._authors[next(names, next(iter(self._authors)))]
@@ -315,7 +323,3 @@ def _compared(finds: Sequence[Entry], rng: random.Random) -> list[Entry]:
         newest = of_task[-NEWEST_FINDS:]
         drawn += rng.sample(newest, min(FINDS_OF_TASK, len(newest)))
     return rng.sample(drawn, min(FINDS, len(drawn)))
-
-
-def _bytes_of(author: _Author) -> int:
-    return sum(entry.saved_bytes for entry in author.held.values())

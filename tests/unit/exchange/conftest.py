@@ -1,17 +1,26 @@
-"""A small task whose answers are easy to get right or wrong, and groups of answers to it."""
+"""A small task whose answers are easy to get right or wrong, answers to it, and nodes that exchange them."""
 
+import asyncio
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from swarmnode.exchange.announcing import Composed, ModelLabel, compose
+from swarmnode.exchange.exchange import Exchange
+from swarmnode.exchange.library.shelf import Shelf
+from swarmnode.exchange.library.swarm_library import SwarmLibrary
 from swarmnode.exchange.limits import ExchangeSettings
 from swarmnode.exchange.messages import Announcement, Arrival
 from swarmnode.exchange.validation import BodyRules, check_header
 from swarmnode.identity.keys import NodeKey
+from swarmnode.network.host import Message
+from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.tasks.task import draw_train, score_strictly
 from swarmnode.types import Completion, Example, ExampleKey, FinishReason, RolloutGroup, one_span
 
@@ -96,6 +105,92 @@ def without_ends(group: RolloutGroup) -> RolloutGroup:
         )
 
     return replace(group, completions=tuple(map(of, group.completions)))
+
+
+TOPIC = "/swarmnode/3/test/rollouts/0"
+
+
+@dataclass(frozen=True)
+class Node:
+    """An exchange that runs on a network in memory."""
+
+    key: NodeKey
+    host: MemoryHost
+    exchange: Exchange
+
+    @property
+    def library(self) -> SwarmLibrary:
+        assert self.exchange.library is not None
+        return self.exchange.library
+
+    def dropped(self, reason: str) -> int:
+        return self.exchange.stats().dropped.get(reason, 0)
+
+    def accepted(self, other: "Node | NodeKey") -> int:
+        key = other if isinstance(other, NodeKey) else other.key
+        return self.exchange.stats().accepted_by_peer.get(key.peer_id, 0)
+
+    def hear(self, key: NodeKey, sealed: bytes) -> None:
+        """As gossip brings it: signed by its author, whoever passed it on."""
+        self.host.deliver(Message(TOPIC, key.peer_id, sealed))
+
+
+StartNode = Callable[..., AbstractAsyncContextManager[Node]]
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110  counters have no event to wait for
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def start_node(task: Addition, clock: Clock) -> StartNode:
+    """Start node `number` on a network, connected to the hosts given."""
+
+    @asynccontextmanager
+    async def run(
+        network: MemoryNetwork,
+        number: int,
+        *others: MemoryHost,
+        dialable: bool = True,
+        record: Path | None = None,
+        shelf: Shelf | None = None,
+        **settings: Any,
+    ) -> AsyncIterator[Node]:
+        key = NodeKey(bytes([number]) * 32)
+        async with network.host(key.peer_id, dialable=dialable) as host:
+            for other in others:
+                await host.connect(other.address)
+            exchange = Exchange(
+                host,
+                key,
+                {task.name: task},
+                encode=encode,
+                prompt_ids=prompt_ids,
+                settings=ExchangeSettings(**{"swarm": "test", **settings}),
+                model_family="tiny",
+                model_size=1000,
+                clock=clock,
+                rng=random.Random(number),
+                record=record,
+                shelf=shelf,
+            )
+            async with exchange:
+                yield Node(key, host, exchange)
+
+    return run
+
+
+@pytest.fixture
+def composed_by(clock: Clock) -> Callable[..., Composed]:
+    """The `number`-th group of an author, ready to be announced."""
+
+    def make(key: NodeKey, number: int = 0, swarm: str = "commons") -> Composed:
+        group = make_group(key.peer_id, number=number)
+        return compose(group, key, swarm=swarm, model=ModelLabel("tiny", None), now=clock())
+
+    return make
 
 
 @pytest.fixture

@@ -1,15 +1,12 @@
 """What identities that cost nothing, slow bodies, replays and vain bodies can do to an exchange: little."""
 
 import asyncio
-import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
-from swarmnode.exchange.announcing import Composed, ModelLabel, compose
-from swarmnode.exchange.exchange import Exchange
+from swarmnode.exchange.announcing import Composed
 from swarmnode.exchange.fetcher import FETCHES_OF_PROVEN
 from swarmnode.exchange.limits import (
     LATE_S,
@@ -19,84 +16,26 @@ from swarmnode.exchange.limits import (
     VAIN_ASKS_BURST,
     VAIN_DIALS_BURST,
     VAIN_DIALS_PER_S,
-    ExchangeSettings,
 )
 from swarmnode.exchange.planes import BODY_PROTOCOL, MAX_REQUEST_BYTES
 from swarmnode.exchange.reputation import GIVER_PAUSE_S
 from swarmnode.identity.keys import NodeKey
-from swarmnode.network.host import Message
-from swarmnode.network.memory import MemoryHost, MemoryNetwork
-from swarmnode.types import RolloutGroup
-
-TOPIC = "/swarmnode/3/test/rollouts/0"
-
-
-@dataclass(frozen=True)
-class Node:
-    key: NodeKey
-    host: MemoryHost
-    exchange: Exchange
-
-    def dropped(self, reason: str) -> int:
-        return self.exchange.stats().dropped.get(reason, 0)
-
-    def accepted(self, other: "Node | NodeKey") -> int:
-        key = other if isinstance(other, NodeKey) else other.key
-        return self.exchange.stats().accepted_by_peer.get(key.peer_id, 0)
-
-    def hear(self, key: NodeKey, sealed: bytes) -> None:
-        """As gossip brings it: signed by its author, whoever passed it on."""
-        self.host.deliver(Message(TOPIC, key.peer_id, sealed))
+from swarmnode.network.memory import MemoryNetwork
+from tests.unit.exchange.conftest import Node, StartNode, until
 
 
 @pytest.fixture
-def start(task, encoder, prompt_encoder, clock):
-    """Start node `number` on a network, connected to the hosts given."""
-
-    @asynccontextmanager
-    async def run(
-        network: MemoryNetwork, number: int, *others: MemoryHost, record=None, **settings: object
-    ) -> AsyncIterator[Node]:
-        key = NodeKey(bytes([number]) * 32)
-        async with network.host(key.peer_id) as host:
-            for other in others:
-                await host.connect(other.address)
-            exchange = Exchange(
-                host,
-                key,
-                {task.name: task},
-                encode=encoder,
-                prompt_ids=prompt_encoder,
-                settings=ExchangeSettings(swarm="test", **{"patience_s": 0.05, **settings}),
-                model_family="tiny",
-                model_size=1000,
-                clock=clock,
-                rng=random.Random(number),
-                record=record,
-            )
-            async with exchange:
-                yield Node(key, host, exchange)
-
-    return run
+def start(start_node: StartNode) -> StartNode:
+    return partial(start_node, patience_s=0.05)
 
 
 @pytest.fixture
-def announcement_of(groups_of, clock) -> Callable[..., Composed]:
-    def make(key: NodeKey, number: int = 0) -> Composed:
-        group: RolloutGroup = groups_of(key.peer_id, number=number)
-        return compose(group, key, swarm="test", model=ModelLabel("tiny", 1000), now=clock())
-
-    return make
+def announcement_of(composed_by) -> Callable[..., Composed]:
+    return partial(composed_by, swarm="test")
 
 
 def names(count: int) -> list[NodeKey]:
     return [NodeKey(number.to_bytes(4, "big") * 8) for number in range(1000, 1000 + count)]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110  counters have no event to wait for
-            await asyncio.sleep(0.01)
 
 
 async def make_proven(node: Node, author: Node, groups_of, *, first: int = 0) -> None:

@@ -19,16 +19,7 @@ from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.tasks.functions import as_task
 from swarmnode.tasks.task import Task, draw_train
 from swarmnode.types import Completion, Example, RolloutGroup, Scores, one_span
-
-
-@dataclass(frozen=True)
-class Node:
-    key: NodeKey
-    host: MemoryHost
-    exchange: Exchange
-
-    def dropped(self, reason: str) -> int:
-        return self.exchange.stats().dropped.get(reason, 0)
+from tests.unit.exchange.conftest import Node, until
 
 
 @pytest.fixture
@@ -76,12 +67,6 @@ def own_groups(groups_of):
         return [groups_of(node.key.peer_id, number=first + number) for number in range(count)]
 
     return make
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110  counters have no event to wait for
-            await asyncio.sleep(0.01)
 
 
 async def collect(
@@ -166,11 +151,12 @@ async def test_who_has_a_right_answer_announces_it_again_to_who_came_too_late(st
         async with start(network, 2, knows) as late:
             assert await collect(late, 1, deadline_s=0.05) == [], "nobody says it twice unasked"
             stuck = groups_of(late.key.peer_id, seed=9, right=0, wrong=16)
-            await late.exchange.ask_for_help([stuck])
+            assert await late.exchange.ask_for_help([stuck]) == {stuck.example.key.task}
+            assert late.exchange.stats().help.asked == 1
             await until(lambda: late.exchange.stats().headers_seen >= 3)
             (first, *_) = await collect(late, 3)
             assert first.author == knows.key.peer_id and max(filter(None, first.rewards)) == 1.0
-            assert knows.exchange.help_stats().answered == 3
+            assert knows.exchange.stats().help.answered == 3
             assert knows.exchange.asked_of_us(4) == [stuck.example.key]
             assert knows.exchange.asked_of_us(4) == []
             stats = knows.exchange.stats()

@@ -2,18 +2,16 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
 from swarmnode.config_layers import load_config
 from swarmnode.exchange import record
-from swarmnode.exchange.announcing import Composed, ModelLabel, compose
-from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.holding import MAX_ANNOUNCED_PER_AUTHOR, MAX_TRIES, Holder
-from swarmnode.exchange.limits import TAKEN_PER_GIVEN, ExchangeSettings
+from swarmnode.exchange.limits import TAKEN_PER_GIVEN
 from swarmnode.exchange.planes import BODY_PROTOCOL, MAX_REQUEST_BYTES, topic_of
 from swarmnode.exchange.record import LOOK_EVERY_S
 from swarmnode.exchange.reputation import Reputation
@@ -23,52 +21,13 @@ from swarmnode.network.discovery import Discovery, PeerBook
 from swarmnode.network.host import Message
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
 from swarmnode.node.seed_node import SeedNode
-
-
-@dataclass(frozen=True)
-class Home:
-    key: NodeKey
-    host: MemoryHost
-    exchange: Exchange
+from tests.unit.exchange.conftest import Node, StartNode, until
 
 
 @pytest.fixture
-def home(task, encoder, prompt_encoder, clock):
+def home(start_node: StartNode) -> StartNode:
     """Start a home behind a router, connected to the hosts given."""
-
-    @asynccontextmanager
-    async def run(network: MemoryNetwork, number: int, *others: MemoryHost) -> AsyncIterator[Home]:
-        key = NodeKey(bytes([number]) * 32)
-        async with network.host(key.peer_id, dialable=False) as host:
-            for other in others:
-                await host.connect(other.address)
-            exchange = Exchange(
-                host,
-                key,
-                {task.name: task},
-                encode=encoder,
-                prompt_ids=prompt_encoder,
-                settings=ExchangeSettings(patience_s=30.0),
-                model_family="tiny",
-                model_size=1000,
-                clock=clock,
-                rng=random.Random(number),
-            )
-            async with exchange:
-                yield Home(key, host, exchange)
-
-    return run
-
-
-@pytest.fixture
-def composed_by(groups_of, clock) -> Callable[..., Composed]:
-    """The `number`-th group of an author, ready to be announced."""
-
-    def make(key: NodeKey, number: int = 0) -> Composed:
-        group = groups_of(key.peer_id, number=number)
-        return compose(group, key, swarm="commons", model=ModelLabel("tiny", None), now=clock())
-
-    return make
+    return partial(start_node, dialable=False, swarm="commons", patience_s=30.0)
 
 
 @asynccontextmanager
@@ -80,12 +39,6 @@ async def a_seed(network: MemoryNetwork) -> AsyncIterator[tuple[SeedNode, Memory
         tasks.create_task(seed.run())
         yield seed, host
         seed.request_stop()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110  counters have no event to wait for
-            await asyncio.sleep(0.01)
 
 
 # ---- two homes and a seed ----
@@ -187,7 +140,7 @@ async def test_a_holder_that_lies_is_found_out_and_another_is_asked(home, groups
             assert b.exchange.stats().accepted == 8
 
 
-def knows(seed: SeedNode, *homes: Home) -> bool:
+def knows(seed: SeedNode, *homes: Node) -> bool:
     return {home.key.peer_id for home in homes} <= seed._bodies.routes.connected
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from swarmnode.exchange.announcing import Composed, ModelLabel, compose
+from swarmnode.exchange.announcing import Composed
 from swarmnode.exchange.holding import (
     MAX_ANNOUNCED_PER_AUTHOR,
     MAX_PULLS,
@@ -30,17 +30,6 @@ Answer = Callable[[str, bytes], Awaitable[bytes]]
 
 def key(number: int) -> NodeKey:
     return NodeKey(number.to_bytes(4, "big") * 8)
-
-
-@pytest.fixture
-def composed_by(groups_of, clock) -> Callable[..., Composed]:
-    """The `number`-th group of an author, ready to be announced."""
-
-    def make(author: NodeKey, number: int = 0) -> Composed:
-        group = groups_of(author.peer_id, number=number)
-        return compose(group, author, swarm="commons", model=ModelLabel("tiny", None), now=clock())
-
-    return make
 
 
 @pytest.fixture

@@ -6,10 +6,13 @@ from contextlib import AsyncExitStack
 from itertools import islice
 from pathlib import Path
 
+import pytest
+
 from swarmnode.config import Config
 from swarmnode.config_layers import load_config
 from swarmnode.exchange.announcing import ModelLabel, compose
 from swarmnode.exchange.exchange import Exchange
+from swarmnode.exchange.library import borrower
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.signed_group import signed_group
 from swarmnode.exchange.limits import ExchangeSettings
@@ -44,7 +47,7 @@ from swarmnode.testing.fakes import FakeTask
 from swarmnode.training.checkpoint_store import CheckpointStore
 from swarmnode.training.foreign.rules import uses_library
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, Scores, one_span
-from tests.unit.node.test_node import Recorder, encode, node, prompt_ids, run
+from tests.unit.node.test_node import NeverRight, Recorder, encode, node, prompt_ids, run
 
 VETERAN, NEWCOMER = NodeKey(b"\1" * 32), NodeKey(b"\2" * 32)
 DAY_S = 86400.0
@@ -107,17 +110,6 @@ def test_who_keeps_no_answers_has_no_library() -> None:
 
     off = ("exchange.library=false", "exchange.rule=sapo", "exchange.rule=own_book", "exchange.enabled=false")
     assert uses() and not any(map(uses, off))
-    assert not any(
-        map(
-            uses,
-            (
-                "exchange.library=false",
-                "exchange.rule=sapo",
-                "exchange.rule=own_book",
-                "exchange.enabled=false",
-            ),
-        )
-    )
 
 
 # ---- in a node ----
@@ -211,6 +203,35 @@ async def test_a_newcomer_borrows_says_so_and_ends_with_usual_rounds() -> None:
     assert status.library.borrowed == 60 and status.library.lenders == 1
     assert status.library.answers >= LEAST_ANSWERS and not status.library.catching_up
     assert measurements(status)["library.rounds"] == status.library.rounds > WINDOW
+
+
+async def test_a_node_in_a_drought_asks_for_libraries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    for setting in ("LOOK_FOR_S", "LOOK_EVERY_S", "LOOK_LATE_S"):
+        monkeypatch.setattr(borrower, setting, 0.01)
+    for learner, groups in ((FakeLearner(NEWCOMER.peer_id), 1), (NeverRight(99, NEWCOMER.peer_id), 4)):
+        monkeypatch.setattr(borrower, "AGAIN_S", 3600.0)
+        network = MemoryNetwork()
+        async with asyncio.timeout(60), AsyncExitStack() as stack:
+            shelf, origins = shelf_of(FakeTask(), 4)
+            lender = await stack.enter_async_context(network.host(VETERAN.peer_id))
+            lending = await stack.enter_async_context(exchange_of(lender, VETERAN, FakeTask(), shelf))
+            assert lending.library is not None
+            lending.library.settle({min(origins, key=lambda origin: origin[1].index)})
+            parts = await newcomer(stack, network, lender, FakeTask())
+            loop = node(learner, "node.rounds=5", network=parts)
+            library = parts.exchange.library
+            assert library is not None
+            await stack.enter_async_context(loop)
+            while not library._borrower._done:  # noqa: ASYNC110  counters have no event
+                await asyncio.sleep(0.01)
+            assert lending.library.pages_served == 2, "all of it was seen"
+            lending.library.settle(origins)
+            monkeypatch.setattr(borrower, "AGAIN_S", 0.0)
+            await loop.run()
+            while library.borrowed.groups < groups:  # noqa: ASYNC110  counters have no event
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            assert library.borrowed.groups == groups
 
 
 async def test_without_a_library_nothing_is_asked() -> None:

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from swarmnode.node import memory as memory_module
 from swarmnode.node.doctor import (
     Finding,
     compiler_findings,
+    engine_findings,
     gpu_finding,
     memory_findings,
     model_findings,
@@ -24,11 +26,10 @@ from swarmnode.node.doctor import (
     sandbox_finding,
 )
 from swarmnode.node.http import StatusServer
-from swarmnode.node.memory import VLLM_SHARE, plan_for
+from swarmnode.node.memory import plan_for
 from swarmnode.node.process import RunningNode, write_running
 from swarmnode.node.status import Network, NodeStatus, Phase
 from swarmnode.rollout.vllm import compat as vllm_compat
-from swarmnode.rollout.vllm.engine import GPU_MEMORY_SHARE
 from swarmnode.storage import resolve_paths
 from swarmnode.tasks.isolation import UNCONFINED, Isolation
 
@@ -128,6 +129,19 @@ def test_a_card_that_torch_cannot_use_is_a_problem_with_the_next_step() -> None:
     assert gpu_finding(machine, Card(None)).verdict == "note", "told to leave it alone"
 
 
+def test_an_engine_that_is_not_installed_is_advised_where_it_would_be_the_fastest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on_a_machine(monkeypatch, 20)
+    machine = Machine("a CPU", 2, 64 * GIB, 20 * GIB, ())
+    (on_cpu,) = engine_findings(machine)
+    assert on_cpu.verdict == "note" and on_cpu.text.startswith("vLLM is not installed") and not on_cpu.advice
+    (on_card,) = engine_findings(replace(machine, gpus=(Gpu("RTX 4090", 24 * GIB, 23 * GIB, 8.9),)))
+    assert "fastest on a CUDA card" in on_card.advice and "make join ENGINE=vllm" in on_card.advice
+    monkeypatch.setattr(vllm_compat, "missing_reason", lambda device: None)
+    assert [found.verdict for found in engine_findings(machine)] == ["ok"]
+
+
 def test_engine_and_lora_layers_of_a_model_are_said_before_it_is_loaded(quick_model: Path) -> None:
     engine, lora = model_findings(settings("policy.device=cpu"), str(quick_model))
     assert engine.text.startswith("embedded: qwen3 runs in our own decode loop")
@@ -147,10 +161,6 @@ def test_a_folder_is_known_by_its_headers(monkeypatch: pytest.MonkeyPatch, quick
     on_a_machine(monkeypatch, 20)
     from_folder = plan_for(settings(), str(quick_model)).plan
     assert from_folder is not None and from_folder == plan_for(settings(), "tiny").plan
-
-
-def test_vllms_share_of_a_card_is_the_one_that_it_is_started_with() -> None:
-    assert VLLM_SHARE == GPU_MEMORY_SHARE
 
 
 def test_a_container_has_the_memory_that_it_was_given(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
 """When a person is told that there is nothing to learn from, and when not."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
-from swarmnode.node.drought import ROUNDS, Drought, advice, after
+from swarmnode.node.drought import ROUNDS, Drought, advice, after, after_help, story
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, Span
 
 
@@ -55,3 +56,32 @@ def test_one_group_with_a_gradient_ends_it() -> None:
 def test_a_task_is_judged_by_its_own_answers() -> None:
     droughts = droughts_of(group([0.0] * 4), group([0.0, 1.0], "rev"), group([None, None], "lost"))
     assert list(advice(droughts)) == ["last"], "rev teaches, and of lost nothing is known"
+
+
+def test_the_log_says_once_that_help_is_asked_for_that_it_came_and_that_it_worked() -> None:
+    wrong, right = group([0.0] * 8), group([1.0, 0.0])
+    quiet = droughts_of(wrong, rounds=2)
+    asked = after_help(quiet, {"last"}, [right])
+    assert story(quiet, asked) == [
+        "asked the swarm for help with last: no answer was right in 2 rounds (16 answers)"
+    ]
+    assert asked["last"].given == 0, "what came before nobody had asked for"
+    again = after_help(after(asked, [wrong]), {"last"}, [wrong])
+    assert story(asked, again) == []
+    helped = after_help(again, {"last"}, [right, right, group([1.0], "rev")])
+    assert story(again, helped) == [
+        "help came for last: 2 right answers of others, which are learnt from now (asked for in 3 rounds)"
+    ]
+    assert story(helped, after_help(helped, (), [right])) == []
+    (worked,) = story(helped, after(helped, [right]))
+    assert worked.startswith("help with last worked: our own first right answers, after 3 rounds without one")
+    assert story(asked, after(asked, [right])) == [], "nobody helped: we found it ourselves"
+
+
+def test_the_advice_says_what_became_of_asking() -> None:
+    drought = droughts_of(group([0.0] * 16))["last"]
+    (alone,) = advice({"last": drought}).values()
+    (asked,) = advice({"last": replace(drought, asked=18)}).values()
+    (helped,) = advice({"last": replace(drought, asked=18, given=12)}).values()
+    assert "was asked" not in alone and "asked for help in 18 of them, and gave none. what helps" in asked
+    assert helped.endswith("learning from 12 of others") and "nothing to learn" not in helped

@@ -16,15 +16,14 @@ from transformers import AutoModelForCausalLM
 from swarmnode.config import Config
 from swarmnode.config_layers import load_config
 from swarmnode.errors import EngineError, ModelError
-from swarmnode.model import policy
 from swarmnode.model.base_model import load_base_model
 from swarmnode.model.policy import look_ahead
 from swarmnode.node.assemble import LocalPolicy, build_learner, load_policy
 from swarmnode.node.learner import Overlap
 from swarmnode.node.memory import build_forward
 from swarmnode.node.policy_learner import PolicyLearner
-from swarmnode.rollout import select
 from swarmnode.rollout.decode.family import FAMILIES
+from swarmnode.rollout.vllm import compat
 from swarmnode.storage import Paths, resolve_paths
 from swarmnode.training.records import Counters
 from swarmnode.types import Example, ExampleKey, Scores
@@ -91,7 +90,7 @@ def test_a_family_trains_is_saved_resumes_and_loads_in_stock_peft(
     family: str, quick_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # vLLM takes long to start, and the engine is not what is asked here.
-    monkeypatch.setattr(select, "missing_reason", lambda device: "it is not wanted")
+    monkeypatch.setattr(compat, "missing_reason", lambda device: "it is not wanted")
     folder = save_family(family, tmp_path / "model", quick_model)
     config, paths = settings(), resolve_paths(tmp_path / "home")
     local, learner = start(config, folder, paths)
@@ -163,7 +162,7 @@ def test_what_a_known_family_has_beyond_its_record_is_refused_before_its_weights
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(policy, "missing_reason", lambda device: "it is not wanted")
+    monkeypatch.setattr(compat, "missing_reason", lambda device: "it is not wanted")
     folder = save_family(family, tmp_path / "model", quick_model)
     (folder / "model.safetensors").unlink()
     assert engine_of(folder) == "embedded"
@@ -178,7 +177,7 @@ def test_what_a_known_family_has_beyond_its_record_is_refused_before_its_weights
 
 def engine_of(folder: Path) -> str | None:
     ahead = look_ahead(settings(), str(folder))
-    return None if ahead is None else ahead.engine[0]
+    return None if ahead is None else ahead.engine.record.name
 
 
 def test_a_model_whose_scores_are_capped_is_loaded_with_the_attention_that_caps_them(
@@ -204,7 +203,7 @@ def test_a_model_with_packed_weights_is_known_by_its_configuration(quick_model: 
     with pytest.raises(EngineError, match="its weights are quantized"):
         look_ahead(settings("rollout.engine=embedded", "policy.quantization=nf4"), str(quick_model))
     ahead = look_ahead(settings(), str(quick_model))
-    assert ahead is not None and ahead.engine[0] == "embedded"
+    assert ahead is not None and ahead.engine.record.name == "embedded"
     assert ahead.targets.names == (
         "down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj",
     )  # fmt: skip

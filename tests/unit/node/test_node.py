@@ -157,15 +157,17 @@ async def test_a_node_alone_measures_learns_measures_and_saves() -> None:
 
 
 class NeverRight(FakeLearner):
-    """Its answers are wrong for so many rounds."""
+    """Its answers are wrong for so many rounds, or until it learns from others."""
 
-    def __init__(self, rounds: int) -> None:
-        super().__init__("me")
+    def __init__(self, rounds: int, author: str = "me", *, round_s: float = 0.0, can_be_helped: bool = False):
+        super().__init__(author, round_s=round_s)
         self._wrong_rounds = rounds
+        self._can_be_helped = can_be_helped
 
     def rollouts(self, number: int) -> RoundRollouts:
         found = super().rollouts(number)
-        if number > self._wrong_rounds:
+        helped = self._can_be_helped and any(others for _, others in self.trained)
+        if number > self._wrong_rounds or helped:
             return found
         wrong = [replace(group, scores=({"correct": 0.0},) * len(group.scores)) for group in found.groups]
         return replace(found, groups=tuple(wrong))
@@ -177,7 +179,38 @@ async def test_that_no_answer_is_ever_right_is_said_once_and_stays_in_the_summar
     summary = await run(node(NeverRight(25), "node.rounds=25"))
     said = [record.message for record in caplog.records if "was right" in record.message]
     assert len(said) == 1 and said[0].startswith("no answer to sum was right in 20 rounds (320 answers)")
-    assert "in 25 rounds" in summary.advice
+    assert "in 25 rounds" in summary.advice and "the swarm was asked" not in summary.advice
+
+
+async def test_a_node_that_is_never_right_asks_is_helped_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    network, knows, stuck = MemoryNetwork(), NodeKey(b"\1" * 32), NodeKey(b"\2" * 32)
+    learner, seen = NeverRight(10**6, stuck.peer_id, round_s=0.01, can_be_helped=True), Recorder()
+    async with asyncio.timeout(60), AsyncExitStack() as stack:
+        helper, late = parts(network, knows), parts(network, stuck)
+        await stack.enter_async_context(helper.host)
+        await stack.enter_async_context(helper.exchange)
+        await helper.exchange.publish(FakeLearner(knows.peer_id).rollouts(1).groups)
+        await stack.enter_async_context(late.host)
+        assert isinstance(helper.host, MemoryHost)
+        await late.host.connect(helper.host.address)
+        loop = node(learner, network=NetworkParts(late.host, late.exchange, None), monitor=seen)
+        await stack.enter_async_context(loop)
+        running = asyncio.create_task(loop.run())
+        while not (running.done() or "worked" in caplog.text):  # noqa: ASYNC110  a log has no event
+            await asyncio.sleep(0.01)
+        loop.request_stop()
+        await running
+        assert helper.exchange.stats().help.answered > 0
+    told = [record.message for record in caplog.records if "help" in record.message]
+    assert [line.split(" sum")[0] for line in told] == [
+        "asked the swarm for help with",
+        "help came for",
+        "help with",
+    ]
+    assert "2 rounds (32 answers)" in told[0] and seen.rounds[-1].help.asked > 0
 
 
 async def test_nothing_is_said_once_there_is_something_to_learn_from() -> None:

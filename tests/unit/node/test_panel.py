@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from rich.console import Console, ConsoleDimensions
 
 from swarmnode.exchange.limits import Reason
+from swarmnode.exchange.reputation import HelpStats
 from swarmnode.node.learner import Generation
 from swarmnode.node.panel import PanelWatcher, render, room_below
 from swarmnode.node.panel_layout import RowLayout, fit_columns, fit_rows
@@ -246,6 +247,13 @@ def test_the_panel_says_what_was_learnt_from_libraries() -> None:
     assert "learnt: 612 right answers from 4 peers; 40" in "\n".join(
         drawn(replace(BUSY, library=over), 120, None)
     )
+
+
+def test_the_panel_says_what_was_asked_for_and_what_was_done_for_others() -> None:
+    assert "asked others" not in "\n".join(drawn(BUSY, 120, None))
+    stats = HelpStats(asked=3, heard=7, answered=4, tried=2)
+    said = "asked others 3 times, were asked 7 times: 4 groups announced again and 2 examples tried for them"
+    assert said in "\n".join(drawn(replace(BUSY, help=stats), 140, None))
 
 
 @pytest.mark.parametrize(

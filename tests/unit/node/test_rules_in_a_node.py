@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from swarmnode.config import RULE_NAMES, Config
+from swarmnode.config import Config
 from swarmnode.config_layers import load_config
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.limits import ExchangeSettings
@@ -21,6 +21,7 @@ from swarmnode.node.board import Watchers
 from swarmnode.node.learner import Overlap
 from swarmnode.node.node import NetworkParts, NodeLoop
 from swarmnode.node.policy_learner import PolicyLearner
+from swarmnode.registry import SEAMS
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.schedule.group import Renderer
 from swarmnode.training.checkpoint_store import CheckpointStore
@@ -160,7 +161,7 @@ async def run_two(
     return learners
 
 
-@pytest.mark.parametrize("name", [*RULE_NAMES, OWN_RULE])
+@pytest.mark.parametrize("name", [*SEAMS["rule"].ours, OWN_RULE])
 async def test_two_nodes_learn_from_each_other_by_every_rule_and_go_on_after_a_restart(
     name: str, make: Make
 ) -> None:

@@ -16,9 +16,10 @@ from swarmnode.model.policy import Policy
 from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.objectives import LossInputs, Objective, cross_entropy, policy_gradient
 from swarmnode.pipeline.stages.stage_model import StageSettings
+from swarmnode.registry import SEAMS
 from swarmnode.testing.local_pipeline import LocalPipeline
 from swarmnode.training.forward import Forward, completion_logprobs
-from swarmnode.training.losses import LOSSES, StepSize
+from swarmnode.training.losses import StepSize
 from swarmnode.training.packing import completion_tokens
 from swarmnode.training.round import MeasuredRound, RoundOfPolicy
 from swarmnode.training.trainer import train_round
@@ -120,7 +121,7 @@ def test_activations_computed_again_give_the_same_gradients(model: Any, folder: 
     same(pipeline_gradients(found, (0, 1), cross_entropy(TOKENS), packed=True), expected)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", SEAMS["loss"].ours)
 def test_a_step_of_each_policy_loss_is_the_single_machines(model: Any, folder: Path, loss: Any) -> None:
     config = TrainingConfig(
         loss=loss, kl_coef=0.1, entropy_coef=0.01, grad_clip=1e9, packing="auto", correction="tis"

@@ -15,9 +15,10 @@ from swarmnode.model.policy import Policy
 from swarmnode.pipeline.stages.cutting import try_cut
 from swarmnode.pipeline.stages.micro_batches import StagePath
 from swarmnode.pipeline.stages.rollout_feed import PathSamples, RolloutFeed, nearest_path, weight_of
+from swarmnode.registry import SEAMS
 from swarmnode.testing.local_pipeline import LocalPipeline
 from swarmnode.training.forward import Forward
-from swarmnode.training.losses import LOSSES, loss_of
+from swarmnode.training.losses import loss_of
 from swarmnode.training.packing import TrainingSample, completion_tokens
 from swarmnode.training.records import TrainReport
 from swarmnode.training.round import MeasuredRound, RoundOfPolicy
@@ -127,7 +128,7 @@ def of_several_versions() -> list[TrainingSample]:
 
 
 @pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("loss", [*LOSSES, *OWN_LOSSES])
+@pytest.mark.parametrize("loss", [*SEAMS["loss"].ours, *OWN_LOSSES])
 def test_a_step_of_each_loss_is_the_single_machines_gradient_and_report(
     model: Any, pipeline: LocalPipeline, loss: Any, packed: bool
 ) -> None:
@@ -162,7 +163,7 @@ def test_a_loss_by_another_name_has_the_same_gradient_in_a_pipeline(pipeline: Lo
     torch.testing.assert_close(gradients("tests.own_losses:another_grpo"), gradients("grpo"), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("loss", [*LOSSES, *OWN_LOSSES])
+@pytest.mark.parametrize("loss", [*SEAMS["loss"].ours, *OWN_LOSSES])
 def test_a_micro_batch_weighs_what_its_loss_is_a_mean_over(loss: Any) -> None:
     batch = batches(packed=True)[0]
     answers, tokens = len(batch.completion_lengths), len(batch.targets_N)

@@ -205,8 +205,9 @@ def test_an_environment_that_overruns_costs_its_completion_the_reward_and_nothin
 
 
 def test_an_environment_that_answers_one_by_one_has_the_whole_time_for_each() -> None:
-    """Six turns of 6 s each at one lock, with 10 s for each: the last is answered after 36 s. Nobody is asked a
-    second time: that question's clock would run while the others still answer their first."""
+    """Six turns of 6 s each at one lock, with 10 s for each: the last is answered after 36 s.
+
+    Nobody is asked a second time: that question's clock would run while the others answer their first."""
     now, all_six, lock = [0.0], threading.Barrier(6), threading.Lock()
     queue, answered = list[int](), list[threading.Thread]()
 
@@ -225,9 +226,7 @@ def test_an_environment_that_answers_one_by_one_has_the_whole_time_for_each() ->
             answered.append(threading.current_thread())
 
     task = TwoTools(in_turn)
-    ours = rollouts(
-        task, FakeEngine(SKILLED), "sync", concurrency=6, clock=lambda: now[0], max_turns=2
-    )
+    ours = rollouts(task, FakeEngine(SKILLED), "sync", concurrency=6, clock=lambda: now[0], max_turns=2)
     assert not any(one.broken_off for one in completions(list(ours.round(stream(task)))))
     assert now[0] == 36.0
 

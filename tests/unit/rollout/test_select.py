@@ -21,13 +21,14 @@ from transformers import (
     PreTrainedModel,
 )
 
+from swarmnode.engine_record import record_of
 from swarmnode.errors import EngineError, ModelError
-from swarmnode.rollout import select
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.decode.fallback import GenerateEngine
 from swarmnode.rollout.engine import Engine, Request, SamplingParams
-from swarmnode.rollout.select import EngineKind, choose, make_engine
+from swarmnode.rollout.select import choose, make_engine
 from swarmnode.rollout.vllm import compat as vllm_compat
+from swarmnode.rollout.vllm import engine as vllm_engine
 from swarmnode.rollout.vllm.compat import missing_reason
 
 SIZES = {
@@ -85,8 +86,14 @@ SOURCE = "folder"
 NOT_INSTALLED = "vLLM is not installed"
 
 
-def vllm_is_here() -> None:
-    """There is a vLLM for this place."""
+@pytest.fixture(autouse=True)
+def _vllm_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    vllm_is(monkeypatch, None)
+
+
+def vllm_is(monkeypatch: pytest.MonkeyPatch, missing: str | None) -> None:
+    """There is a vLLM for any place (None), or there is none, and why."""
+    monkeypatch.setattr(vllm_compat, "missing_reason", lambda device: missing)
 
 
 def test_a_dense_qwen2_runs_embedded_on_a_cpu(tiny: PreTrainedModel) -> None:
@@ -127,28 +134,35 @@ def test_any_other_model_runs_all_the_same_and_we_say_why(
         (gpt2, CUDA, NOT_INSTALLED, "generate", "and vLLM finds no linear layers in gpt2"),
         (mamba, CUDA, None, "generate", "and mamba is recurrent"),
         (lfm2, CPU, None, "generate", "and lfm2 is recurrent"),
-        (dense, MPS, None, "embedded", "as vLLM does not run on mps"),
+        (dense, MPS, None, "embedded", "runs in our own decode loop"),
         (dense, CUDA, None, "vllm", "fastest on a CUDA card"),
         (dense, CUDA, NOT_INSTALLED, "embedded", "as vLLM is not installed"),
         (dense, CPU, None, "embedded", "at least as fast as vLLM on a CPU"),
     ],
 )
 def test_auto_takes_the_fastest_there_is(
-    build: Callable[[], PreTrainedModel], place: torch.device, no_vllm: str | None, chosen: str, reason: str
+    build: Callable[[], PreTrainedModel],
+    place: torch.device,
+    no_vllm: str | None,
+    chosen: str,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = choose("auto", build(), place, SOURCE, lambda: no_vllm)
-    assert found[0] == chosen
+    vllm_is(monkeypatch, no_vllm)
+    found = choose("auto", build(), place, SOURCE)
+    assert found.record.name == chosen
     assert reason in found[1]
 
 
 def test_an_engine_that_was_asked_for_is_taken() -> None:
-    assert choose("vllm", dense(), CPU, SOURCE, vllm_is_here)[0] == "vllm"
-    assert choose("embedded", dense(), CUDA, None, lambda: NOT_INSTALLED)[0] == "embedded"
+    for name in ("vllm", "embedded", "generate"):
+        assert choose(name, dense(), CUDA, SOURCE) == (record_of(name), "it was asked for")
 
 
-def test_vllm_that_cannot_be_had_is_an_error_that_says_how_to_get_it() -> None:
+def test_vllm_that_cannot_be_had_is_an_error_that_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    vllm_is(monkeypatch, NOT_INSTALLED)
     with pytest.raises(EngineError, match=r"vLLM is not installed.*make join ENGINE=vllm"):
-        choose("vllm", dense(), CPU, SOURCE, lambda: NOT_INSTALLED)
+        choose("vllm", dense(), CPU, SOURCE)
 
 
 @pytest.mark.parametrize(("build", "word"), [(gpt2, "no linear layers in gpt2"), (mamba, "recurrent")])
@@ -156,7 +170,7 @@ def test_vllm_for_a_model_it_cannot_hold_is_an_error_that_no_installation_is_adv
     build: Callable[[], PreTrainedModel], word: str
 ) -> None:
     with pytest.raises(EngineError, match=rf"cannot run this model.*{word}.*--engine auto"):
-        choose("vllm", build(), CPU, SOURCE, lambda: NOT_INSTALLED)
+        choose("vllm", build(), CPU, SOURCE)
 
 
 @pytest.mark.parametrize(
@@ -186,46 +200,43 @@ def test_embedded_for_a_family_it_cannot_run_is_an_error_that_says_why() -> None
         make_engine(gpt2(), (0,), kind="embedded", lora_rank=8)
 
 
-def broken_vllm(*arguments: object) -> Engine:
+def broken_vllm(*arguments: object, **options: object) -> Engine:
     raise ModelError("vLLM cannot start with folder: no kernel image\nand forty lines more", hint="look")
 
 
 def test_a_vllm_that_does_not_start_is_replaced_and_the_story_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(select, "missing_reason", lambda device: None)
-    monkeypatch.setattr(select, "_start_vllm", broken_vllm)
+    monkeypatch.setattr(vllm_engine, "VllmEngine", broken_vllm)
     engine, reason = make_engine(neox(), (0,), source=SOURCE, lora_rank=8)
     assert isinstance(engine, GenerateEngine)
-    assert reason.endswith("and vLLM does not start here (vLLM cannot start with folder: no kernel image).")
+    assert reason.endswith("and vllm does not start here (vLLM cannot start with folder: no kernel image).")
     assert "another engine takes its place" in caplog.text and "--engine vllm" in caplog.text
 
 
 def test_a_vllm_that_was_asked_for_and_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(select, "missing_reason", lambda device: None)
-    monkeypatch.setattr(select, "_start_vllm", broken_vllm)
+    monkeypatch.setattr(vllm_engine, "VllmEngine", broken_vllm)
     with pytest.raises(ModelError, match="no kernel image"):
         make_engine(neox(), (0,), kind="vllm", source=SOURCE, lora_rank=8)
 
 
 def test_several_policies_do_not_fall_back_to_an_engine_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(select, "missing_reason", lambda device: None)
-    monkeypatch.setattr(select, "_start_vllm", broken_vllm)
-    with pytest.raises(EngineError, match=r"2 policies cannot share.*vLLM does not start here"):
+    monkeypatch.setattr(vllm_engine, "VllmEngine", broken_vllm)
+    with pytest.raises(EngineError, match=r"2 policies cannot share.*vllm does not start here"):
         make_engine(neox(), (0,), source=SOURCE, lora_rank=8, policies=2)
 
 
 @pytest.mark.parametrize("kind", ["auto", "embedded", "vllm"])
-def test_a_model_without_weights_is_enough_to_choose(kind: EngineKind) -> None:
+def test_a_model_without_weights_is_enough_to_choose(kind: str) -> None:
     with torch.device("meta"):
         outline = dense()
-    assert choose(kind, outline, CPU, SOURCE, vllm_is_here)[0] == ("embedded" if kind == "auto" else kind)
+    assert choose(kind, outline, CPU, SOURCE).record.name == ("embedded" if kind == "auto" else kind)
     if kind == "auto":
-        packed = choose(kind, outline, CPU, SOURCE, vllm_is_here, quantized=True)
-        assert packed[0] == "generate" and "its weights are quantized" in packed[1]
+        packed = choose(kind, outline, CPU, SOURCE, quantized=True)
+        assert packed.record.name == "generate" and "its weights are quantized" in packed.reason
     else:
         with pytest.raises(EngineError, match=r"quantized.*--engine auto"):
-            choose(kind, outline, CPU, SOURCE, vllm_is_here, quantized=True)
+            choose(kind, outline, CPU, SOURCE, quantized=True)
 
 
 def test_vllm_needs_a_folder_or_a_name(tiny: PreTrainedModel) -> None:

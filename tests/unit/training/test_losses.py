@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from swarmnode.config import LOSS_NAMES, TrainingConfig
+from swarmnode.config import TrainingConfig
 from swarmnode.errors import ConfigError
+from swarmnode.registry import SEAMS
 from swarmnode.training.losses import (
-    LOSSES,
     MAX_LOG_RATIO,
     Loss,
     LossOutput,
@@ -28,14 +28,14 @@ from swarmnode.training.losses import (
 )
 from tests.own_losses import OWN_LOSSES
 
+LOSSES = tuple(SEAMS["loss"].ours)
 TOKEN_CLIPPED: tuple[str, ...] = ("grpo", "dr_grpo", "dapo")
 LOW, HIGH = 0.2, 0.28
 ONE_TOKEN = StepSize(sequences=1, tokens=1, max_tokens=1)
 
 
 def test_the_config_knows_our_losses_and_no_others() -> None:
-    assert tuple(LOSSES) == LOSS_NAMES
-    with pytest.raises(ValueError, match=r"no such loss: grpo, .*, or one of your own as mymodule:name"):
+    with pytest.raises(ValueError, match=r"no such loss: there are grpo, .* as mymodule:name"):
         TrainingConfig(loss="gpro")
     with pytest.raises(ValueError, match="no such loss"):
         TrainingConfig(loss="my module:loss")
@@ -63,7 +63,7 @@ def test_a_loss_that_cannot_be_had_says_why_and_what_to_do(loss: str, message: s
 
 
 def test_each_loss_is_a_record_of_what_it_averages_and_which_advantage_belongs_to_it() -> None:
-    assert {name: (one.advantage, one.mean_over) for name, one in LOSSES.items()} == {
+    assert {name: (loss_of(name).advantage, loss_of(name).mean_over) for name in LOSSES} == {
         "grpo": (standardised, "answers"),
         "dr_grpo": (centred, "answers_at_full_length"),
         "dapo": (standardised, "tokens"),

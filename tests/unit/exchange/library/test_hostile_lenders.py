@@ -12,6 +12,7 @@ from swarmnode.exchange.announcing import Composed, ModelLabel, compose
 from swarmnode.exchange.library import borrower
 from swarmnode.exchange.library.pages import (
     LIBRARY_PROTOCOL,
+    MAX_BODY_BESIDE,
     MAX_PAGE_BYTES,
     MAX_PAGE_HEADERS,
     MAX_PAGE_REQUEST_BYTES,
@@ -19,11 +20,15 @@ from swarmnode.exchange.library.pages import (
     PageRequest,
     PageRow,
 )
+from swarmnode.exchange.limits import MAX_BODY_BYTES
+from swarmnode.exchange.messages import Header, encode_header
 from swarmnode.exchange.planes import BODY_PROTOCOL, HASH_BYTES, MAX_REQUEST_BYTES
 from swarmnode.exchange.reputation import FULL_SCORE
-from swarmnode.identity.keys import NodeKey
+from swarmnode.exchange.validation import HEADER_CONTEXT
+from swarmnode.identity.keys import Envelope, NodeKey, seal
 from swarmnode.network.memory import MemoryHost, MemoryNetwork
-from tests.unit.exchange.library.test_borrowing import borrowed, learns, start, until  # noqa: F401
+from tests.unit.exchange.conftest import Addition, until
+from tests.unit.exchange.library.conftest import borrowed, learns
 
 LIAR = NodeKey(b"\7" * 32)
 
@@ -94,7 +99,7 @@ def bodies(rows: list[Composed]) -> dict[bytes, bytes]:
     return {row.header.body_hash: row.body for row in rows}
 
 
-async def test_an_honest_lender_is_learnt_from_beside_a_silent_one(start, groups_of):  # noqa: F811
+async def test_an_honest_lender_is_learnt_from_beside_a_silent_one(start, groups_of):
     network = MemoryNetwork()
     async with AsyncExitStack() as stack:
         silent = await lend(stack, network, Lender(never))
@@ -114,7 +119,7 @@ async def test_an_honest_lender_is_learnt_from_beside_a_silent_one(start, groups
         (msgspec.msgpack.encode((((b"\x00" * 5000,),), False)), "malformed"),
     ],
 )
-async def test_a_page_that_is_none_is_charged_to_who_gave_it(start, page, reason):  # noqa: F811
+async def test_a_page_that_is_none_is_charged_to_who_gave_it(start, page, reason):
     network, lender = MemoryNetwork(), Lender(always(page))
     async with AsyncExitStack() as stack:
         liar = await lend(stack, network, lender)
@@ -125,7 +130,7 @@ async def test_a_page_that_is_none_is_charged_to_who_gave_it(start, page, reason
         assert lender.asked == 1, "the section is not asked for again"
 
 
-async def test_a_forged_signature_and_another_swarm_are_charged_to_who_lends_them(start, rows):  # noqa: F811
+async def test_a_forged_signature_and_another_swarm_are_charged_to_who_lends_them(start, rows):
     for sealed, reason in (
         (rows(1)[0].sealed[:-1] + b"\x00", "bad_signature"),
         (rows(1, swarm="another")[0].sealed, "other_swarm"),
@@ -139,7 +144,67 @@ async def test_a_forged_signature_and_another_swarm_are_charged_to_who_lends_the
             assert newcomer.library.draw(9) == []
 
 
-async def test_pages_without_end_are_asked_for_once_each_hash(start, rows):  # noqa: F811
+def signed(header: Header, body: bytes = b"") -> PageRow:
+    return PageRow(seal(LIAR, HEADER_CONTEXT, encode_header(header)), body)
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        ("another version", "malformed"),
+        ("another version in the body", "body_mismatch"),
+        ("more answers than there are", "body_mismatch"),
+        ("more bytes than there are", "wrong_body"),
+        ("more bytes than we could use", "oversized"),
+        ("no signature", "malformed"),
+        ("an empty signature", "bad_signature"),
+        ("a body too large to stand beside it", "malformed"),
+    ],
+)
+async def test_a_row_that_lies_is_not_taken(start, rows, groups_of, clock, case, reason):
+    (sent,) = rows(1)
+    lies = {
+        "another version": {"version": "2"},
+        "more answers than there are": {"group_size": 9},
+        "more bytes than there are": {"body_bytes": sent.header.body_bytes + 1},
+        "more bytes than we could use": {"body_bytes": MAX_BODY_BYTES},
+    }
+    row = signed(msgspec.structs.replace(sent.header, **lies.get(case, {})), sent.body)
+    match case:
+        case "another version in the body":
+            group = groups_of(LIAR.peer_id, task=Addition(version="2"))
+            other = compose(group, LIAR, swarm="test", model=ModelLabel("tiny", 1), now=clock())
+            row = signed(msgspec.structs.replace(other.header, version="1"), other.body)
+        case "no signature":
+            row = PageRow(encode_header(sent.header), sent.body)
+        case "an empty signature":
+            unsigned = Envelope(LIAR.peer_id, encode_header(sent.header), b"\x00" * 64)
+            row = PageRow(msgspec.msgpack.encode(unsigned), sent.body)
+        case "a body too large to stand beside it":
+            row = PageRow(sent.sealed, b"\x00" * (MAX_BODY_BESIDE + 1))
+        case _:
+            pass
+    network, page = MemoryNetwork(), msgspec.msgpack.encode(LibraryPage((row,), False))
+    async with AsyncExitStack() as stack:
+        liar = await lend(stack, network, Lender(always(page)))
+        newcomer = await stack.enter_async_context(start(network, 2, liar))
+        await until(lambda: newcomer.library.borrowed.refused.get(reason))
+        is_offence = reason != "oversized"  # An honest peer may keep what is too large for us.
+        assert bool(newcomer.dropped(reason)) == is_offence
+        assert newcomer.library.draw(9) == [] and newcomer.library.borrowed.groups == 0
+
+
+async def test_a_promise_of_more_behind_an_empty_page_is_believed_once_each_way(start):
+    network, lender = MemoryNetwork(), Lender(always(msgspec.msgpack.encode(LibraryPage((), True))))
+    async with AsyncExitStack() as stack:
+        liar = await lend(stack, network, lender)
+        newcomer = await stack.enter_async_context(start(network, 2, liar))
+        await until(lambda: lender.asked == 2)
+        await asyncio.sleep(0.1)
+        assert lender.asked == 2 and newcomer.library.draw(9) == []
+
+
+async def test_pages_without_end_are_asked_for_once_each_hash(start, rows):
     """A lender whose pages always promise more has to bring new hashes, and pays for each that is none."""
     some = rows(3)
     page = msgspec.msgpack.encode(LibraryPage(tuple(PageRow(row.sealed) for row in some), True))
@@ -153,7 +218,7 @@ async def test_pages_without_end_are_asked_for_once_each_hash(start, rows):  # n
         assert lender.asked <= 3
 
 
-async def test_bodies_that_are_not_what_was_named_end_it_soon(start, rows):  # noqa: F811
+async def test_bodies_that_are_not_what_was_named_end_it_soon(start, rows):
     some = rows(64)
     lender = Lender(pages_of(some), {row.header.body_hash: b"rubbish" for row in some})
     network = MemoryNetwork()
@@ -164,7 +229,7 @@ async def test_bodies_that_are_not_what_was_named_end_it_soon(start, rows):  # n
         assert newcomer.dropped("wrong_body") <= 5
 
 
-async def test_a_body_that_is_not_what_its_header_names_ends_it_soon_beside_it_too(start, rows):  # noqa: F811
+async def test_a_body_that_is_not_what_its_header_names_ends_it_soon_beside_it_too(start, rows):
     some = rows(30)
 
     async def page(request: PageRequest) -> bytes:
@@ -180,7 +245,7 @@ async def test_a_body_that_is_not_what_its_header_names_ends_it_soon_beside_it_t
         assert newcomer.dropped("wrong_body") <= 5 and newcomer.library.draw(9) == []
 
 
-async def test_false_claims_are_the_authors_fault_and_the_lender_is_not_asked_on(start, rows, clock):  # noqa: F811
+async def test_false_claims_are_the_authors_fault_and_the_lender_is_not_asked_on(start, rows, clock):
     key = NodeKey(b"\x08" * 32)
     some = rows(60, claims=True, key=key)
     network = MemoryNetwork()
@@ -194,7 +259,7 @@ async def test_false_claims_are_the_authors_fault_and_the_lender_is_not_asked_on
         assert newcomer.library.borrowed.groups <= borrower.IN_VAIN
 
 
-async def test_copies_under_another_name_are_not_taken(start, groups_of, clock):  # noqa: F811
+async def test_copies_under_another_name_are_not_taken(start, groups_of, clock):
     network = MemoryNetwork()
     async with AsyncExitStack() as stack:
         veteran = await stack.enter_async_context(start(network, 1))
@@ -213,7 +278,7 @@ async def test_copies_under_another_name_are_not_taken(start, groups_of, clock):
         assert len(newcomer.library.draw(9)) == 3
 
 
-async def test_a_crowd_of_lenders_is_bounded(start):  # noqa: F811
+async def test_a_crowd_of_lenders_is_bounded(start):
     network, asked = MemoryNetwork(), set[str]()
     async with AsyncExitStack() as stack:
         hosts: list[MemoryHost] = []
@@ -231,7 +296,7 @@ async def test_a_crowd_of_lenders_is_bounded(start):  # noqa: F811
         assert len(asked) == borrower.MAX_LENDERS
 
 
-async def test_who_asks_without_end_is_served_within_its_allowance(start, groups_of):  # noqa: F811
+async def test_who_asks_without_end_is_served_within_its_allowance(start, groups_of):
     network = MemoryNetwork()
     async with AsyncExitStack() as stack:
         veteran = await stack.enter_async_context(start(network, 1))

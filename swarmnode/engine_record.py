@@ -1,0 +1,79 @@
+"""What the node knows of an engine before one is made: where it runs, what it takes, how to get it.
+
+registry.py -> [record_of, by_preference] -> rollout/select.py (which one), models.py, node/memory.py (its
+               memory), doctor
+
+A record needs no torch, so that a plan and a refusal cost nothing. It does not name the `Engine` that `make`
+returns, which stands above it (rollout/engine.py).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from swarmnode.errors import ConfigError
+from swarmnode.memory_plan import EngineMemory
+from swarmnode.registry import SEAMS, find
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What an engine is made with."""
+
+    base: Any
+    """The transformers model, without an adapter: read, never changed."""
+    eos_token_ids: Sequence[int]
+    max_slots: int
+    """Most requests that run at once."""
+    max_length: int | None
+    """Longest prompt and completion together, in tokens; None: what the model was made for."""
+    device: Any
+    """The torch.device that it computes on."""
+    source: str | None
+    """The folder or the hub name that the model was loaded from."""
+    lora_rank: int
+    """The largest rank that `set_policy` will bring."""
+    policies: int
+    max_versions: int
+    """Policy versions that have to be live at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRecord(EngineMemory):
+    """An engine, as `rollout.engine` names it, with the memory that it takes."""
+
+    make: Callable[[EngineOptions], Any]
+    """Makes the `Engine`. Raises EngineError, ModelError: under `auto` another one takes its place then."""
+    fastest_on: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Types of devices (cuda, cpu) on which `auto` prefers it, with the reason. {family} is the model's."""
+    instead: str = "{family} runs"
+    """What it does where it is not the fastest: the reason begins so."""
+    missing: Callable[[str], str | None] = lambda device: None
+    """Why it cannot be had on this machine for this type of device, which an installation would change."""
+    install: str = ""
+    """How to install what is missing."""
+    refuses: Callable[[Any, str, str | None], str | None] = lambda base, device, source: None
+    """Why it cannot run a model (perhaps without weights) on this type of device; it comes from `source`."""
+    takes_quantized: bool = False
+    several_policies: bool = False
+    """It holds the versions of several policies at once."""
+
+
+def record_of(name: str) -> EngineRecord:
+    """Imports the record of the engine that `rollout.engine` names. Raises ConfigError.
+
+    >>> record_of("embedded").fastest_on.keys()
+    dict_keys(['cpu'])
+    """
+    found = find("engine", name)
+    if not isinstance(found, EngineRecord):
+        raise ConfigError(
+            f"rollout.engine = {name!r} is a {type(found).__name__} and not an EngineRecord",
+            hint="write NAME = EngineRecord(name, make=...), from swarmnode.engine_record",
+        )
+    return found
+
+
+def by_preference(device: str) -> list[EngineRecord]:
+    """Returns our own engines in the order in which `auto` tries them on this type of device."""
+    return sorted(map(record_of, SEAMS["engine"].ours), key=lambda record: device not in record.fastest_on)

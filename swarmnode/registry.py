@@ -1,0 +1,172 @@
+"""The parts that a setting or a command names, in one table; each is imported when it is asked for.
+
+config, command line -> [find] -> engine, transport, learner, loss, rule, task kind, monitor, command
+
+A part has a name of ours, of `SEAMS`; or `module:attribute`; or a name that an installed package registers
+as an entry point of the group `swarmnode.<kind>`. A name of ours is always ours. docs/extending.md has an
+example of each.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from operator import attrgetter
+from typing import Any, Literal
+
+from swarmnode.errors import ConfigError
+
+Kind = Literal["engine", "transport", "learner", "loss", "rule", "task", "monitor", "command"]
+
+IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+"""`package.module:name`, as of a part of one's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seam:
+    """A place where a part may be put, and our own parts for it."""
+
+    said_by: str
+    """The setting, flag or word that names the part."""
+    ours: Mapping[str, str]
+    """Import paths of our own parts by name. Order counts for engines and commands."""
+
+
+SEAMS: Mapping[Kind, Seam] = {
+    "engine": Seam(
+        "rollout.engine",
+        {
+            "embedded": "swarmnode.rollout.decode.own_engines:EMBEDDED",
+            "vllm": "swarmnode.rollout.vllm.vllm_record:VLLM",
+            "generate": "swarmnode.rollout.decode.own_engines:GENERATE",
+        },
+    ),
+    "transport": Seam("network.transport", {"p2pd": "swarmnode.network.p2pd:P2pdHost"}),
+    "learner": Seam("node.learner", {"local": "swarmnode.node.policy_learner:PolicyLearner"}),
+    "loss": Seam(
+        "training.loss",
+        {
+            "grpo": "swarmnode.training.losses:GRPO",
+            "dr_grpo": "swarmnode.training.losses:DR_GRPO",
+            "dapo": "swarmnode.training.losses:DAPO",
+            "gspo": "swarmnode.training.losses:GSPO",
+            "cispo": "swarmnode.training.losses:CISPO",
+            "rloo": "swarmnode.training.losses:RLOO",
+        },
+    ),
+    "rule": Seam(
+        "exchange.rule",
+        {
+            "sapo": "swarmnode.training.foreign.rules:Sapo",
+            "successes": "swarmnode.training.foreign.rules:Successes",
+            "book": "swarmnode.training.foreign.book_rule:BookRule",
+            "own_book": "swarmnode.training.foreign.book_rule:OwnBook",
+            "rescue": "swarmnode.training.foreign.rescue:Rescue",
+            "hacpo": "swarmnode.training.foreign.hacpo:Hacpo",
+        },
+    ),
+    "task": Seam(
+        "--task",
+        {
+            "hf": "swarmnode.tasks.data:load_data",
+            "reasoning-gym": "swarmnode.tasks.gym:load_gym",
+            "verifiers": "swarmnode.tasks.tasksets:load_taskset",
+        },
+    ),
+    "monitor": Seam(
+        "node.monitors",
+        {
+            "tensorboard": "swarmnode.node.monitors:TensorBoardMonitor",
+            "trackio": "swarmnode.node.monitors:TrackioMonitor",
+            "wandb": "swarmnode.node.monitors:WandbMonitor",
+        },
+    ),
+    # As `--help` orders them. Each is a function, or an app with commands of its own.
+    "command": Seam(
+        "swarmnode",
+        {
+            "join": "swarmnode.cli.join:join",
+            "swarm": "swarmnode.cli.swarm:app",
+            "seed": "swarmnode.cli.seed:seed",
+            "status": "swarmnode.cli.status:status",
+            "doctor": "swarmnode.cli.doctor:doctor",
+            "eval": "swarmnode.cli.evaluate:evaluate",
+            "export": "swarmnode.cli.export:export",
+            "runs": "swarmnode.cli.runs:app",
+            "library": "swarmnode.cli.library:app",
+            "task": "swarmnode.cli.task:app",
+            "pipeline": "swarmnode.cli.pipeline:app",
+            "identity": "swarmnode.cli.identity:app",
+            "config": "swarmnode.cli.config:app",
+            "version": "swarmnode.cli.app:version",
+        },
+    ),
+}
+
+
+def names(kind: Kind) -> tuple[str, ...]:
+    """Returns our own names of this kind, and behind them those that installed packages register.
+
+    >>> names("transport")[0]
+    'p2pd'
+    """
+    ours = SEAMS[kind].ours
+    return (*ours, *sorted(_registered(kind).keys() - ours.keys()))
+
+
+def known(kind: Kind, name: str, *besides: str) -> str:
+    """Returns `name` where it may be that of a part; imports nothing. `besides`: words that are none and may
+    stand there too. Raises ValueError, as a setting's validator does."""
+    if name not in (*besides, *SEAMS[kind].ours) and not IMPORT_PATH.fullmatch(name):
+        found = names(kind)
+        if name not in found:
+            raise ValueError(_unknown(kind, (*besides, *found)))
+    return name
+
+
+def find(kind: Kind, name: str) -> Any:
+    """Imports the part of this name.
+
+    >>> find("rule", "sapo") is find("rule", "swarmnode.training.foreign.rules:Sapo")
+    True
+
+    Raises ConfigError where there is none, or it cannot be imported.
+    """
+    seam = SEAMS[kind]
+    path = seam.ours.get(name) or (name if ":" in name else _registered(kind).get(name))
+    if path is None:
+        raise ConfigError(f"{seam.said_by} = {name!r}: {_unknown(kind, names(kind))}")
+    return _imported(f"{seam.said_by} = {name!r}", path)
+
+
+def _unknown(kind: Kind, names: tuple[str, ...]) -> str:
+    return (
+        f"no such {kind}: there are {', '.join(names)}; or one of your own as mymodule:name, or install"
+        f" a package that registers the name in the entry points swarmnode.{kind} (docs/extending.md)"
+    )
+
+
+def _imported(said: str, path: str) -> Any:
+    module, _, attribute = path.partition(":")
+    try:
+        found = import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"{said} cannot be imported: {error}",
+            hint=f"install {module!r}, or put the folder it is in on PYTHONPATH",
+        ) from error
+    try:
+        return attrgetter(attribute)(found)
+    except AttributeError as error:
+        public = ", ".join(each for each in vars(found) if not each.startswith("_"))[:100]
+        raise ConfigError(
+            f"{said} cannot be imported: {error}", hint=f"{module} has: {public or 'no names'}"
+        ) from error
+
+
+def _registered(kind: Kind) -> dict[str, str]:
+    """The import paths that installed packages register, by name."""
+    from importlib.metadata import entry_points  # As long to load as half of `--help`.
+
+    found = entry_points(group=f"swarmnode.{kind}")
+    return {one.name: f"{one.module}:{one.attr}" for one in found}

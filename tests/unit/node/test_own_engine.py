@@ -1,0 +1,114 @@
+"""An engine and a learner of a user's own, named in the settings, answer and learn in a whole node."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import swarmnode as sn
+from swarmnode.config_layers import load_config
+from swarmnode.engine_record import record_of
+from swarmnode.errors import ConfigError, EngineError
+from swarmnode.node.assemble import load_policy
+from swarmnode.node.memory import choose_budget, plan_for
+from swarmnode.node.policy_learner import PolicyLearner
+from swarmnode.node.status import NodeStatus
+from swarmnode.storage import resolve_paths
+from swarmnode.training.records import TrainReport
+from swarmnode.types import RolloutGroup
+from tests.toy_engine import ENGINE, OWN_ENGINE
+
+SMALL = {
+    "rollout.engine": OWN_ENGINE,
+    "exchange.enabled": False,
+    "rollout.groups": 2,
+    "rollout.group_size": 2,
+    "rollout.max_tokens": 16,
+    "node.eval_every": 0,
+}
+
+
+def words(seed: int) -> Iterator[tuple[str, str]]:
+    for number in range(40):
+        yield f"say {(seed + number) % 26} ", f"say {(seed + number) % 26}"
+
+
+def repeated(completions: list[str], answer: list[str], **columns: object) -> list[float]:
+    return [float(text.strip() == said) for text, said in zip(completions, answer, strict=True)]
+
+
+def settings(*more: str) -> Any:
+    said = [f"rollout.engine={OWN_ENGINE}", "policy.device=cpu", "rollout.max_tokens=16", *more]
+    return load_config(environ={}, assignments=said).config
+
+
+def test_a_node_answers_with_an_engine_of_ones_own_and_learns(quick_model: Path, tmp_path: Path) -> None:
+    told: list[NodeStatus] = []
+    done = sn.run(
+        words, repeated, rounds=2, model=quick_model, home=tmp_path, settings=SMALL, on_round=told.append
+    )
+    assert done.rounds == 2 and [said.reward.own for said in told] == [0.5, 0.5]
+    assert [said.generation.engine for said in told] == ["repeats"] * 2
+    assert all((said.training.grad_norm or 0.0) > 0.0 for said in told)
+
+
+class Counts(PolicyLearner):
+    """Counts the groups that learners of its kind have trained on."""
+
+    seen = 0
+
+    def train(
+        self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], foreign_share: float = 1.0
+    ) -> TrainReport:
+        Counts.seen += len(own)
+        return super().train(own, external, foreign_share)
+
+
+def test_a_node_learns_by_a_learner_of_ones_own(quick_model: Path, tmp_path: Path) -> None:
+    said = {**SMALL, "node.learner": f"{__name__}:Counts"}
+    assert sn.run(words, repeated, rounds=2, model=quick_model, home=tmp_path, settings=said).rounds == 2
+    assert Counts.seen == 4
+
+
+def test_its_memory_is_planned_for_as_that_of_a_copy_of_the_model(quick_model: Path, tmp_path: Path) -> None:
+    plan = plan_for(settings(), str(quick_model)).plan
+    ours = plan_for(settings("rollout.engine=embedded"), str(quick_model)).plan
+    assert plan is not None and ours is not None and plan.engine_weights > ours.engine_weights > 0
+    local = load_policy(settings(), str(quick_model), resolve_paths(tmp_path), lambda *_: None)
+    assert choose_budget(settings(), local).tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "error", "message"),
+    [
+        (
+            "sglang",
+            ConfigError,
+            "no such engine: there are auto, embedded, vllm, generate; or one of",
+        ),
+        ("no_such_module:ENGINE", ConfigError, "No module named 'no_such_module'.*install 'no_such_module'"),
+        ("tests.toy_engine:SLOW", ConfigError, "no attribute 'SLOW'.*has: .*ENGINE"),
+        ("tests.toy_engine:NO_ENGINE", ConfigError, "function and not an EngineRecord.*EngineRecord"),
+        (
+            "tests.toy_engine:FOR_A_CARD",
+            EngineError,
+            "card's driver is not installed.*pip install the-driver",
+        ),
+    ],
+)
+def test_an_engine_that_cannot_be_had_says_why_and_what_to_do(
+    setting: str, error: type[Exception], message: str, quick_model: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message):
+        load_policy(
+            settings(f"rollout.engine={setting}"), str(quick_model), resolve_paths(tmp_path), lambda *_: None
+        )
+
+
+def test_several_policies_do_not_share_an_engine_that_does_not_say_that_it_can(
+    quick_model: Path, tmp_path: Path
+) -> None:
+    assert record_of(OWN_ENGINE) is ENGINE
+    with pytest.raises(EngineError, match="2 policies cannot share"):
+        load_policy(settings(), str(quick_model), resolve_paths(tmp_path), lambda *_: None, policies=2)

@@ -1,0 +1,116 @@
+"""Parts by name: ours, by import path, and those that installed packages register."""
+
+import doctest
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from swarmnode import engine_record, registry
+from swarmnode.cli import app as cli
+from swarmnode.config_layers import load_config
+from swarmnode.errors import ConfigError
+from swarmnode.node.monitors import make_monitors
+from swarmnode.registry import SEAMS, Kind, find, known, names
+from swarmnode.tasks.loader import load_task
+from swarmnode.tasks.specs import parse_spec
+from swarmnode.training.losses import GRPO, loss_of
+
+PACKAGE = '''
+from swarmnode.tasks.builtin import BUILTIN_TASKS
+from swarmnode.training.losses import GRPO as mine
+
+class Counts:
+    def start(self, run): pass
+    def log(self, event, round, values): pass
+    def finish(self, summary): pass
+
+def load(asked):
+    return next(task for task in BUILTIN_TASKS if task.name == asked.name)
+
+def greet():
+    """Say hello."""
+    print("hello")
+'''
+
+ENTRY_POINTS = """
+[swarmnode.loss]
+mine = registered_parts:mine
+grpo = registered_parts:Counts
+[swarmnode.monitor]
+counts = registered_parts:Counts
+[swarmnode.task]
+ours = registered_parts:load
+[swarmnode.command]
+greet = registered_parts:greet
+[swarmnode.engine]
+gone = no_longer_here:ENGINE
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installs a package as pip does, but for the copying."""
+    (tmp_path / "registered_parts.py").write_text(PACKAGE)
+    about = tmp_path / "registered_parts-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: registered-parts\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(ENTRY_POINTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+
+
+def test_the_examples_in_the_docstrings_are_true() -> None:
+    assert doctest.testmod(registry).failed == doctest.testmod(engine_record).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind, seam in SEAMS.items() for name in seam.ours]
+)
+def test_every_part_of_ours_is_where_the_table_says(kind: Kind, name: str) -> None:
+    assert find(kind, name) is not None and known(kind, name) == name
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_installed_package_registers_parts_by_name() -> None:
+    config = load_config(environ={}, assignments=["training.loss=mine", "node.monitors=['counts']"]).config
+    assert loss_of(config.training.loss) is GRPO
+    assert type(make_monitors(config.node.monitors)[1]).__name__ == "Counts"
+    assert (parse_spec("ours:rev?a=1").kind, str(parse_spec("ours:rev?a=1"))) == ("ours", "ours:rev?a=1")
+    assert load_task("ours:rev") is load_task("rev")
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_installed_package_adds_a_command() -> None:
+    assert "greet" in CliRunner().invoke(cli.app, ["--help"]).output
+    assert CliRunner().invoke(cli.app, ["greet"]).output == "hello\n"
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_name_of_ours_is_always_ours() -> None:
+    assert find("loss", "grpo") is GRPO and names("loss").count("grpo") == 1
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_registered_part_that_cannot_be_imported_says_which_and_what_to_install() -> None:
+    with pytest.raises(ConfigError, match=r"rollout.engine = 'gone' cannot .* install 'no_longer_here'"):
+        find("engine", "gone")
+
+
+def test_what_is_unknown_is_answered_with_all_that_is_known() -> None:
+    with pytest.raises(ConfigError, match=r"no such rule: there are sapo, .*hacpo; or .*swarmnode\.rule"):
+        find("rule", "sopa")
+    with pytest.raises(ConfigError, match=r"node.learner = 'x': no such learner: there are local;"):
+        load_config(environ={}, assignments=["node.learner=x"])
+
+
+def test_the_page_on_extending_names_every_seam_and_its_examples_are_python() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
+    for kind, seam in SEAMS.items():
+        assert f"`swarmnode.{kind}`" in page and (f"`{seam.said_by}" in page), kind
+    examples = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    assert len(examples) == 4
+    for example in examples:
+        exec(compile(example, "docs/extending.md", "exec"), {"__name__": "mymodule"})
