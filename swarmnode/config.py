@@ -355,12 +355,12 @@ class ExchangeConfig(Section):
     """J: other nodes' groups to learn from per round. Where they are trained on in place of own ones
     (exchange.rule), what is missing is filled up with own groups."""
     rule: Annotated[str, named("rule")] = "book"
-    """How to learn from others. book: keep verified right answers, own and foreign, and replay them where we
-    fail; own_book: only our own, nothing is fetched; sapo: train on foreign groups as on own ones; successes:
-    the same without foreign failures; rescue: a foreign success in place of a failure on the same example;
-    hacpo: foreign groups weighed by who is how capable; or a rule of your own, as mymodule:name. A pipeline
-    knows sapo and takes the others as successes; with enabled=false book is own_book, and the others but
-    own_book are plain GRPO."""
+    """Rule of learning from others. book: keep verified right answers, own and foreign, and replay them where
+    we fail; own_book: only our own, nothing is fetched; sapo: train on foreign groups as on own ones;
+    successes: the same without foreign failures; rescue: a foreign success in place of a failure on the same
+    example; hacpo: foreign groups weighed by their authors' capability; or a rule of your own, as
+    mymodule:name. A pipeline knows sapo and takes the others as successes; with enabled=false book is
+    own_book, and the others but own_book are plain GRPO."""
     book_size: int = Field(default=2000, ge=1, le=65536)
     """Answers that the book of rule=book and own_book holds, the oldest out."""
     book_replayed: int = Field(default=64, ge=0, le=4096)

@@ -93,7 +93,7 @@ class Workload:
     nf4: bool = False
     """True if the trainer's linear layers are in 4 bits; products have `number_bytes`."""
     policies: int = 1
-    """Adapters over the one base model."""
+    """Number of adapters over the one base model."""
     engine: "EngineMemory" = field(default_factory=lambda: EMBEDDED_MEMORY)
     engine_bytes: float | None = None
     """What the engine takes for itself whatever it needs (its share of a card); None: what it needs."""

@@ -233,10 +233,10 @@ class PipelineEngine(TorchEngine):
         self._logprobs.clear()
 
     def _line_up(self, requests: Iterable[Request]) -> None:
-        """Nothing is prepared for those that wait."""
+        """Prepares nothing for waiting requests."""
 
     def _leave_line(self, requests: Iterable[Request]) -> None:
-        """Nothing was prepared for them."""
+        """Does nothing: nothing was prepared for waiting requests."""
 
     # Policies
 

