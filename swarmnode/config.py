@@ -75,7 +75,7 @@ class SwarmConfig(Section):
 
 class NetworkConfig(Section):
     transport: Annotated[str, named("transport")] = "p2pd"
-    """What carries messages: p2pd (the go-libp2p daemon), or a host of your own, as mymodule:name. All nodes
+    """Transport of messages: p2pd (the go-libp2p daemon), or a host of your own, as mymodule:name. All nodes
     of a swarm must agree."""
     listen: str = "0.0.0.0"
     """IPv4 address to listen on. 127.0.0.1 keeps the node to this machine."""
@@ -311,7 +311,7 @@ class RolloutConfig(Section):
     slots: int = Field(default=256, ge=1, le=4096)
     """Most sequences generated at the same time."""
     engine: Annotated[str, named("engine", "auto")] = "auto"
-    """What generates: embedded (our own loop), vllm, generate (transformers' own, the slowest), or an engine
+    """Engine: embedded (our own loop), vllm, generate (transformers' own, the slowest), or an engine
     of your own, as mymodule:name. auto: vllm on a GPU where it is installed, else our own loop; `join` says
     why."""
     mode: Literal["refill", "april", "sync"] = "refill"
@@ -511,7 +511,7 @@ class NodeConfig(Section):
     keep_checkpoints: int = Field(default=3, ge=1)
     """Checkpoints kept; older ones are deleted, but never the one with the best evaluation."""
     learner: Annotated[str, named("learner")] = "local"
-    """What answers and learns: local, or a class of your own in its place, as mymodule:name. A pipeline has
+    """Learner: local, or a class of your own in its place, as mymodule:name. A pipeline has
     a learner of its own."""
     policies: int = Field(default=1, ge=1, le=16)
     """Policies that this node trains on one base model, each with its own identity, seed and adapter."""

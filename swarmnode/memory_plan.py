@@ -96,7 +96,7 @@ class Workload:
     """Number of adapters over the one base model."""
     engine: "EngineMemory" = field(default_factory=lambda: EMBEDDED_MEMORY)
     engine_bytes: float | None = None
-    """What the engine takes for itself whatever it needs (its share of a card); None: what it needs."""
+    """Fixed bytes of the engine (its share of a card). None: as many as it needs."""
     gpu: bool = True
     checkpointing: bool = False
     """True if activations are computed again in the backward pass, layer by layer."""
@@ -224,7 +224,7 @@ def _a_copy(card: ModelCard, work: Workload) -> float:
 
 @dataclass(frozen=True, slots=True)
 class EngineMemory:
-    """What an engine holds beside the trainer's weights, keys and values not counted."""
+    """The bytes that an engine holds beside the trainer's weights, keys and values not counted."""
 
     name: str
     weights: Callable[[ModelCard, Workload], float] = _a_copy

@@ -170,8 +170,8 @@ def workload(
     hidden: int = 0,
     engine_bytes: float | None = None,
 ) -> Workload:
-    """What the settings do with a model on this card (None: on the CPU). `hidden`: its width, 0 where it is
-    not known yet."""
+    """Returns the work that the settings ask for, with a model on this card (None: on the CPU). `hidden`: its
+    width, 0 if unknown."""
     rollout, nf4 = config.rollout, config.policy.quantization == "nf4"
     return Workload(
         rank=config.policy.lora_rank,

@@ -107,7 +107,7 @@ def choose(
     """
 
     def refuses(record: EngineRecord) -> str | None:
-        """What no installation would change."""
+        """Returns the reason against this engine that no installation would change, or None."""
         packed = quantized and not record.takes_quantized
         return record.refuses(base, place.type, source) or ("its weights are quantized" if packed else None)
 

@@ -53,7 +53,7 @@ from weakref import WeakSet
 
 from swarmnode.errors import JudgementAbandoned, TaskError
 from swarmnode.registry import find
-from swarmnode.tasks.builtin import BUILTIN_TASKS, OurOwn
+from swarmnode.tasks.builtin import BUILTIN_TASKS, BuiltinTask
 from swarmnode.tasks.rewards import (
     Reward,
     are_exchangeable,
