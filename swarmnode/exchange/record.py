@@ -269,7 +269,7 @@ class Door:
         self._knocked.set()
 
     async def run(self) -> None:
-        """Asks until cancelled."""
+        """Look until cancelled."""
         while True:
             await self._bar_all()
             await self._look()

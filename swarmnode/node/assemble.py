@@ -75,7 +75,7 @@ ABOUT_DATA: Mapping[str, str] = {
 """Options of a data set's name, and the settings that stand for them."""
 
 Progress = Callable[[int, int, str], None]
-"""Called with (steps done, steps in all, name of the work)."""
+"""Called with (steps done, steps in all, what is being done)."""
 
 
 ANYWHERE = "0.0.0.0"

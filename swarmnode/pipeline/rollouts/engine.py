@@ -233,10 +233,10 @@ class PipelineEngine(TorchEngine):
         self._logprobs.clear()
 
     def _line_up(self, requests: Iterable[Request]) -> None:
-        """Prepares nothing for waiting requests."""
+        """Nothing is prepared for those that wait."""
 
     def _leave_line(self, requests: Iterable[Request]) -> None:
-        """Does nothing: nothing was prepared for waiting requests."""
+        """Nothing was prepared for them."""
 
     # Policies
 
